@@ -17,6 +17,7 @@ import ours
 import overhead
 import quick
 import record
+import sampling
 import scale
 from works import WORKS, cohort, make_data
 
@@ -118,6 +119,20 @@ def test_scale_measures_memory_and_time() -> None:
     result = scale.measure(clients=200, cohort=20, rounds=2)
     assert len(result["seconds"]) == 2
     assert 0 < result["rounds_peak_mib"] <= result["peak_mib"]
+
+
+def test_a_sample_of_clients_is_compared_with_all() -> None:
+    data = sampling.make_data(50)
+    part, whole = (sampling.evaluate(data, 2, sample) for sample in (20, None))
+    assert len(part.errors) == len(part.means) == len(whole.means) == 2
+    assert not whole.errors
+    run_script("sampling.py", "--clients", "50", "--sample", "20", "--rounds", "2")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_large_table_is_trained_on() -> None:
+    done = run_script("large_table.py", "--gigabytes", "0.001", "--rounds", "1")
+    assert "MiB of memory; metric of the last round 0." in done.stdout
 
 
 def test_the_quick_benchmark_fails_below_its_floor(

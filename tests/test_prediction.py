@@ -131,7 +131,7 @@ def test_a_resumed_run_and_a_file_in_another_dress_predict_the_same(tmp_path: Pa
     output = tmp_path / "predicted.csv"
     done = CliRunner().invoke(app, ["predict", str(path), str(other), "--out", str(output)])
     assert done.exit_code == 0, done.output
-    written = pandas.read_csv(output)
+    written = pandas.read_csv(output, sep=";")
     assert written["prediction"].tolist() == wanted["prediction"].tolist()
     numpy.testing.assert_allclose(written["probability of gut"], wanted["probability of gut"])
     assert len(written.columns) == len(rows.columns) + 3

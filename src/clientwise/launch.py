@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -19,6 +20,8 @@ from .experiment.runner import EngineFactory
 from .experiment.schema import Experiment
 from .models.own import OwnModel
 from .progress import show_progress, somebody_watches
+
+log = logging.getLogger("clientwise")
 
 
 def run(
@@ -72,6 +75,11 @@ def run(
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
         _refuse_other_processes(experiment, "your model", "cw.MODELS.register")
+    if data is not None and experiment.data is not None:
+        log.warning(
+            "warning: data = %s of the config is not used, since data=... was passed; remove one of them",
+            experiment.data.name,
+        )
     if isinstance(data, Samples):
         experiment = experiment.with_samples(data)
         _refuse_other_processes(experiment, "your samples", "cw.DATASETS.register")

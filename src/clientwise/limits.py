@@ -16,9 +16,10 @@ def memory() -> int:
     import resource
 
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    of_shell, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if of_shell > 0:  # negative: unlimited
-        limits.append(of_shell)
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
+        of_shell, _ = resource.getrlimit(kind)
+        if of_shell > 0:  # negative: unlimited
+            limits.append(of_shell)
     if CGROUP_LIMIT.is_file():
         of_container = CGROUP_LIMIT.read_text().strip()
         if of_container.isdecimal():  # "max": unlimited

@@ -29,7 +29,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_run_on_arrays_is_that_on_the_same_tensors(folder: Path, tmp_path: Path) -> None:
+def test_a_run_on_arrays_is_that_on_the_same_tensors(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = {
         "name": "arrays",
         "rounds": 2,
@@ -47,7 +49,9 @@ def test_a_run_on_arrays_is_that_on_the_same_tensors(folder: Path, tmp_path: Pat
         mapped.inputs.clone(), mapped.targets, mapped.problem, scale=1 / 255, ids=mapped.ids
     )
     here = cw.Run(cw.run(config, tmp_path / "a"))
-    there = cw.Run(cw.run({**config, "data": None}, tmp_path / "b", data=own))
+    assert not caplog.text
+    there = cw.Run(cw.run(config, tmp_path / "b", data=own))
+    assert "data = arrays of the config is not used" in caplog.text
     sql = "SELECT round_num, metric, loss FROM rounds"
     assert here.query(sql) == there.query(sql)
     assert here.query("SELECT COUNT(*) FROM clients") == [(40,)]
@@ -92,7 +96,6 @@ def test_inputs_larger_than_memory_are_trained_on(tmp_path: Path) -> None:
 import resource
 import torch
 from clientwise.core.problem import Classification
-from clientwise.data import cache
 from clientwise.data.array_files import _numbers
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.core.method import Method, Plan
@@ -101,7 +104,6 @@ from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import linear
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_DATA, ({LIMIT}, {LIMIT}))
-cache.memory = lambda: {LIMIT}
 inputs = _numbers(Path({str(place / "inputs.npy")!r}))
 targets = torch.arange({ROWS}) % 4
 held = Holdings(torch.arange({ROWS}), targets, torch.arange(41) * 100)

@@ -20,6 +20,7 @@ from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id, federate
 from clientwise.encoding import Encoder, Encoding, InputColumn
+from clientwise.errors import ConfigError
 
 NAN = float("nan")
 COLUMNS = (InputColumn("age"), InputColumn("stage", ("I", "II", "III")))
@@ -252,6 +253,8 @@ def test_a_table_by_toml_alone(tmp_path: Path) -> None:
         "partition": "by_id",
         "server_set": {"fraction": 0.0},
     }
+    with pytest.raises(ConfigError, match='partition: is missing; write partition = "by_id"'):
+        cw.run({**config, "partition": None}, tmp_path / "run")
     run = cw.Run(cw.run(config, tmp_path / "run"))
     assert [row.name for row in run.clients(1)] == ["north", "south"]
     assert {row.name for row in run.participants("FedAvg", 1, 2)} == {"north", "south"}

@@ -26,7 +26,9 @@ def predict(
     out_file: Annotated[
         Path | None,
         typer.Option(
-            "--out", help="Write all rows with their predictions to a CSV file.", show_default=False
+            "--out",
+            help="Write all rows with their predictions to a CSV file; a CSV file's separator is kept.",
+            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -35,6 +37,7 @@ def predict(
     Example: clientwise predict runs/mine/models/FedAvg-seed1.safetensors new.csv --out predicted.csv
     """
     from ..data.new_rows import read_rows
+    from ..data.table_files import separator_of
     from ..prediction import load_predictor
 
     if out_file is not None and out_file.suffix != ".csv":
@@ -45,8 +48,10 @@ def predict(
         predictions = predictor.predict(frame, source=str(rows))
     if out_file is not None:
         taken = {name: f"{name} (new)" for name in frame.columns}
+        separator = separator_of(rows) if rows.name.endswith((".csv", ".csv.gz")) else ","
         with writing_to(out_file):
-            frame.join(predictions.rename(columns=taken)).to_csv(out_file, index=False)
+            joined = frame.join(predictions.rename(columns=taken))
+            joined.to_csv(out_file, sep=separator, index=False)
         print_lines([f"Predictions  {out_file}"])
         return
     first = predictions.head(MOST_ROWS).to_dict("list")

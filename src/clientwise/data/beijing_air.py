@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 
+from .cache import Writer
 from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
@@ -56,9 +57,11 @@ def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -
     get = "it belongs to the Beijing Multi-Site Air-Quality data of the UCI Machine Learning Repository"
     paths = [_file(data_dir, station, get) for station in STATIONS]
 
-    def read() -> SampleTable:
+    def read(arrays: Writer) -> SampleTable:
         sheets = [_read(path, station) for path, station in zip(paths, STATIONS, strict=True)]
-        made = join(sheets, target=TARGET, kind="regression", categories=CATEGORIES, ignore=IGNORE)
+        made = join(
+            arrays, sheets, target=TARGET, kind="regression", categories=CATEGORIES, ignore=IGNORE
+        )
         return replace(made, target=f"log10({TARGET})")
 
     return cached_table("beijing_air", paths, read).samples(standardise)
@@ -83,6 +86,6 @@ def _read(path: Path, station: str) -> Sheet:
         )
     if (rows[TARGET] <= 0).any():
         raise DataError(f"{path}: a {TARGET} is not above zero; get the file again")
-    return Sheet(
+    return Sheet.of(
         path, rows.dropna(subset=[TARGET]).assign(**{TARGET: numpy.log10(rows[TARGET])}), station
     )

@@ -13,13 +13,14 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy
 import torch
-from numpy.lib.format import open_memmap
+from numpy.lib.format import open_memmap, write_array_header_1_0
 from torch import Tensor
 
 from ..limits import memory
@@ -27,6 +28,39 @@ from .folder import DataError
 
 log = logging.getLogger("clientwise")
 FORMAT = 1  # increase it when a loader writes other arrays than before
+
+
+class RowFile:
+    """A .npy file of rows [N, width] that are appended block by block, so that N need not be known before."""
+
+    def __init__(self, file: IO[bytes], width: int, dtype: type) -> None:
+        self._file = file
+        self._width = width
+        self._dtype = numpy.dtype(dtype)
+        self._count = 0
+        self._write_header()
+        self._offset = file.tell()
+
+    def append(self, rows: numpy.ndarray) -> None:
+        """Write rows [n, width] below the others."""
+        self._file.write(numpy.ascontiguousarray(rows, self._dtype).data)
+        self._count += len(rows)
+
+    def finish(self) -> numpy.ndarray:
+        """All rows, memory-mapped. What is written to them is written to the file."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.flush()
+        shape = (self._count, self._width)
+        if not self._count:  # nothing cannot be mapped
+            return numpy.zeros(shape, self._dtype)
+        return numpy.memmap(self._file, self._dtype, "r+", self._offset, shape)
+
+    def _write_header(self) -> None:
+        """The header, in which NumPy leaves room for any number of rows."""
+        shape = (self._count, self._width)
+        facts = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
+        write_array_header_1_0(self._file, facts)
 
 
 class Writer:
@@ -42,6 +76,32 @@ class Writer:
     def create(self, name: str, shape: tuple[int, ...], dtype: type) -> numpy.ndarray:
         """An array on disk, to be filled piece by piece."""
         return open_memmap(self._folder / f"{name}.npy", "w+", dtype, shape)
+
+    @contextmanager
+    def rows(self, name: str, width: int, dtype: type) -> Iterator[RowFile]:
+        """An array [N, width] on disk to which rows are appended."""
+        with (self._folder / f"{name}.npy").open("w+b") as file:
+            yield RowFile(file, width, dtype)
+
+
+@contextmanager
+def unnamed_rows(name: str, width: int, dtype: type) -> Iterator[RowFile]:
+    """An array [N, width] in the cache folder. Its file has no name and ends with its last user.
+
+    Args:
+        name: what it holds, for messages.
+        width: the columns.
+        dtype: of the values.
+    """
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            yield RowFile(file, width, dtype)
+    except OSError as error:
+        raise DataError(
+            f"{error.filename or folder}: {error.strerror or error}{_room_for(name)}"
+        ) from None
 
 
 def cached(
@@ -65,7 +125,7 @@ def cached(
         except OSError as error:
             where = Path(error.filename or folder)
             ours = not any(where.is_relative_to(source) for source in sources)
-            hint = f"; set CLIENTWISE_CACHE to a folder with room for {name}" if ours else ""
+            hint = _room_for(name) if ours else ""
             raise DataError(f"{where}: {error.strerror or error}{hint}") from None
         for stale in parent.glob(f"{name}-{origin}-*"):
             if stale != folder:
@@ -82,7 +142,8 @@ def mapped(path: Path) -> Tensor:
     might not fit into memory is mapped for reading alone, since Linux counts what could be written.
     """
     if 2 * path.stat().st_size <= memory():
-        return torch.from_numpy(numpy.load(path, mmap_mode="c"))
+        with suppress(OSError):  # too large beside what this process has already
+            return torch.from_numpy(numpy.load(path, mmap_mode="c"))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(numpy.load(path, mmap_mode="r"))
@@ -93,6 +154,10 @@ def cache_folder() -> Path:
     if given := os.environ.get("CLIENTWISE_CACHE"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clientwise"
+
+
+def _room_for(name: str) -> str:
+    return f"; set CLIENTWISE_CACHE to a folder with room for {name}"
 
 
 def _read(folder: Path) -> dict[str, Tensor] | None:

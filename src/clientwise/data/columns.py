@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy
 import torch
 from torch import Tensor
 
-from ..encoding import InputColumn
+from ..encoding import Encoder, Encoding, InputColumn
+from .cache import unnamed_rows
 from .federated import FederatedData
+from .folder import Progress
 
 Standardise = Literal["pooled", "client", "off"]
-VALUES_AT_ONCE = 2**22  # of a table: so many columns are prepared together
+VALUES_AT_ONCE = 2**20  # in memory, of a table that may not fit there
+COLUMNS_AT_ONCE = 512  # 4 KiB of a row: no page of a file is read for a few of its values
 
 
 def prepare(
@@ -25,6 +29,8 @@ def prepare(
     - Categories are one-hot.
     - A column with missing values gets a second one that says where they are.
     - A category that no training sample has is zero everywhere, and so is such a second column.
+
+    The table is read in blocks, and the inputs are memory-mapped: both may be larger than memory.
 
     `samples.table` then has what new rows are encoded by; of `standardise = "client"`, the mean and
     deviation of all clients.
@@ -44,21 +50,29 @@ def prepare(
     if standardise == "client":
         owner = _owners(data)
         num_groups = data.num_clients + 1
-    width = max(1, VALUES_AT_ONCE // max(1, len(table)))
-    rows: list[Tensor] = []  # each is a column of the inputs
-    fitted: list[InputColumn] = []
-    for start in range(0, len(columns), width):
-        part = slice(start, start + width)
-        values = table[:, part].T.contiguous()
-        for column, inputs in _prepared(
-            values, columns[part], owner, trained, num_groups, standardise
-        ):
-            rows.append(inputs)
-            fitted.append(column)
+    found = _statistics(table, owner, trained, num_groups)
+    scaling = None if standardise == "off" else found
+    marked = []
+    for index, column in enumerate(columns):
+        marked.append(
+            replace(
+                column,
+                fill=0.0 if scaling or column.categories else float(found.mean[-1, index]),
+                marks_missing=bool(found.has_missing[index]),
+                missing=float(found.missing[index]),
+            )
+        )
+    inputs, seen = _encoded(table, marked, owner, trained, scaling)
+    fitted = []
+    for index, (column, own) in enumerate(zip(marked, _by_column(seen, marked), strict=True)):
+        unseen = tuple((~own).nonzero().flatten().tolist())
+        column = replace(column, unseen=unseen)
+        if scaling and not column.categories:
+            column = scaling.applied_to(column, index)
+        fitted.append(column)
     encoding = samples.table
     if encoding is not None:
         encoding = replace(encoding, columns=tuple(fitted), by_client=standardise == "client")
-    inputs = torch.cat(rows).T.contiguous()
     return replace(data, samples=replace(samples, inputs=inputs, table=encoding))
 
 
@@ -70,106 +84,127 @@ def _owners(data: FederatedData) -> Tensor:
     return owner
 
 
-def _prepared(
-    values: Tensor,
+def _encoded(
+    table: Tensor,
     columns: Sequence[InputColumn],
     owner: Tensor,
     trained: Tensor,
-    num_groups: int,
-    standardise: Standardise,
-) -> Iterator[tuple[InputColumn, Tensor]]:
-    """Columns of the table, given as rows [M, N]: what new rows are encoded by, and inputs [1 or more, N]."""
+    scaling: _Statistics | None,
+) -> tuple[Tensor, Tensor]:
+    """Inputs [N, F], memory-mapped, and which of them a training sample has [F]. The others are 0."""
+    encoding = Encoding("", tuple(columns))
+    encode = Encoder(encoding)
     is_number = torch.tensor([not column.categories for column in columns])
-    scaled = _Scaled(values[is_number], owner, trained, num_groups, standardise)
-    missing = values.isnan()
-    has_missing = missing.any(1).tolist()
-    shares = missing[:, trained].double().mean(1).nan_to_num().tolist()
-    number = 0
-    for index, column in enumerate(columns):
-        if column.categories:
-            codes = torch.arange(len(column.categories))
-            inputs = (values[index] == codes[:, None]).float()
-        else:
-            inputs = scaled.values[number : number + 1].float()
-            column = scaled.fitted(column, number)
-            number += 1
-        if has_missing[index]:
-            inputs = torch.cat([inputs, missing[index : index + 1].float()])
-        seen = inputs[:, trained].any(1)
-        unseen = tuple((~seen).nonzero().flatten().tolist())
-        yield (
-            replace(
-                column,
-                marks_missing=has_missing[index],
-                unseen=unseen,
-                missing=shares[index],
-            ),
-            inputs * seen[:, None],
-        )
+    seen = torch.zeros(encoding.width, dtype=torch.bool)
+    with unnamed_rows("the inputs of a table", encoding.width, numpy.float32) as file:
+        for block in _blocks(table, "inputs", encoding.width):
+            values = table[block].double()
+            if scaling:
+                values = torch.where(is_number, scaling.scaled(values, owner[block]), values)
+            inputs = encode(values)
+            seen |= inputs[trained[block]].any(0)
+            file.append(inputs.numpy())
+        mapped = torch.from_numpy(file.finish())
+    mapped.index_fill_(1, (~seen).nonzero().flatten(), 0.0)
+    return mapped, seen
 
 
-class _Scaled:
-    """Columns of numbers, as rows [M, N], without missing values and standardised.
+def _by_column(inputs: Tensor, columns: Sequence[InputColumn]) -> tuple[Tensor, ...]:
+    """What belongs to the inputs [F], column by column."""
+    return torch.split(inputs, [column.width for column in columns])
 
-    A client without a number to train on takes mean and deviation of all clients.
+
+def _blocks(table: Tensor, what: str, width: int = 0) -> Iterator[slice]:
+    """Rows of a table that are in memory together.
+
+    Args:
+        table: its rows.
+        what: is made of them, for the progress.
+        width: the values that are made of a row.
     """
+    size = max(1, VALUES_AT_ONCE // max(1, width, table.shape[1]))
+    progress = Progress(f"preparing the table, {what}")
+    for start in range(0, len(table), size):
+        yield slice(start, start + size)
+        progress.tell(f"{start / len(table):.0%}")
 
-    def __init__(
-        self,
-        values: Tensor,
-        owner: Tensor,
-        trained: Tensor,
-        num_groups: int,
-        standardise: Standardise,
-    ) -> None:
-        values = values.double()
+
+@dataclass(frozen=True)
+class _Statistics:
+    """The numbers that training samples have, by group of samples and column [G, M]."""
+
+    mean: Tensor
+    deviation: Tensor
+    has_missing: Tensor  # [M] whether any sample has no value
+    missing: Tensor  # [M] share of the training samples without a value
+
+    @property
+    def varies(self) -> Tensor:
+        """Whether the numbers differ by more than rounding."""
+        return self.deviation > 1e-12 * self.mean.abs()
+
+    def scaled(self, values: Tensor, owner: Tensor) -> Tensor:
+        """Rows [B, M] of these groups with mean 0 and deviation 1; a constant is 0."""
+        standard = (values - self.mean[owner]) / self.deviation[owner]
+        return torch.where(self.varies[owner] | values.isnan(), standard, 0.0)
+
+    def applied_to(self, column: InputColumn, index: int) -> InputColumn:
+        """A column of numbers with the statistics of all clients, which are the last group."""
+        mean = float(self.mean[-1, index])
+        deviation = float(self.deviation[-1, index]) if self.varies[-1, index] else 1.0
+        return replace(column, fill=mean, mean=mean, deviation=deviation)
+
+
+def _statistics(table: Tensor, owner: Tensor, trained: Tensor, num_groups: int) -> _Statistics:
+    """A group without a number to train on takes mean and deviation of all groups."""
+    parts = []
+    for start in range(0, table.shape[1], COLUMNS_AT_ONCE):
+        some = table[:, start : start + COLUMNS_AT_ONCE]
+        counts, mean, variance = _moments(some, owner, trained, num_groups)
+        if num_groups > 1:
+            _, mean_of_all, variance_of_all = _moments(
+                some, torch.zeros_like(owner), trained, num_groups=1
+            )
+            mean = torch.where(counts > 0, mean, mean_of_all)
+            variance = torch.where(counts > 0, variance, variance_of_all)
+        has_missing = torch.zeros(some.shape[1], dtype=torch.bool)
+        for block in _blocks(some, "missing values"):
+            has_missing |= some[block].isnan().any(0)
+        missing = (trained.sum() - counts.sum(1)) / trained.sum()
+        parts.append((mean.T, variance.sqrt().T, has_missing, missing.nan_to_num()))
+    return _Statistics(*(torch.cat(part, -1) for part in zip(*parts, strict=True)))
+
+
+def _moments(
+    table: Tensor, owner: Tensor, trained: Tensor, num_groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Count, mean and variance [M, G] of the training samples' numbers; 0 where there are none.
+
+    Sums are taken in the order of the rows, so that they do not depend on the blocks.
+    """
+    counts, sums, squares = torch.zeros(3, table.shape[1], num_groups, dtype=torch.float64)
+    for numbers, given, groups in _training_numbers(table, "means", owner, trained):
+        _add_by_group(counts, groups, given.double())
+        _add_by_group(sums, groups, numbers)
+    mean = torch.where(counts > 0, sums / counts, 0.0)
+    for numbers, given, groups in _training_numbers(table, "deviations", owner, trained):
+        distances = torch.where(given, (numbers - mean[:, groups]).square(), 0.0)
+        _add_by_group(squares, groups, distances)
+    return counts, mean, torch.where(counts > 0, squares / counts, 0.0)
+
+
+def _training_numbers(
+    table: Tensor, what: str, owner: Tensor, trained: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Blocks of training samples: numbers [M, n], which of them are given [M, n], groups [n]."""
+    for block in _blocks(table, what):
+        here = trained[block]
+        values = table[block][here].T.double().contiguous()
         given = ~values.isnan()
-        seen = given[:, trained]
-        numbers = torch.where(seen, values[:, trained], 0.0)
-        groups = owner[trained]
-        counts = _sums_by_group(seen.double(), groups, num_groups)
-        mean_of_all, variance_of_all = _moments(numbers, seen, needed=bool((counts == 0).any()))
-
-        sums = _sums_by_group(numbers, groups, num_groups)
-        mean = torch.where(counts > 0, sums / counts, mean_of_all[:, None])
-        squares = torch.where(seen, (numbers - mean[:, groups]).square(), 0.0)
-        sums = _sums_by_group(squares, groups, num_groups)
-        deviation = torch.where(counts > 0, sums / counts, variance_of_all[:, None]).sqrt()
-
-        varies = deviation > 1e-12 * mean.abs()  # below that it is rounding
-        filled = torch.where(given, values, mean[:, owner])
-        if standardise != "off":
-            standard = (filled - mean[:, owner]) / deviation[:, owner]
-            filled = torch.where(varies[:, owner], standard, 0.0)
-        self.values = torch.where(seen.any(1, keepdim=True), filled, 0.0)
-        # Of all clients, which are the last group
-        self._mean = mean[:, -1].tolist()
-        self._deviation = torch.where(varies[:, -1], deviation[:, -1], 1.0).tolist()
-        self._standardises = standardise != "off"
-
-    def fitted(self, column: InputColumn, row: int) -> InputColumn:
-        """The column of this row with the statistics of all clients."""
-        mean = self._mean[row]
-        if not self._standardises:
-            return replace(column, fill=mean)
-        return replace(column, fill=mean, mean=mean, deviation=self._deviation[row])
+        yield torch.where(given, values, 0.0), given, owner[block][here]
 
 
-def _sums_by_group(rows: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """Sums [M, num_groups] over the samples of each group, of rows [M, n]."""
-    sums = torch.zeros(len(rows), num_groups, dtype=torch.float64)
+def _add_by_group(sums: Tensor, groups: Tensor, rows: Tensor) -> None:
+    """Add rows [M, n] to the sums [M, G] of the groups [n] of their values."""
     for row, result in zip(rows, sums, strict=True):
-        result.copy_(torch.bincount(groups, weights=row, minlength=num_groups))
-    return sums
-
-
-def _moments(rows: Tensor, seen: Tensor, *, needed: bool) -> tuple[Tensor, Tensor]:
-    """Mean and variance [M] of the numbers of rows [M, n] that are `seen`; zeros unless `needed`."""
-    mean = torch.zeros(len(rows), dtype=torch.float64)
-    variance = torch.zeros_like(mean)
-    if needed:
-        for index, (row, given) in enumerate(zip(rows, seen, strict=True)):
-            if given.any():
-                mean[index] = row[given].mean()
-                variance[index] = row[given].var(correction=0)
-    return mean, variance
+        result.index_add_(0, groups, row)

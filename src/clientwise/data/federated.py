@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -24,7 +26,8 @@ from .folder import DataError
 
 MOST_NAMED = 3  # of clients or columns, in a message
 MANY_ROWS = 4_000_000  # samples; to make a digest of each takes a microsecond or more
-HOLDERS_AT_ONCE = 10_000  # whose samples are read at once to make digests
+HOLDERS_AT_ONCE = 10_000  # whose digests are made together
+BYTES_AT_ONCE = 2**26  # of inputs that are read to make digests
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
 
 
@@ -281,28 +284,29 @@ class FederatedData:
         facts: Sequence[list[float]],
         rows: Callable[[Tensor], NDArray[Any]],
     ) -> Iterator[str]:
-        """A digest of what each holder has, by blocks of holders: the samples may not fit in memory."""
+        """A digest of what each holder has, block by block: the samples may not fit in memory."""
         samples = self.samples
         shape = list(samples.inputs.shape[1:])
         about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
+        row_bytes = math.prod(shape) * samples.inputs.itemsize
+        size = max(1, BYTES_AT_ONCE // max(1, row_bytes))
         for first in range(0, len(facts), HOLDERS_AT_ONCE):
             some = facts[first : first + HOLDERS_AT_ONCE]
-            blocks = []
+            found = [hashlib.blake2b(f"{about} {fact}".encode(), digest_size=8) for fact in some]
             for held in given:
                 offsets = held.offsets[first : first + len(some) + 1].tolist()
-                here = slice(offsets[0], offsets[-1])
-                indices = held.indices[here].cpu()
-                columns = [rows(indices), held.targets[here].cpu().numpy()]
-                columns += [
-                    values[indices].numpy() for values in samples.sample_attributes.values()
-                ]
-                blocks.append(([offset - offsets[0] for offset in offsets], columns))
-            for index, fact in enumerate(some):
-                found = hashlib.blake2b(f"{about} {fact}".encode(), digest_size=8)
-                for offsets, columns in blocks:
-                    own = slice(offsets[index], offsets[index + 1])
-                    found.update(b"|" + b"|".join(column[own].tobytes() for column in columns))
-                yield found.hexdigest()
+                for column in _columns_of(held, samples, rows):
+                    for one in found:
+                        one.update(b"|")
+                    for start in range(offsets[0], offsets[-1], size):
+                        end = min(start + size, offsets[-1])
+                        values = column(slice(start, end))
+                        holders = range(bisect_right(offsets, start) - 1, bisect_left(offsets, end))
+                        for index in holders:
+                            own = slice(max(0, offsets[index] - start), offsets[index + 1] - start)
+                            found[index].update(values[own].tobytes())
+            for one in found:
+                yield one.hexdigest()
 
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which client, how many, in which columns."""
@@ -519,6 +523,21 @@ def _refuse(found: Sequence[str]) -> None:
         )
 
 
+def _columns_of(
+    held: Holdings, samples: Samples, rows: Callable[[Tensor], NDArray[Any]]
+) -> list[Callable[[slice], NDArray[Any]]]:
+    """What holders have of some samples: inputs, targets, and facts about them."""
+
+    def fact(values: Tensor) -> Callable[[slice], NDArray[Any]]:
+        return lambda some: values[held.indices[some].cpu()].numpy()
+
+    return [
+        lambda some: rows(held.indices[some].cpu()),
+        lambda some: held.targets[some].cpu().numpy(),
+        *map(fact, samples.sample_attributes.values()),
+    ]
+
+
 def _row_contents(values: Tensor) -> Callable[[Tensor], NDArray[Any]]:
     """What tells rows apart, by their indices: a digest of each, made once, since rows may have several
     holders. Of very many rows, it is their values.
@@ -537,8 +556,10 @@ def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
         .numpy()
         .reshape(len(values), values[0].numel() if len(values) else 1)
     )
-    digests = (hashlib.blake2b(row.data, digest_size=8).digest() for row in rows.view(numpy.uint8))
-    return numpy.frombuffer(b"".join(digests), numpy.uint64)
+    digests = bytearray()
+    for row in rows.view(numpy.uint8):
+        digests += hashlib.blake2b(row.data, digest_size=8).digest()
+    return numpy.frombuffer(digests, numpy.uint64)
 
 
 def _not_finite(values: Tensor, what: str, row: str) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy
 
+from .cache import Writer
 from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
@@ -59,9 +60,9 @@ def heart(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
         find(data_dir, "heart", [f"heart/processed.{name.lower()}.data"], get) for name in HOSPITALS
     ]
 
-    def read() -> SampleTable:
+    def read(arrays: Writer) -> SampleTable:
         sheets = [_read(path, hospital) for path, hospital in zip(paths, HOSPITALS, strict=True)]
-        return join(sheets, target="ill", kind="classification", categories=CATEGORIES)
+        return join(arrays, sheets, target="ill", kind="classification", categories=CATEGORIES)
 
     return cached_table("heart", paths, read).samples(standardise)
 
@@ -75,4 +76,4 @@ def _read(path: Path, hospital: str) -> Sheet:
         )
     rows["ill"] = (rows["ill"] > 0).astype(int)
     rows[NEVER_ZERO] = rows[NEVER_ZERO].mask(rows[NEVER_ZERO] == 0, numpy.nan)
-    return Sheet(path, rows, hospital)
+    return Sheet.of(path, rows, hospital)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from .cache import Writer
 from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
@@ -37,7 +38,7 @@ def parkinsons(
     get = "it belongs to the Parkinsons Telemonitoring data of the UCI Machine Learning Repository"
     path = find(data_dir, "parkinsons", ["parkinsons/parkinsons_updrs.data"], get)
 
-    def read() -> SampleTable:
+    def read(arrays: Writer) -> SampleTable:
         content = read_file(path, MOST_BYTES)
         rows = parse_csv(path, content, sep="\t" if b"\t" in content[:1000] else ",")
         if missing := {"subject#", "age", *SCORES} - set(rows.columns):
@@ -49,7 +50,12 @@ def parkinsons(
             )
         others = [score for score in SCORES if score != target]
         made = join(
-            [Sheet(path, rows)], target=target, kind="regression", client="subject#", ignore=others
+            arrays,
+            [Sheet.of(path, rows)],
+            target=target,
+            kind="regression",
+            client="subject#",
+            ignore=others,
         )
         return replace(
             made,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,8 +22,8 @@ from .cache import Writer, cached
 from .catalogue import DATASETS
 from .columns import Standardise, prepare
 from .federated import Samples
-from .folder import DataError, reason
-from .table_files import ENDINGS, read_table
+from .folder import DataError, Progress, reason
+from .table_files import ENDINGS, VALUES_AT_ONCE, read_chunks, read_header
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -32,6 +32,7 @@ log = logging.getLogger("clientwise")
 LARGEST = 1e30  # number, either sign: squares of larger ones are infinite
 MOST_PROBLEMS = 10  # in one message
 NOT_NUMBERS = "; correct the cells, or put the column into `categories` or `ignore`"
+MOST_CLIENTS = 10**9
 MOST_CATEGORIES = 1_000  # of a column: more are names or numbers, not categories
 FORMAT = 2  # increase it when `cached_table` writes other arrays than before
 Kind = Literal["classification", "regression"]
@@ -74,27 +75,25 @@ def table(
         raise DataError('`event` names a column for kind = "survival", and for no other kind')
     paths = _matching(data_dir, files)
     texts = list(categories)
-    if client:
+    if client is not None:
         texts.append(client)
     if kind == "classification":
         texts.append(target)
-    unused = [*ignore]
-    if event is not None:
-        unused.append(event)
 
-    def read() -> SampleTable:
+    def read(arrays: Writer) -> SampleTable:
         sheets = [
-            Sheet(path, read_table(path, texts), path.name.partition(".")[0]) for path in paths
+            Sheet(path, read_header(path), read_chunks(path, texts), path.name.partition(".")[0])
+            for path in paths
         ]
-        if event is not None:
-            sheets = [_with_signed_times(sheet, target, event) for sheet in sheets]
         return join(
+            arrays,
             sheets,
             target=target,
             kind="classification" if kind == "classification" else "regression",
+            event=event,
             client=client,
             categories=categories,
-            ignore=unused,
+            ignore=ignore,
         )
 
     options = [target, kind, event, client, *categories, None, *ignore]
@@ -104,18 +103,24 @@ def table(
 
 @dataclass(frozen=True)
 class Sheet:
-    """The rows of a file, and the client they belong to where no column names one."""
+    """A file's rows in chunks, and the client they belong to where no column names one."""
 
     path: Path
-    rows: DataFrame
+    columns: Sequence[str]
+    chunks: Iterable[DataFrame]
     client: str = ""
+
+    @staticmethod
+    def of(path: Path, rows: DataFrame, client: str = "") -> Sheet:
+        """Rows that are in memory."""
+        return Sheet(path, list(rows.columns), [rows], client)
 
 
 @dataclass(frozen=True)
 class SampleTable:
     """Rows of all clients as they were read, with missing values."""
 
-    inputs: numpy.ndarray  # [N, columns]
+    inputs: numpy.ndarray  # [N, columns], memory-mapped
     targets: numpy.ndarray  # [N]
     ids: numpy.ndarray  # [N] the client of each row: names[id]
     columns: tuple[InputColumn, ...]
@@ -139,13 +144,18 @@ class SampleTable:
 
 
 def cached_table(
-    name: str, paths: Sequence[Path], read: Callable[[], SampleTable], options: Sequence[Any] = ()
+    name: str,
+    paths: Sequence[Path],
+    read: Callable[[Writer], SampleTable],
+    options: Sequence[Any] = (),
 ) -> SampleTable:
-    """A table, from the cache if these files were read before with these options."""
+    """A table, from the cache if these files were read before with these options.
+
+    `read` writes the inputs (see `join`).
+    """
 
     def build(arrays: Writer) -> None:
-        made = read()
-        arrays.save("inputs", made.inputs)
+        made = read(arrays)
         arrays.save("targets", made.targets)
         arrays.save("ids", made.ids)
         words = {
@@ -170,29 +180,53 @@ def cached_table(
 
 
 def join(
+    arrays: Writer,
     sheets: Sequence[Sheet],
     *,
     target: str,
     kind: Kind,
+    event: str | None = None,
     client: str | None = None,
     categories: Sequence[str] = (),
     ignore: Sequence[str] = (),
 ) -> SampleTable:
-    """Sheets as one table. They have the same columns, in any order; see `table` for the options."""
+    """Sheets as one table, whose inputs are written as the array "inputs".
+
+    The sheets have the same columns, in any order. One chunk is in memory at a time. See `table` for
+    the options.
+    """
+    first = sheets[0].path
     needed = {target: " for the target"} | dict.fromkeys(categories, "")
-    if client:
+    if client is not None:
         needed[client] = " for the client"
+    if event is not None:
+        needed[event] = " for the event"
     used = _common_columns(sheets, needed, ignore)
-    sheets = [_with_target(sheet, target) for sheet in sheets]
-    names = [name for name in used if name not in (target, client)]
+    names = [name for name in used if name not in (target, client, event)]
     if not names:
         raise DataError(
-            f"{sheets[0].path}: has no column but the target and the client; add one to learn from"
+            f"{first}: has no column but the target and the client; add one to learn from"
         )
-    inputs, columns = _inputs(sheets, names, frozenset(categories))
-    targets, classes = _targets(sheets, target, kind)
-    ids, clients = _clients(sheets, client)
-    return SampleTable(inputs, targets, ids, columns, tuple(clients), target, tuple(classes))
+    numbers = _Numbers()
+    words = {name: _Words(first, name, MOST_CATEGORIES) for name in names if name in categories}
+    targets = _Targets(target, kind, event, _Words(first, target, MOST_CLASSES), numbers)
+    owners = _Owners(client, sheets)
+    progress = Progress("reading the table")
+    count = 0
+    with arrays.rows("inputs", len(names), numpy.float64) as file:
+        for position, sheet in enumerate(sheets):
+            for rows in _with_target(sheet, target):
+                file.append(_inputs(sheet.path, rows, names, numbers, words))
+                targets.add(sheet.path, rows)
+                owners.add(position, rows)
+                count += len(rows)
+                progress.tell(f"{count:,} rows")
+        numbers.refuse()
+        inputs = file.finish()
+    values, classes = targets.finish(first)
+    ids, clients = owners.finish()
+    columns = _sort_codes(inputs, names, words)
+    return SampleTable(inputs, values, ids, tuple(columns), tuple(clients), target, tuple(classes))
 
 
 def _common_columns(
@@ -207,18 +241,18 @@ def _common_columns(
     """
     first = sheets[0]
     ignored = frozenset(ignore)
-    used = [name for name in first.rows.columns if name not in ignored]
+    used = [name for name in first.columns if name not in ignored]
     wanted = {*used, *ignored}
     found: set[str] = set()
     wrong: list[str] = []
     for sheet in sheets:
-        known = set(sheet.rows.columns)
+        known = set(sheet.columns)
         found |= known
         for name in dict.fromkeys([*needed, *used]):
             if name not in known:
                 what = f"{shortened(name)!r}{needed.get(name, '')}"
                 wrong.append(f"{sheet.path}: no column {what}{suggest(name, known)}")
-        for name in sheet.rows.columns:
+        for name in sheet.columns:
             if name not in wanted:
                 wrong.append(
                     f"{sheet.path}: has a column {shortened(name)!r}, but {first.path} has none; "
@@ -241,43 +275,122 @@ def _refuse(wrong: Sequence[str], advice: str = "") -> None:
 
 
 def _inputs(
-    sheets: Sequence[Sheet], names: Sequence[str], categories: Collection[str]
-) -> tuple[numpy.ndarray, tuple[InputColumn, ...]]:
-    """The values of these columns [N, columns], NaN where one is missing, and what they are."""
-    values = numpy.zeros((sum(len(sheet.rows) for sheet in sheets), len(names)))
-    done = _numeric(sheets).difference(categories)
-    positions = [index for index, name in enumerate(names) if name in done]
+    path: Path,
+    rows: DataFrame,
+    names: Sequence[str],
+    numbers: _Numbers,
+    words: Mapping[str, _Words],
+) -> numpy.ndarray:
+    """The values of these columns [n, columns]: numbers, NaN where one is missing, or codes of words."""
+    values = numpy.zeros((len(rows), len(names)))
+    plain = _numeric(rows).difference(words)
+    positions = [index for index, name in enumerate(names) if name in plain]
     if positions:  # all at once: tables may have thousands of columns
-        plain = [names[index] for index in positions]
-        parts = [sheet.rows[plain].to_numpy(numpy.float64) for sheet in sheets]
-        values[:, positions] = numpy.concatenate(parts)
+        values[:, positions] = rows[[names[index] for index in positions]].to_numpy(numpy.float64)
     too_large: numpy.ndarray = numpy.any(numpy.abs(values) > LARGEST, axis=0)
-    columns = []
-    wrong: list[str] = []
     for index, name in enumerate(names):
-        words: list[str] = []
-        if name in categories:
-            codes, words = _codes(sheets, name, MOST_CATEGORIES)
-            values[:, index] = numpy.where(codes < 0, numpy.nan, codes)
-        elif name not in done or too_large[index]:
-            try:
-                values[:, index] = _numbers(sheets, name)
-            except DataError as error:  # the other columns may be wrong, too
-                wrong.append(str(error).removesuffix(NOT_NUMBERS))
-        columns.append(InputColumn(name, tuple(words)))
-    _refuse(wrong, NOT_NUMBERS)
-    return values, tuple(columns)
+        if name in words:
+            values[:, index] = words[name].codes(rows[name])
+        elif name not in plain or too_large[index]:
+            values[:, index] = numbers.read(path, rows[name])
+    return values
 
 
-def _numeric(sheets: Sequence[Sheet]) -> set[str]:
-    """Columns that pandas read as numbers in all sheets."""
-    found = set(sheets[0].rows.columns)
-    for sheet in sheets:
-        kinds = zip(sheet.rows.columns, sheet.rows.dtypes, strict=True)
-        found &= {
-            name for name, kind in kinds if isinstance(kind, numpy.dtype) and kind.kind in "iuf"
-        }
-    return found
+def _numeric(rows: DataFrame) -> set[str]:
+    """Columns that pandas read as numbers."""
+    kinds = zip(rows.columns, rows.dtypes, strict=True)
+    return {name for name, kind in kinds if isinstance(kind, numpy.dtype) and kind.kind in "iuf"}
+
+
+def _sort_codes(
+    inputs: numpy.ndarray, names: Sequence[str], words: Mapping[str, _Words]
+) -> list[InputColumn]:
+    """Replace codes by positions in sorted categories, and -1 by NaN, in place; what all columns are."""
+    columns = []
+    positions = {}
+    for index, name in enumerate(names):
+        known: list[str] = []
+        if name in words:
+            codes, known = words[name].sorted()
+            positions[index] = numpy.append(codes, numpy.nan)
+        columns.append(InputColumn(name, tuple(known)))
+    size = max(1, VALUES_AT_ONCE // len(names))
+    for start in range(0, len(inputs) if positions else 0, size):
+        block = inputs[start : start + size]
+        for index, of_code in positions.items():
+            block[:, index] = of_code[block[:, index].astype(numpy.int64)]
+    return columns
+
+
+class _Targets:
+    """The targets, chunk by chunk: classes, numbers, or times with the event's sign."""
+
+    def __init__(
+        self, name: str, kind: Kind, event: str | None, labels: _Words, numbers: _Numbers
+    ) -> None:
+        self._name = name
+        self._kind = kind
+        self._event = event
+        self._labels = labels
+        self._numbers = numbers
+        self._found: list[numpy.ndarray] = []
+
+    def add(self, path: Path, rows: DataFrame) -> None:
+        """The targets of these rows."""
+        if self._kind == "classification":
+            values = self._labels.codes(rows[self._name])
+        elif self._event is not None:
+            values = _signed_times(path, rows, self._name, self._event)
+        else:
+            values = self._numbers.read(path, rows[self._name])
+        self._found.append(values)
+
+    def finish(self, path: Path) -> tuple[numpy.ndarray, list[str]]:
+        """All targets [N], and the classes: none for regression."""
+        values = numpy.concatenate(self._found)
+        if self._kind == "regression":
+            return values.astype(numpy.float32), []
+        codes, classes = self._labels.sorted()
+        if len(classes) < 2:
+            only = f"has the value {classes[0]!r} only, so there is nothing to learn"
+            raise DataError(f"{path}: column {self._name!r} {only}; add rows of another class")
+        return codes[values], classes
+
+
+class _Owners:
+    """The client of every row, chunk by chunk: by a column, or by the sheet."""
+
+    def __init__(self, column: str | None, sheets: Sequence[Sheet]) -> None:
+        self._column = column
+        self._sheets = sheets
+        self._names = _Words(sheets[0].path, column or "", MOST_CLIENTS)
+        self._found: list[numpy.ndarray] = []
+
+    def add(self, sheet: int, rows: DataFrame) -> None:
+        """The clients of these rows."""
+        if self._column is None:
+            self._found.append(numpy.full(len(rows), sheet))
+            return
+        names = rows[self._column]
+        missing = names.isna()
+        if missing.any():
+            row = int(names.index[int(missing.to_numpy().argmax())]) + 1
+            raise DataError(
+                f"{self._sheets[sheet].path}: column {self._column!r}, row {row} is empty: it must name the client; "
+                "fill it in"
+            )
+        self._found.append(self._names.codes(names))
+
+    def finish(self) -> tuple[numpy.ndarray, list[str]]:
+        """The client of every row [N], and the clients' names."""
+        ids = numpy.concatenate(self._found)
+        if self._column is not None:
+            codes, names = self._names.sorted()
+            return codes[ids], names
+        names = [sheet.client for sheet in self._sheets]
+        if len(set(names)) < len(names):
+            names = [str(sheet.path) for sheet in self._sheets]
+        return ids, names
 
 
 def _matching(data_dir: Path | None, files: str) -> list[Path]:
@@ -302,69 +415,134 @@ def _matching(data_dir: Path | None, files: str) -> list[Path]:
     return found
 
 
-def _with_target(sheet: Sheet, target: str) -> Sheet:
-    """The rows that have a value in the target column."""
-    columns = list(sheet.rows.columns)
-    if target not in columns:
-        raise DataError(
-            f"{sheet.path}: no column {shortened(target)!r} for the target{suggest(target, columns)}"
-        )
-    if len(set(columns)) < len(columns):
-        raise DataError(f"{sheet.path}: two columns have the same name; rename or remove one")
-    given = sheet.rows[target].notna()
-    if not given.any():
+def _with_target(sheet: Sheet, target: str) -> Iterator[DataFrame]:
+    """The rows that have a value in the target column, in chunks."""
+    without = 0
+    is_empty = True
+    for rows in sheet.chunks:
+        given = rows[target].notna()
+        without += int((~given).sum())
+        if given.any():
+            is_empty = False
+            yield rows[given]
+    if is_empty:
         raise DataError(
             f"{sheet.path}: no row has a value in column {target!r}; fill some in, or leave the file out"
         )
-    if not given.all():
-        log.warning(
-            "%s: %d rows without a value in %s are left out",
-            sheet.path,
-            int((~given).sum()),
-            target,
-        )
-    return Sheet(sheet.path, sheet.rows[given], sheet.client)
+    if without:
+        log.warning("%s: %d rows without a value in %s are left out", sheet.path, without, target)
 
 
-def _with_signed_times(sheet: Sheet, target: str, event: str) -> Sheet:
+def _signed_times(path: Path, rows: DataFrame, target: str, event: str) -> numpy.ndarray:
     """Times that are negative where the event had not happened by then."""
-    sheet = _with_target(sheet, target)
-    if event not in sheet.rows.columns:
-        known = list(sheet.rows.columns)
-        raise DataError(
-            f"{sheet.path}: no column {shortened(event)!r} for the event{suggest(event, known)}"
-        )
-    times = _numbers([sheet], target)
-    happened = _numbers([sheet], event)
+    numbers = _Numbers()
+    times = numbers.read(path, rows[target])
+    happened = numbers.read(path, rows[event])
+    numbers.refuse()
     wrong = ~(numpy.isin(happened, (0, 1)) & (times > 0))
     if wrong.any():
-        row = int(sheet.rows.index[int(wrong.argmax())]) + 1
+        row = int(rows.index[int(wrong.argmax())]) + 1
         raise DataError(
-            f"{sheet.path}: row {row}: {target!r} must be a time greater than 0 and {event!r} must be 0 or 1; "
+            f"{path}: row {row}: {target!r} must be a time greater than 0 and {event!r} must be 0 or 1; "
             "correct the row, or empty its time"
         )
-    signed = numpy.where(happened == 1, times, -times)
-    return Sheet(sheet.path, sheet.rows.assign(**{target: signed}), sheet.client)
+    signed: numpy.ndarray = numpy.where(happened == 1, times, -times)
+    return signed
 
 
-def _numbers(sheets: Sequence[Sheet], name: str) -> numpy.ndarray:
-    """A column of numbers, NaN where one is missing."""
-    parts = []
-    for sheet in sheets:
-        column = sheet.rows[name]
+@dataclass(frozen=True)
+class _WrongCells:
+    """Cells of a column that are not numbers, all in one file."""
+
+    path: Path
+    where: str
+    first: str
+    count: int
+
+    def __str__(self) -> str:
+        others = f", and neither are {self.count - 1} other cells" if self.count > 1 else ""
+        return (
+            f"{self.path}: {self.where}: {self.first!r} is not a number below {LARGEST:g}{others}"
+        )
+
+
+class _Numbers:
+    """Reads columns of numbers, and keeps what is wrong in them: other columns may be wrong, too."""
+
+    def __init__(self) -> None:
+        self._wrong: dict[str, _WrongCells] = {}
+
+    def read(self, path: Path, column: Series[Any]) -> numpy.ndarray:
+        """The numbers, NaN where one is missing."""
         numbers = parse_numbers(column)
         wrong = (numpy.isnan(numbers) & column.notna().to_numpy()) | (numpy.abs(numbers) > LARGEST)
         if wrong.any():
+            self._keep(path, column, wrong)
+        return numbers
+
+    def refuse(self) -> None:
+        """DataError if anything was wrong."""
+        _refuse([str(cells) for cells in self._wrong.values()], NOT_NUMBERS)
+
+    def _keep(self, path: Path, column: Series[Any], wrong: numpy.ndarray) -> None:
+        name = str(column.name)
+        count = int(wrong.sum())
+        known = self._wrong.get(name)
+        if known is None:
             first = int(wrong.argmax())
+            where = f"column {name!r}, row {int(column.index[first]) + 1}"
             value = shortened(str(column.iloc[first]), 40)
-            where = f"{sheet.path}: column {name!r}, row {int(column.index[first]) + 1}"
-            more = int(wrong.sum()) - 1
-            others = f", and neither are {more} other cells" if more else ""
+            self._wrong[name] = _WrongCells(path, where, value, count)
+        elif known.path == path:
+            self._wrong[name] = replace(known, count=known.count + count)
+
+
+class _Words:
+    """The different values of a column, numbered in the order in which they are found."""
+
+    def __init__(self, path: Path, name: str, most: int) -> None:
+        self._path = path
+        self._name = name
+        self._most = most
+        self._codes: dict[object, int] = {}
+
+    def codes(self, column: Series[Any]) -> numpy.ndarray:
+        """The code of every value [n], -1 where it is missing."""
+        import pandas
+
+        column = column.astype(object)
+        try:
+            positions, found = pandas.factorize(column)
+        except TypeError:  # lists and dictionaries, which Parquet may have
+            positions, found = pandas.factorize(column.map(str, na_action="ignore"))
+        codes = [self._codes.setdefault(value, len(self._codes)) for value in found]
+        if len(self._codes) > self._most:
+            self.sorted()
+        numbered: numpy.ndarray = numpy.array([*codes, -1])[positions]
+        return numbered
+
+    def sorted(self) -> tuple[numpy.ndarray, list[str]]:
+        """The categories, sorted, and the position in them of every code.
+
+        Where all are numbers, 1 and 1.0 are the same category.
+        """
+        import pandas
+
+        column = pandas.Series(list(self._codes), dtype=object, name=self._name)
+        numbers = parse_numbers(column)
+        if numpy.isnan(numbers).any():
+            texts = column.map(lambda value: str(value).strip())
+            codes, known = pandas.factorize(texts, sort=True)
+            words = [str(value) for value in known]
+        else:
+            codes, known = pandas.factorize(numbers, sort=True)
+            words = [f"{value:.15g}" for value in known]
+        if len(words) > self._most:
             raise DataError(
-                f"{where}: {value!r} is not a number below {LARGEST:g}{others}{NOT_NUMBERS}"
+                f"{self._path}: column {self._name!r} has more than {self._most:,} different values, the most that "
+                "are allowed; remove it from `categories`, or put it into `ignore`"
             )
-        parts.append(numbers)
-    return numpy.concatenate(parts)
+        return codes.astype(numpy.int64), words
 
 
 def parse_numbers(column: Series[Any]) -> numpy.ndarray:
@@ -384,55 +562,3 @@ def _number(value: object) -> float:
         return float(str(value))
     except ValueError:
         return numpy.nan
-
-
-def _codes(sheets: Sequence[Sheet], name: str, most: int) -> tuple[numpy.ndarray, list[str]]:
-    """A column of categories: the code of every value [N], -1 where it is missing, and the categories.
-
-    The categories are sorted. Where all are numbers, 1 and 1.0 are the same category.
-    """
-    import pandas
-
-    column = pandas.concat([sheet.rows[name].astype(object) for sheet in sheets], ignore_index=True)
-    numbers = parse_numbers(column)
-    if (numpy.isnan(numbers) & column.notna().to_numpy()).any():
-        column = column.map(lambda value: str(value).strip(), na_action="ignore")
-        codes, known = pandas.factorize(column, sort=True)
-        words = [str(value) for value in known]
-    else:
-        codes, known = pandas.factorize(numbers, sort=True)
-        words = [f"{value:.15g}" for value in known]
-    if len(words) > most:
-        raise DataError(
-            f"{sheets[0].path}: column {name!r} has {len(words):,} different values, {most:,} are allowed; "
-            "remove it from `categories`, or put it into `ignore`"
-        )
-    return codes, words
-
-
-def _targets(sheets: Sequence[Sheet], name: str, kind: Kind) -> tuple[numpy.ndarray, list[str]]:
-    """The targets [N], and the classes: none for regression."""
-    if kind == "regression":
-        return _numbers(sheets, name).astype(numpy.float32), []
-    codes, classes = _codes(sheets, name, MOST_CLASSES)
-    if len(classes) < 2:
-        only = f"has the value {classes[0]!r} only, so there is nothing to learn"
-        raise DataError(f"{sheets[0].path}: column {name!r} {only}; add rows of another class")
-    return codes.astype(numpy.int64), classes
-
-
-def _clients(sheets: Sequence[Sheet], name: str | None) -> tuple[numpy.ndarray, list[str]]:
-    """The client of every row [N], and the clients' names."""
-    if name is None:
-        names = [sheet.client for sheet in sheets]
-        if len(set(names)) < len(names):
-            names = [str(sheet.path) for sheet in sheets]
-        return numpy.repeat(numpy.arange(len(sheets)), [len(sheet.rows) for sheet in sheets]), names
-    for sheet in sheets:
-        if (missing := sheet.rows[name].isna()).any():
-            row = int(sheet.rows.index[int(missing.to_numpy().argmax())]) + 1
-            raise DataError(
-                f"{sheet.path}: column {name!r}, row {row} is empty: it must name the client; fill it in"
-            )
-    codes, names = _codes(sheets, name, 10**9)
-    return codes.astype(numpy.int64), names

@@ -1,12 +1,15 @@
-"""CSV and Parquet files as pandas frames, read with limits."""
+"""CSV and Parquet files as pandas frames, whole or in chunks, read with limits."""
 
 from __future__ import annotations
 
 import csv
+import gzip
 import io
+import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +22,12 @@ if TYPE_CHECKING:
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 MOST_COLUMNS = 100_000
-PART_OF_MEMORY = 8  # a table is copied several times before clients train on it
+VALUES_AT_ONCE = 2**20  # of a chunk
+FEWEST_ROWS = 256  # of a chunk: pandas takes time for every column of each
+LONGEST_HEADER = 2**26  # bytes
+BUFFER = 2**20  # bytes
+PART_OF_MEMORY = 8  # what is read at once is copied several times
+MOST_UNPACKED = 100  # bytes for every byte of a .gz file that does not fit into memory
 VALUE_BYTES = 8  # of a number in a table
 MOST_RATIO = 1_000  # bytes of values for every byte of a Parquet file
 SMALL_TABLE = 2**27  # bytes of values; smaller tables may have any ratio
@@ -27,7 +35,7 @@ DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"
 
 
 def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
-    """The rows of a CSV, TSV or Parquet file.
+    """The rows of a CSV, TSV or Parquet file, in memory.
 
     A CSV file whose header is separated by semicolons may have decimal commas.
 
@@ -35,21 +43,120 @@ def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
         path: the file; its ending says what it is.
         texts: columns that stay as written, so that 1 stays 1 in a file with empty cells.
     """
+    return next(_frames(path, texts, None))
+
+
+def read_chunks(path: Path, texts: Sequence[str]) -> Iterator[DataFrame]:
+    """The rows as `read_table` reads them, some at a time: the file may be larger than memory."""
+    rows = max(FEWEST_ROWS, VALUES_AT_ONCE // max(1, len(read_header(path))))
+    yield from _frames(path, texts, rows)
+
+
+def read_header(path: Path) -> list[str]:
+    """The names of the columns."""
+    return [str(name) for name in next(_frames(path, (), 1)).columns]
+
+
+def separator_of(path: Path) -> str:
+    """The separator of a CSV or TSV file; of a CSV file, what its header has more of, outside of quotes."""
+    if ".tsv" in path.name:
+        return "\t"
+    plain = re.sub(b'"[^"]*"', b"", _first_line(path))
+    return ";" if plain.count(b";") > plain.count(b",") else ","
+
+
+def _frames(path: Path, texts: Sequence[str], rows: int | None) -> Iterator[DataFrame]:
+    """One frame at least, each of so many rows; None: one frame of all rows."""
     if path.suffix == ".parquet":
-        return _read_parquet(path)
-    content = read_file(path, memory() // PART_OF_MEMORY)
-    if not content.strip():
-        raise DataError(f"{path}: is empty; write a line of column names and a line for every row")
-    first_line = content.partition(b"\n")[0]
-    separator = "\t" if ".tsv" in path.name else _separator(first_line)
-    _refuse_wide(path, first_line.count(separator.encode()) + 1)
-    _refuse_repeated(path, _header(path, content, separator))
-    frame = parse_csv(path, content, sep=separator, dtype=dict.fromkeys(texts, str))
-    if separator == ";":
-        for name in frame.columns.difference(texts):
-            if _has_texts(frame[name]):
-                frame[name] = frame[name].str.replace(DECIMAL_COMMA, r"\1.\2", regex=True)
-    return frame
+        return _parquet_frames(path, rows)
+    return _csv_frames(path, texts, rows)
+
+
+def _csv_frames(path: Path, texts: Sequence[str], rows: int | None) -> Iterator[DataFrame]:
+    separator = separator_of(path)
+    _refuse_wide(path, _first_line(path).count(separator.encode()) + 1)
+    _refuse_repeated(path, _header(path, separator))
+    with _LimitedFile(path) as raw, io.BufferedReader(raw, BUFFER) as file:
+        with _parsing(path):
+            reader = _read_csv(
+                file, sep=separator, dtype=dict.fromkeys(texts, str), iterator=True, chunksize=rows
+            )
+        while True:
+            with _parsing(path):
+                frame = next(reader, None)
+            if frame is None:
+                return
+            if separator == ";":
+                for name in frame.columns.difference(texts):
+                    if _has_texts(frame[name]):
+                        frame[name] = frame[name].str.replace(DECIMAL_COMMA, r"\1.\2", regex=True)
+            yield frame
+            raw.begin_chunk()
+
+
+class _LimitedFile(io.RawIOBase):
+    """The content of a file, unpacked if its name ends in .gz; DataError where it is too much."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._of_chunk = 0
+        self._of_all = 0
+        self._most_at_once = memory() // PART_OF_MEMORY
+        try:
+            is_packed = path.suffix == ".gz"
+            self._most = path.stat().st_size * MOST_UNPACKED if is_packed else math.inf
+            opened = gzip.open if is_packed else open
+            self._file = opened(path, "rb")
+        except FileNotFoundError:
+            raise DataError(f"{path}: no such file") from None
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def begin_chunk(self) -> None:
+        """Count anew what is in memory at once."""
+        self._of_chunk = 0
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            content = self._file.read(len(buffer))
+        except Exception as error:  # a damaged file makes gzip raise anything
+            raise self._unreadable(error) from None
+        self._of_chunk += len(content)
+        self._of_all += len(content)
+        if self._of_chunk > self._most_at_once:
+            raise DataError(
+                f"{self._path}: more than {gigabytes(self._most_at_once)} of it must be in memory at once; "
+                "divide the file, or shorten its longest rows"
+            )
+        if self._of_all > max(self._most, self._most_at_once):
+            raise DataError(
+                f"{self._path}: unpacks to more than {MOST_UNPACKED} times its size; unpack it yourself if it is right"
+            )
+        buffer[: len(content)] = content
+        return len(content)
+
+    def _unreadable(self, error: Exception) -> DataError:
+        return DataError(f"{self._path}: cannot be read ({reason(error)}); get the file again")
+
+
+def _first_line(path: Path) -> bytes:
+    """The first line that is not empty."""
+    with _LimitedFile(path) as raw, io.BufferedReader(raw, BUFFER) as file:
+        while line := file.readline(LONGEST_HEADER):
+            if len(line) == LONGEST_HEADER:
+                raise DataError(
+                    f"{path}: its first line has {LONGEST_HEADER:,} bytes or more; write column names there"
+                )
+            if line.strip():
+                return line
+    raise DataError(f"{path}: is empty; write a line of column names and a line for every row")
 
 
 def _has_texts(column: Series[Any]) -> bool:
@@ -57,12 +164,6 @@ def _has_texts(column: Series[Any]) -> bool:
     import pandas
 
     return bool(pandas.api.types.infer_dtype(column, skipna=True) == "string")
-
-
-def _separator(first_line: bytes) -> str:
-    """The separator of a CSV file: what its header has more of, outside of quotes."""
-    plain = re.sub(b'"[^"]*"', b"", first_line)
-    return ";" if plain.count(b";") > plain.count(b",") else ","
 
 
 def read_csv(path: Path, most: int, **options: Any) -> DataFrame:
@@ -75,20 +176,31 @@ def parse_csv(path: Path, content: bytes, **options: Any) -> DataFrame:
 
     Options are those of `pandas.read_csv`.
     """
+    with _parsing(path):
+        frame: DataFrame = _read_csv(io.BytesIO(content), **options)
+    return frame
+
+
+def _read_csv(file: io.BufferedIOBase, **options: Any) -> Any:
+    import pandas
+
+    return pandas.read_csv(
+        file, na_values=["?"], index_col=False, skipinitialspace=True, low_memory=False, **options
+    )
+
+
+@contextmanager
+def _parsing(path: Path) -> Iterator[None]:
+    """DataError where the content of the file is no table."""
     import pandas
 
     try:
         with warnings.catch_warnings():
             # Rows longer than the header
             warnings.simplefilter("error", pandas.errors.ParserWarning)
-            return pandas.read_csv(
-                io.BytesIO(content),
-                na_values=["?"],
-                index_col=False,
-                skipinitialspace=True,
-                low_memory=False,
-                **options,
-            )
+            yield
+    except DataError:
+        raise
     except UnicodeDecodeError:
         raise _not_utf8(path) from None
     except Exception as error:
@@ -97,18 +209,16 @@ def parse_csv(path: Path, content: bytes, **options: Any) -> DataFrame:
         ) from None
 
 
-def _header(path: Path, content: bytes, separator: str) -> list[str]:
+def _header(path: Path, separator: str) -> list[str]:
     """The column names in the first line that is not empty."""
-    text = io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig", newline="")
-    try:
+    with (
+        _parsing(path),
+        _LimitedFile(path) as raw,
+        io.BufferedReader(raw, BUFFER) as file,
+        io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text,
+    ):
         rows = csv.reader(text, delimiter=separator, skipinitialspace=True)
         return next((row for row in rows if row), [])
-    except UnicodeDecodeError:
-        raise _not_utf8(path) from None
-    except csv.Error as error:
-        raise DataError(
-            f"{path}: not a table of rows and columns ({reason(error)}); correct the file"
-        ) from None
 
 
 def _not_utf8(path: Path) -> DataError:
@@ -135,10 +245,10 @@ def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
         seen.add(name)
 
 
-def _read_parquet(path: Path) -> DataFrame:
-    """The rows of a Parquet file, whose metadata is checked before any value is read."""
+def _parquet_frames(path: Path, rows: int | None) -> Iterator[DataFrame]:
+    """Frames of a Parquet file, whose metadata is checked before any value is read."""
     try:
-        from pyarrow import concat_tables
+        from pyarrow import Table
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise DataError(
@@ -146,22 +256,21 @@ def _read_parquet(path: Path) -> DataFrame:
         ) from None
     try:
         with ParquetFile(path) as file:
-            _refuse_large(path, file.metadata)
+            _refuse_wide(path, file.metadata.num_columns)
+            _refuse_large(path, file.metadata, in_memory=rows is None)
             _refuse_repeated(path, file.schema_arrow.names)
             texts = _text_columns(file.schema_arrow)
         # Texts stay encoded: a file of a few bytes may repeat a long one a million times.
         with ParquetFile(path, read_dictionary=texts) as file:
-            parts = [file.schema_arrow.empty_table()]
-            size = 0
-            for index in range(file.num_row_groups):
-                parts.append(file.read_row_group(index))
-                size += parts[-1].nbytes
-                if size > memory() // PART_OF_MEMORY:
-                    raise ValueError(f"more than {gigabytes(memory() / PART_OF_MEMORY)} unpacked")
-            frame: DataFrame = concat_tables(parts).unify_dictionaries().to_pandas()
-        encoded = frame.select_dtypes("category").columns
-        frame = frame.astype(dict.fromkeys(encoded, object))
-        return frame.reset_index(drop=True)  # the file may have an index of anything
+            read = 0
+            for batches in _parquet_batches(file, rows):
+                frame = Table.from_batches(batches, file.schema_arrow)
+                frame = frame.unify_dictionaries().to_pandas()
+                encoded = frame.select_dtypes("category").columns
+                frame = frame.astype(dict.fromkeys(encoded, object))
+                # The file may have an index of anything
+                yield frame.set_axis(range(read, read + len(frame)))
+                read += len(frame)
     except DataError:
         raise
     except Exception as error:
@@ -170,13 +279,32 @@ def _read_parquet(path: Path) -> DataFrame:
         ) from None
 
 
-def _refuse_large(path: Path, metadata: Any) -> None:
+def _parquet_batches(file: Any, rows: int | None) -> Iterator[list[Any]]:
+    """What makes a frame: batches of so many rows, or all; none where the file has no rows."""
+    most = memory() // PART_OF_MEMORY
+    size = 0
+    found = []
+    is_empty = True
+    for batch in file.iter_batches(batch_size=rows or VALUES_AT_ONCE):
+        found.append(batch)
+        size += batch.nbytes
+        if size > most:
+            raise ValueError(f"more than {gigabytes(most)} unpacked")
+        if rows is not None:
+            yield found
+            size = 0
+            found = []
+            is_empty = False
+    if rows is None or is_empty:
+        yield found
+
+
+def _refuse_large(path: Path, metadata: Any, *, in_memory: bool) -> None:
     """DataError where the metadata announces more values than fit, or far more than the file can hold."""
-    _refuse_wide(path, metadata.num_columns)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     encoded = sum(group.total_byte_size for group in groups)
     size = max(VALUE_BYTES * metadata.num_rows * metadata.num_columns, encoded)
-    if size > memory() // PART_OF_MEMORY:
+    if in_memory and size > memory() // PART_OF_MEMORY:
         limit = gigabytes(memory() / PART_OF_MEMORY)
         raise DataError(
             f"{path}: has {gigabytes(size)} of values, {limit} at most are read here; remove rows or columns"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.problem import Survival
+from .cache import Writer
 from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
@@ -37,8 +38,9 @@ def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> 
     patients = find(data_dir, "tcga_brca", ["tcga_brca/brca.csv"], get)
     split = find(data_dir, "tcga_brca", ["tcga_brca/train_test_split.csv"], get)
 
-    def read() -> SampleTable:
+    def read(arrays: Writer) -> SampleTable:
         made = join(
+            arrays,
             [_read(patients, split)],
             target="T",
             kind="regression",
@@ -82,4 +84,4 @@ def _read(patients: Path, split: Path) -> Sheet:
         raise DataError(
             f"{patients}: E must be 0 or 1 and T days, one at least where E is 1; get the file again"
         )
-    return Sheet(patients, rows.assign(T=days.where(died == 1, -days)))
+    return Sheet.of(patients, rows.assign(T=days.where(died == 1, -days)))

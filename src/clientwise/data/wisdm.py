@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from .cache import Writer
 from .catalogue import DATASETS
 from .columns import Standardise
 from .federated import Samples
@@ -36,8 +37,9 @@ def wisdm(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
     ]
     path = find(data_dir, "wisdm", names, get)
 
-    def read() -> SampleTable:
+    def read(arrays: Writer) -> SampleTable:
         made = join(
+            arrays,
             [_read(path)],
             target="class",
             kind="classification",
@@ -62,4 +64,4 @@ def _read(path: Path) -> Sheet:
             f"{path}: {WINDOWS:,} windows of {PEOPLE} people in {ACTIVITIES} activities expected, "
             f"found {counts[0]:,}, {counts[1]} and {counts[2]}; get it again"
         )
-    return Sheet(path, rows)
+    return Sheet.of(path, rows)

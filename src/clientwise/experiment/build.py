@@ -45,6 +45,11 @@ from .parts import make
 from .schema import Experiment
 from .settings import HostileClients
 
+MISSING = {
+    "data": "is missing; it may be left out only where arrays are passed to `cw.run`",
+    "partition": 'is missing; write partition = "by_id" where the data names its clients (a table does, by its '
+    'files or its `client` column), or let clientwise divide it: partition = { name = "iid", clients = 10 }',
+}
 Relabel = Callable[[int, Tensor], Tensor]
 LARGE = 2**24  # parameters
 # Of a model while it is trained: the global one, the workers' with their gradients, the updates.
@@ -55,10 +60,9 @@ def load_samples(experiment: Experiment) -> Samples:
     """The dataset, before it is divided among clients."""
     if experiment.own_samples is not None:
         return scored(experiment, experiment.own_samples)
-    missing = [key for key in ("data", "partition") if getattr(experiment, key) is None]
+    missing = [key for key in MISSING if getattr(experiment, key) is None]
     if missing or experiment.data is None:
-        hint = "is missing; it may be left out only where arrays are passed to `cw.run`"
-        raise ConfigError(experiment.source, [(key, hint) for key in missing])
+        raise ConfigError(experiment.source, [(key, MISSING[key]) for key in missing])
     given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
     folder = Path(given) if given else None
     where = f"{experiment.source}: data"
