@@ -396,8 +396,11 @@ def _codes(sheets: Sequence[Sheet], name: str, most: int) -> tuple[numpy.ndarray
     column = pandas.concat([sheet.rows[name].astype(object) for sheet in sheets], ignore_index=True)
     numbers = parse_numbers(column)
     if (numpy.isnan(numbers) & column.notna().to_numpy()).any():
-        column = column.map(lambda value: str(value).strip(), na_action="ignore")
-        codes, known = pandas.factorize(column, sort=True)
+        # As objects, a text that is repeated is kept once; pandas would map them to copies.
+        texts = column.to_numpy(copy=True)
+        present = column.notna().to_numpy()
+        texts[present] = [str(value).strip() for value in texts[present]]
+        codes, known = pandas.factorize(texts, sort=True)
         words = [str(value) for value in known]
     else:
         codes, known = pandas.factorize(numbers, sort=True)
