@@ -108,9 +108,7 @@ def test_the_script_for_a_cluster_runs_and_resumes(
     config |= {"partition": {"name": "iid", "clients": 4}, "methods": ["FedAvg"]}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     command = tmp_path / "clientwise"
-    command.write_text(r"""#!/bin/sh
-printf "%s\n" "$@"
-""", encoding="utf-8")
+    command.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n", encoding="utf-8")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
@@ -125,6 +123,7 @@ printf "%s\n" "$@"
     assert [cw.Run(f"runs/mine-seed{seed}").seeds("FedAvg") for seed in (1, 2)] == [[1], [2]]
 
 
+@pytest.mark.slow  # a kernel that imports PyTorch; test_results.py shows runs as a notebook does
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.name
 )
@@ -277,6 +276,7 @@ def test_commands_are_there(page: Path) -> None:
     assert set(re.findall(r"^clientwise ([a-z]+)", code, re.MULTILINE)) <= commands.commands.keys()
 
 
+@pytest.mark.slow  # builds the site; links between pages are followed above
 def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "docs/make_site.py", "--out", tmp_path]
     built = subprocess.run(
