@@ -5,6 +5,8 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Test processes in parallel.
 WORKERS ?= 2
+# Bytecode is kept: tests start processes, and each would compile clientwise again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-required test-again test-slow test-fire test-flower test-flower-versions test-gpu test-netns
 .PHONY: test-deploy test-experiments test-pythons lint docs site dist reproduction devices claim board

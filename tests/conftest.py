@@ -21,7 +21,7 @@ from clientwise.models.networks import linear
 from clientwise.reference import KINDS
 
 # The same examples every time, and no deadline: the machines that run this are shared.
-settings.register_profile("clientwise", deadline=None, derandomize=True)
+settings.register_profile("clientwise", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("clientwise")
 
 TINY: dict[str, Any] = {

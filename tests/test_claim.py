@@ -106,9 +106,9 @@ def test_a_wrong_number_in_a_page_is_noticed(script: ModuleType) -> None:
     text = script.PAGES[0].read_text(encoding="utf-8")
     block = script.MARKER.search(text)
     assert block is not None
-    wrong = text.replace(block[0], re.sub(r"\d\d\.\d", "12.3", block[0], count=1))
-    assert wrong != text
-    assert script.with_tables(wrong) == text
+    wrong = re.sub(r"\d\d\.\d", "12.3", block[0], count=1)
+    assert wrong != block[0]
+    assert script.with_tables(wrong) == block[0]
 
 
 def test_the_raw_results_are_small(script: ModuleType) -> None:

@@ -7,13 +7,14 @@ import re
 import sqlite3
 import subprocess
 import sys
+import termios
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pexpect
 import pytest
 import tomli_w
+from pexpect.fdpexpect import fdspawn
 
 import clientwise as cw
 import processes
@@ -298,18 +299,21 @@ def test_a_plugin_beside_the_config(config: Path, tmp_path: Path, tiny: dict[str
 
 
 def test_in_a_terminal_there_is_a_live_bar(config: Path, tmp_path: Path) -> None:
-    child = pexpect.spawn(
-        sys.executable,
-        ["-m", "clientwise", "run", str(config), "--rounds", "20"],
-        cwd=str(tmp_path),
-        encoding="utf-8",
-        timeout=60,
-        dimensions=(40, 150),
+    screen, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (40, 150))
+    place = os.ttyname(terminal)
+    arguments = ("run", config, "--rounds", "20")
+    process = processes.start(
+        processes.COMMAND, *arguments, cwd=tmp_path, stdout=place, stderr=place
     )
+    child = fdspawn(screen, encoding="utf-8", timeout=60)
     child.expect("seed 1: round")
     child.expect(r"\d+/40")
     child.expect("Run folder")
-    child.expect(pexpect.EOF)
+    process.join(60)
+    assert process.exitcode == 0
+    child.close()
+    os.close(terminal)
 
 
 def test_names_are_never_markup(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
@@ -326,7 +330,7 @@ def test_cells_that_fail_are_named_and_can_be_resumed(tiny: dict[str, Any], tmp_
     tiny |= {"rounds": 1, "seeds": [1], "methods": ["FedAvg"]}
     tiny["matrix"] = {"attacks": {"flip": {"attack": "sign_flip"}}, "shares": [0.05, 0.4]}
     (tmp_path / "matrix.toml").write_text(tomli_w.dumps(tiny))
-    output = clientwise("run", "matrix.toml", "--out", "out", "--jobs", "2", cwd=tmp_path, expect=2)
+    output = clientwise("run", "matrix.toml", "--out", "out", "--jobs", "1", cwd=tmp_path, expect=2)
     assert "3 of 3: tiny, " in output
     assert re.search(
         "^error: .*tiny, flip 5%: hostile.0..share = 0.05: is 0 of 6 clients", output, re.MULTILINE

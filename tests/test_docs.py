@@ -21,6 +21,7 @@ import tomli_w
 import typer
 from nbclient import NotebookClient
 from PIL import Image
+from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
@@ -97,26 +98,32 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_script_for_a_cluster_runs_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As SLURM calls it: with the number of the task and of its cores."""
+    """As SLURM calls it: with the number of the task and of its cores.
+
+    The script's command prints its words, and they run here: a process would import PyTorch each time.
+    """
     script = blocks("clusters.md", "bash")[0]
     (program,) = blocks("clusters.md", "python")
     config = {"name": "mine", "rounds": 2, "data": "digits", "model": "linear"}
     config |= {"partition": {"name": "iid", "clients": 4}, "methods": ["FedAvg"]}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
     command = tmp_path / "clientwise"
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m clientwise "$@"\n', encoding="utf-8")
+    command.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n", encoding="utf-8")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    monkeypatch.chdir(tmp_path)
     for task in ("1", "2", "2"):  # the last one finds a finished run
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
-        subprocess.run(["bash", "-c", script], cwd=tmp_path, check=True, capture_output=True)
-    monkeypatch.chdir(tmp_path)
+        words = subprocess.check_output(["bash", "-c", script], text=True).splitlines()
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
     exec(program, {})
     assert "FedAvg" in capsys.readouterr().out
     assert [cw.Run(f"runs/mine-seed{seed}").seeds("FedAvg") for seed in (1, 2)] == [[1], [2]]
 
 
+@pytest.mark.slow  # a kernel that imports PyTorch; test_results.py shows runs as a notebook does
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples").glob("*.ipynb")), ids=lambda path: path.name
 )
@@ -269,6 +276,7 @@ def test_commands_are_there(page: Path) -> None:
     assert set(re.findall(r"^clientwise ([a-z]+)", code, re.MULTILINE)) <= commands.commands.keys()
 
 
+@pytest.mark.slow  # builds the site; links between pages are followed above
 def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "docs/make_site.py", "--out", tmp_path]
     built = subprocess.run(

@@ -133,15 +133,20 @@ def test_all_files_name_the_same_version() -> None:
     assert headings[1:2] in ([], [project["version"]])  # the newest release
 
 
-def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:
-    """The packaged demo, whole: it must end in time and its own claims must hold."""
+def test_the_wheel_works_with_its_dependencies_alone(installed: Path, tmp_path: Path) -> None:
     program = f"from importlib.util import find_spec; print([name for name in {NOT_NEEDED} if find_spec(name)])"
     assert run(installed / "python", "-c", program, cwd=tmp_path) == "[]\n"
     place = run(
         installed / "python", "-c", "import clientwise; print(clientwise.__file__)", cwd=tmp_path
     )
     assert Path(place).is_relative_to(installed.parent)
+    config = Path(place).with_name("demo.toml")
+    assert "ok:" in run(installed / "clientwise", "check", config, cwd=tmp_path)
 
+
+@pytest.mark.slow  # the packaged demo, whole
+def test_the_demo_keeps_its_promises(installed: Path, tmp_path: Path) -> None:
+    """It must end in time and its own claims must hold."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "Next" in run(installed / "clientwise", "demo", "--out", "demo", cwd=tmp_path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)

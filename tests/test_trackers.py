@@ -6,8 +6,6 @@ import builtins
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -325,13 +323,7 @@ def test_mlflow_sends_no_telemetry(tiny: dict[str, Any], tmp_path: Path) -> None
         "from mlflow.telemetry import get_telemetry_client\n"
         "assert get_telemetry_client() is None\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(config), str(tmp_path / "run")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = processes.run(program, config, tmp_path / "run", env=environment, seconds=120)
     assert done.returncode == 0, done.stderr
     assert "switched off" not in done.stderr
     assert not list(tmp_path.rglob("telemetry.json"))

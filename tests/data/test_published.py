@@ -364,6 +364,7 @@ def test_cells_that_are_missing(small_cells: Path, monkeypatch: pytest.MonkeyPat
         load("vgg_cells", small_cells, size=16)
 
 
+@pytest.mark.slow  # decodes tens of thousands of images
 @pytest.mark.parametrize(
     ("name", "file", "shape", "num_ids"),
     [
@@ -457,6 +458,7 @@ def test_sources_are_numbered_by_name_and_may_be_long(tmp_path: Path) -> None:
     assert load("movie_reviews", tmp_path).ids.tolist() == [1, 0, 1, 2]
 
 
+@pytest.mark.slow  # counts the words of 33,530 reviews
 def test_the_published_reviews(published: Callable[[str], Path]) -> None:
     samples = load("movie_reviews", published("movie_reviews"))
     assert torch.bincount(samples.targets).tolist() == [16_765, 16_765]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch import nn
 
 import clientwise as cw
 
-peft = pytest.importorskip(
-    "peft", reason="peft is not installed: pip install 'clientwise[huggingface]'"
+# Imported where they are used: they take seconds, and every test process collects this file.
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, ("peft", "transformers"))),
+    reason="peft and transformers are not installed: pip install 'clientwise[huggingface]'",
 )
-transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "huggingface"
 WORDS = 40
@@ -42,6 +44,8 @@ def texts() -> cw.Samples:
 
 def base() -> nn.Module:
     """The same weights every time, as `from_pretrained` gives them."""
+    import transformers
+
     with torch.random.fork_rng():
         torch.manual_seed(3)
         config = transformers.BertConfig(
@@ -53,6 +57,8 @@ def base() -> nn.Module:
 
 
 def adapted(**options: Any) -> Any:
+    import peft
+
     adapters = peft.LoraConfig(
         task_type="SEQ_CLS", r=2, target_modules=["word_embeddings", "query"], **options
     )
@@ -60,6 +66,8 @@ def adapted(**options: Any) -> Any:
 
 
 def test_adapters_are_trained_and_loaded_by_peft(tmp_path: Path) -> None:
+    import peft
+
     run = cw.Run(cw.run(CONFIG, tmp_path / "run", data=texts(), model=adapted))
     sent = [name for name, _ in run.model_facts(1).tensors]
     assert all("lora_" in name or "classifier" in name for name in sent)

@@ -56,7 +56,7 @@ def check_changed(folder: Path, first: int, count: int, **environment: str) -> d
 
 
 def test_configs_changed_at_random(tmp_path: Path) -> None:
-    assert check_changed(tmp_path, 0, 200, CLIENTWISE_DATA="") == {}
+    assert check_changed(tmp_path, 0, 100, CLIENTWISE_DATA="") == {}
 
 
 @pytest.mark.fire

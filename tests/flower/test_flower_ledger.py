@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from clientwise.core.loss import CrossEntropy
 from clientwise.core.types import Task
 from clientwise.experiment.config import load_experiment
-from clientwise.flower import client_app
+from clientwise.flower import client_app, ledger
 from clientwise.flower.allowance import Allowance
 from clientwise.flower.ledger import read, summary
 from clientwise.flower.wire import ARRAYS, NUMBERS, Request, pack, unpack, write_request
@@ -157,15 +156,18 @@ def test_the_ledger_is_the_nodes_alone_and_survives_a_power_cut(tmp_path: Path) 
     assert "at most 2" in node.evaluate(2, 2, 3).error.reason
 
 
-def test_the_operator_gets_a_summary(tmp_path: Path) -> None:
+def test_the_operator_gets_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """tests/deployment/test_scripts.py has the script that calls this."""
     node = Node(tmp_path)
     node.train(1, 1)
     node.evaluate(2, 1)
     node.evaluate(2, 1)
     node.evaluate(2, *range(2, 100))
-    program = "from clientwise.flower.ledger import main; main()"  # as deploy/ledger.sh has it
-    command = [sys.executable, "-c", program, str(node.ledger)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    monkeypatch.setattr(sys, "argv", ["ledger", str(node.ledger)])
+    ledger.main()
+    said = capsys.readouterr().out
     assert said.splitlines() == summary(read(node.ledger))
     for expected in (
         ", Flower run 7",
@@ -177,10 +179,9 @@ def test_the_operator_gets_a_summary(tmp_path: Path) -> None:
         "refused 1 times: RefusedError: 99 models to evaluate in round 2",
     ):
         assert expected in said
-    later = subprocess.run(
-        [*command, "--day", "1999-01-01"], capture_output=True, text=True, check=True
-    )
-    assert later.stdout == "nothing was asked\n"
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--day", "1999-01-01"])
+    ledger.main()
+    assert capsys.readouterr().out == "nothing was asked\n"
 
 
 def test_apps_that_were_approved_earlier_share_the_trainings_of_a_run(tmp_path: Path) -> None:

@@ -71,14 +71,17 @@ def test_a_node_adds_secret_noise_and_answers_a_repeated_request_alike(
         return unpack(reply.content.array_records[ARRAYS])
 
     sent = train(hospital)
-    assert float(sent.std()) > 0.3
     assert torch.equal(sent, train(hospital))
     elsewhere = hospital.with_name("elsewhere.npz")
     elsewhere.write_bytes(hospital.read_bytes())
-    assert not torch.allclose(sent, train(elsewhere), atol=0.1)  # another node, another secret
+    there = train(elsewhere)
+    assert not torch.allclose(sent, there, atol=0.1)  # another node, another secret
     agreed = hospital.with_name("agreed")
     agreed.write_text("the same experiment, approved again", encoding="utf-8")
-    assert not torch.allclose(sent, train(hospital, agreed=str(agreed)), atol=0.1)
+    approved = train(hospital, agreed=str(agreed))
+    assert not torch.allclose(sent, approved, atol=0.1)
+    # The deviation is 0.5. The secrets are new in every test: one in 100,000 is below 0.1.
+    assert float(torch.stack([sent, there, approved]).std(0).mean()) > 0.1
     arrays = dict(numpy.load(hospital))
     arrays["train_targets"][0] = 0  # one patient is well
     numpy.savez(hospital, **arrays)

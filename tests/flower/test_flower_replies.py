@@ -443,7 +443,7 @@ def error(chance: random.Random, request: Message, parcel: Parcel) -> Parcel:
 @pytest.mark.parametrize(
     "messages",
     [
-        500,
+        250,
         pytest.param(10_000, marks=[pytest.mark.fire, pytest.mark.timeout(3600)]),
     ],
 )

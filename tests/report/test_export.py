@@ -19,13 +19,16 @@ from clientwise.report.export import (
     as_csv,
     as_latex,
     as_markdown,
+    audits,
     unique_names,
     write_items,
     write_report,
 )
 from clientwise.report.figures import draw_into
+from clientwise.report.html import write_html
 from clientwise.report.marks import Axis, HeatMap, Line, Lines
 from clientwise.report.plotly import traces_and_layout
+from clientwise.report.views import overview
 
 TABLE = table(
     "t",
@@ -215,7 +218,7 @@ def test_reports_of_several_runs_carry_their_audits(tmp_path: Path) -> None:
     shown = write_run(tmp_path / "shown", ["online"])
     names = unique_names([shown, shown])
     assert list(names) == ["shown", "shown~2"]
-    page = write_report([cw.Run(folder, name) for name, folder in names.items()], tmp_path / "both")
-    found = carried(page)
+    runs = [cw.Run(folder, name) for name, folder in names.items()]
+    found = carried(write_html(overview(runs), audits(runs), tmp_path / "both.html"))
     assert "shown: online" in json.dumps(found["document"])
     assert "shown~2|online|1|5" in found["audits"]["round"]

@@ -17,10 +17,11 @@ from pages import HOSTILE_NAME, config, name_clients, served, write_run
 
 import processes
 from clientwise.report.document import Cell, Document, Section, table
-from clientwise.report.export import write_report
+from clientwise.report.export import audits
 from clientwise.report.html import write_html
 from clientwise.report.server import Roles
 from clientwise.report.server.roles import BOARD, Reader
+from clientwise.report.views import overview
 from clientwise.runs.folder import RunFolder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -452,7 +453,8 @@ def test_a_hostile_name_is_only_a_name(open_page: Any, tmp_path: Path) -> None:
         assert page.locator("img").count() == 0
         page.wait_for_timeout(300)
         open_page.close_all()
-    report = write_report([RunFolder(folder)], tmp_path / "report")
+    run = RunFolder(folder)
+    report = write_html(overview([run]), audits([run]), tmp_path / "report.html")
     page = open_page(report.as_uri())
     wait_for_charts(page)
     page.get_by_text(HOSTILE_NAME).first.wait_for()

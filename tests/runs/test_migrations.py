@@ -103,7 +103,8 @@ def test_a_folder_of_an_older_version_is_read_and_left_as_it_is(
     run = cw.Run(folder)
     write_html(overview([run]), audits([run]), tmp_path / "report.html")
     commands: list[list[Any]] = [["show", folder], ["show", folder, "--round", 2]]
-    if name == "clock":  # it draws all figures, which takes a while
+    # It draws all figures, which takes seconds. The oldest folder passes every migration.
+    if (version, name) == (f"v{OLDEST_VERSION}", "clock"):
         commands.append(["report", folder, "--out", tmp_path / "report"])
     for command in commands:
         done = processes.run(processes.COMMAND, *command)

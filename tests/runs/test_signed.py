@@ -137,7 +137,8 @@ def test_every_changed_value_is_found(run: Path, table: str) -> None:
 
 
 @pytest.mark.parametrize("table", tables())
-def test_every_deleted_row_is_found(run: Path, table: str) -> None:
+def test_a_deleted_row_is_found(run: Path, table: str) -> None:
+    """Up to twelve rows, spread over the rounds, one after the other."""
     rows = rows_of(run, table)
     if not rows:
         pytest.skip("the run has no such rows")
@@ -145,7 +146,7 @@ def test_every_deleted_row_is_found(run: Path, table: str) -> None:
         columns = [one[0] for one in database.execute(f"SELECT * FROM {table}").description]
     key = " AND ".join(f"{column} IS ?" for column in columns)
     places = ", ".join("?" * len(columns))
-    for row in rows:
+    for row in rows[:: 1 + len(rows) // 12]:
         with tampering(run) as database:
             assert database.execute(f"DELETE FROM {table} WHERE {key}", row).rowcount == 1
         assert verify(run).faults, row
