@@ -6,6 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy
@@ -64,7 +65,9 @@ class Samples:
         return self.batch(indices)
 
     def _rows(self, indices: Tensor) -> Tensor:
-        return self.inputs[indices.to(self.inputs.device)].to(indices.device)
+        # A row at a time: `inputs[indices]` copies one value after the other
+        rows = self.inputs.index_select(0, indices.flatten().to(self.inputs.device))
+        return rows.view(*indices.shape, *self.inputs.shape[1:]).to(indices.device)
 
     @property
     def input_shape(self) -> Any:
@@ -271,7 +274,7 @@ class FederatedData:
         server = [held for held in (self.weigh, self.report, self.triggered) if held is not None]
         known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
         columns = [values.double().tolist() for values in known]
-        facts = [[column[k] for column in columns] for k in range(self.num_clients)]
+        facts = [list(row) for row in zip(*columns, strict=True)] or [[]] * self.num_clients
         rows = _row_contents(self.samples.inputs)
         return [*self._digests(clients, facts, rows), *self._digests(server, [[]], rows)]
 
@@ -287,22 +290,16 @@ class FederatedData:
         about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
         for first in range(0, len(facts), HOLDERS_AT_ONCE):
             some = facts[first : first + HOLDERS_AT_ONCE]
-            blocks = []
+            columns = [(f"{about} {fact}".encode() for fact in some)]
             for held in given:
-                offsets = held.offsets[first : first + len(some) + 1].tolist()
-                here = slice(offsets[0], offsets[-1])
+                offsets = held.offsets[first : first + len(some) + 1]
+                here = slice(int(offsets[0]), int(offsets[-1]))
                 indices = held.indices[here].cpu()
-                columns = [rows(indices), held.targets[here].cpu().numpy()]
-                columns += [
-                    values[indices].numpy() for values in samples.sample_attributes.values()
-                ]
-                blocks.append(([offset - offsets[0] for offset in offsets], columns))
-            for index, fact in enumerate(some):
-                found = hashlib.blake2b(f"{about} {fact}".encode(), digest_size=8)
-                for offsets, columns in blocks:
-                    own = slice(offsets[index], offsets[index + 1])
-                    found.update(b"|" + b"|".join(column[own].tobytes() for column in columns))
-                yield found.hexdigest()
+                values = [rows(indices), held.targets[here].cpu().numpy()]
+                values += [facts[indices].numpy() for facts in samples.sample_attributes.values()]
+                columns += [_by_holder(column, offsets - offsets[0]) for column in values]
+            for own in zip(*columns, strict=True):
+                yield hashlib.blake2b(b"|".join(own), digest_size=8).hexdigest()
 
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which client, how many, in which columns."""
@@ -524,21 +521,24 @@ def _row_contents(values: Tensor) -> Callable[[Tensor], NDArray[Any]]:
     holders. Of very many rows, it is their values.
     """
     if len(values) > MANY_ROWS:
-        return lambda indices: values[indices].cpu().numpy()
+        return lambda indices: values.index_select(0, indices.to(values.device)).cpu().numpy()
     digests = _row_digests(values)
     return lambda indices: digests[indices.numpy()]
 
 
 def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
     """A digest of every row."""
-    rows = (
-        values.cpu()
-        .contiguous()
-        .numpy()
-        .reshape(len(values), values[0].numel() if len(values) else 1)
-    )
-    digests = (hashlib.blake2b(row.data, digest_size=8).digest() for row in rows.view(numpy.uint8))
+    rows = _by_holder(values.cpu().contiguous().numpy(), torch.arange(len(values) + 1))
+    digests = (hashlib.blake2b(row, digest_size=8).digest() for row in rows)
     return numpy.frombuffer(b"".join(digests), numpy.uint64)
+
+
+def _by_holder(column: NDArray[Any], offsets: Tensor) -> Iterator[memoryview]:
+    """The bytes of each holder's rows, which are not copied: holder k has the rows from offsets[k]."""
+    row_bytes = column.nbytes // max(1, len(column))
+    content = memoryview(column.reshape(-1).view(numpy.uint8))
+    for start, end in pairwise((offsets * row_bytes).tolist()):
+        yield content[start:end]
 
 
 def _not_finite(values: Tensor, what: str, row: str) -> str:
