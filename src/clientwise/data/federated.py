@@ -290,7 +290,9 @@ class FederatedData:
         about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
         for first in range(0, len(facts), HOLDERS_AT_ONCE):
             some = facts[first : first + HOLDERS_AT_ONCE]
-            columns = [(f"{about} {fact}".encode() for fact in some)]
+            columns: list[Iterator[bytes | memoryview]] = [
+                (f"{about} {fact}".encode() for fact in some)
+            ]
             for held in given:
                 offsets = held.offsets[first : first + len(some) + 1]
                 here = slice(int(offsets[0]), int(offsets[-1]))
@@ -536,7 +538,7 @@ def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
 def _by_holder(column: NDArray[Any], offsets: Tensor) -> Iterator[memoryview]:
     """The bytes of each holder's rows, which are not copied: holder k has the rows from offsets[k]."""
     row_bytes = column.nbytes // max(1, len(column))
-    content = memoryview(column.reshape(-1).view(numpy.uint8))
+    content = column.reshape(-1).view(numpy.uint8).data
     for start, end in pairwise((offsets * row_bytes).tolist()):
         yield content[start:end]
 
