@@ -298,7 +298,7 @@ class FederatedData:
                 here = slice(int(offsets[0]), int(offsets[-1]))
                 indices = held.indices[here].cpu()
                 values = [rows(indices), held.targets[here].cpu().numpy()]
-                values += [facts[indices].numpy() for facts in samples.sample_attributes.values()]
+                values += [known[indices].numpy() for known in samples.sample_attributes.values()]
                 columns += [_by_holder(column, offsets - offsets[0]) for column in values]
             for own in zip(*columns, strict=True):
                 yield hashlib.blake2b(b"|".join(own), digest_size=8).hexdigest()
