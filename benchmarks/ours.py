@@ -12,9 +12,11 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
+import clientwise as cw  # before PyTorch, whose allocator it sets (docs/performance.md, "Kept memory")
+
+# isort: split
 import torch
 
-import clientwise as cw
 from clientwise.core.problem import Classification
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from works import WARMUP, WORKS, Work, make_data

@@ -25,9 +25,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import clientwise as cw  # before PyTorch, whose allocator it sets (docs/performance.md, "Kept memory")
+
+# isort: split
 import torch
 
-import clientwise as cw
 from clientwise.core.problem import Classification
 from clientwise.data.federated import Samples
 from ours import evenly

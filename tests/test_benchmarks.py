@@ -6,6 +6,7 @@ import csv
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import ours
 import overhead
 import quick
 import record
+import round_profile
 import sampling
 import scale
 from works import WORKS, cohort, make_data
@@ -160,3 +162,15 @@ def test_the_history_has_a_row_per_commit_and_work(
     rows = list(csv.DictReader(lines))
     assert [row["ratio"] for row in rows] == ["1.5", "1.5"]
     assert all(not Path(row["work"]).is_relative_to(ROOT) for row in rows)
+
+
+@pytest.mark.parametrize("layers", [TINY.layers, ()])
+def test_round_profile_divides_the_whole_round(layers: tuple[int, ...]) -> None:
+    work = TINY
+    if not layers:  # a CNN
+        work = replace(WORKS["W1"], clients=4, samples=4, cohort=2, batch=2)
+    found = round_profile.profile(work, 1)
+    parts = [found[part] for part in (*round_profile.PARTS, "other")]
+    assert min(parts) > 0
+    assert sum(parts) == pytest.approx(found["total"])
+    assert 0 < round_profile.floor(work) < found["training steps"]

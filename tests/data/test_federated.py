@@ -9,8 +9,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import clientwise as cw
 from clientwise.core.problem import Classification
+from clientwise.data import federated
 from clientwise.data.datasets import digits
-from clientwise.data.federated import FederatedData, Samples
+from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import federate, iid
 
@@ -118,6 +119,38 @@ def test_every_client_has_a_fingerprint_of_its_own() -> None:
     assert changed() == []
     assert changed(second=1.0) == changed(age=4.0) == [1]
     assert changed(scale=50.0) == [0, 1, 2]  # the last is the server's
+
+
+@pytest.mark.parametrize(
+    ("many_rows", "fingerprints"),
+    [
+        (6, ["db3b5d00c4100ca4", "719438ab993a47e6", "4145ace008bc52e9", "06e0e1b0a72c2206"]),
+        (5, ["1c44427b336f2a1c", "5663a0527f6b3371", "743779eefd8ee7b8", "31fc1fba6c5509dd"]),
+    ],
+)
+def test_fingerprints_are_those_that_older_runs_recorded(
+    monkeypatch: pytest.MonkeyPatch, many_rows: int, fingerprints: list[str]
+) -> None:
+    monkeypatch.setattr(federated, "MANY_ROWS", many_rows)
+    monkeypatch.setattr(federated, "HOLDERS_AT_ONCE", 2)
+    targets = torch.tensor([0, 1, 2, 0, 1, 2])
+    samples = Samples(
+        torch.arange(24, dtype=torch.uint8).view(6, 2, 2),
+        targets,
+        Classification(3),
+        scale=0.5,
+        sample_attributes={"age": torch.arange(6).double()},
+    )
+    rows = torch.tensor([5, 0, 3, 2])
+    data = FederatedData(
+        samples,
+        train=Holdings(rows, targets[rows], torch.tensor([0, 2, 2, 4])),
+        test=Holdings(torch.tensor([1]), targets[1:2], torch.tensor([0, 0, 1, 1])),
+        weigh=None,
+        report=Holdings.of([(torch.tensor([4]), targets[4:5])]),
+        attributes={"power": torch.tensor([1.0, 2.5, 3.0])},
+    )
+    assert data.fingerprints() == fingerprints
 
 
 def test_clients_with_names() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -190,3 +193,35 @@ def test_an_executor_ends_with_its_last_user(tmp_path: Path, tiny: dict[str, Any
     assert len(executors) >= 4
     assert [executor for executor in executors if executor() is not None] == []
     assert wait_for(lambda: threading.active_count() <= threads)
+
+
+BEGIN = """
+import os, sys
+import clientwise as cw
+assert "torch" not in sys.modules
+print(os.environ["MIMALLOC_PURGE_DELAY"])
+cw.run(cw.load(sys.argv[1]), sys.argv[2])
+print("torch._dynamo" in sys.modules)
+"""
+SMALL = """
+name = "small"
+rounds = 1
+mode = "loop"
+data = "digits"
+partition = {name = "iid", clients = 4}
+model = "linear"
+methods = [{name = "FedAvg"}]
+"""
+
+
+@pytest.mark.parametrize(("given", "kept"), [({}, "1000"), ({"MIMALLOC_PURGE_DELAY": "0"}, "0")])
+def test_a_run_of_plain_sgd_imports_no_compiler_and_sets_the_allocator_of_arm(
+    tmp_path: Path, given: dict[str, str], kept: str
+) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    surroundings = {name: os.environ[name] for name in os.environ if not name.startswith("MIMA")}
+    command = [sys.executable, "-c", BEGIN, str(tmp_path / "small.toml"), str(tmp_path / "run")]
+    done = subprocess.run(
+        command, env=surroundings | given, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [kept, "False"]

@@ -67,7 +67,9 @@ class Samples:
         return self.batch(indices)
 
     def _rows(self, indices: Tensor) -> Tensor:
-        return self.inputs[indices.to(self.inputs.device)].to(indices.device)
+        # A row at a time: `inputs[indices]` copies one value after the other
+        rows = self.inputs.index_select(0, indices.flatten().to(self.inputs.device))
+        return rows.view(*indices.shape, *self.inputs.shape[1:]).to(indices.device)
 
     @property
     def input_shape(self) -> Any:
@@ -274,7 +276,7 @@ class FederatedData:
         server = [held for held in (self.weigh, self.report, self.triggered) if held is not None]
         known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
         columns = [values.double().tolist() for values in known]
-        facts = [[column[k] for column in columns] for k in range(self.num_clients)]
+        facts = [list(row) for row in zip(*columns, strict=True)] or [[]] * self.num_clients
         rows = _row_contents(self.samples.inputs)
         return [*self._digests(clients, facts, rows), *self._digests(server, [[]], rows)]
 
@@ -299,12 +301,8 @@ class FederatedData:
                     for one in found:
                         one.update(b"|")
                     for start in range(offsets[0], offsets[-1], size):
-                        end = min(start + size, offsets[-1])
-                        values = column(slice(start, end))
-                        holders = range(bisect_right(offsets, start) - 1, bisect_left(offsets, end))
-                        for index in holders:
-                            own = slice(max(0, offsets[index] - start), offsets[index + 1] - start)
-                            found[index].update(values[own].tobytes())
+                        values = column(slice(start, min(start + size, offsets[-1])))
+                        _update(found, offsets, start, values)
             for one in found:
                 yield one.hexdigest()
 
@@ -523,6 +521,19 @@ def _refuse(found: Sequence[str]) -> None:
         )
 
 
+def _update(
+    digests: Sequence[hashlib.blake2b], offsets: Sequence[int], start: int, values: NDArray[Any]
+) -> None:
+    """Add rows to the digests of their holders: holder k has the rows from offsets[k], `values` those from `start`."""
+    content = _bytes_of(values)
+    width = values.nbytes // len(values)
+    end = start + len(values)
+    for holder in range(bisect_right(offsets, start) - 1, bisect_left(offsets, end)):
+        first = max(0, offsets[holder] - start)
+        last = offsets[holder + 1] - start
+        digests[holder].update(content[first * width : last * width])
+
+
 def _columns_of(
     held: Holdings, samples: Samples, rows: Callable[[Tensor], NDArray[Any]]
 ) -> list[Callable[[slice], NDArray[Any]]]:
@@ -543,23 +554,25 @@ def _row_contents(values: Tensor) -> Callable[[Tensor], NDArray[Any]]:
     holders. Of very many rows, it is their values.
     """
     if len(values) > MANY_ROWS:
-        return lambda indices: values[indices].cpu().numpy()
+        return lambda indices: values.index_select(0, indices.to(values.device)).cpu().numpy()
     digests = _row_digests(values)
     return lambda indices: digests[indices.numpy()]
 
 
 def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
     """A digest of every row."""
-    rows = (
-        values.cpu()
-        .contiguous()
-        .numpy()
-        .reshape(len(values), values[0].numel() if len(values) else 1)
-    )
+    content = _bytes_of(values.cpu().contiguous().numpy())
+    width = len(content) // max(1, len(values))
     digests = bytearray()
-    for row in rows.view(numpy.uint8):
-        digests += hashlib.blake2b(row.data, digest_size=8).digest()
+    for row in range(len(values)):
+        own = content[row * width : (row + 1) * width]
+        digests += hashlib.blake2b(own, digest_size=8).digest()
     return numpy.frombuffer(digests, numpy.uint64)
+
+
+def _bytes_of(values: NDArray[Any]) -> memoryview:
+    """The bytes of an array, which are not copied."""
+    return values.reshape(-1).view(numpy.uint8).data
 
 
 def _not_finite(values: Tensor, what: str, row: str) -> str:

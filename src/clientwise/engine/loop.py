@@ -19,7 +19,7 @@ from .batches import BatchSchedule
 from .evaluation import evaluate_batches, joined
 from .graphs import CudaGraph
 from .jobs import EvaluateResult, TrainJob, TrainResult
-from .optimizers import is_plain_sgd, make_optimizer, restart, state_of
+from .optimizers import make_optimizer, restart, state_of
 
 MAX_GRAPHS = 16  # for batches of different sizes; beyond that, batches run as they come
 
@@ -152,7 +152,7 @@ class LoopBackend:
             loss = self._losses(indices, targets).mean()
             gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
         with torch.no_grad():
-            if is_plain_sgd(training):  # without another pass over memory
+            if self._optimizer is None:  # plain SGD, without another pass over memory
                 for parameter, gradient in zip(self._parameters, gradients, strict=True):
                     parameter.add_(gradient, alpha=-training.learning_rate)
                 return loss.detach()

@@ -8,8 +8,15 @@ from torch import Tensor, nn
 from ..core.types import LocalTraining
 
 
-def make_optimizer(parameter: nn.Parameter, training: LocalTraining) -> torch.optim.Optimizer:
-    """An optimizer whose state exists from the start, so that `restart` and CUDA graphs find it."""
+def make_optimizer(
+    parameter: nn.Parameter, training: LocalTraining
+) -> torch.optim.Optimizer | None:
+    """An optimizer whose state exists from the start, so that `restart` and CUDA graphs find it.
+
+    None for plain SGD: its steps need none, and to make one imports PyTorch's compiler, which takes seconds.
+    """
+    if is_plain_sgd(training):
+        return None
     optimizer: torch.optim.Optimizer
     rate, decay = training.learning_rate, training.weight_decay
     if training.optimizer == "adam":
@@ -26,15 +33,17 @@ def make_optimizer(parameter: nn.Parameter, training: LocalTraining) -> torch.op
     return optimizer
 
 
-def state_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def state_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
     """The tensors an optimizer keeps between steps."""
+    if optimizer is None:
+        return []
     values: list[object] = []
     for state in optimizer.state.values():
         values += state.values()
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def restart(optimizer: torch.optim.Optimizer) -> None:
+def restart(optimizer: torch.optim.Optimizer | None) -> None:
     """Clients keep nothing between rounds: forget all steps. A momentum of zero is where a new optimizer begins."""
     for value in state_of(optimizer):
         value.zero_()

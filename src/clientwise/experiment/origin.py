@@ -7,7 +7,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -106,7 +106,7 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
         if known.get(seed) != own:
             store.set_facts({_key(seed): _whole(store, seed, own, seed in known)})
     origin = replace(compared.now, data=known | compared.now.data)
-    store.set_facts({"origin": asdict(origin)})
+    store.set_facts({"origin": vars(origin)})
     if experiment.initial_model:
         described = _described(Path(experiment.initial_model), origin.initial_model)
         store.keep_fact("initial model", described)

@@ -127,10 +127,9 @@ class Store:
             hostile: the attack of every hostile client, by its number.
             names: the clients' names, where they have any.
         """
-        rows: list[tuple[object, ...]] = []
-        for client, (train, test) in enumerate(zip(num_train, num_test, strict=True)):
-            name = names[client] if names is not None else None
-            rows.append((seed, client, name, train, test, hostile.get(client)))
+        called = [None] * len(num_train) if names is None else names
+        columns = enumerate(zip(called, num_train, num_test, strict=True))
+        rows = ((seed, client, *known, hostile.get(client)) for client, known in columns)
         with self._transaction() as database:
             self._facts_are_signed = False
             database.executemany(

@@ -84,8 +84,7 @@ class StackedTrainer:
                 self._optimizer = make_optimizer(self.network.parameter, training)
                 self._anchor = torch.zeros_like(self.network.parameter)
                 self._correction = torch.zeros_like(self.network.parameter)
-        if self._optimizer is not None:
-            restart(self._optimizer)
+        restart(self._optimizer)
 
     def _lay_out(self, job: TrainJob) -> None:
         """Write the tensors that the steps read."""
@@ -177,7 +176,7 @@ class StackedTrainer:
             span //= 2
         if span not in self._step_graphs:
             changes = [self.network.parameter, self.network.draws.step]
-            changes += state_of(self._optimizer) if self._optimizer else []
+            changes += state_of(self._optimizer)
             self._step_graphs[span] = CudaGraph(partial(self._step, span), changes)
         self._step_graphs[span]()
 
