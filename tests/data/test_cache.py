@@ -122,3 +122,9 @@ def test_the_default_is_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) 
     assert cache_folder() == Path("/somewhere/clientwise")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache_folder() == Path.home() / ".cache" / "clientwise"
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="room cannot be reserved here")
+def test_an_array_has_its_room_before_it_is_filled(tmp_path: Path) -> None:
+    array = Writer(tmp_path).create("images", (1000, 1000), numpy.uint8)
+    assert (tmp_path / "images.npy").stat().st_blocks * 512 >= array.nbytes

@@ -75,7 +75,13 @@ class Writer:
 
     def create(self, name: str, shape: tuple[int, ...], dtype: type) -> numpy.ndarray:
         """An array on disk, to be filled piece by piece."""
-        return open_memmap(self._folder / f"{name}.npy", "w+", dtype, shape)
+        path = self._folder / f"{name}.npy"
+        array = open_memmap(path, "w+", dtype, shape)
+        if hasattr(os, "posix_fallocate"):
+            # Room for all of it now: on a full disk, to write to a page without room kills the process
+            with path.open("r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+        return array
 
     @contextmanager
     def rows(self, name: str, width: int, dtype: type) -> Iterator[RowFile]:
