@@ -164,6 +164,11 @@ def test_where_caps_leave_a_rest_it_goes_to_those_without_weight() -> None:
         (Bounds(cap=0.3), 3, "all clients: the caps sum to 3 × 0.3 = 0.9, less than 1"),
         (Bounds(floor=0.3), 4, "all clients: the floors sum to 4 × 0.3 = 1.2, more than 1"),
         (Bounds(0.1, 0.2), 7, "client 0: its floor 0.2 is above its cap 0.1"),
+        (
+            Bounds(groups=(Group((0, 1), 0.25, 0.5, "rural"),)),
+            6,
+            "group 'rural': its floor 0.5 is above its cap 0.25",
+        ),
         (Bounds(quorum=4), 3, "quorum = 4, and there are 3 clients"),
         (
             Bounds(cap=0.15, groups=(Group((2, 3), floor=0.4, name="rural"),)),

@@ -337,6 +337,8 @@ class _Node:
 
     def _refuse_infeasible(self, floor: float, cap: float, low: float, high: float) -> None:
         where = f"group {self.name!r}" if self.name else "all clients"
+        if floor > cap:
+            raise InfeasibleError(f"{where}: its floor {floor:g} is above its cap {cap:g}")
         if floor and not len(self.rows) and not self.children:
             raise InfeasibleError(f"{where}: none takes part, and its floor is {floor:g}")
         if low > cap + ROUNDING:
