@@ -145,6 +145,7 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/compare.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/round_profile.py
 	$(BIN)/python benchmarks/record.py
 
 bench-peers:

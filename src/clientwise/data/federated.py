@@ -67,9 +67,12 @@ class Samples:
         return self.batch(indices)
 
     def _rows(self, indices: Tensor) -> Tensor:
-        # A row at a time: `inputs[indices]` copies one value after the other
-        rows = self.inputs.index_select(0, indices.flatten().to(self.inputs.device))
-        return rows.view(*indices.shape, *self.inputs.shape[1:]).to(indices.device)
+        wanted = indices.to(self.inputs.device)
+        if self.inputs.is_cuda:
+            return self.inputs[wanted].to(indices.device)
+        # On a CPU, `inputs[wanted]` copies one value after the other; this copies a row at a time
+        rows = self.inputs.index_select(0, wanted.flatten())
+        return rows.reshape(*wanted.shape, *self.inputs.shape[1:]).to(indices.device)
 
     @property
     def input_shape(self) -> Any:
