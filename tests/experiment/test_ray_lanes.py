@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +12,14 @@ import pytest
 from test_runner import content
 
 import clientwise as cw
+import shards_here
+from clientwise.engine.scheduler import Scheduler
 from clientwise.errors import ClientwiseError
+from clientwise.experiment import runner
 from clientwise.experiment.config import load_experiment
 from clientwise.experiment.describe import describe
+from clientwise.experiment.lanes import Lane, run_lanes
+from clientwise.experiment.ray_lanes import connected_to_ray
 from test_trackers import assert_same, stored, tensorboard
 
 
@@ -37,6 +47,47 @@ def test_without_ray_it_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ClientwiseError, match=r"clientwise\[ray\]"):
         cw.run({**tiny, "workers": "ray"}, tmp_path / "run")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "[::1]:1", "127.0.0.1:99999", "elsewhere"])
+def test_an_address_without_a_cluster_is_named_at_once(
+    address: str, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(ClientwiseError, match=rf"RAY_ADDRESS = '{re.escape(address)}'.*--resume"):
+        cw.run({**tiny, "workers": "ray"}, tmp_path / "run")
+    monkeypatch.delenv("RAY_ADDRESS")
+    cw.run({**tiny, "workers": 1}, tmp_path / "run", resume=True)
+
+
+@pytest.mark.slow  # real processes of Ray
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_with_ray_sigterm_stops_a_run_as_without_it() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command does
+    try:
+        with connected_to_ray(), pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_lanes_keep_their_order_where_some_are_in_shards(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reports compare with the first method, whichever ran first."""
+
+    def run_here(lanes: Sequence[Lane], _config: Any, _data: Any, trackers: Any, tell: Any) -> None:
+        for lane in lanes:
+            run_lanes([lane], Scheduler(lane.engine.executor), trackers, tell)
+
+    shards_here.without_ray(monkeypatch, count=2)
+    monkeypatch.setattr(runner, "run_on_ray", run_here)
+    methods = ["FedAvg", "Pooled", "SCAFFOLD"]
+    folder = cw.run({**tiny, "workers": "ray", "methods": methods}, tmp_path / "run")
+    assert cw.Run(folder).methods == methods
 
 
 def test_check_says_what_shards_send(tiny: dict[str, Any]) -> None:

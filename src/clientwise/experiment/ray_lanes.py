@@ -5,6 +5,10 @@ Lanes compute in actors; the driver, this process, writes the record.
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +23,8 @@ from ..trackers import Trackers
 from .build import build_data, build_engine, build_executor, build_plan, load_samples
 from .config import load_experiment
 from .lanes import Lane, Round
+
+CONNECT_SECONDS = 10
 
 
 class Remote:
@@ -51,12 +57,49 @@ def connected_to_ray() -> Iterator[None]:
         raise ClientwiseError("workers = 'ray' needs Ray: pip install clientwise[ray]") from None
     started = not ray.is_initialized()
     if started:
-        ray.init(log_to_driver=False, include_dashboard=False)  # RAY_ADDRESS names a cluster
+        address = os.environ.get("RAY_ADDRESS", "")
+        _refuse_silent(address)
+        try:
+            with _signals_kept():
+                ray.init(log_to_driver=False, include_dashboard=False)  # RAY_ADDRESS names a cluster
+        except (ConnectionError, ValueError) as error:
+            raise _no_cluster(address, str(error)) from None
     try:
         yield
     finally:
         if started:
             ray.shutdown()
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Restore the SIGTERM handler, which Ray replaces by one that aborts: a run saves before it stops."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refuse_silent(address: str) -> None:
+    """ClientwiseError where nothing listens at HOST:PORT. Ray itself tried for eight minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # another form, such as "auto"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise _no_cluster(address, str(error)) from None
+
+
+def _no_cluster(address: str, why: str) -> ClientwiseError:
+    """What to do where no cluster is found."""
+    if not address:
+        return ClientwiseError(f"Ray cannot be started on this machine: {why}")
+    return ClientwiseError(
+        f"RAY_ADDRESS = {address!r}: no Ray cluster answers there ({why}). Start one (ray start --head),"
+        " correct the address (HOST:PORT), or unset RAY_ADDRESS to use this machine; then continue"
+        " with --resume"
+    )
 
 
 def run_on_ray(

@@ -306,6 +306,9 @@ class _Sitting:
         if len(todo) < sum(place.cores for place in where):
             in_shards = [(seed, method) for seed, method in todo if can_be_sharded(method)]
         whole = [pair for pair in todo if pair not in in_shards]
+        for seed, method in todo:
+            # Reports list the methods in the order of their lanes, and compare with the first.
+            self._store.open_lane(method.name, seed)
         if whole:
             lanes = [self._open(pair, self._seeds.executor(pair[0])) for pair in whole]
             run_on_ray(lanes, config, own_data, self._trackers, self._tell)
