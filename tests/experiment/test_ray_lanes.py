@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from test_runner import content
 
 import clientwise as cw
 import shards_here
+from clientwise.data.folder import DataError
 from clientwise.engine.scheduler import Scheduler
+from clientwise.engine.shards import answers
 from clientwise.errors import ClientwiseError
 from clientwise.experiment import runner
 from clientwise.experiment.config import load_experiment
@@ -61,17 +62,49 @@ def test_an_address_without_a_cluster_is_named_at_once(
     cw.run({**tiny, "workers": 1}, tmp_path / "run", resume=True)
 
 
+class Failing:
+    """An actor that fails."""
+
+    def refuse(self) -> None:
+        raise DataError("no such file")
+
+    def end(self) -> None:
+        os._exit(1)
+
+
 @pytest.mark.slow  # real processes of Ray
 @pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_with_ray_sigterm_stops_a_run_as_without_it() -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
+def test_failures_on_ray_and_sigterm_end_a_run_as_without_it() -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command does
     try:
-        with connected_to_ray(), pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(10)
+        with connected_to_ray():
+            failing = ray.remote(Failing).remote()
+            with pytest.raises(ClientwiseError, match=r"^in a process of Ray: no such file$"):
+                answers([failing.refuse.remote()])
+            with pytest.raises(ClientwiseError, match=r"^a process of Ray has ended: .* --resume$"):
+                answers([failing.end.remote()])
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_lanes_are_told_where_this_process_finds_the_data(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of a cluster have another current folder, and other environment variables."""
+    told = []
+    shards_here.without_ray(monkeypatch, count=0)  # no room for shards
+    monkeypatch.setattr(runner, "run_on_ray", lambda _, config, *__: told.append(config))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
+    with pytest.raises(ClientwiseError):
+        cw.run({**tiny, "workers": "ray"}, tmp_path / "current")
+    monkeypatch.setenv("CLIENTWISE_DATA", "named")
+    with pytest.raises(ClientwiseError):
+        cw.run({**tiny, "workers": "ray"}, tmp_path / "environment")
+    assert [one["data_dir"] for one in told] == [str(tmp_path), str(tmp_path / "named")]
 
 
 def test_lanes_keep_their_order_where_some_are_in_shards(

@@ -172,8 +172,24 @@ class Shards:
             asked.append((clients, call.remote(placed, clients, *sent, *own(clients))))
         if meanwhile:
             meanwhile()
-        answers = ray.get([answer for _, answer in asked])
-        return [(clients, answer) for (clients, _), answer in zip(asked, answers, strict=True)]
+        answered = answers([answer for _, answer in asked])
+        return [(clients, answer) for (clients, _), answer in zip(asked, answered, strict=True)]
+
+
+def answers(asked: Sequence[Any]) -> list[Any]:
+    """What processes of Ray answer. Errors that the user can solve are raised here as they were there."""
+    import ray
+    from ray.exceptions import RayActorError, RayTaskError
+
+    try:
+        return list(ray.get(list(asked)))
+    except RayTaskError as error:
+        if isinstance(error.cause, ClientwiseError):
+            raise ClientwiseError(f"in a process of Ray: {error.cause}") from None
+        raise
+    except RayActorError as error:
+        why = str(error).partition("\n")[0]
+        raise ClientwiseError(f"a process of Ray has ended: {why} Continue with --resume") from None
 
 
 def divided(client_ids: Sequence[int], shards: int) -> list[tuple[int, list[int]]]:

@@ -63,8 +63,7 @@ def load_samples(experiment: Experiment) -> Samples:
     missing = [key for key in MISSING if getattr(experiment, key) is None]
     if missing or experiment.data is None:
         raise ConfigError(experiment.source, [(key, MISSING[key]) for key in missing])
-    given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
-    folder = Path(given) if given else None
+    folder = data_folder(experiment)
     where = f"{experiment.source}: data"
     try:
         samples = _loaded(experiment, experiment.data, folder)
@@ -84,14 +83,19 @@ def load_samples(experiment: Experiment) -> Samples:
         raise DataError(message) from error
 
 
+def data_folder(experiment: Experiment) -> Path | None:
+    """The data folder, if one is set."""
+    given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
+    return Path(given) if given else None
+
+
 def _beside_config(experiment: Experiment) -> str:
     """What to do where the files are not in the data folder, but beside the config."""
     files = experiment.data.options.get("files") if experiment.data else None
     if not isinstance(files, str) or not Path(experiment.source).is_file():
         return ""
     folder = Path(experiment.source).parent
-    given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
-    searched = Path(given) if given else Path()
+    searched = data_folder(experiment) or Path()
     if _matches(searched, files) or not _matches(folder, files):
         return ""
     return f'; {folder / files} is beside the config: add data_dir = "." to it'

@@ -15,9 +15,12 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.method import Method, Plan
 from ..core.types import RoundRecord, ServerState
 from ..data.federated import FederatedData
 from ..engine.device import pick_device
+from ..engine.shards import answers
+from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError
 from ..trackers import Trackers
 from .build import build_data, build_engine, build_executor, build_plan, load_samples
@@ -33,19 +36,32 @@ class Remote:
     def __init__(
         self, config: Mapping[str, Any], own_data: FederatedData | None, method: str, seed: int
     ) -> None:
-        experiment = load_experiment(config)
-        samples = own_data.samples if own_data else load_samples(experiment)
-        data, hostile = build_data(experiment, samples, seed, own_data)
-        executor = build_executor(experiment, data.samples, pick_device(experiment.device))
-        (built,) = (one for one in experiment.build_methods() if one.name == method)
-        self._method = built.for_clients(data.names, data.num_clients)
-        self._engine = build_engine(experiment, data, hostile, seed, executor, self._method)
-        self._plan = build_plan(experiment, data.num_clients, seed, self._method.control)
+        self._given = config, own_data, method, seed
+        self._built: tuple[Method, Plan, EmbeddedEngine] | None = None
 
     def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> Round:
         """Run a round from the state that the driver has of this lane."""
-        self._engine.load_state(engine_state)
-        return Round.run(state, self._method, self._plan, self._engine)
+        # Not before: Ray would report an error of the constructor as the death of the actor
+        if self._built is None:
+            self._built = _build(*self._given)
+        method, plan, engine = self._built
+        engine.load_state(engine_state)
+        return Round.run(state, method, plan, engine)
+
+
+def _build(
+    config: Mapping[str, Any], own_data: FederatedData | None, name: str, seed: int
+) -> tuple[Method, Plan, EmbeddedEngine]:
+    """What runs a lane, made in its own process."""
+    experiment = load_experiment(config)
+    samples = own_data.samples if own_data else load_samples(experiment)
+    data, hostile = build_data(experiment, samples, seed, own_data)
+    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
+    (built,) = (one for one in experiment.build_methods() if one.name == name)
+    method = built.for_clients(data.names, data.num_clients)
+    engine = build_engine(experiment, data, hostile, seed, executor, method)
+    plan = build_plan(experiment, data.num_clients, seed, method.control)
+    return method, plan, engine
 
 
 @contextmanager
@@ -57,11 +73,11 @@ def connected_to_ray() -> Iterator[None]:
         raise ClientwiseError("workers = 'ray' needs Ray: pip install clientwise[ray]") from None
     started = not ray.is_initialized()
     if started:
-        address = os.environ.get("RAY_ADDRESS", "")
+        address = os.environ.get("RAY_ADDRESS", "")  # `ray.init` reads it
         _refuse_silent(address)
         try:
             with _signals_kept():
-                ray.init(log_to_driver=False, include_dashboard=False)  # RAY_ADDRESS names a cluster
+                ray.init(log_to_driver=False, include_dashboard=False)
         except (ConnectionError, ValueError) as error:
             raise _no_cluster(address, str(error)) from None
     try:
@@ -147,7 +163,8 @@ def _run_rounds(
     while pending:
         (ready,), _ = ray.wait(list(pending), num_returns=1)
         lane, remote = pending.pop(ready)
-        done = lane.accounted(ray.get(ready))
+        (round_,) = answers([ready])
+        done = lane.accounted(round_)
         lane.keep(done)
         on_round(lane, done.record)
         ask(lane, remote)

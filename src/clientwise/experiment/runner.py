@@ -38,6 +38,7 @@ from .build import (
     build_plan,
     build_trackers,
     count_outputs,
+    data_folder,
     scored,
 )
 from .doubts import doubts
@@ -311,7 +312,10 @@ class _Sitting:
             self._store.open_lane(method.name, seed)
         if whole:
             lanes = [self._open(pair, self._seeds.executor(pair[0])) for pair in whole]
-            run_on_ray(lanes, config, own_data, self._trackers, self._tell)
+            # Processes of a cluster have another current folder, and other environment variables.
+            folder = data_folder(self._experiment) or Path()
+            there = config | {"data_dir": str(folder.absolute())}
+            run_on_ray(lanes, there, own_data, self._trackers, self._tell)
         for seed, method in in_shards:
             executor = self._seeds.executor(seed)
             data = self._seeds.data(seed)
