@@ -188,8 +188,10 @@ def answers(asked: Sequence[Any]) -> list[Any]:
             raise ClientwiseError(f"in a process of Ray: {error.cause}") from None
         raise
     except RayActorError as error:
-        why = str(error).partition("\n")[0]
-        raise ClientwiseError(f"a process of Ray has ended: {why} Continue with --resume") from None
+        why = str(error).strip().splitlines()[-1]
+        raise ClientwiseError(
+            f"a process of Ray has ended ({why}); continue with --resume"
+        ) from None
 
 
 def divided(client_ids: Sequence[int], shards: int) -> list[tuple[int, list[int]]]:
