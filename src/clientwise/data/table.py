@@ -15,7 +15,7 @@ import torch
 
 from ..core.problem import Classification, Problem, Regression, Survival
 from ..encoding import Encoding, InputColumn
-from ..errors import shortened
+from ..errors import plain, shortened
 from ..registry import suggest
 from .arrays import MOST_CLASSES
 from .cache import Writer, cached
@@ -250,21 +250,26 @@ def _common_columns(
         found |= known
         for name in dict.fromkeys([*needed, *used]):
             if name not in known:
-                what = f"{shortened(name)!r}{needed.get(name, '')}"
-                wrong.append(f"{sheet.path}: no column {what}{suggest(name, known)}")
+                what = f"{_shown(name)!r}{needed.get(name, '')}"
+                wrong.append(f"{sheet.path}: no column {what}{suggest(name, map(_shown, known))}")
         for name in sheet.columns:
             if name not in wanted:
                 wrong.append(
-                    f"{sheet.path}: has a column {shortened(name)!r}, but {first.path} has none; "
+                    f"{sheet.path}: has a column {_shown(name)!r}, but {first.path} has none; "
                     "put it into `ignore`, or add it there"
                 )
     for name in ignore:
         if name not in found:
             wrong.append(
-                f"{first.path}: no column {shortened(name)!r} to ignore{suggest(name, found)}"
+                f"{first.path}: no column {_shown(name)!r} to ignore{suggest(name, map(_shown, found))}"
             )
     _refuse(wrong)
     return used
+
+
+def _shown(name: str) -> str:
+    """The name of a column in a message: a damaged file may have any."""
+    return shortened(plain(name), 60)
 
 
 def _refuse(wrong: Sequence[str], advice: str = "") -> None:
