@@ -80,7 +80,9 @@ def test_failures_on_ray_and_sigterm_end_a_run_as_without_it() -> None:
             failing = ray.remote(Failing).remote()
             with pytest.raises(ClientwiseError, match=r"^in a process of Ray: no such file$"):
                 answers([failing.refuse.remote()])
-            with pytest.raises(ClientwiseError, match=r"^a process of Ray has ended \(.*--resume$"):
+            with pytest.raises(
+                ClientwiseError, match=r"^a process of Ray has ended \(.*--resume \(resume=True"
+            ):
                 answers([failing.end.remote()])
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGTERM)

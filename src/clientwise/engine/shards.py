@@ -190,7 +190,7 @@ def answers(asked: Sequence[Any]) -> list[Any]:
     except RayActorError as error:
         why = str(error).strip().splitlines()[-1]
         raise ClientwiseError(
-            f"a process of Ray has ended ({why}); continue with --resume"
+            f"a process of Ray has ended ({why}); continue with --resume (resume=True in Python)"
         ) from None
 
 

@@ -114,7 +114,7 @@ def _no_cluster(address: str, why: str) -> ClientwiseError:
     return ClientwiseError(
         f"RAY_ADDRESS = {address!r}: no Ray cluster answers there ({why}). Start one (ray start --head),"
         " correct the address (HOST:PORT), or unset RAY_ADDRESS to use this machine; then continue"
-        " with --resume"
+        " with --resume (resume=True in Python)"
     )
 
 
