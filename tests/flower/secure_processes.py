@@ -32,7 +32,6 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from flwr.supercore.task_identity import TaskIdentity
 from grid import LoopGrid
 
-import clientwise.secure.client
 import clientwise.secure.statements
 from clientwise.core.secrecy import SecretScores
 from clientwise.experiment.config import load_experiment
@@ -57,7 +56,6 @@ def main(settings: Mapping[str, Any]) -> None:
     torch.set_num_threads(1)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     if not settings["masked"]:
-        clientwise.secure.client.mask = no_mask
         clientwise.secure.statements.mask = no_mask
     if settings["role"] == "nodes":
         os.setsid()  # the test ends the whole group

@@ -18,7 +18,7 @@ from clientwise.secure.primitives import Masked, value_type
 from clientwise.secure.server import SecureServer
 from clientwise.secure.terms import Message, Sum, Terms
 
-SUMS = (Sum("criteria", 2, 64), Sum("vector", 20, 32))
+SUMS = (Sum("criteria", 12, 64), Sum("vector", 20, 32))
 # What happens to an answer: (step, client, message) -> the message, or None for a client that is gone
 Interfere = Callable[[str, int, Any], Any]
 
@@ -58,7 +58,9 @@ class Parties:
         self.keys = keys
         self.terms = terms
         self.replies, self.requests = replies, requests
-        self.score: Callable[[Any], int] = lambda told: 1  # what a client's values are multiplied by
+        self.score: Callable[[Any], int] = lambda told: (
+            1
+        )  # what a client's values are multiplied by
         self.gone: set[int] = set()
         self.refusals: dict[int, str] = {}  # by clients, of what the server asked
         self.values = {

@@ -38,7 +38,7 @@ from .replies import (
     why_unreadable,
 )
 from .secure_rounds import SecureRound
-from .secure_wire import terms_of
+from .secure_wire import SecureRun
 from .signing import Signer
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
@@ -104,8 +104,7 @@ class FlowerEngine:
         claims: compares what clients say about their data with what they declared; None in a
             simulation.
         on_repeat: called with a text before too few replies make the engine ask again.
-        run_id: Flower's number of the run, to which secure aggregation binds its keys.
-        identities: the public keys of all clients, for secure aggregation.
+        secure: the run, for secure aggregation.
         awaits_all: wait for every client to connect, and then as long for its reply. Under differential
             privacy, no client may decide whether another one is asked. No round is repeated then.
     """
@@ -124,8 +123,7 @@ class FlowerEngine:
         outbox: Outbox | None = None,
         claims: Claims | None = None,
         on_repeat: Callable[[str], None] = lambda text: None,
-        run_id: int = 0,
-        identities: Mapping[int, bytes] | None = None,
+        secure: SecureRun | None = None,
         awaits_all: bool = False,
     ) -> None:
         self.num_clients = local.num_clients
@@ -147,8 +145,7 @@ class FlowerEngine:
         self._outbox = outbox or Outbox()
         self._claims = claims
         self._on_repeat = on_repeat
-        self._run_id = run_id
-        self._identities = identities or {}
+        self._secure = secure
         self._awaits_all = awaits_all
         # A round that is repeated for one client asks others again
         self._repeats = 0 if awaits_all else settings.repeats
@@ -231,7 +228,8 @@ class FlowerEngine:
         Nothing is repeated: a second sum of the same round would differ by single clients.
         """
         self._round = task.round_num
-        terms = terms_of(self._run_id, self._seed, model, task, scores)
+        assert self._secure is not None
+        terms = self._secure.terms(self._seed, model, task, scores)
         patience = time.monotonic() + self._settings.train_seconds
         nodes = self._wait_for(client_ids, min(terms.threshold, len(client_ids)), patience)
         packed = pack(model)
@@ -252,7 +250,7 @@ class FlowerEngine:
         one = SecureRound(
             scores,
             terms,
-            self._identities,
+            self._secure.identities,
             exchange,
             seed=self._seed,
             round_num=task.round_num,

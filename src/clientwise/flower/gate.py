@@ -24,7 +24,7 @@ from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError
 from ..experiment.schema import Experiment
 from .allowance import Allowance
-from .ledger import Entry, Ledger
+from .ledger import Entry, Ledger, read
 from .small_numbers import Release
 from .wire import VERSION, Request, evaluation_from, plain_request
 
@@ -60,11 +60,8 @@ class Gate:
         }
         self._release = Release(cell, self._allowance.models, ledger.key())
 
-    def admit(self, request: Request, models: Tensor, *, once: bool = False) -> None:
-        """RefusedError for a request that the experiment does not ask for; a note of all others.
-
-        With `once`, also for a round of a seed that was trained before, with the same model or another.
-        """
+    def admit(self, request: Request, models: Tensor) -> None:
+        """RefusedError for a request that the experiment does not ask for; a note of all others."""
         round_num = request.round_num if request.task is None else request.task.round_num
         kind = "evaluate" if request.task is None else "train"
         self._about |= {"kind": kind, "seed": request.seed, "round": round_num}
@@ -76,8 +73,6 @@ class Gate:
             refuse_other_types(models)
             names = [_digest(asked + models.numpy().tobytes())]
         with self._ledger.locked() as entries:
-            if once and self._of_this_round(entries, kind):
-                raise RefusedError(f"round {round_num} began before; a round is summed once")
             known = {name for entry in self._mine(entries, kind) for name in entry["models"]}
             new = [name for name in dict.fromkeys(names) if name not in known]
             cost = 0.0
@@ -91,21 +86,26 @@ class Gate:
             self._ledger.add(event, **self._about, models=new, asked=len(names), cost=cost)
 
     def note_step(self, seed: int, round_num: int, step: str) -> None:
-        """What `sent` and `failed` note about a later step of secure aggregation."""
+        """What `claim_step`, `sent` and `failed` note about a step of secure aggregation."""
         self._about |= {"kind": f"secure aggregation, {step}", "seed": seed, "round": round_num}
 
     def claim_step(self) -> None:
-        """RefusedError if the step that `note_step` named was answered before.
+        """RefusedError if this node answered the step that `note_step` named before.
 
-        Flower's state of a run is read when a request arrives, so two requests at once see the same
-        state. The ledger has a lock.
+        Whichever app asked, under whichever approval: two sums of a round over different clients
+        differ by single updates. Flower's state of a run is read when a request arrives, so two
+        requests at once see the same state. The ledger has a lock.
         """
-        claimed = ("experiment", "seed", "round", "kind")
-        with self._ledger.locked() as entries:
-            for entry in entries:
+        claimed = ("seed", "round", "kind")
+        with self._ledger.locked():
+            for entry in read(self._ledger.path):
                 same = all(entry.get(key) == self._about[key] for key in claimed)
                 if same and entry["event"] == "step":
-                    raise RefusedError(f"{self._about['kind']}: answered before in this round")
+                    raise RefusedError(
+                        f"{self._about['kind']}: this node answered it before in round "
+                        f"{self._about['round']} of seed {self._about['seed']}, and a round is summed "
+                        "once. Another run needs other seeds"
+                    )
             self._ledger.add("step", **self._about)
 
     @property

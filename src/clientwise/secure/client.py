@@ -143,7 +143,9 @@ class SecureClient:
         one = self.terms.sum_for(purpose)
         total = values(broadcast)
         if total.shape != (one.length,) or total.dtype != value_type(one.bits):
-            raise ValueError(f"{total.shape} values of {total.dtype} do not fit the sum {purpose!r}")
+            raise ValueError(
+                f"{total.shape} values of {total.dtype} do not fit the sum {purpose!r}"
+            )
         view = sum_view(self.state["view"], purpose, peers, broadcast)
         secrets = self.state["secrets"][purpose]
         total = total + self_mask(one, view, self.client, bytes.fromhex(secrets["self"]))
