@@ -196,6 +196,8 @@ class Attack:
 
     def known(self, owner: int, purpose: str, kind: str) -> bytes | None:
         """A client's secret, if enough of it was told."""
+        if (owner, purpose, kind) not in self.secrets:
+            return None
         helpers = len(self.told[owner, purpose, kind] | self.colluding)
         if owner in self.colluding or helpers >= self.terms.threshold:
             return bytes.fromhex(self.secrets[owner, purpose, kind])
