@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -250,7 +251,8 @@ def attacked(
         found: Message | None = message
         for now, name, victims in planned:
             if found is not None and now == step and client in victims:
-                found = DEVIATIONS[step][name](attack, client, found)
+                with suppress(IndexError, KeyError, ValueError):  # nothing left to change
+                    found = DEVIATIONS[step][name](attack, client, found)
         return found
 
     keys = {client: identities()[client] for client in range(cohort)}
