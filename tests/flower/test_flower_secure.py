@@ -17,6 +17,7 @@ import numpy
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from approvals import approve_again, approve_once
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_to_proto
@@ -294,7 +295,10 @@ class Deployment:
         table["flower"] |= {"clients": list(identities), "identities": identities}
         table["flower"] |= {"input_shape": [1, 8, 8], "num_classes": 10}
         self.trial.experiment = load_experiment(table)
+        self.table = table
         self.trial.app = client_app(table, load=lambda path: _own_data())
+        for settings in self.settings:
+            approve_once(settings["ledger"], table, cell=1)
         self.contexts = [self.fresh_context(client) for client in range(CLIENTS)]
 
     def fresh_context(self, client: int) -> Context:
@@ -374,16 +378,13 @@ def test_a_step_names_the_round_that_began_last_under_the_present_approval(
 ) -> None:
     """Under the label of another seed, or after a new approval, a step could be claimed again."""
     nodes = Deployment(tiny, tmp_path, seeds=(1, 2))
-    agreed = tmp_path / "agreed"
-    agreed.write_text("one")
-    nodes.settings[0]["agreed"] = str(agreed)
     context = nodes.fresh_context(0)
     replies = [nodes.begin(0, context, seed=seed) for seed in (1, 2)]
     assert [reason_of(reply) for reply in replies] == ["answered", "answered"]
     of_seed = [write_step(Step(0, seed, 1, "shares", {"roster": {}})) for seed in (1, 2)]
     assert "round 1 did not begin here" in reason_of(ask(nodes.trial, of_seed[0], context))
     assert "only 0 clients sent keys" in reason_of(ask(nodes.trial, of_seed[1], context))
-    agreed.write_text("two")
+    approve_again(nodes.settings[0]["ledger"], nodes.table, cell=1)
     assert "round 1 did not begin here" in reason_of(ask(nodes.trial, of_seed[1], context))
 
 

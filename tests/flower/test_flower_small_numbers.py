@@ -15,6 +15,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -49,6 +50,7 @@ def ask(path: Path, request: Request, models: torch.Tensor, **node_config: Any) 
     message = Message(write_request(request, pack(models)), 1, kind)
     message.metadata.__dict__["_message_id"] = "asked"
     settings = {"data": str(path), "ledger": f"{path}.ledger", "smallest-cell": 1} | node_config
+    approve_once(settings["ledger"], CONFIG, settings["smallest-cell"])
     context = Context(1, 2, settings, RecordDict(), {})
     return client_app(CONFIG)(message, context)
 
@@ -81,14 +83,13 @@ def test_a_node_speaks_of_whole_groups(hospital: Path) -> None:
     assert exact["criterion.class_balance"] * exact["criterion.dataset_size"] == pytest.approx(
         77 * 6 / 71
     )
-    coarse = ask(
-        hospital, Request(0, 1, task()), model, **{"smallest-cell": 5}
-    ).content.metric_records[NUMBERS]
+    in_fives = {"smallest-cell": 5, "ledger": f"{hospital}.fives.ledger"}
+    coarse = ask(hospital, Request(0, 1, task()), model, **in_fives).content.metric_records[NUMBERS]
     assert coarse["criterion.dataset_size"] == 75
     assert coarse["criterion.class_balance"] == 0.071  # 5/70, in two digits
 
     models = torch.randn(2, 10, generator=torch.Generator().manual_seed(1))
-    reply = ask(hospital, Request(0, 1, round_num=1), models, **{"smallest-cell": 5})
+    reply = ask(hospital, Request(0, 1, round_num=1), models, **in_fives)
     found = read_evaluation(
         reply.content, 2, Classification(2), most_samples=1000
     )  # agrees with itself
