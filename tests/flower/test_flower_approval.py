@@ -85,7 +85,10 @@ def test_every_answer_with_new_noise_is_counted(tmp_path: Path) -> None:
     node = Node(tmp_path, PRIVATE)
     assert len(answers(node, 12, correct_a_training_value)) == 2  # as many as a round may have
     assert spent(node) == pytest.approx(2 / 8)
-    assert "trained 2 times already, with other models or training rows" in node.train(1, 1).error.reason
+    assert (
+        "trained 2 times already, with other models or training rows"
+        in node.train(1, 1).error.reason
+    )
 
 
 def test_without_groups_another_order_is_counted(tmp_path: Path) -> None:
@@ -206,7 +209,9 @@ def test_the_sum_over_all_approvals_is_what_a_row_has_spent(tmp_path: Path) -> N
     assert released(entries, "train").mu == pytest.approx(2 * one_run)  # √4
     first, second = lifetime(entries, load_experiment(PRIVATE), 5)
     assert f"(μ = {2 * one_run:.2g}); with this approval at most μ = 2" in first  # √5 · 0.88
-    assert "a test row: 0 models evaluated before; with this approval at most μ = 1, ε = 4.4" in second
+    assert (
+        "a test row: 0 models evaluated before; with this approval at most μ = 1, ε = 4.4" in second
+    )
 
 
 def test_entries_that_were_lost_are_missed(tmp_path: Path) -> None:

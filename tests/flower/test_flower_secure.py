@@ -15,9 +15,9 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 import numpy
 import torch
+from approvals import approve_again, approve_once
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from approvals import approve_again, approve_once
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_to_proto
@@ -323,6 +323,21 @@ def test_a_deployed_node_has_an_identity_and_a_ledger(tiny: dict[str, Any], tmp_
     assert "round 3 began before" in begin(1, 3)
     del nodes.settings[1]["identity"]
     assert "DataError" in begin(1, 1)
+
+
+def test_a_round_is_summed_once_over_all_experiments_and_approvals(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two versions that sum a round over different cohorts would reveal one update."""
+    nodes = Deployment(tiny, tmp_path)
+    assert reason_of(nodes.begin(1, nodes.fresh_context(1), 3)) == "answered"
+    other = nodes.table | {"name": "another version", "rounds": 4}
+    nodes.trial.app = client_app(other, load=lambda path: _own_data())
+    approve_again(nodes.settings[1]["ledger"], other, cell=1)
+    context = nodes.fresh_context(1)
+    context.run_id = 2
+    assert "round 3 began before with seed 1" in reason_of(nodes.begin(1, context, 3))
+    assert reason_of(nodes.begin(1, context, 4)) == "answered"
 
 
 def test_whether_training_fails_is_not_told(tiny: dict[str, Any], tmp_path: Path) -> None:

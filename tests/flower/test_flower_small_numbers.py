@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy
 import pytest
-import tomli_w
 import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
@@ -25,7 +24,6 @@ from clientwise.core.types import LocalTraining, Task, Updates
 from clientwise.experiment.config import load_experiment
 from clientwise.flower import OwnData, client_app
 from clientwise.flower.allowance import Allowance, describe_nodes
-from clientwise.flower.node import answers_to
 from clientwise.flower.small_numbers import Release, in_groups
 from clientwise.flower.wire import NUMBERS, Request, pack, read_evaluation, write_request
 from clientwise.registry import Part
@@ -224,16 +222,14 @@ def test_what_cannot_work_is_said_before_the_run(
         assert part in text
 
 
-def test_an_operator_reads_what_the_node_will_answer(tmp_path: Path) -> None:
-    folder = tmp_path / "federation"
-    folder.mkdir()
-    config = CONFIG | {"evaluation": {"metric": "auc"}}
-    (folder / "experiment.toml").write_text(tomli_w.dumps(config))
-    first, rows, warning = answers_to(tmp_path, 5)
+def test_an_operator_reads_what_the_node_will_answer() -> None:
+    """tests/flower/test_flower_node.py has what else `agree` prints."""
+    first, rows, warning = describe_nodes(
+        load_experiment(CONFIG | {"evaluation": {"metric": "auc"}})
+    )
     assert first.endswith("train at most 2 and evaluate at most 2 models each; SMALLEST_CELL=5")
     assert "a changed server can compute training rows, with diagnoses, from this node's" in rows
     assert "evaluation.clients_every = 0 and report_inputs" in warning
-    assert answers_to(tmp_path / "app.fab", 5) == []
 
 
 def test_an_operator_reads_what_hides_the_rows() -> None:

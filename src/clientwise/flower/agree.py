@@ -72,7 +72,7 @@ def agree(app: Path, node: Node, words: str = "") -> Iterator[str]:
     was_used = ledger.was_used
     bundle = bundle_of(app)
     with _config_in(bundle) as config:
-        experiment = load_experiment(config)
+        experiment = _read(config)
         yield from describe_nodes(experiment, node.cell)
         yield f"{'not hidden':<12}{NOT_HIDDEN}"
         yield from _identities(experiment, node)
@@ -104,6 +104,11 @@ def _config_in(bundle: bytes) -> Iterator[Path]:
                 f"the app has {len(found)} files */experiment.toml; a node answers apps with one"
             )
         yield found[0]
+
+
+def _read(config: Path) -> Experiment:
+    # The server has the file of the initial model; a node does not need it.
+    return load_experiment(config, replaced={"initial_model": None})
 
 
 def _identities(experiment: Experiment, node: Node) -> Iterator[str]:
@@ -146,7 +151,7 @@ def _data(config: Path, node: Node) -> Iterator[str]:
 
 def _rows(config: Path, node: Node) -> tuple[tuple[int, str], tuple[int, str]]:
     """Number and digest of a node's training rows and of its test rows."""
-    experiment = load_experiment(config)
+    experiment = _read(config)
     members = experiment.flower.clients
     if node.name not in members:
         raise ClientwiseError(f"{node.name} is not in flower.clients: {', '.join(members)}")

@@ -105,8 +105,8 @@ class Gate:
             approval = self._approved(entries)
             if once and self._of_this_round(entries):
                 raise RefusedError(
-                    f"round {round_num} of seed {request.seed} began before; a round is summed once. "
-                    "Another run needs other seeds"
+                    f"round {round_num} began before with seed {request.seed}; a round is summed "
+                    "once: another run needs other seeds"
                 )
             mine = [entry for entry in entries if entry.get("approval") == approval]
             asked = [entry for entry in mine if entry.get("kind") == kind and "models" in entry]
