@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..core.criteria import CRITERIA, is_fixed
+from ..core.criteria import CRITERIA, is_of_counts
 from ..core.evidence.significance import LEAST_JUDGES, Significance
 from ..core.method import Method, Plan
 from ..core.privacy import LocalNoise, gaussian_epsilon
@@ -154,14 +154,14 @@ class Allowance:
                 )
 
     def _exact_numbers(self) -> Iterator[str]:
-        """Criteria that follow from the model that the server sends and from the training rows."""
+        """Criteria that follow from the training rows, and some from the model that the server sends."""
         for method in self._methods:
             for part in method.client_criteria:
-                if not is_fixed(part) and "clock" not in CRITERIA.needs(part):
+                if not is_of_counts(part) and "clock" not in CRITERIA.needs(part):
                     yield (
-                        f"{method.name}: {part.called} has two digits and no noise. A changed server "
-                        "can compute attributes of patients from it: use another criterion, or "
-                        "trust the server's administrator with the training rows"
+                        f"{method.name}: {part.called} has two digits and no noise, and is outside "
+                        "of μ. A changed server can compute attributes of patients from it: use "
+                        "another criterion, or trust the server's administrator with the training rows"
                     )
 
     def _instead(self, clients_judge: bool) -> str:
