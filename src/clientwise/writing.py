@@ -26,11 +26,11 @@ def put_in_place(written: Path, path: Path) -> None:
     with written.open("rb+") as file:
         os.fsync(file.fileno())
     os.replace(written, path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Without this, a power cut can undo a rename."""
+def sync_folder(folder: Path) -> None:
+    """Without this, a power cut can undo a rename, or a new file."""
     if os.name == "nt":  # a folder cannot be opened there
         return
     descriptor = os.open(folder, os.O_RDONLY)

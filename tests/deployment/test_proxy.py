@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.server
 import os
 import shutil
@@ -66,6 +67,7 @@ class Proxy:
         self.app = app
         self.port = free_port()
         self.settings = {"PORT": str(self.port), "LINK_PORT": str(free_port())}
+        self.settings["ROTATE_SECONDS"] = "1"
         self.script("certificates.sh")
         self._link = http.server.ThreadingHTTPServer(
             ("127.0.0.1", int(self.settings["LINK_PORT"])), SuperLink
@@ -166,6 +168,27 @@ def test_a_revoked_certificate_opens_nothing(proxy: Proxy) -> None:
     assert proxy.status_of("zurich") == "400"
     assert proxy.status_of("zurich-west") == "200"
     assert "no certificate of bern" in proxy.app.script("revoke.sh", "bern").stdout
+
+
+def test_the_access_log_is_compressed_when_it_is_large(proxy: Proxy) -> None:
+    proxy.register("zurich")
+    folder = proxy.app.state / "proxy"
+    for number in range(70):
+        (folder / f"access-20200101-{number:06}.log.gz").touch()
+    assert proxy.status_of("zurich") == "200"
+    written = (folder / "access.log").read_bytes()
+    assert b"CN=zurich" in written
+    with (folder / "access.log").open("ab") as log:
+        log.write(b"x" * 26_000_000)
+
+    def was_compressed() -> bool:
+        return len(list(folder.glob("access-2*.log.gz"))) == 60
+
+    processes.wait_until(was_compressed, 60, "the log to be compressed", proxy.log)
+    assert proxy.status_of("zurich") == "200"
+    assert b"CN=zurich" in (folder / "access.log").read_bytes()  # nginx writes to a new file
+    newest = max(folder.glob("access-2*.log.gz"))
+    assert gzip.decompress(newest.read_bytes()).startswith(written)
 
 
 def test_half_open_connections_keep_nobody_out(proxy: Proxy) -> None:

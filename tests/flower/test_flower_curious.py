@@ -17,6 +17,7 @@ from torch import Tensor
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from curious_server import (
     NEAR,
     STEEP,
@@ -85,6 +86,7 @@ class Node:
     def __init__(self, config: dict[str, Any], path: Path, **settings: Any) -> None:
         self.config = config
         self.settings = {"data": str(path), **settings}
+        approve_once(settings["ledger"], config)
         self.messages = 0
         self.refusals: list[str] = []
 

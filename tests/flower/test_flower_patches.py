@@ -51,6 +51,7 @@ from starlette.middleware import Middleware
 
 from clientwise.errors import ClientwiseError
 from clientwise.flower import node, patches
+from clientwise.flower.ledger import Ledger
 from clientwise.flower.link import OwnCalls
 from clientwise.flower.retention import keep_updates_in_memory
 
@@ -127,10 +128,16 @@ def quiet_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
 
 
-def run_node(agreed: Path) -> None:
+def run_node(ledger: Path) -> None:
     arguments = ["--insecure", "--superlink", "127.0.0.1:9", "--isolation", "process"]
     with pytest.raises(Ended):
-        node.start(agreed, None, None, arguments)
+        node.start(ledger, None, None, arguments)
+
+
+def approve_bundle(ledger: Path, bundle: bytes) -> None:
+    with Ledger(ledger).locked() as entries:
+        found = hashlib.sha256(bundle).hexdigest()
+        Ledger(ledger).add(entries, "approved", bundle=found)
 
 
 @pytest.mark.usefixtures("quiet_node")
@@ -149,8 +156,8 @@ def test_flower_runs_a_bundle_only_if_the_operator_approved_it(
         lambda content, run: stored.append(hashlib.sha256(content).hexdigest()) or {},
     )
     if approved:
-        node.agree(tmp_path / "agreed", tmp_path / "app")
-    run_node(tmp_path / "agreed")
+        approve_bundle(tmp_path / "ledger", bundle)
+    run_node(tmp_path / "ledger")
     assert "get-fab" in superlink.calls
     assert ("pull-object" in superlink.calls) == approved  # a task was begun
     assert ("push-messages" in superlink.calls) != approved  # an error was answered
@@ -167,8 +174,8 @@ def test_without_our_client_no_bundle_is_run(
         FleetHttpClient, "_unary_unary", lambda self, **given: superlink.answer(self, **given)
     )
     monkeypatch.setattr(node, "replace_fleet_client", lambda *_: None)
-    node.agree(tmp_path / "agreed", tmp_path / "app")
-    run_node(tmp_path / "agreed")
+    approve_bundle(tmp_path / "ledger", bundle)
+    run_node(tmp_path / "ledger")
     assert "push-messages" in superlink.calls
 
 

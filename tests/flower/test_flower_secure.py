@@ -15,6 +15,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 import numpy
 import torch
+from approvals import approve_again, approve_once
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -289,7 +290,10 @@ class Deployment:
         table["flower"] |= {"clients": list(identities), "identities": identities}
         table["flower"] |= {"input_shape": [1, 8, 8], "num_classes": 10}
         self.trial.experiment = load_experiment(table)
+        self.table = table
         self.trial.app = client_app(table, load=lambda path: _own_data())
+        for settings in self.settings:
+            approve_once(settings["ledger"], table, cell=1)
         self.contexts = [self.fresh_context(client) for client in range(CLIENTS)]
 
     def fresh_context(self, client: int) -> Context:
@@ -314,25 +318,6 @@ def test_a_deployed_node_has_an_identity_and_a_ledger(tiny: dict[str, Any], tmp_
     assert "round 3 of seed 1, and a round is summed once" in begin(1, 3)
     del nodes.settings[1]["identity"]
     assert "DataError" in begin(1, 1)
-
-
-def test_a_round_is_summed_once_over_all_apps_and_approvals(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
-    """Two approved versions could sum the same updates over different clients."""
-    nodes = Deployment(tiny, tmp_path)
-    agreed = tmp_path / "agreed"
-    agreed.write_text("one")
-    nodes.settings[1]["agreed"] = str(agreed)
-    assert reason_of(nodes.begin(1, nodes.fresh_context(1))) == "answered"
-    table = nodes.trial.experiment.to_dict() | {"rounds": 99, "note": "version 2"}
-    nodes.trial.app = client_app(table, load=lambda path: _own_data())
-    for approval in ("one", "one\ntwo", "two"):
-        agreed.write_text(approval)
-        reason = reason_of(nodes.begin(1, nodes.fresh_context(1)))
-        assert "round 1 of seed 1, and a round is summed once" in reason
-        assert "needs other seeds" in reason
-    assert reason_of(nodes.begin(1, nodes.fresh_context(1), round_num=2)) == "answered"
 
 
 def test_another_version_of_the_experiment_is_another_round(tiny: dict[str, Any]) -> None:
@@ -375,6 +360,21 @@ def test_another_version_of_the_protocol_ends_with_a_sentence(tiny: dict[str, An
     (refusal,) = record.refusals
     assert f"the node's {said}" in refusal.reason
     assert len(record.client_ids) == 4
+
+
+def test_a_round_is_summed_once_over_all_experiments_and_approvals(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two versions that sum a round over different cohorts would reveal one update."""
+    nodes = Deployment(tiny, tmp_path)
+    assert reason_of(nodes.begin(1, nodes.fresh_context(1), 3)) == "answered"
+    other = nodes.table | {"name": "another version", "rounds": 4}
+    nodes.trial.app = client_app(other, load=lambda path: _own_data())
+    approve_again(nodes.settings[1]["ledger"], other, cell=1)
+    context = nodes.fresh_context(1)
+    context.run_id = 2
+    assert "round 3 began before with seed 1" in reason_of(nodes.begin(1, context, 3))
+    assert reason_of(nodes.begin(1, context, 4)) == "answered"
 
 
 def test_whether_training_fails_is_not_told(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -429,16 +429,13 @@ def test_a_step_names_the_round_that_began_last_under_the_present_approval(
 ) -> None:
     """Under the label of another seed, or after a new approval, a step could be claimed again."""
     nodes = Deployment(tiny, tmp_path, seeds=(1, 2))
-    agreed = tmp_path / "agreed"
-    agreed.write_text("one")
-    nodes.settings[0]["agreed"] = str(agreed)
     context = nodes.fresh_context(0)
     replies = [nodes.begin(0, context, seed=seed) for seed in (1, 2)]
     assert [reason_of(reply) for reply in replies] == ["answered", "answered"]
     of_seed = [write_step(Step(0, seed, 1, "shares", {"roster": {}})) for seed in (1, 2)]
     assert "round 1 did not begin here" in reason_of(ask(nodes.trial, of_seed[0], context))
     assert "only 0 clients sent keys" in reason_of(ask(nodes.trial, of_seed[1], context))
-    agreed.write_text("two")
+    approve_again(nodes.settings[0]["ledger"], nodes.table, cell=1)
     assert "round 1 did not begin here" in reason_of(ask(nodes.trial, of_seed[1], context))
 
 

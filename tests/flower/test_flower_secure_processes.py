@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -63,6 +64,8 @@ def settings_in(folder: Path, tiny: dict[str, Any], rounds: int) -> dict[str, An
     flower = {"clients": names, "identities": identities, "train_seconds": 600.0}
     flower |= {"input_shape": [1, 8, 8], "num_classes": 10, "evaluate_seconds": 600.0}
     table = {key: value for key, value in table.items() if key not in ("data", "partition")}
+    for own in nodes:
+        approve_once(own["ledger"], table | {"flower": flower}, cell=1)
     return {
         "folder": str(folder),
         "config": table | {"flower": flower},
