@@ -102,51 +102,65 @@ def cpu_seconds(federation: Federation) -> dict[str, float]:
     return found
 
 
-def prepare(federation: Federation, rounds: int, secure: bool) -> None:
-    """The template's method on digits, as the deployment guide has it; or a masked mean."""
+def start(federation: Federation, rounds: int, secure: bool) -> None:
+    """Start all processes, with the template's method on digits, or with a masked mean."""
     flower: dict[str, Any] = {"min_replies": len(NAMES), "grace_seconds": 120}
     change: dict[str, Any] = {"rounds": rounds, "flower": flower}
     if secure:
-        for name in NAMES:
-            said = federation.script("node-key.sh", name)
-            identity = re.findall(r'= "([0-9a-f]{64})"', said)[-1]
-            flower.setdefault("identities", {})[name] = identity
         criteria = ["class_balance", "label_diversity"]
         change["methods"] = [{"name": "secret", "criteria": criteria, "secure_aggregation": {}}]
         change["evaluation"] = {"clients_every": 0}
+    printed = {name: federation.script("node-key.sh", name) for name in NAMES}
+    flower["identities"] = {
+        name: re.findall(r'= "([0-9a-f]{64})"', said)[-1] for name, said in printed.items()
+    }
     federation.configure(change)
+    federation.script("certificates.sh")
+    federation.start_superlink()
+    federation.start_proxy()
+    federation.script("agree.sh")
+    for name in NAMES:
+        federation.register(name)
+        federation.start_node(name)
+    federation.wait_for_nodes()
+
+
+def show_idle(federation: Federation, seconds: float) -> None:
+    """Print the processor time of a federation that does nothing."""
+
+    def spent(span: float) -> dict[str, float]:
+        before = cpu_seconds(federation)
+        time.sleep(span)
+        return {name: now - before[name] for name, now in cpu_seconds(federation).items()}
+
+    for _ in range(60):  # nodes import PyTorch in the background first
+        if max(spent(5).values()) < 0.5:
+            break
+    print(f"processor time in {seconds:g} idle seconds:")
+    for service, found in spent(seconds).items():
+        print(f"    {service:<12}{found:6.2f} s")
 
 
 def measure(folder: Path, rounds: int, secure: bool, idle: float) -> None:
     """Run a federation and print what it waited for."""
-    federation = Federation(folder, NAMES, proxy=True)
+    federation = Federation(folder, NAMES)
     file = federation.logs / "stamps.tsv"
     (federation.logs / "sitecustomize.py").write_text(STAMPS, encoding="utf-8")
     paths = [str(federation.logs), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     federation.environment |= {
         "PYTHONPATH": os.pathsep.join(paths),
         "STAMPS": str(file),
-        "LINK_PORT": str(free_port()),
+        "LINK_PORT": str(free_port()),  # nodes connect to nginx
     }
-    federation.environment["UPSTREAM"] = f"127.0.0.1:{federation.environment['LINK_PORT']}"
     try:
-        prepare(federation, rounds, secure)
-        federation.start()
-        federation.wait_for_nodes()
+        start(federation, rounds, secure)
         if idle:
-            time.sleep(10)
-            before = cpu_seconds(federation)
-            time.sleep(idle)
-            after = cpu_seconds(federation)
-            print(f"processor time in {idle:g} idle seconds:")
-            for service, seconds in after.items():
-                print(f"    {service:<12}{seconds - before[service]:6.2f} s")
+            show_idle(federation, idle)
         began = time.time()
         federation.begin()
         federation.wait_for_rounds(rounds, 200 * rounds)
         federation.wait_until_finished()
-        ended = time.time()
-        report(stamps(file), began, ended, rounds)
+        report(stamps(file), began, time.time(), rounds)
     finally:
         federation.stop()
 
