@@ -16,7 +16,7 @@ import clientwise as cw
 import shards_here
 from clientwise.core.criteria import make_criterion
 from clientwise.core.method import Method, Plan
-from clientwise.core.round import evaluate, first_state, fold, run_round
+from clientwise.core.round import evaluate_clients, first_state, fold, run_round
 from clientwise.core.rules import median
 from clientwise.core.types import LocalTraining
 from clientwise.data.federated import FederatedData
@@ -175,8 +175,9 @@ def test_a_sample_of_the_clients_is_evaluated_where_they_are(
     whole = make_engine()
     engine = in_shards(make_engine(), parts, Method())
     plan = Plan(seed=1, cohort_size=8, evaluate_clients_sample=3)
-    _, here = evaluate(whole.initial_model, None, 1, plan, whole)
-    _, there = evaluate(whole.initial_model, None, 1, plan, engine)
+    models = whole.initial_model[None]
+    here = evaluate_clients(False, 1, plan, whole, models)
+    there = evaluate_clients(False, 1, plan, engine, models)
     assert here is not None
     assert there is not None
     assert int((there.num_samples > 0).sum()) == 3

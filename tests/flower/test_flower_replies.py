@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,9 @@ class Federation:
         method = method or Method()
         self.state: ServerState = first_state(self.engine.initial_model, method, self.engine)
         records = []
+        plan = replace(self.plan, rounds=count)  # nobody is asked for a round after the last
         for _ in range(count):
-            self.state, record = run_round(self.state, method, self.plan, self.engine)
+            self.state, record = run_round(self.state, method, plan, self.engine)
             records.append(record)
         return records
 

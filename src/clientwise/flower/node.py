@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
+import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -23,13 +24,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from flwr.supercore.fab import Fab
+from flwr.supernode import start_client_internal
 from flwr.supernode.cli import flower_supernode
 
 from ..errors import ClientwiseError
 from .agree import Node, agree, bundle_hash
 from .approval import present, withdraw
 from .ledger import Ledger, read
-from .patches import BundleSigner, Certificate, replace_fleet_client
+from .patches import BundleSigner, Certificate, replace_fleet_client, replace_popen
 from .small_numbers import USUAL_CELL
 from .watchdog import Watchdog, end_node
 
@@ -75,12 +77,18 @@ def start(
     watchdog = Watchdog(silence)
     is_approved = partial(is_agreed, ledger=ledger)
     replace_fleet_client(signer, is_approved, certificate, uplink, watchdog.answered)
+    replace_popen(start_client_internal, _start_superexec)
     with TemporaryDirectory(prefix="clientwise-node-") as folder:
         trusted = Path(folder, "trusted-entities.yaml")
         trusted.write_text(signer.trusted_entities(), encoding="utf-8")
         sys.argv = ["flower-supernode", *arguments, "--trusted-entities", str(trusted)]
         with watchdog:
             flower_supernode()
+
+
+def _start_superexec(command: Sequence[str]) -> None:
+    """Start our SuperExec with the arguments that Flower gives its own."""
+    subprocess.Popen([sys.executable, "-m", "clientwise.flower.superexec", *command[1:]])
 
 
 def main() -> None:
