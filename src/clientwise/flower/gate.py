@@ -23,6 +23,7 @@ from ..data.federated import FederatedData
 from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError
 from ..experiment.schema import Experiment
+from ..models.flat import same_frozen
 from .allowance import Allowance
 from .ledger import Entry, Ledger
 from .small_numbers import Release
@@ -237,7 +238,7 @@ class Gate:
 
 def refuse_other_weights(request: Request, engine: EmbeddedEngine) -> None:
     """Frozen parameters are not sent: with others, a client would train or judge another model."""
-    if request.frozen != engine.frozen:
+    if not same_frozen(request.frozen, engine.frozen):
         raise RefusedError(
             "the frozen parameters of this node's network are not those of the server: load the same "
             "pretrained weights"
