@@ -22,6 +22,7 @@ from ..runs.facts import recorded_fact
 from ..runs.rows import Change
 from ..runs.writer import Store
 from .build import build_module
+from .machine import system
 from .schema import Experiment
 
 PACKAGES = ("clientwise", "torch", "numpy", "pydantic", "safetensors")
@@ -54,7 +55,7 @@ class ComparedOrigin:
     kept: set[int] = field(
         default_factory=set
     )  # seeds with the same data, known by another kind of fingerprint
-    remarks: list[str] = field(default_factory=list)  # on what could not be compared
+    remarks: list[str] = field(default_factory=list)  # of `differences`: what could not be compared
 
 
 _ORIGIN = TypeAdapter(Origin)
@@ -67,7 +68,7 @@ def versions() -> dict[str, str]:
     if "flwr" in sys.modules:
         found["flwr"] = version("flwr")
     found["python"] = platform.python_version()
-    found["machine"] = f"{platform.system()} {platform.machine()}"
+    found["machine"] = system()
     return found
 
 
@@ -99,8 +100,14 @@ def compare_origin(
             "another output folder, or go on with --accept-changes (in Python accept_changes=True), which "
             "is recorded"
         )
-    differences = [*_member_changes(before, now, names), *found]
+    differences = [*_member_changes(before, now, names), *found, *remarks]
     return ComparedOrigin(now, before, changes, differences, kept, remarks)
+
+
+def recorded_system(folder: Path) -> str | None:
+    """The system that a run was computed on, as its versions say; None where nothing is recorded."""
+    origin, _ = _recorded(folder)
+    return origin.versions.get("machine") if origin else None
 
 
 def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin) -> None:

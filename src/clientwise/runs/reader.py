@@ -16,7 +16,7 @@ from .database import reading, time_limit
 from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .migrations import refuse_older, version_of
-from .rows import Change, LaneProgress, LaneRow, StepsRow
+from .rows import Change, LaneProgress, LaneRow, MachineRow, StepsRow
 from .schema import DATABASE
 
 MOST_SECONDS = 10.0  # of processor time, for one query
@@ -47,6 +47,7 @@ class _Facts(BaseModel, strict=True):
     computed: str = ""
     warnings: list[str] = []
     steps: list[StepsRow] = []
+    machines: list[MachineRow] = []
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -117,6 +118,9 @@ class RunReader:
         self.model_bytes = facts.model_bytes
         self.reported_on = facts.reported_on
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
+        self.machines = (
+            facts.machines
+        )  # that computed it: round by round, `rounds.machine` counts from 1
         self.begun = facts.begun  # date and time
         self.computed = facts.computed  # how clients were trained
         self.warnings = facts.warnings  # what was probably not meant, found when it began

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -30,6 +30,27 @@ class Change(NamedTuple):
     date: str
     rounds: int  # done by then, in all lanes
     what: list[str]
+
+
+class MachineRow(NamedTuple):
+    """A machine that computed rounds of a run, from a time on."""
+
+    date: str  # "" where it is not known
+    rounds: int  # done by then, in all lanes
+    facts: dict[str, str]  # by name; those of 0.2.0 are few
+
+
+def changed_facts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The facts that differ, of those that both have.
+
+    >>> changed_facts({"threads": "2", "CPU": "unknown"}, {"threads": "4", "GPU": "none"})
+    ['threads 4, before 2']
+    """
+    return [
+        f"{name} {value}, before {before[name]}"
+        for name, value in now.items()
+        if before.get(name, value) != value
+    ]
 
 
 class StepsRow(NamedTuple):
