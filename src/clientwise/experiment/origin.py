@@ -176,7 +176,7 @@ def _compare_with_0_2_0(
 
 
 def _recorded(folder: Path) -> tuple[Origin | None, list[Change]]:
-    """What a run began with, and what changed since; runs of older versions have no such record."""
+    """What a run began with, None where it recorded nothing yet, and what changed since."""
     origin = recorded_fact(folder, "origin")
     changes = recorded_fact(folder, "changes")
     try:

@@ -6,8 +6,8 @@ A migration is a function of a connection and of the schema to add to:
 - "temp" adds what is missing to the reader's own connection. The file stays as it is. SQLite looks
   for a table or view in "temp" before "main", so that all queries see the new tables.
 
-To add a column, use `ALTER TABLE` in "main" and a view (`SELECT *, NULL AS new FROM main.old`) in
-"temp". Migrations stay as they were released: they do not refer to `schema.py`, which changes.
+`add_column` adds a column. Migrations stay as they were released: they do not refer to `schema.py`,
+which changes.
 """
 
 from __future__ import annotations
@@ -56,12 +56,22 @@ def migrate(database: sqlite3.Connection, version: int, into: Into) -> None:
             migration(database, into)
 
 
+def add_column(database: sqlite3.Connection, into: Into, table: str, column: str) -> None:
+    """Add a column to a table, with its type as in "machine INTEGER"; readers see it as NULL in a view of that name."""
+    if into == "main":
+        database.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+        return
+    name = column.split()[0]
+    found = database.execute("SELECT sql FROM temp.sqlite_master WHERE name = ?", (table,))
+    (view,) = found.fetchone() or (f"CREATE VIEW {table} AS SELECT * FROM main.{table}",)
+    database.execute(f"DROP VIEW IF EXISTS temp.{table}")
+    more = view.replace("SELECT *", f"SELECT *, NULL AS {name}")
+    database.execute(more.replace("CREATE VIEW", "CREATE TEMP VIEW"))
+
+
 def _version_9(database: sqlite3.Connection, into: Into) -> None:
     """Rounds say which machine computed them."""
-    if into == "main":
-        database.execute("ALTER TABLE rounds ADD COLUMN machine INTEGER")
-    else:
-        database.execute("CREATE TEMP VIEW rounds AS SELECT *, NULL AS machine FROM main.rounds")
+    add_column(database, into, "rounds", "machine INTEGER")
 
 
 # The first leads from OLDEST_VERSION to the next.

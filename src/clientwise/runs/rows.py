@@ -20,7 +20,7 @@ Names = tuple[str, ...]
 DECILES = tuple(range(10, 100, 10))
 # Shares of the clients in percent: what each share reaches is kept (P1's tables; 75: P2's Table 1).
 SHARES = (*DECILES, 75)
-Reached = Annotated[tuple[float, ...], Len(len(DECILES), len(SHARES))]  # old runs: deciles alone
+Reached = Annotated[tuple[float, ...], Len(len(SHARES), len(SHARES))]
 PerClass = Annotated[tuple[float, ...], MinLen(1)]
 
 
@@ -80,7 +80,7 @@ class ModelFacts:
     outputs: int
     scale: float  # the model is given inputs · scale
     tensors: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
-    kind: str = ""  # of problem; older runs do not say
+    kind: str  # of problem
     table: Encoding | None = None  # what the inputs are made from, where they come from a table
     # Of several inputs by name, where the network takes several; `input_shape` is that of their columns
     named_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)

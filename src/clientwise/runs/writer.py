@@ -405,7 +405,7 @@ class Store:
         path = self._checkpoint(lane)
         if not path.exists():
             return None
-        if self.fact("id") is None:  # of an older version, or cut off
+        if self.fact("id") is None:  # the database was cut off
             return load_checkpoint(path, first)
         return load_checkpoint(path, first, self._owner(lane))
 
