@@ -46,7 +46,7 @@ def write_run(
                 database.execute(
                     """INSERT INTO rounds (lane, round_num, metric, reached, testing_rounds, no_effect, notes, seconds,
                            models_moved, evaluations) VALUES (?, 1, ?, ?, 0, '[]', '[]', 0.1, 2, 1)""",
-                    (lane, value, str([value] * 9)),
+                    (lane, value, str([value] * 10)),
                 )
                 database.executemany(
                     "INSERT INTO local VALUES (?, 1, ?, ?, 0.5)",
