@@ -22,6 +22,8 @@ from clientwise.errors import RunError
 from clientwise.experiment import origin
 from clientwise.experiment.origin import versions
 
+pytestmark = pytest.mark.bits
+
 LANE = "checkpoints/lane-1.safetensors"
 
 
@@ -102,16 +104,6 @@ def test_a_checkpoint_that_was_changed(
     ):
         cw.run(config, stopped, resume=True)
     assert (stopped / LANE).read_bytes() == changed
-
-
-def test_a_checkpoint_from_before_they_had_a_fingerprint(
-    config: dict[str, Any], stopped: Path, tmp_path: Path
-) -> None:
-    rewrite(
-        stopped / LANE,
-        lambda tensors, about: [about.pop(key) for key in ("fingerprint", "version")],
-    )
-    assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
 
 
 PLUGIN = """

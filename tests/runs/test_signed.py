@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import tarfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ from clientwise.runs.signed import OF_THE_RUN, TABLES, SignedChain, links
 from clientwise.runs.verify import receipts, verify
 from clientwise.runs.writer import Store
 
-FIXTURES = Path(__file__).parent / "fixtures"
 BOUNDS = {"cap": 0.3, "groups": [{"name": "two", "clients": [0, 1], "cap": 0.45}]}
 CONFIG: dict[str, Any] = {
     "name": "signed",
@@ -478,18 +476,6 @@ def test_a_run_can_be_signed_from_some_round_on(made: tuple[Path, Path], tmp_pat
         verify(run)
     cw.run(CONFIG | {"rounds": 4}, run, resume=True, progress=False, signing_key=made[1])
     assert verify(run).faults == []
-
-
-def test_records_of_the_first_version_are_verified(tmp_path: Path) -> None:
-    """Their entries cover neither the table `best` nor `lanes.finished`."""
-    with tarfile.open(FIXTURES / "signed-1.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    run = tmp_path / "signed"
-    assert verify(run).faults == []
-    assert recomputed(run).faults == []
-    with tampering(run) as database:
-        database.execute("UPDATE participants SET weight = 0.5 WHERE client = 1 AND round_num = 2")
-    assert verify(run).faults == ["FedAvg, seed 1, round 2, client 1: was changed"]
 
 
 def test_keys(tmp_path: Path) -> None:

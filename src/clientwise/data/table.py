@@ -21,7 +21,7 @@ from .arrays import MOST_CLASSES
 from .cache import Writer, cached
 from .catalogue import DATASETS
 from .columns import Standardise, prepare
-from .federated import Samples
+from .federated import Given, Samples
 from .folder import DataError, Progress, reason
 from .table_files import ENDINGS, VALUES_AT_ONCE, read_chunks, read_header
 
@@ -127,6 +127,9 @@ class SampleTable:
     names: tuple[str, ...]
     target: str
     classes: tuple[str, ...] = ()  # none for regression
+    given: numpy.ndarray | None = (
+        None  # [N] what the targets were computed from; None: they are as given
+    )
 
     def samples(self, standardise: Standardise, problem: Problem | None = None) -> Samples:
         """The rows as samples; columns become inputs once clients hold them (`columns.prepare`)."""
@@ -140,7 +143,13 @@ class SampleTable:
             names=self.names,
             after_partition=partial(prepare, columns=self.columns, standardise=standardise),
             table=Encoding(self.target, self.columns, self.classes),
+            given=self._given(),
         )
+
+    def _given(self) -> Given | None:
+        if self.given is None:
+            return None  # until the columns become inputs
+        return Given((torch.as_tensor(self.inputs), torch.as_tensor(self.given)))
 
 
 def cached_table(
@@ -158,6 +167,8 @@ def cached_table(
         made = read(arrays)
         arrays.save("targets", made.targets)
         arrays.save("ids", made.ids)
+        if made.given is not None:
+            arrays.save("given", made.given)
         words = {
             "columns": [(column.name, column.categories) for column in made.columns],
             "names": made.names,

@@ -19,6 +19,7 @@ Precision = Literal["auto", "float32", "tf32", "bf16"]
 # What each thread's cuBLAS handle keeps for its products: 1 MiB, and 128 KiB for small ones. Every
 # lane has a thread, and cuBLAS's default of 32 MiB for each was most of the memory of a run.
 CUBLAS_WORKSPACE = ":1024:1:16:8"
+SMALL = 500_000  # parameters of a network
 
 _gpu_fraction = 1.0  # of the GPU's memory, which this process may use
 
@@ -91,11 +92,16 @@ def threads_for(num_parameters: int) -> Iterator[None]:
     On a busy machine, threads that wait for each other make small layers many times slower.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if num_parameters < 500_000 else before)
+    torch.set_num_threads(thread_count(num_parameters))
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def thread_count(num_parameters: int) -> int:
+    """The threads of `threads_for`."""
+    return 1 if num_parameters < SMALL else torch.get_num_threads()
 
 
 def keep_freed_memory() -> None:

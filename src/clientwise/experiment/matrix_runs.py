@@ -24,8 +24,10 @@ from ..writing import write_atomically
 from .config import read_config
 from .folders import new_folder
 from .lanes import Progress
+from .machine import change_of_machine, in_words
 from .matrix import MATRIX_FILE, Matrix, MatrixCell, open_matrix
 from .matrix_resume import grown, unfinished_cells
+from .origin import recorded_system
 from .runner import Stopped
 from .runner import run as run_experiment
 
@@ -78,6 +80,10 @@ def run_matrix(
     """
     folder = new_folder(matrix.name) if out is None else out
     matrix, todo = _prepare(matrix, folder, resume, accept_changes)
+    places = [folder / matrix.cells[place].folder for place in todo]
+    changes = change_of_machine({place: recorded_system(place) for place in places})
+    if changes:
+        log.warning("warning: %s: %s", folder, in_words(changes))
     number = len(matrix.cells) - len(todo)
     failures: dict[str, str] = {}
 

@@ -105,8 +105,6 @@ def _policies(run: RunFolder, method: Method, seed: int) -> list[tuple[int, Boun
     for row in run.policies(method.name, seed):
         bounds = WeightBounds.model_validate(row.policy).build() if row.policy else None
         found.append((row.round_num, bounds and bounds.for_clients(names, len(clients))))
-    if len(found) == 1:  # none, or a run of an older version
-        found = [(0, method.bounds)]
     return found
 
 

@@ -46,8 +46,8 @@ BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggre
 def config_so_far(folder: Path) -> Experiment | None:
     """The config that the rounds in a run folder were run with; None where there is no run.
 
-    It is recorded in the database. Folders of older versions have no such record: their file
-    counts. A file that was edited since is refused.
+    It is recorded in the database. Where a run was interrupted before that, its file counts. A file
+    that was edited since is refused.
     """
     path = folder / CONFIG
     if not path.is_file():

@@ -44,7 +44,8 @@ from .build import (
 from .doubts import doubts
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
-from .origin import compare_origin, record_origin, versions
+from .machine import facts_of, in_words, record_machine
+from .origin import Origin, compare_origin, record_origin, versions
 from .policy_checks import policy_doubts
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
@@ -128,6 +129,8 @@ def run(
                 on_warning(warning)
             sitting = _Sitting(experiment, store, seeds, trackers, on_round)
             sitting.begin(samples, on_clients)
+            for remark in [*origin.remarks, *sitting.record_machine(origin.before)]:
+                on_warning(remark)
             sitting.run(data)
             store.refuse_nothing_learned()
         except KeyboardInterrupt:
@@ -287,9 +290,18 @@ class _Sitting:
         facts = _facts(self._experiment, samples, on_clients, self._first, len(self._pairs))
         self._store.set_facts(facts)
 
+    def record_machine(self, before: Origin | None) -> list[str]:
+        """Record where the next rounds are computed; what a change of the machine means, if there is one."""
+        if not self._unfinished():
+            return []
+        facts = facts_of(self._first, on_ray=self._experiment.workers == "ray")
+        earlier = before.versions.get("machine") if before else None
+        changes = record_machine(self._store, facts, earlier)
+        return [f"{self._store.folder}: {in_words(changes)}"] if changes else []
+
     def run(self, own_data: FederatedData | None) -> None:
         """Run all lanes that are not finished."""
-        todo = [pair for pair in self._pairs if not self._is_finished(pair)]
+        todo = self._unfinished()
         self._done = (len(self._pairs) - len(todo)) * self._experiment.rounds
         if self._experiment.workers == "ray":
             with connected_to_ray(), threads_for(self._first.spec.num_parameters):
@@ -366,9 +378,13 @@ class _Sitting:
         self._done += lane.state.round_num
         return lane
 
-    def _is_finished(self, pair: Pair) -> bool:
-        seed, method = pair
-        return self._store.is_lane_finished(method.name, seed)
+    def _unfinished(self) -> list[Pair]:
+        """The lanes that are to be run."""
+        found = []
+        for seed, method in self._pairs:
+            if not self._store.is_lane_finished(method.name, seed):
+                found.append((seed, method))
+        return found
 
     def _tell(self, lane: Lane, record: RoundRecord) -> None:
         self._done += 1

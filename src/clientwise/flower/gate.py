@@ -24,6 +24,7 @@ from ..data.federated import FederatedData, Holdings
 from ..engine.wrapping import EmbeddedEngine
 from ..errors import ClientwiseError
 from ..experiment.schema import Experiment
+from ..models.flat import same_frozen
 from .allowance import Allowance, row_cost
 from .approval import present
 from .ledger import Entry, Ledger
@@ -300,7 +301,7 @@ class Gate:
 
 def refuse_other_weights(request: Request, engine: EmbeddedEngine) -> None:
     """Frozen parameters are not sent: with others, a client would train or judge another model."""
-    if request.frozen != engine.frozen:
+    if not same_frozen(request.frozen, engine.frozen):
         raise RefusedError(
             "the frozen parameters of this node's network are not those of the server: load the same "
             "pretrained weights"

@@ -15,6 +15,7 @@ from ..core.problem import Problem
 from ..core.types import RoundRecord
 from ..errors import RunError
 from ..experiment.folders import claim
+from ..experiment.machine import machine_facts, record_machine
 from ..experiment.origin import versions
 from ..experiment.resume import BY_HOST, CONFIG
 from ..runs.lock import locked
@@ -65,6 +66,7 @@ class HostRecord:
             write_atomically(folder / "versions.json", json.dumps(versions(), indent=2).encode())
             self._store = Store(folder)
             stack.callback(self._store.close)
+            record_machine(self._store, machine_facts())
             self._lane = self._store.open_lane(method["name"], self._seed)
             self._store.keep_policy(self._lane, 1, method.get("bounds"))
             self._store.set_facts(

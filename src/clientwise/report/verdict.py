@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from ..core.guard import likely_cause
 from ..core.round import UNMET, keeps_model
 from ..experiment.steps import unequal_steps
 from ..runs.recorded import recorded_config
+from ..runs.rows import changed_facts
 from .differences import Differences, all_differences, in_words, p_text
 from .document import counted, percent_of
 from .series import Series, comparable, is_unmeasured, ranked
@@ -92,7 +94,15 @@ def _changes(series: Sequence[Series]) -> Iterator[str]:
                 yield (
                     f"{run.id} was resumed with changes on {change.date}, after "
                     f"{counted(change.rounds, 'round')} in total: {'; '.join(change.what)}. The "
-                    "rounds before and after are not of one experiment."
+                    "rounds before and after may not be of one experiment."
+                )
+        for before, now in pairwise(run.machines):
+            changes = changed_facts(before.facts, now.facts)
+            if changes and now.rounds < run.rounds_done():
+                yield (
+                    f"{run.id} was resumed under other conditions on {now.date}, after "
+                    f"{counted(now.rounds, 'round')} in total: {'; '.join(changes)}. Later rounds may differ in "
+                    "their last bits from those of an uninterrupted run; metrics stay comparable."
                 )
 
 

@@ -207,7 +207,7 @@ class RoundReader(RunReader):
         """The first round in which 10, 20 ... 90% of the honest clients reach a target (P1)."""
         first: dict[int, int | None] = dict.fromkeys(shares)
         for round_num, values in self.reached(method, seed):
-            for share, value in zip(SHARES, values, strict=False):
+            for share, value in zip(SHARES, values, strict=True):
                 is_open = share in first and first[share] is None
                 if is_open and self._reaches(value, target):
                     first[share] = round_num

@@ -8,7 +8,7 @@ A change here needs a new SCHEMA_VERSION, a migration, and fixtures of the versi
 from __future__ import annotations
 
 DATABASE = "run.sqlite"
-SCHEMA_VERSION = 8  # a database says its own in `PRAGMA user_version`
+SCHEMA_VERSION = 9  # a database says its own in `PRAGMA user_version`
 
 # Tables with rows about a round, by the columns `lane` and `round_num`.
 TABLES_BY_ROUND = (
@@ -55,6 +55,7 @@ SCHEMA = (
     class_weights TEXT, loss_shape REAL, per_class_f1 TEXT,
     no_effect TEXT, notes TEXT, seconds REAL, models_moved INTEGER, evaluations INTEGER,
     attack_success REAL,  -- of simulated backdoors
+    machine INTEGER,  -- that computed it, as the fact `machines` counts them from 1; NULL: not recorded
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS clock (  -- empty where clients take no time
     lane INTEGER, round_num INTEGER,

@@ -44,7 +44,7 @@ PURPOSE = b"clientwise record 1\n"  # what is signed for this purpose is worth n
 FIRST = "0" * 64  # the hash before the first entry
 SALT_BYTES = 32
 LARGEST_INTEGER = 2**53  # RFC 8785 has no larger ones
-VERSION = 2  # of entries. The first had no version, and covered neither `best` nor `lanes.finished`
+VERSION = 2  # of entries; those of clientwise 0.2.0
 # Tables about the run as a whole, and what names one of their rows.
 OF_THE_RUN = {
     "facts": ("key",),
@@ -110,8 +110,6 @@ def leaves_of_round(
     """The rows of a round, by client and for the round as a whole, as entries of a version have them."""
     leaves: Leaves = {}
     for table in TABLES:
-        if table == BEST and version < 2:
-            continue
         for row in _rows(database, table, "WHERE lane = ? AND round_num = ?", (lane, round_num)):
             label = BEST if table == BEST else "round"
             if "client" in row:
@@ -125,8 +123,6 @@ def leaves_of_run(database: sqlite3.Connection, version: int = VERSION) -> Leave
     leaves: Leaves = {}
     for table, key in OF_THE_RUN.items():
         for row in _rows(database, table):
-            if version < 2:
-                row.pop("finished", None)
             named = " ".join(str(row.get(column)) for column in key)
             # A table without its key, which anybody can make, may have several rows of one name.
             leaves.setdefault(f"{table} {named}", []).append(row)

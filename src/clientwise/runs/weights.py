@@ -56,7 +56,7 @@ class WeightReader(RunReader):
         return bool(self._rows(tuple[int], "SELECT 1 FROM omitted WHERE lane = ? LIMIT 1", lane))
 
     def policies(self, method: str, seed: int) -> list[PolicyRow]:
-        """The bounds on weights, in the order in which they were in force; older runs have none."""
+        """The bounds on weights, in the order in which they were in force."""
         return self._rows(
             PolicyRow,
             "SELECT round_num, policy, note FROM policies WHERE lane = ? ORDER BY round_num",

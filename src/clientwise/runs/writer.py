@@ -56,6 +56,7 @@ class Store:
         self.folder = folder
         self._chain: SignedChain | None = None
         self._facts_are_signed = False
+        self._machine: int | None = None
         self._checkpoints = folder / "checkpoints"
         refuse_links(folder)
         if self._checkpoints.is_symlink():
@@ -100,6 +101,10 @@ class Store:
             sql = "INSERT OR IGNORE INTO facts (key, value) VALUES (?, ?)"
             if database.execute(sql, row).rowcount:
                 self._facts_are_signed = False
+
+    def set_machine(self, number: int) -> None:
+        """Write with every round from now on which machine of the fact `machines` computes it, from 1."""
+        self._machine = number
 
     def fact(self, key: str) -> str | None:
         """A fact about the whole run as JSON; None where there is none."""
@@ -228,7 +233,7 @@ class Store:
             if record.local is not None and record.local.missing:
                 names = self._names(lane)
             shown = reported_evaluation(record, hostile)
-            row: dict[str, Any] = {"lane": lane, "seconds": seconds}
+            row: dict[str, Any] = {"lane": lane, "seconds": seconds, "machine": self._machine}
             row |= round_columns(record, shown, problem, hostile, names)
             places = ", ".join(f":{column}" for column in row)
             database.execute(f"INSERT INTO rounds ({', '.join(row)}) VALUES ({places})", row)
@@ -400,7 +405,7 @@ class Store:
         path = self._checkpoint(lane)
         if not path.exists():
             return None
-        if self.fact("id") is None:  # of an older version, or cut off
+        if self.fact("id") is None:  # the database was cut off
             return load_checkpoint(path, first)
         return load_checkpoint(path, first, self._owner(lane))
 
