@@ -102,9 +102,10 @@ class Cohort:
         What was measured chunk by chunk is joined only now: joined each time, it would take quadratic time.
         """
         if self._held:
-            held = self._held
-            self._held = []
-            self._take(Updates.joined(held).by_client())
+            arrived = Updates.joined(self._held)
+            self._held = []  # before the models are copied once more
+            arrived = arrived.by_client()
+            self._take(arrived)
         if self._chunks:
             columns = zip(*self._chunks, strict=True)
             self.raw, self.training_loss, self.seconds = (torch.cat(column) for column in columns)
@@ -535,7 +536,7 @@ class Cohort:
         """How far every client's model moved [n, d]; for parts that need the models."""
         if self._moved is None:
             assert isinstance(self._aggregator, Stack)
-            self._moved = torch.stack(self._aggregator.models) - self._state.model
+            self._moved = torch.stack(self._aggregator.models).sub_(self._state.model)
         return self._moved
 
 
