@@ -27,7 +27,6 @@ from .robust import (
 from .seeding import generator
 from .types import Gathered
 
-
 # Computes the shares of new updates, some rows [c, n] at a time, whenever it is called
 ShareBlocks = Callable[[], Iterator[Tensor]]
 

@@ -640,7 +640,9 @@ def agreement_with_others(updates: Sequence[Tensor]) -> Tensor:
     for update in updates:
         total += _direction(update)
     cosines = []
-    for update in updates:  # computed again: in float64, all directions take twice what the updates do
+    for (
+        update
+    ) in updates:  # computed again: in float64, all directions take twice what the updates do
         mine = _direction(update)
         cosines.append(float(cosine_similarity(mine, total - mine, dim=0)))
     return torch.tensor(cosines)

@@ -202,9 +202,7 @@ def _squares_to_mean(updates: Tensor) -> Callable[[Tensor], Tensor]:
     """
     if len(client_blocks(updates)) == 1:
         products = gram(updates)
-        return lambda shares: (
-            products.diag() - 2 * (products @ shares) + shares @ products @ shares
-        )
+        return lambda shares: products.diag() - 2 * (products @ shares) + shares @ products @ shares
     norms = squared_norms(updates)
 
     def squares(shares: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Le
@@ -45,6 +45,7 @@ class FLDetector(Evidence):
         window: N of the paper, in rounds.
     """
 
+    client_models: ClassVar[int] = 2
     window: Annotated[int, Ge(1), Le(100)] = 10
 
     def __call__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -37,6 +38,7 @@ class FoolsGold(Evidence):
         confidence: κ of the paper.
     """
 
+    client_models: ClassVar[int] = 1
     confidence: PositiveFloat = 1.0
 
     def __call__(
