@@ -662,11 +662,20 @@ def agreement_with_others(updates: Sequence[Tensor]) -> Tensor:
     """
     if len(updates) < 2:
         return torch.ones(len(updates))
-    directions = [normalize(update.double(), dim=0) for update in updates]
-    total = torch.stack(directions).sum(0)
-    return torch.tensor(
-        [float(cosine_similarity(mine, total - mine, dim=0)) for mine in directions]
-    )
+    total = torch.zeros_like(updates[0], dtype=torch.float64)
+    for update in updates:
+        total += _direction(update)
+    cosines = []
+    for (
+        update
+    ) in updates:  # computed again: in float64, all directions take twice what the updates do
+        mine = _direction(update)
+        cosines.append(float(cosine_similarity(mine, total - mine, dim=0)))
+    return torch.tensor(cosines)
+
+
+def _direction(update: Tensor) -> Tensor:
+    return normalize(update.double(), dim=0)
 
 
 # Devices and time ------------------------------------------------------------------------------------------------

@@ -154,6 +154,8 @@ class Updates:
     def by_client(self) -> Updates:
         """The same updates, ordered by client number."""
         order = sorted(range(len(self.client_ids)), key=lambda row: self.client_ids[row])
+        if order == list(range(len(order))):
+            return self
         rows = torch.tensor(order, dtype=torch.int64)
         return Updates(
             tuple(self.client_ids[row] for row in order),

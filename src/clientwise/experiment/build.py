@@ -327,6 +327,17 @@ def build_executor(
     )
 
 
+def lanes_that_fit(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> int:
+    """How many lanes can train their cohorts as one batched computation."""
+    if executor.mode != "stacked":
+        return 1
+    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+    largest = int(data.train.sizes.max())
+    trainings = [method.training for method in experiment.build_methods()]
+    fitting = [executor.clients_at_once(training, largest) for training in trainings]
+    return max(1, min(fitting) * executor.workers // plan.cohort_size)
+
+
 def build_engine(
     experiment: Experiment,
     data: FederatedData,

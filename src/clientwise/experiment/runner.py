@@ -35,10 +35,10 @@ from .build import (
     build_data,
     build_engine,
     build_executor,
-    build_plan,
     build_trackers,
     count_outputs,
     data_folder,
+    lanes_that_fit,
     scored,
 )
 from .doubts import doubts
@@ -360,15 +360,8 @@ class _Sitting:
             yield group
 
     def _lanes_that_fit(self, seed: int) -> int:
-        """How many lanes can train their cohorts as one batched computation."""
-        executor = self._seeds.executor(seed)
-        if executor.mode != "stacked":
-            return 1
         data = self._seeds.data(seed)
-        plan = build_plan(self._experiment, data.num_clients, self._experiment.seeds[0])
-        largest = int(data.train.sizes.max())
-        fitting = [executor.clients_at_once(one.training, largest) for one in self._methods]
-        return max(1, min(fitting) * executor.workers // plan.cohort_size)
+        return lanes_that_fit(self._experiment, data, self._seeds.executor(seed))
 
     def _open(self, pair: Pair, executor: Executor) -> Lane:
         return self._opened(self._seeds.open_lane(*pair, executor))
