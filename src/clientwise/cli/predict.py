@@ -39,6 +39,7 @@ def predict(
     from ..data.new_rows import read_rows
     from ..data.table_files import separator_of
     from ..prediction import load_predictor
+    from ..writing import replacing
 
     if out_file is not None and out_file.suffix != ".csv":
         fail(f"--out {out_file}: write a name that ends in .csv")
@@ -49,9 +50,9 @@ def predict(
     if out_file is not None:
         taken = {name: f"{name} (new)" for name in frame.columns}
         separator = separator_of(rows) if rows.name.endswith((".csv", ".csv.gz")) else ","
-        with writing_to(out_file):
-            joined = frame.join(predictions.rename(columns=taken))
-            joined.to_csv(out_file, sep=separator, index=False)
+        joined = frame.join(predictions.rename(columns=taken))
+        with writing_to(out_file), replacing(out_file) as temporary:
+            joined.to_csv(temporary, sep=separator, index=False)
         print_lines([f"Predictions  {out_file}"])
         return
     first = predictions.head(MOST_ROWS).to_dict("list")

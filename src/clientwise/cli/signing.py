@@ -127,6 +127,7 @@ def receipts(
     """
     from ..runs.files import plain_names
     from ..runs.verify import receipts as receipts_of
+    from ..writing import write_atomically
 
     found = receipts_of(folder)
     if not found:
@@ -135,8 +136,7 @@ def receipts(
         out_folder.mkdir(parents=True, exist_ok=True)
         for name, own in zip(plain_names(found), found.values(), strict=True):
             lines = [json.dumps(receipt) for receipt in own]
-            path = out_folder / f"{name}.jsonl"
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            write_atomically(out_folder / f"{name}.jsonl", ("\n".join(lines) + "\n").encode())
     print_lines([f"Receipts     {out_folder}: {len(found):,} files, one for every member"])
 
 
