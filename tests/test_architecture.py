@@ -488,6 +488,58 @@ def _opens_to_write(call: ast.Call) -> bool:
     return not is_method  # a method of this name opens many things
 
 
+# Names that sentences have, and how their words could be searched.
+SENTENCES = {"fault", "note", "notes", "reason", "refusal", "remark", "sentence"}
+SEARCHES = {"endswith", "find", "findall", "fullmatch", "index", "match", "search", "startswith"}
+# Where a text is compared that looks like a sentence, and what it is.
+NOT_OURS = {
+    ("experiment/resume.py", "note != before.get('bounds', {}).get('note')"): "a user's note",
+    ("experiment/trial.py", "'does not require grad' in reason"): "an error of PyTorch",
+    ("runs/database.py", "reason == 'interrupted'"): "an error of SQLite",
+}
+
+
+def test_no_code_reads_a_sentence() -> None:
+    """What code asks is a field: other words for the same thing must change nothing."""
+    found = set()
+    for path in files():
+        name = str(path.relative_to(SOURCE))
+        found |= {(name, one) for one in read_sentences(path.read_text(encoding="utf-8"))}
+    assert found == NOT_OURS.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        ("note.endswith('stays')", True),
+        ("one.reason in KNOWN", True),
+        ("record.refusal == LATE", True),
+        ("'bounds' in one.sentence", True),
+        ("re.search('stays', note)", True),
+        ("one.reason is None or one.kind == 'late'", False),
+    ],
+)
+def test_reading_a_sentence_is_found(text: str, is_read: bool) -> None:
+    assert bool(read_sentences(text)) == is_read
+
+
+def read_sentences(text: str) -> set[str]:
+    """Comparisons and searches that depend on the words of a sentence, by the names that sentences have."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        asked: list[ast.expr] = []
+        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and _called(node) in SEARCHES:
+            asked = [
+                *node.args,
+                *([node.func.value] if isinstance(node.func, ast.Attribute) else []),
+            ]
+        if any(getattr(one, "attr", getattr(one, "id", "")) in SENTENCES for one in asked):
+            found.add(ast.unparse(node))
+    return found
+
+
 def test_nothing_unpickles() -> None:
     for path in SOURCE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")

@@ -56,13 +56,14 @@ def predict(
         print_lines([f"Predictions  {out_file}"])
         return
     first = predictions.head(MOST_ROWS).to_dict("list")
-    out.print(_table(first, predictor.table.target))
+    are_classes = predictor.problem.num_classes > 0
+    out.print(_table(first, predictor.table.target, are_classes))
     if len(predictions) > MOST_ROWS:
         more = len(predictions) - MOST_ROWS
         print_lines([f"{more:,} more rows; --out FILE.csv writes all of them."])
 
 
-def _table(columns: dict[str, list[Any]], target: str) -> Table:
+def _table(columns: dict[str, list[Any]], target: str, are_classes: bool) -> Table:
     """Predictions by column; row 1 is the first below the column names."""
     table = Table(
         title=f"Predictions of {escape(target)}", title_justify="left", box=box.SIMPLE_HEAD
@@ -71,13 +72,13 @@ def _table(columns: dict[str, list[Any]], target: str) -> Table:
     for name in columns:
         table.add_column(escape(name), justify="right")
     for row, values in enumerate(zip(*columns.values(), strict=True), start=1):
-        cells = map(_shown, columns, values)
+        cells = [_shown(value, are_classes) for value in values]
         table.add_row(str(row), *map(escape, cells))
     return table
 
 
-def _shown(name: str, value: str | float) -> str:
-    """The class by its name; a probability by three digits, any other number by six that count."""
+def _shown(value: str | float, are_classes: bool) -> str:
+    """A class by its name and its probability by three digits; any other number by six that count."""
     if isinstance(value, str):
         return value
-    return f"{value:.3f}" if name.startswith("probability of ") else f"{value:.6g}"
+    return f"{value:.3f}" if are_classes else f"{value:.6g}"
