@@ -17,6 +17,7 @@ from ..errors import RunError
 from ..experiment.folders import claim
 from ..experiment.origin import versions
 from ..experiment.resume import BY_HOST, CONFIG
+from ..runs.files import VERSIONS
 from ..runs.lock import locked
 from ..runs.writer import Store
 from ..writing import write_atomically
@@ -62,7 +63,7 @@ class HostRecord:
             claim(folder, resume=False)
             stack.enter_context(locked(folder))
             write_atomically(folder / CONFIG, tomli_w.dumps(config).encode())
-            write_atomically(folder / "versions.json", json.dumps(versions(), indent=2).encode())
+            write_atomically(folder / VERSIONS, json.dumps(versions(), indent=2).encode())
             self._store = Store(folder)
             stack.callback(self._store.close)
             self._lane = self._store.open_lane(method["name"], self._seed)
