@@ -29,6 +29,7 @@ from .runs.frames import FrameName
 from .runs.model_file import ENDING, ModelHeader, header_of, metadata_of, write_model
 from .runs.models import After
 from .runs.recorded import CONFIG, read_table, recorded_config
+from .writing import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -274,5 +275,6 @@ def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:
         raise ClientwiseError(f"{header.model}: cannot be written as ONNX ({reason})") from None
     assert program is not None
     program.model.metadata_props.update(metadata_of(header))
-    program.save(path, external_data=False)
+    with replacing(path) as temporary:
+        program.save(temporary, external_data=False)
     return path

@@ -22,6 +22,7 @@ from sklearn.datasets import load_diabetes
 
 import clientwise as cw
 import processes
+from clientwise.core.reasons import Kept
 from clientwise.errors import RunError
 from clientwise.experiment.machine import system
 from clientwise.experiment.matrix import MATRIX_FILE, load_matrix, open_matrix
@@ -452,13 +453,14 @@ def test_the_tables_of_this_version_pass() -> None:
 
 def test_a_table_without_a_column_cannot_be_added_to(tmp_path: Path) -> None:
     folder = unpacked(RELEASE, "hostile", tmp_path)
-    execute(folder, "ALTER TABLE rounds DROP COLUMN notes")
+    execute(folder, "ALTER TABLE rounds DROP COLUMN no_effect")
     with pytest.raises(
-        RunError, match=r"its database cannot be read \(its table 'rounds' has no column 'notes'"
+        RunError,
+        match=r"its database cannot be read \(its table 'rounds' has no column 'no_effect'",
     ):
         Store(folder)
-    with pytest.raises(RunError, match=r"its database cannot be read \(no such column: notes"):
-        cw.Run(folder).notes("FedAvg")
+    with pytest.raises(RunError, match=r"its database cannot be read \(no such column: no_effect"):
+        cw.Run(folder).no_effect("FedAvg")
 
 
 def test_a_folder_that_cannot_be_written_to_is_read(
@@ -467,3 +469,81 @@ def test_a_folder_that_cannot_be_written_to_is_read(
     folder = unpacked(RELEASE, "hostile", tmp_path)
     monkeypatch.setattr(database.os, "access", lambda path, mode: False)
     assert_unchanged(Path(shutil.copytree(folder, tmp_path / "copy")))
+
+
+ABSENT_AND_BROKEN = {"dropped out": "absent", "model has NaN or Inf": "diverged"}
+STAYED = {  # rounds that kept their model, as the sentences of 0.2.0 say it
+    "plain": [Kept("no update")],
+    "in time": [Kept("no update")] * 5,
+    "bounded": [
+        Kept("bounds", "quorum = 3, and there are 1 client"),
+        Kept("no update"),
+        Kept("bounds", "quorum = 3, and there are 2 clients"),
+    ],
+    "nobody": [
+        Kept("zero criteria", "member"),
+        Kept("zero criteria", "member"),
+        Kept("no update"),
+        Kept("zero criteria", "member"),
+        Kept("zero criteria", "member"),
+    ],
+    "braked": [Kept("no update"), Kept("brake", "0.0391 ± 0.025")],
+}
+
+
+def test_what_0_2_0_said_in_sentences_becomes_fields(tmp_path: Path) -> None:
+    with tarfile.open(FIXTURES / "signed-0.2.0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    folder = tmp_path / "signed"
+    before = _asked_of(folder)
+    assert before["kept"] == STAYED
+    sentences = [
+        note for method in STAYED for notes in cw.Run(folder).notes(method) for note in notes
+    ]
+    assert sentences == [kept.sentence for own in STAYED.values() for kept in own]
+    assert before["kinds"] == {
+        "plain": ABSENT_AND_BROKEN,
+        "in time": {"dropped out": "absent", "late: the round had ended": "absent"},
+        "bounded": ABSENT_AND_BROKEN,
+        "nobody": ABSENT_AND_BROKEN,
+        "braked": ABSENT_AND_BROKEN,
+    }
+    with closing(sqlite3.connect(folder / "run.sqlite")) as connection:
+        migrations.migrate(connection, 8, "main")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        connection.commit()
+    assert _asked_of(folder) == before
+
+
+def _asked_of(folder: Path) -> dict[str, Any]:
+    run = cw.Run(folder)
+    sql = "SELECT DISTINCT reason, kind FROM refusals JOIN lanes USING (lane) WHERE method = ?"
+    return {
+        "kept": {method: run.kept(method) for method in run.methods},
+        "kinds": {method: dict(run.query(sql, method)) for method in run.methods},
+        "arrived": {method: run.arrived(method) for method in run.methods},
+        "counts": {method: run.refusal_counts(method) for method in run.methods},
+        "summary": run.summary(),
+    }
+
+
+def test_the_fields_of_an_old_folder_are_those_of_a_new_one(tmp_path: Path) -> None:
+    """Also of participants that have no rows: what is read from sentences is what is written now."""
+    config = {
+        "name": "thin",
+        "rounds": 3,
+        "device": "cpu",
+        "data": "digits",
+        "model": "linear",
+        "partition": {"name": "iid", "clients": 8},
+        "record": {"clients": 2},
+        "hostile": [{"clients": [0, 1, 2], "attack": "broken"}],
+        "devices": {"down": 2e4, "speed": 0.01, "dropout": 0.3},
+        "methods": ["FedAvg"],
+    }
+    folder = cw.run(config, tmp_path / "run", progress=False)
+    wanted = _asked_of(folder)
+    assert cw.Run(folder).query("SELECT COUNT(*) FROM omitted") == [(3,)]
+    assert wanted["kinds"] == {"FedAvg": ABSENT_AND_BROKEN}
+    execute(folder, "DROP TABLE kept", "DROP TABLE refusals", "PRAGMA user_version = 8")
+    assert _asked_of(folder) == wanted

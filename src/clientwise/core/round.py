@@ -25,6 +25,7 @@ from .loss import Loss
 from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
+from .reasons import Kept
 from .secrecy import SecretCohort
 from .seeding import generator
 from .types import (
@@ -42,9 +43,6 @@ from .weighting import divide
 
 LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
-STAYS = "the model stays as it was"
-OLD_STAYS = "the old one stays"
-UNMET = "no weights meet the bounds"
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
@@ -90,9 +88,9 @@ def run_round(
     local_others: Evaluation | None = None
     if report is None:  # the clients decide whether the model is used
         local, local_others = evaluate_all(tried, others, on_clients, local)
-    notes = why_unusable(chosen, cohort, report, local)
-    notes = notes or why_braked(tried, state.model, method, engine)
-    if notes:
+    kept = why_unusable(chosen, cohort, report, local)
+    kept = kept or why_braked(tried, state.model, method, engine)
+    if kept:
         chosen = with_old_model(chosen, state)
     adapted = Adapted(state.loss)
     if method.adapt_loss:
@@ -100,11 +98,11 @@ def run_round(
     if report is not None:  # nothing that the clients say now changes the next round
         expect_training(chosen.model, adapted.loss, round_num, method, plan, engine)
         local, local_others = evaluate_all(tried, others, on_clients, local)
-    if notes:
+    if kept:
         report, local = on_server(chosen.model[None]), on_clients(chosen.model[None])
     others = evaluated(others, report_others, local_others)
     quality = state.quality
-    if search and local and not notes:
+    if search and local and not kept:
         quality = float(local.overall()[0])
     triggered = engine.evaluate_server(chosen.model[None], "triggered")
 
@@ -121,12 +119,13 @@ def run_round(
         privacy=_spent(state, chosen, method, asked),
         policy=cohort.updated_policy(),
     )
-    notes = cohort.notes + chosen.notes + notes + adapted.notes
+    stayed = (kept.sentence,) if kept else ()
+    notes = cohort.notes + chosen.notes + stayed + adapted.notes
     record = _record(next_state, cohort, chosen, search, notes, report, local)
     success = float(accuracy(triggered.counts)[0]) if triggered else None
     ended = engine.clock.now if engine.clock else None
     released = _released(chosen, method)
-    record = replace(record, attack_success=success, ended=ended, released=released)
+    record = replace(record, attack_success=success, ended=ended, released=released, kept=kept)
     return next_state, replace(record, counterfactuals=others, contributions=gave)
 
 
@@ -264,36 +263,28 @@ def expect_training(
 
 def why_unusable(
     chosen: Candidate, cohort: Cohort, report: Evaluation | None, local: Evaluation | None
-) -> tuple[str, ...]:
-    """Why the new model cannot be used, as notes for the record; empty if it can."""
+) -> Kept | None:
+    """Why the new model cannot be used; None if it can."""
     if chosen.released:  # without any client, too: that there was none must not show
-        reason = _why_no_answers(chosen.model, report)
-    else:
-        reason = _why_no_weights(chosen, cohort) or _why_no_answers(chosen.model, report or local)
-    return (f"{reason}: {STAYS}",) if reason else ()
+        return _why_no_answers(chosen.model, report)
+    return _why_no_weights(chosen, cohort) or _why_no_answers(chosen.model, report or local)
 
 
-def why_braked(model: Tensor, before: Tensor, method: Method, engine: Engine) -> tuple[str, ...]:
+def why_braked(model: Tensor, before: Tensor, method: Method, engine: Engine) -> Kept | None:
     """Why the brake keeps the old model [d]: the new one is significantly worse on the server's set."""
     if method.brake is None:
-        return ()
+        return None
     judged = engine.evaluate_server(torch.stack([before, model]), "weigh")
     if judged is None:
-        return ()
+        return None
     assert judged.sample_losses is not None, "the server knows its own samples"
     good = -judged.sample_losses if judged.right is None else judged.right
     worse = good[0].double() - good[1].double()  # [N]
     mean = float(worse.mean())
     error = float(worse.std(correction=0)) / len(worse) ** 0.5
     if mean <= method.brake * error:
-        return ()
-    by = f"{mean:.3g} ± {error:.2g}"
-    return (f"braked: the new model is worse on the server's set by {by}: {OLD_STAYS}",)
-
-
-def keeps_model(note: str) -> bool:
-    """Whether a note of a round says that its model is the one of the round before."""
-    return note.endswith((STAYS, OLD_STAYS))
+        return None
+    return Kept("brake", f"{mean:.3g} ± {error:.2g}")
 
 
 def with_old_model(chosen: Candidate, state: ServerState) -> Candidate:
@@ -307,31 +298,31 @@ def with_old_model(chosen: Candidate, state: ServerState) -> Candidate:
     )
 
 
-def _why_no_weights(chosen: Candidate, cohort: Cohort) -> str | None:
+def _why_no_weights(chosen: Candidate, cohort: Cohort) -> Kept | None:
     if not len(chosen.weights):
-        return "no update was accepted"
+        return Kept("no update")
     if chosen.unmet:
-        return f"{UNMET} ({chosen.unmet})"
+        return Kept("bounds", chosen.unmet)
     if chosen.weights.any():
         return None
     if not bool(chosen.scores.sum().isfinite()):
-        return "the scores overflow"
+        return Kept("overflow")
     if cohort.zero_for_all:
-        return f"all weights are zero ({' and '.join(cohort.zero_for_all)}: zero for all clients)"
-    return "all weights are zero"
+        return Kept("zero criteria", " and ".join(cohort.zero_for_all))
+    return Kept("zero weights")
 
 
-def _why_no_answers(model: Tensor, shown: Evaluation | None) -> str | None:
+def _why_no_answers(model: Tensor, shown: Evaluation | None) -> Kept | None:
     if not bool(model.isfinite().all()):
-        return "the aggregate has NaN or Inf"
+        return Kept("aggregate")
     if shown is None:
         return None
     if not bool(shown.num_samples.any()):
         # A sample may happen to have no test data: that is no fault of the model.
         is_by_chance = shown.drawn is not None and not shown.missing
-        return None if is_by_chance else "no client evaluated the aggregate"
+        return None if is_by_chance else Kept("no evaluation")
     if not _most_are_finite(shown):
-        return "the aggregate predicts NaN or Inf"
+        return Kept("predictions")
     return None
 
 

@@ -14,8 +14,9 @@ from ..core.weighting import divide, to_weights
 from ..errors import RunError
 from ..runs.folder import RunFolder
 from ..runs.rows import CriterionRow, ParticipantRow
+from .config import load_experiment
 from .methods import WeightBounds
-from .resume import config_so_far
+from .resume import CONFIG, changed_keys, config_so_far
 
 TOLERANCE = 1e-9  # of a weight, a score or a normalised criterion
 
@@ -51,6 +52,9 @@ def recompute(run: RunFolder, members: Mapping[tuple[str, int, int], int]) -> Re
     if recorded is None:
         found.faults.append("the config of the run is missing")
         return found
+    written = load_experiment(run.folder / CONFIG)
+    for key in changed_keys(recorded.to_dict(), written.to_dict()):
+        found.faults.append(f"{CONFIG}, {key}: was changed")
     methods = {method.name: method for method in recorded.build_methods()}
     for lane in run.lanes:
         method = methods.get(lane.method)

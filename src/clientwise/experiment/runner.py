@@ -27,6 +27,7 @@ from ..engine.shards import places
 from ..engine.wrapping import EmbeddedEngine
 from ..errors import RunError
 from ..models.flat import frozen_digest
+from ..runs.files import VERSIONS
 from ..runs.lock import locked
 from ..runs.writer import Store
 from ..trackers import Trackers
@@ -120,6 +121,7 @@ def run(
             stack.callback(store.close)
             _record_config(store, experiment, before)
             record_origin(store, experiment, origin)
+            _record_versions(store)
             store.set_facts({"steps": count_steps(experiment, federated.values())})
             seeds = _Seeds(experiment, store, built, connect)
             on_clients = _reports_on_clients(experiment, data)
@@ -150,7 +152,7 @@ def _begin(folder: Path, experiment: Experiment, resume: bool) -> Experiment | N
             refuse_other_config(folder, before, experiment)
         return before
     write_atomically(written, experiment.to_toml().encode())  # from here on the folder is a run
-    write_atomically(folder / "versions.json", json.dumps(versions(), indent=2).encode())
+    write_atomically(folder / VERSIONS, json.dumps(versions(), indent=2).encode())
     return None
 
 
@@ -165,6 +167,13 @@ def _record_config(store: Store, experiment: Experiment, before: Experiment | No
         write_atomically(store.folder / CONFIG, experiment.to_toml().encode())
     assert recorded is not None
     store.set_facts({FACT: recorded.to_toml()})
+
+
+def _record_versions(store: Store) -> None:
+    """Record the file of versions, so that a signature covers it."""
+    file = store.folder / VERSIONS
+    if file.is_file():
+        store.keep_fact(VERSIONS, file.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from ..experiment.schema import Experiment
 from ..experiment.secure_issues import has_secrets, identity_issues
 from ..experiment.settings import MemberTable
 from ..experiment.validation import deployment_issues
+from ..writing import replacing
 
 Config = str | Path | Mapping[str, Any]
 _Arrays = tuple[numpy.ndarray, numpy.ndarray]  # inputs or values, and targets
@@ -351,5 +352,6 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         name: array for part, shares in server for name, array in arrays(part, shares, 0).items()
     }
     for name, content in files.items():
-        numpy.savez(Path(folder) / f"{name}.npz", **content)
+        with replacing(Path(folder) / f"{name}.npz") as temporary, temporary.open("wb") as file:
+            numpy.savez(file, **content)
     return [Path(folder) / f"{name}.npz" for name in files]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..core.clock import LATE, Pace
 from ..core.problem import Problem
+from ..core.reasons import Reason
 from ..core.round import LARGEST_LOSS
 from ..core.secrecy import SecretScores, SecretSum
 from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
@@ -29,10 +30,7 @@ from ..experiment.settings import FlowerSettings
 from .claims import TEST_SAMPLES, Claims
 from .receipts import Outbox
 from .replies import (
-    DIED,
-    INCOMPLETE,
     NO_ANSWER,
-    WENT_AWAY,
     Content,
     pull_replies,
     why_unreadable,
@@ -52,10 +50,9 @@ LONGEST_REPEAT = 600.0
 NO_TEST_SET = -1  # the size of a test set that is not known yet
 
 # Why a client has no part in a round.
-NOT_TAKEN = "the SuperLink did not accept the message"
-NOT_CONNECTED = "not connected"
-# Another attempt may succeed
-OUT_OF_REACH = (NO_ANSWER, NOT_TAKEN, NOT_CONNECTED, WENT_AWAY, DIED, INCOMPLETE)
+NOT_TAKEN = Reason("the SuperLink did not accept the message", "unreachable")
+NOT_CONNECTED = Reason("not connected", "not connected")
+OUT_OF_REACH = ("unreachable", "not connected")  # another attempt may succeed
 LOSS_TOO_LARGE = "its loss is not finite or too large"
 
 T = TypeVar("T")
@@ -218,7 +215,7 @@ class FlowerEngine:
             if not asking:
                 break
             notes += (self._pause(attempt, failures, arrived, needed),)
-            failures = [one for one in failures if one.reason not in OUT_OF_REACH]
+            failures = [one for one in failures if one.kind not in OUT_OF_REACH]
         too_few = f"only {arrived} of {needed} required replies arrived"
         failures += [Refusal(update.client_ids[0], too_few) for update in held]
         if failures or notes:
@@ -354,7 +351,7 @@ class FlowerEngine:
         Raises `TooFewRepliesError` after the last repeat if too few clients can be reached. Replies
         that were refused count as reached: no member can stop a run with them.
         """
-        lost = [one.client_id for one in failures if one.reason in OUT_OF_REACH]
+        lost = [one.client_id for one in failures if one.kind in OUT_OF_REACH]
         reached = arrived + len(failures) - len(lost)
         lost = [client for client in lost if client not in self._settings.away]
         if not arrived < needed <= arrived + len(lost) or not self._repeats:
@@ -580,7 +577,7 @@ def _read(client: int, content: Content, read: Callable[[RecordDict], T]) -> T |
 
 
 def _reasons(failures: Sequence[Refusal]) -> str:
-    return ", ".join(sorted({one.reason for one in failures if one.reason in OUT_OF_REACH}))
+    return ", ".join(sorted({one.reason for one in failures if one.kind in OUT_OF_REACH}))
 
 
 def _slices(names: list[str], size: int) -> Iterator[list[str]]:

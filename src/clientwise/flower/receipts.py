@@ -138,6 +138,6 @@ def _contradiction(receipt: Mapping[str, Any], before: Sequence[str]) -> str | N
 def _parsed(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..runs.folder import RunFolder
-from ..writing import make_way, naming
+from ..writing import write_atomically
 from .document import Cell, Chart, Content, Document, Table, text_of
 from .figures import draw
 from .html import write_html
@@ -61,9 +61,7 @@ def _write_figure(chart: Chart, folder: Path, name: str) -> None:
 def _write_table(table: Table, folder: Path, name: str) -> None:
     texts = {"csv": as_csv(table), "md": as_markdown(table), "tex": as_latex(table)}
     for suffix, text in texts.items():
-        path = folder / f"{name}.{suffix}"
-        with naming(path):
-            make_way(path).write_text(text, encoding="utf-8")
+        write_atomically(folder / f"{name}.{suffix}", text.encode())
 
 
 def unique_names(folders: Sequence[Path]) -> dict[str, Path]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..writing import make_way, naming
+from ..writing import replacing
 from .document import Chart
 from .marks import Axis, Bars, Boxes, HeatMap, Line, Lines, Mark, Timeline
 
@@ -36,8 +36,9 @@ def draw(charts: Sequence[Chart], *paths: Path) -> None:
     draw_into(figure, charts)
     for path in paths:
         about = {"Date": None} if path.suffix == ".svg" else {"Description": charts[0].alt}
-        with naming(path):
-            figure.savefig(make_way(path), dpi=110, bbox_inches="tight", metadata=about)
+        kind = path.suffix.removeprefix(".")
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=kind, dpi=110, bbox_inches="tight", metadata=about)
 
 
 def draw_into(figure: Figure, charts: Sequence[Chart]) -> None:

@@ -70,9 +70,63 @@ def add_column(database: sqlite3.Connection, into: Into, table: str, column: str
 
 
 def _version_9(database: sqlite3.Connection, into: Into) -> None:
-    """Rounds say which machine computed them."""
+    """Rounds say which machine computed them. What code asks of a round is no longer a sentence."""
     add_column(database, into, "rounds", "machine INTEGER")
+    if into == "temp":
+        database.execute(f"CREATE TEMP VIEW kept AS {KEPT_OF_0_2_0}")
+        database.execute(f"CREATE TEMP VIEW refusals AS {REFUSALS_OF_0_2_0}")
+        return
+    database.execute(
+        """CREATE TABLE main.kept (
+            lane INTEGER, round_num INTEGER, cause TEXT, detail TEXT,
+            PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+    )
+    database.execute(
+        """CREATE TABLE main.refusals (
+            lane INTEGER, round_num INTEGER, reason TEXT, kind TEXT,
+            refused INTEGER, honest INTEGER,
+            PRIMARY KEY (lane, round_num, reason)) WITHOUT ROWID"""
+    )
+    database.execute(f"INSERT INTO main.kept {KEPT_OF_0_2_0}")
+    database.execute(f"INSERT INTO main.refusals {REFUSALS_OF_0_2_0}")
 
+
+# Version 0.2.0 knew causes and kinds by its sentences. Nothing else reads them. A detail stands
+# between the beginning of a sentence and its end.
+KEPT_OF_0_2_0 = """WITH said (cause, start, finish) AS (VALUES
+        ('no update', 'no update was accepted: the model stays as it was', ''),
+        ('bounds', 'no weights meet the bounds (', '): the model stays as it was'),
+        ('overflow', 'the scores overflow: the model stays as it was', ''),
+        ('zero weights', 'all weights are zero: the model stays as it was', ''),
+        ('zero criteria', 'all weights are zero (',
+            ': zero for all clients): the model stays as it was'),
+        ('aggregate', 'the aggregate has NaN or Inf: the model stays as it was', ''),
+        ('predictions', 'the aggregate predicts NaN or Inf: the model stays as it was', ''),
+        ('no evaluation', 'no client evaluated the aggregate: the model stays as it was', ''),
+        ('brake', 'braked: the new model is worse on the server''s set by ',
+            ': the old one stays'))
+    SELECT lane, round_num, cause, MAX(substr(value, length(start) + 1,
+            length(value) - length(start) - length(finish))) AS detail
+    FROM rounds, json_each(CASE WHEN json_valid(notes) THEN notes ELSE '[]' END) JOIN said
+        ON value = start OR finish != '' AND substr(value, 1, length(start)) = start
+            AND substr(value, -length(finish)) = finish
+    GROUP BY lane, round_num"""
+REFUSALS_OF_0_2_0 = """SELECT lane, round_num, refusal AS reason,
+        CASE refusal WHEN 'late: the round had ended' THEN 'absent'
+            WHEN 'dropped out' THEN 'absent'
+            WHEN 'model has NaN or Inf' THEN 'diverged'
+            WHEN 'update norm is not finite' THEN 'diverged' END AS kind,
+        SUM(refused) AS refused, SUM(honest) AS honest
+    FROM (SELECT lane, round_num, refusal, 1 AS refused,
+            NOT EXISTS (SELECT 1 FROM lanes JOIN clients USING (seed)
+                WHERE lanes.lane = participants.lane AND clients.client = participants.client
+                    AND hostile IS NOT NULL) AS honest
+        FROM participants WHERE refusal IS NOT NULL
+        UNION ALL
+        SELECT lane, round_num, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
+            json_extract(value, '$[2]')
+        FROM omitted, json_each(refusals))
+    GROUP BY lane, round_num, refusal"""
 
 # The first leads from OLDEST_VERSION to the next.
 MIGRATIONS: list[Migration] = [_version_9]

@@ -271,13 +271,22 @@ class PrivacyRow(NamedTuple):
     deviation: float
 
 
+class ReasonRow(NamedTuple):
+    """How often updates were refused for a reason."""
+
+    reason: str
+    kind: str | None  # see `core/reasons.py`
+    refused: int
+    honest: int  # updates of honest clients
+
+
 class ArrivedRow(NamedTuple):
     """How many updates of a method arrived in time, and how many were refused."""
 
     arrived: int
     refused: int
     refused_honest: int  # refused updates of honest clients
-    reason: str | None  # the most frequent one for honest clients
+    usual: ReasonRow | None  # the most frequent reason for honest clients
 
 
 class RefusalRow(NamedTuple):
