@@ -66,7 +66,7 @@ test-experiments: .venv/ready
 
 # Thousands of hostile configs, files, updates and run folders, in processes with limits of time and
 # memory; killed processes, and many readers of a live run. At most ten minutes on two idle cores.
-FIRE := tests/fire tests/core tests/runs tests/flower tests/hosts
+FIRE := $$(grep -rl --include='*.py' 'mark\.fire' tests)
 test-fire: .venv/ready
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
 	$(PYTEST) -m 'fire and alone' $(FIRE)
