@@ -28,6 +28,8 @@ from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked.train import _sum_in_order
 from clientwise.models.networks import lstm, mlp
 
+pytestmark = pytest.mark.bits
+
 CPU = torch.device("cpu")
 LENGTH, CLASSES = 12, 3
 PLAIN, TRAINING = CrossEntropy(), LocalTraining(3, 4)

@@ -22,6 +22,8 @@ from clientwise.errors import RunError
 from clientwise.experiment import origin
 from clientwise.experiment.origin import versions
 
+pytestmark = pytest.mark.bits
+
 LANE = "checkpoints/lane-1.safetensors"
 
 
