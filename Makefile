@@ -8,7 +8,7 @@ WORKERS ?= 2
 # Bytecode is kept: tests start processes, and each would compile clientwise again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-required test-again test-slow test-fire test-flower test-flower-versions test-gpu test-netns
+.PHONY: demo test test-cpus test-required test-again test-slow test-fire test-fire-quick test-flower test-flower-versions test-gpu test-netns
 .PHONY: test-deploy test-experiments test-pythons lint docs site dist reproduction devices claim board
 .PHONY: bench bench-quick bench-history bench-gpu bench-peers clean
 
@@ -19,6 +19,11 @@ demo: .venv/demo
 test: .venv/ready lint
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or netns or experiments or fire)'
 	$(PYTEST) -m 'alone and not fire' $$(grep -rl --include='*.py' 'mark\.alone' tests)
+
+# The tests about bits, resuming, memory and run folders again, as on older CPUs, with one thread and
+# with four. Memory can be measured beside other tests; time cannot.
+test-cpus: .venv/ready
+	$(BIN)/python tests/cpus.py -n $(WORKERS) --dist loadfile -m 'bits and not (slow or flower or netns or experiments or fire)'
 
 # What CI requires in addition to `make test`: real Flower processes, TLS, intruders, network
 # namespaces, and the shorter experiments. About half an hour. Needs root for the namespaces.
@@ -66,10 +71,15 @@ test-experiments: .venv/ready
 
 # Thousands of hostile configs, files, updates and run folders, in processes with limits of time and
 # memory; killed processes, and many readers of a live run. At most ten minutes on two idle cores.
-FIRE := tests/fire tests/core tests/runs tests/flower tests/hosts
+FIRE := $$(grep -rl --include='*.py' 'mark\.fire' tests)
 test-fire: .venv/ready
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
 	$(PYTEST) -m 'fire and alone' $(FIRE)
+
+# The same with one of EVERY cases, which CI requires: at most eight minutes on two cores.
+EVERY ?= 8
+test-fire-quick: export CLIENTWISE_FIRE_EVERY := $(EVERY)
+test-fire-quick: test-fire
 
 # The algorithm, data, experiments, run folders and commands with other versions of Python. Those that
 # are not installed are left out. An environment takes 6 GB where pip installs PyTorch with CUDA.

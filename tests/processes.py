@@ -60,6 +60,11 @@ def pace() -> float:
     return _slowest
 
 
+def in_time(took: float, seconds: float) -> bool:
+    """Whether seconds that were measured are below a limit for an ordinary idle machine."""
+    return took < seconds or took < seconds * pace()
+
+
 def wait_until(
     condition: Callable[[], bool],
     seconds: float,

@@ -258,6 +258,7 @@ def test_scaled_and_free_riding_updates(config: dict[str, Any]) -> None:
 # Every attack ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 @pytest.mark.parametrize("name", [name for name in ATTACKS if not ATTACKS.get(name).honest])
 def test_no_attack_ends_a_run_and_all_resume_to_the_same_bits(

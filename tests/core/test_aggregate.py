@@ -13,6 +13,8 @@ from clientwise.core.scores import Mean, Prioritized, Product, WeightedMean
 from clientwise.core.server_step import SERVER_STEPS
 from clientwise.core.weighting import NORMALISERS, divide, to_weights
 
+pytestmark = pytest.mark.bits
+
 NAMES = ("a", "b", "c")
 
 

@@ -186,6 +186,7 @@ def test_clients_that_send_the_same_count_as_one(tmp_path) -> None:
     assert ratio[1] / ratio[0] == pytest.approx(1 / 3)
 
 
+@pytest.mark.bits
 def test_history_survives_a_checkpoint_to_the_bit(tmp_path) -> None:
     whole = cw.Run(cw.run(CONFIG, tmp_path / "whole"))
     cw.run(CONFIG | {"rounds": 5}, tmp_path / "parts")

@@ -24,6 +24,7 @@ from clientwise.core.weighting import max_scale, no_scale, sum_scale
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.parts import make
 from clientwise.registry import Part
+from fire_share import EVERY
 
 TRAINING = LocalTraining(epochs=1, batch_size=None, learning_rate=0.1)
 SIZE, LABELS, TRUST = (
@@ -186,4 +187,4 @@ def test_hostile_updates_end_no_round(make_engine: Callable[..., LocalEngine]) -
 @pytest.mark.fire
 @pytest.mark.timeout(0)
 def test_twenty_thousand_hostile_updates(make_engine: Callable[..., LocalEngine]) -> None:
-    attack(make_engine, 4500, seed=2)
+    attack(make_engine, 4500 // EVERY, seed=2)

@@ -295,6 +295,7 @@ def test_fldetector_removes_inconsistent_clients_once_its_window_is_full() -> No
     assert len(memory["steps"]) == 4
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("name", KEEPS_STATE)
 def test_a_resumed_run_has_the_same_bits(
     name: str, make_engine: Callable[..., LocalEngine], tmp_path: Path

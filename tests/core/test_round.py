@@ -94,6 +94,7 @@ def test_prioritized_round_uses_eq_6(make_engine: MakeEngine, plan: Plan) -> Non
     assert record.priority == order
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize(
     "score",
     [
@@ -118,6 +119,7 @@ def test_cohort_large_and_small_aggregate_alike(make_engine: MakeEngine, score) 
         torch.testing.assert_close(after.model, (record.weights @ updates.models.double()).float())
 
 
+@pytest.mark.bits
 def test_results_do_not_depend_on_the_chunk_size(make_engine: MakeEngine) -> None:
     method = Method(
         criteria=(make_criterion("server_performance"), *P1_CRITERIA),
@@ -138,6 +140,7 @@ def test_results_do_not_depend_on_the_chunk_size(make_engine: MakeEngine) -> Non
     assert torch.equal(models[0], models[2])
 
 
+@pytest.mark.bits
 def test_results_do_not_depend_on_the_order_of_arrival(make_engine: MakeEngine) -> None:
     engine = make_engine(chunk_size=1)
     method = Method(criteria=P1_CRITERIA, score=Prioritized(), training=TRAINING)

@@ -19,11 +19,18 @@ import numpy
 import pandas
 import pytest
 
+import processes
+
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("bash", "openssl", "ssh-keygen"))),
     reason="needs bash, openssl and ssh-keygen",
 )
 SYSTEM = "/usr/bin:/bin:/usr/sbin:/sbin"
+FILE = """
+import runpy, sys
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 class App:
@@ -57,8 +64,7 @@ class App:
 
     def program_of(self, name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
         """Run one of the Python files of deploy/."""
-        command = [sys.executable, str(self.folder / "deploy" / name), *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return processes.run(FILE, self.folder / "deploy" / name, *arguments)
 
 
 @pytest.fixture

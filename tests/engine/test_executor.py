@@ -28,6 +28,8 @@ from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked.train import _sum_in_order
 from clientwise.models.networks import lstm, mlp
 
+pytestmark = pytest.mark.bits
+
 CPU = torch.device("cpu")
 LENGTH, CLASSES = 12, 3
 PLAIN, TRAINING = CrossEntropy(), LocalTraining(3, 4)
@@ -200,8 +202,9 @@ import os, sys
 import clientwise as cw
 assert "torch" not in sys.modules
 print(os.environ["MIMALLOC_PURGE_DELAY"])
-cw.run(cw.load(sys.argv[1]), sys.argv[2])
-print("torch._dynamo" in sys.modules)
+if sys.argv[1:]:
+    cw.run(cw.load(sys.argv[1]), sys.argv[2])
+    print("torch._dynamo" in sys.modules)
 """
 SMALL = """
 name = "small"
@@ -214,14 +217,18 @@ methods = [{name = "FedAvg"}]
 """
 
 
-@pytest.mark.parametrize(("given", "kept"), [({}, "1000"), ({"MIMALLOC_PURGE_DELAY": "0"}, "0")])
+def begun(*arguments: Path, **settings: str) -> list[str]:
+    """What `BEGIN` prints in a new process."""
+    surroundings = {name: os.environ[name] for name in os.environ if not name.startswith("MIMA")}
+    command = [sys.executable, "-c", BEGIN, *map(str, arguments)]
+    environment = surroundings | settings
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
 def test_a_run_of_plain_sgd_imports_no_compiler_and_sets_the_allocator_of_arm(
-    tmp_path: Path, given: dict[str, str], kept: str
+    tmp_path: Path,
 ) -> None:
     (tmp_path / "small.toml").write_text(SMALL)
-    surroundings = {name: os.environ[name] for name in os.environ if not name.startswith("MIMA")}
-    command = [sys.executable, "-c", BEGIN, str(tmp_path / "small.toml"), str(tmp_path / "run")]
-    done = subprocess.run(
-        command, env=surroundings | given, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == [kept, "False"]
+    assert begun(tmp_path / "small.toml", tmp_path / "run") == ["1000", "False"]
+    assert begun(MIMALLOC_PURGE_DELAY="0") == ["0"]

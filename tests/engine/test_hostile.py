@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 from clientwise.attacks import Broken, Hostile, SignFlip
@@ -12,6 +13,8 @@ from clientwise.core.criteria import HONEST
 from clientwise.core.types import LocalTraining, Task
 from clientwise.engine.hostile import HostileEngine
 from clientwise.testing import check_engine
+
+pytestmark = pytest.mark.bits
 
 MakeEngine = Callable[..., Any]
 

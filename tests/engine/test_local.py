@@ -29,6 +29,8 @@ from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
 from clientwise.registry import Part
 
+pytestmark = pytest.mark.bits
+
 MakeEngine = Callable[..., LocalEngine]
 PLAIN = CrossEntropy()
 

@@ -27,6 +27,8 @@ from clientwise.engine.stacked.train import StackedTrainer
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import cnn, linear, mlp
 
+pytestmark = pytest.mark.bits
+
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CLASSES = 4
 PLAIN = CrossEntropy()

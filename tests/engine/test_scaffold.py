@@ -21,6 +21,8 @@ from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError
 from clientwise.models.networks import linear
 
+pytestmark = pytest.mark.bits
+
 RATE, EPOCHS, CLASSES = 0.2, 3, 3
 METHOD = Method(
     criteria=(make_criterion("uniform"),),

@@ -21,6 +21,8 @@ from clientwise.engine.scheduler import LaneExecutor, Scheduler
 from clientwise.experiment import runner
 from clientwise.models.networks import mlp
 
+pytestmark = pytest.mark.bits
+
 
 @pytest.fixture
 def executor() -> DeviceExecutor:

@@ -26,6 +26,8 @@ from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
 from shards_here import AllHere
 
+pytestmark = pytest.mark.bits
+
 NODES = 3
 COLUMNS = "lane, round_num, client, refusal, score, weight, training_loss"
 

@@ -26,6 +26,8 @@ from clientwise.experiment.build import (
 from clientwise.experiment.config import load_experiment
 from clientwise.testing import check_engine
 
+pytestmark = pytest.mark.bits
+
 SLOW = {"speed": {"name": "lognormal", "median": 50.0, "sigma": 1.5}, "up": 2000.0}
 PACES: dict[str, dict[str, Any]] = {
     "all": {},

@@ -156,6 +156,7 @@ def test_the_trained_network_has_the_frozen_parameters_of_the_run(tmp_path: Path
         run.model("FedAvg", 5, Adapted(seed=7))
 
 
+@pytest.mark.bits
 def test_a_run_goes_on_to_the_bit_and_not_with_another_base(tmp_path: Path) -> None:
     config = CONFIG | {"methods": ["FedAvg", {"name": "momentum", "server_step": "momentum"}]}
     data: dict[str, Any] = {"data": samples(), "model": Adapted(seed=2)}

@@ -32,6 +32,7 @@ class Busy(LocalEngine):
     idle_work = property(lambda self: None, lambda self, value: None)  # type: ignore[assignment]
 
 
+@pytest.mark.bits
 def test_an_engine_that_finds_no_time_loses_no_round(tiny: dict[str, Any], tmp_path: Path) -> None:
     def connect(engine: LocalEngine, seed: int) -> LocalEngine:
         engine.__class__ = Busy
@@ -137,6 +138,7 @@ def test_interrupted_before_all_lanes_have_begun_nobody_waits_for_the_others(
     assert len(rounds(tmp_path / "run")) == 4 * tiny["rounds"]
 
 
+@pytest.mark.bits
 def test_lanes_that_train_on_the_server_set_do_not_wait_for_each_other(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:

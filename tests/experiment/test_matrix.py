@@ -730,7 +730,7 @@ def test_two_thousand_cells_are_made_in_seconds(config: dict[str, Any]) -> None:
     }
     began = time.process_time()
     assert len(_outline("config", config).cells) == 2_000
-    assert time.process_time() - began < 5.0
+    assert processes.in_time(time.process_time() - began, 5.0)
 
 
 def test_demsar_critical_difference() -> None:

@@ -68,6 +68,7 @@ def test_clients_with_new_data_are_honest_and_the_audit_names_them(tmp_path: Pat
     assert {one.remark for one in before} == {""}
 
 
+@pytest.mark.bits
 def test_a_change_survives_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
     whole = cw.Run(cw.run(CONFIG, tmp_path / "whole"))
     cw.run(CONFIG | {"rounds": 4}, tmp_path / "parts")

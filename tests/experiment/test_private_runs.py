@@ -258,6 +258,7 @@ def stop_after(given: dict[str, Any], folder: Path, rounds: int) -> None:
         cw.run(given, folder, on_round=stop)
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("method", [changed(privacy={"quantile": 0.5}), LOCAL])
 def test_simulated_noise_goes_on_with_the_same_bits(method: dict[str, Any], tmp_path: Path) -> None:
     given = config(method)

@@ -106,6 +106,7 @@ def test_methods_of_a_seed_meet_the_same_cohorts_and_start_alike(
     assert first[0] == first[1]  # same model, same data, same batches
 
 
+@pytest.mark.bits
 def test_the_same_config_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Path) -> None:
     assert content(cw.run(tiny, tmp_path / "one")) == content(cw.run(tiny, tmp_path / "two"))
 
@@ -142,6 +143,7 @@ def test_your_own_arrays_run(tiny: dict[str, Any], tmp_path: Path) -> None:
     assert after[0][0] < 0.5 < before[0][0]
 
 
+@pytest.mark.bits
 def test_regression_with_everything(tmp_path: Path) -> None:
     config = {
         "name": "regression",
@@ -177,6 +179,7 @@ def test_regression_with_everything(tmp_path: Path) -> None:
     assert all(0.2 <= shape <= 2.0 for (shape,) in shapes)
 
 
+@pytest.mark.bits
 def test_survival_with_everything(tmp_path: Path) -> None:
     torch.manual_seed(0)
     inputs = torch.randn(240, 4)
@@ -393,6 +396,7 @@ def test_the_server_tunes_only_as_far_as_its_samples_get_better(
     assert searched[1] < 1.2 * plain[1]
 
 
+@pytest.mark.bits
 def test_the_best_round_of_the_honest_is_kept_bit_by_bit(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -549,6 +553,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
     return config, content(folder / "run")
 
 
+@pytest.mark.bits
 def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_path: Path) -> None:
     config, expected = uninterrupted
     folder = tmp_path / "run"
@@ -586,6 +591,7 @@ cw.run(sys.argv[1], sys.argv[2])
 """
 
 
+@pytest.mark.bits
 def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) -> None:
     """After the database's commit, with the new checkpoint written but not yet in its place."""
     config, expected = uninterrupted
@@ -687,6 +693,7 @@ def grown(folder: Path) -> dict[str, Any]:
     }
 
 
+@pytest.mark.bits
 def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:

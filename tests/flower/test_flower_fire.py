@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from flwr.supercore.task_identity import TaskIdentity
 
 from clientwise.flower import MethodStrategy, Weighted
+from fire_share import EVERY
 from hostile_replies import (
     GLOBAL,
     Garbage,
@@ -25,7 +26,8 @@ from hostile_replies import (
 )
 
 pytestmark = pytest.mark.fire
-ROUNDS, CLIENTS = 250, 7  # with three strategies, to train and to evaluate: 10,500 replies
+ROUNDS = 250 // EVERY
+CLIENTS = 7  # with three strategies, to train and to evaluate: 10,500 replies
 
 
 def hostile_record(chance: random.Random) -> ArrayRecord:

@@ -37,6 +37,7 @@ from clientwise.flower.claims import Claims
 from clientwise.flower.client_app import client_app
 from clientwise.flower.engine import FlowerEngine
 from clientwise.flower.wire import ARRAYS, NUMBERS, pack
+from fire_share import EVERY
 
 pytestmark = pytest.mark.usefixtures("clock")
 Hostile = Callable[[Message, Parcel], list[Parcel]]  # what a node sends instead of its honest reply
@@ -446,7 +447,7 @@ def error(chance: random.Random, request: Message, parcel: Parcel) -> Parcel:
     "messages",
     [
         250,
-        pytest.param(10_000, marks=[pytest.mark.fire, pytest.mark.timeout(3600)]),
+        pytest.param(10_000 // EVERY, marks=[pytest.mark.fire, pytest.mark.timeout(3600)]),
     ],
 )
 def test_mutated_messages_end_no_run(tiny: dict[str, Any], messages: int) -> None:

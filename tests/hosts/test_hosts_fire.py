@@ -14,10 +14,12 @@ import pytest
 
 import clientwise as cw
 from clientwise.runs.folder import RunFolder
+from fire_share import EVERY
 from hostile_replies import GLOBAL, Net, hostile_arrays, hostile_metrics, server_samples
 
 pytestmark = pytest.mark.fire
-ROUNDS, CLIENTS = 500, 7  # with three methods: 10,500 updates
+ROUNDS = 500 // EVERY
+CLIENTS = 7  # with three methods: 10,500 updates
 
 
 def options(method: str) -> dict[str, Any]:

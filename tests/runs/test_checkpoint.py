@@ -17,6 +17,8 @@ from clientwise.core.types import ServerState
 from clientwise.errors import RunError
 from clientwise.runs.checkpoint import load_checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.bits
+
 FIRST = ServerState(0, torch.zeros(5), CrossEntropy(), {"trust": torch.ones(3)})
 
 

@@ -16,6 +16,8 @@ from clientwise.cli import app
 from clientwise.errors import ConfigError, RunError
 from clientwise.report.about import about
 
+pytestmark = pytest.mark.bits
+
 
 @pytest.fixture
 def config(tiny: dict[str, Any]) -> dict[str, Any]:

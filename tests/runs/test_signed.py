@@ -76,6 +76,7 @@ def written_receipts(run: Path, target: Path) -> list[Path]:
     return files
 
 
+@pytest.mark.bits
 def test_a_record_that_nobody_changed_has_no_fault(made: tuple[Path, Path], tmp_path: Path) -> None:
     run, key = made
     files = written_receipts(run, tmp_path)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -37,6 +38,35 @@ def test_facts(tmp_path: Path) -> None:
     assert store.fact("rounds") is None
     store.set_facts({"rounds": 3, "name": "é"})
     assert (store.fact("rounds"), store.fact("name")) == ("3", json.dumps("é"))
+    store.close()
+
+
+def test_a_signal_before_a_transaction_leaves_no_error_behind(tmp_path: Path) -> None:
+    """`with` was entered, and its body never began: Python discards it after the database is closed."""
+    store = Store(tmp_path)
+    entered = store._transaction()
+    entered.__enter__()
+    store.close()
+    errors: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", errors.append)
+        del entered
+        gc.collect()
+    assert errors == []
+
+
+def test_a_transaction_that_fails_is_undone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.set_facts(FACTS)
+
+    def stopped_halfway() -> None:
+        with store._transaction() as database:
+            database.execute("DELETE FROM facts")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped_halfway()
+    assert store.fact("rounds") == "1"
     store.close()
 
 

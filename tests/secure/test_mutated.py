@@ -14,6 +14,7 @@ pytest.importorskip("Crypto", reason="needs clientwise[flower]")
 from rounds import Parties, is_noise, some_terms
 
 from clientwise.secure.terms import VoidError
+from fire_share import EVERY
 
 SHARE = 0.12  # of the messages of a round that are mutated
 
@@ -42,7 +43,7 @@ def mutated(value: Any, draw: Any) -> Any:
 @pytest.mark.fire
 @pytest.mark.timeout(1800)
 def test_5000_mutated_messages_end_no_run_and_unmask_nobody() -> None:
-    fire(5_000)
+    fire(5_000 // EVERY)
 
 
 def test_100_mutated_messages_end_no_run_and_unmask_nobody() -> None:

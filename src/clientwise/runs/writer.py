@@ -501,8 +501,16 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._explained(), self._database as database:
-            yield database
+        with self._explained():
+            try:
+                yield self._database
+                self._database.commit()
+            except GeneratorExit:
+                # A signal came before the body began. The database may be closed by now, which undoes the rest.
+                raise
+            except BaseException:
+                self._database.rollback()
+                raise
 
     def _insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         columns = COLUMNS[table]
