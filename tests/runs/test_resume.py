@@ -312,7 +312,7 @@ def test_own_arrays_that_another_machine_computed_are_refused_with_a_hint(
 
     folder = cw.run(own | {"rounds": 2}, tmp_path / "run", data=data(inputs))
     other = data(torch.nextafter(inputs, torch.tensor(1.0)))
-    with pytest.raises(RunError, match="those of all clients.*which is recorded$"):
+    with pytest.raises(RunError, match=r"those of all clients.*which is recorded$"):
         cw.run(own, folder, resume=True, data=other)
     monkeypatch.setattr(origin, "versions", lambda: versions() | {"machine": "another"})
     hint = "differ in their last bits between machines, and this one is another: copy the arrays"
