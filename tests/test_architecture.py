@@ -66,6 +66,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "secure",
         "core",
         "data",
+        "models",
         "encoding",
         "registry",
         "errors",

@@ -243,14 +243,15 @@ def test_devices_of_traces_count_by_client(tmp_path: Path, tiny: dict[str, Any])
     assert changed_holders(before, other) == list(range(6))
 
 
-def test_copies_and_parts_of_samples_know_what_they_come_from(everything: Path) -> None:
+def test_copies_of_samples_know_what_they_come_from(everything: Path) -> None:
     samples = own_table(everything).samples
     assert samples.given is not None
     copied = samples.with_copies(torch.tensor([4]), samples.inputs[4:5])
     assert copied.given is not None
     assert copied.given.rows is not None
     assert copied.given.rows.tolist() == [*range(len(samples.targets)), 4]
-    some = copied.rows(torch.tensor([18, 2]))
-    assert some.given is not None
-    assert some.given.rows is not None
-    assert some.given.rows.tolist() == [4, 2]
+    again = copied.with_copies(torch.tensor([18]), samples.inputs[4:5])
+    assert again.given is not None
+    assert again.given.rows is not None
+    assert again.given.rows[-1] == 4
+    assert copied.rows(torch.tensor([18])).given is None  # not sent to shards

@@ -27,6 +27,7 @@ MOST_NAMED = 3  # of clients or columns, in a message
 MANY_ROWS = 4_000_000  # samples; to make a digest of each takes a microsecond or more
 HOLDERS_AT_ONCE = 10_000  # whose digests are made together
 BYTES_AT_ONCE = 2**26  # of inputs that are read to make digests
+DIGEST_BYTES = 8  # of a row
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
 _Rows = Callable[[Tensor], NDArray[Any]]  # values of samples, by their indices
 
@@ -36,9 +37,8 @@ class Given:
     """What samples were computed from; see `Samples.given`."""
 
     values: tuple[Tensor, ...]  # each [M, ...]
-    rows: Tensor | None = (
-        None  # [N] the row of `values` that each sample comes from; None: the same
-    )
+    # [N] the row of `values` that each sample comes from; None: row n is of sample n
+    rows: Tensor | None = None
 
     def of(self, samples: Tensor) -> Given:
         """The same of some samples, by their indices."""
@@ -125,7 +125,7 @@ class Samples:
             ids=None if self.ids is None else self.ids[indices],
             test_from=None,
             after_partition=None,
-            given=self.given.of(indices) if self.given else None,
+            given=None,  # the rows are trained on elsewhere, and what was given stays here
         )
 
     def to(self, device: torch.device) -> Samples:
@@ -577,25 +577,25 @@ def _update(
 class _Content:
     """What fingerprints are made of, by the indices of samples."""
 
-    targets: (
-        Tensor | None
-    )  # where `inputs` include what the targets were computed from: the targets
-    inputs: list[_Rows]
+    inputs: list[_Rows]  # or what inputs and targets were computed from
+    targets: Tensor | None  # of all samples, where they are floats that were computed
     facts: list[_Rows]
     rows_at_once: int
 
     @staticmethod
     def of(samples: Samples, given: Given | None) -> _Content:
         """The content of samples that are as given (None), or that were computed from it."""
-        tensors = given.values if given else (samples.inputs,)
-        rows = given.rows if given else None
-        row_bytes = max(values[:1].nbytes for values in tensors)
-        return _Content(
-            samples.targets if given and samples.targets.is_floating_point() else None,
-            [_row_contents(values, rows) for values in tensors],
-            [_rows_of(values) for values in samples.sample_attributes.values()],
-            max(1, BYTES_AT_ONCE // max(1, row_bytes)),
-        )
+        facts = [_rows_of(values) for values in samples.sample_attributes.values()]
+        if given is None:
+            inputs = [_row_contents(samples.inputs)]
+            return _Content(inputs, None, facts, _rows_at_once([samples.inputs]))
+        inputs = []
+        for values in given.values:
+            is_short = values[:1].nbytes <= DIGEST_BYTES
+            content = _rows_of if is_short else _row_contents
+            inputs.append(content(values, given.rows))
+        targets = samples.targets if samples.targets.is_floating_point() else None
+        return _Content(inputs, targets, facts, _rows_at_once(given.values))
 
     def columns(self, held: Holdings) -> list[Callable[[slice], NDArray[Any]]]:
         """What holders have of some samples: inputs, targets, and facts about them."""
@@ -612,33 +612,38 @@ class _Content:
         return [*map(held_rows, self.inputs), held_targets, *map(held_rows, self.facts)]
 
 
-def _rows_of(values: Tensor) -> _Rows:
-    return lambda indices: values[indices].numpy()
+def _rows_at_once(tensors: Sequence[Tensor]) -> int:
+    row_bytes = max(values[:1].nbytes for values in tensors)
+    return max(1, BYTES_AT_ONCE // max(1, row_bytes))
 
 
-def _row_contents(values: Tensor, rows: Tensor | None) -> _Rows:
+def _rows_of(values: Tensor, rows: Tensor | None = None) -> _Rows:
+    """The values of samples; `rows` as in `Given`."""
+    device = values.device
+
+    def found(indices: Tensor) -> NDArray[Any]:
+        wanted = indices if rows is None else rows[indices]
+        picked: NDArray[Any] = values.index_select(0, wanted.to(device)).cpu().numpy()
+        return picked
+
+    return found
+
+
+def _row_contents(values: Tensor, rows: Tensor | None = None) -> _Rows:
     """What tells rows apart, by the indices of samples: a digest of each, made once, since rows may have several
     holders. Of very many rows, it is their values.
     """
-
-    def row_of(indices: Tensor) -> Tensor:
-        return indices if rows is None else rows[indices]
-
-    if len(values) > MANY_ROWS:
-        device = values.device
-        return lambda indices: values.index_select(0, row_of(indices).to(device)).cpu().numpy()
-    digests = row_digests(values).numpy()
-    return lambda indices: digests[row_of(indices).numpy()]
+    return _rows_of(values if len(values) > MANY_ROWS else row_digests(values), rows)
 
 
-def row_digests(values: Tensor, about: bytes = b"") -> Tensor:
-    """A digest of every row [N], as int64; `about` is what else it depends on."""
+def row_digests(values: Tensor) -> Tensor:
+    """A digest of every row [N], as int64."""
     content = _bytes_of(values.cpu().contiguous().numpy())
     width = len(content) // max(1, len(values))
     digests = bytearray()
     for row in range(len(values)):
         own = content[row * width : (row + 1) * width]
-        digests += hashlib.blake2b(own, digest_size=8, key=about).digest()
+        digests += hashlib.blake2b(own, digest_size=DIGEST_BYTES).digest()
     return torch.from_numpy(numpy.frombuffer(digests, numpy.int64))
 
 

@@ -127,9 +127,8 @@ class SampleTable:
     names: tuple[str, ...]
     target: str
     classes: tuple[str, ...] = ()  # none for regression
-    given: numpy.ndarray | None = (
-        None  # [N] what the targets were computed from; None: they are as given
-    )
+    # [N] what the targets were computed from; None: they are as given
+    given: numpy.ndarray | None = None
 
     def samples(self, standardise: Standardise, problem: Problem | None = None) -> Samples:
         """The rows as samples; columns become inputs once clients hold them (`columns.prepare`)."""

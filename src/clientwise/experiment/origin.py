@@ -52,9 +52,7 @@ class ComparedOrigin:
     before: Origin | None
     changes: list[Change]  # accepted earlier
     differences: list[str]
-    kept: set[int] = field(
-        default_factory=set
-    )  # seeds with the same data, known by another kind of fingerprint
+    kept: set[int] = field(default_factory=set)  # seeds whose fingerprints are those of 0.2.0
     remarks: list[str] = field(default_factory=list)  # of `differences`: what could not be compared
 
 
@@ -93,15 +91,26 @@ def compare_origin(
         return ComparedOrigin(now, None, changes, [])
     names = experiment.flower.clients
     kept, remarks = _compare_with_0_2_0(before, data)
-    found = list(_differences(before, now, data, names, kept))
+    other_data = list(_other_data(before, now, data, names, kept))
+    found = [*other_data, *_differences(before, now)]
     if found and not accept_changes:
         raise RunError(
             f"{folder}: the run began with something else: {'; '.join(found)}. Restore it, choose "
             "another output folder, or go on with --accept-changes (in Python accept_changes=True), which "
-            "is recorded"
+            f"is recorded{_about_computed(before, now) if other_data else ''}"
         )
     differences = [*_member_changes(before, now, names), *found, *remarks]
     return ComparedOrigin(now, before, changes, differences, kept, remarks)
+
+
+def _about_computed(before: Origin, now: Origin) -> str:
+    """A hint where other data may be the same, computed on another machine before they were passed in."""
+    if before.versions.get("machine") == now.versions["machine"]:
+        return ""
+    return (
+        ". Arrays that you compute differ in their last bits between machines, and this one is another: copy the "
+        "arrays, or set `Samples.given` to what they are computed from"
+    )
 
 
 def recorded_system(folder: Path) -> str | None:
@@ -189,14 +198,14 @@ def _recorded(folder: Path) -> tuple[Origin | None, list[Change]]:
         raise RunError(f"{folder}: {hint}") from None
 
 
-def _differences(
+def _other_data(
     before: Origin,
     now: Origin,
     data: Mapping[int, FederatedData],
     names: Sequence[str],
     kept: Collection[int],
 ) -> Iterator[str]:
-    """Other data, code of plugins, initial model or versions, in words; not of seeds in `kept`."""
+    """Other data, in words; not of seeds in `kept`."""
     seeds: dict[str, list[str]] = {}
     for seed in sorted((before.data.keys() & now.data.keys()) - set(kept)):
         old = before.data[seed]
@@ -205,6 +214,10 @@ def _differences(
             seeds.setdefault(_whose(old, new, data[seed]), []).append(str(seed))
     for whose, under in seeds.items():
         yield f"other data (seed {', '.join(under)}): {whose}"
+
+
+def _differences(before: Origin, now: Origin) -> Iterator[str]:
+    """Other code of plugins, initial model, frozen parameters or versions, in words."""
     for name in sorted(before.plugins.keys() & now.plugins.keys()):
         if before.plugins[name] != now.plugins[name]:
             yield f"other code in the plugin {name}"

@@ -118,9 +118,8 @@ class RunReader:
         self.model_bytes = facts.model_bytes
         self.reported_on = facts.reported_on
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
-        self.machines = (
-            facts.machines
-        )  # that computed it: round by round, `rounds.machine` counts from 1
+        # Those that computed it; the column `machine` of `rounds` counts them from 1
+        self.machines = facts.machines
         self.begun = facts.begun  # date and time
         self.computed = facts.computed  # how clients were trained
         self.warnings = facts.warnings  # what was probably not meant, found when it began
