@@ -44,6 +44,7 @@ from clientwise.flower.connections import connector
 from clientwise.flower.secure_wire import SecureRun, Step, read_step, write_step
 from clientwise.flower.wire import Request, pack, write_request
 from clientwise.secure.primitives import value_type
+from clientwise.secure.terms import PROTOCOL
 
 CLIENTS = 5
 STEPS = ["keys", "shares"]
@@ -463,7 +464,7 @@ def test_a_strange_reply_drops_its_client_alone(tiny: dict[str, Any], step: str,
 
     def change(now: str, client: int, reply: Message) -> Message:
         if (now, client) == (step, 2):
-            reply.content["secure"] = ConfigRecord({"json": text})
+            reply.content["secure"] = ConfigRecord({"protocol": PROTOCOL, "json": text})
         return reply
 
     trial.grid.change = change
@@ -477,5 +478,5 @@ def test_a_strange_reply_drops_its_client_alone(tiny: dict[str, Any], step: str,
 def test_a_strange_request_is_refused(tiny: dict[str, Any], text: str) -> None:
     trial = Trial(tiny)
     content = trial.training()
-    content["secure"] = ConfigRecord({"json": text})
+    content["secure"] = ConfigRecord({"protocol": PROTOCOL, "json": text})
     assert reason_of(ask(trial, content)) != "answered"

@@ -23,6 +23,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 import clientwise.secure.client
 from clientwise.secure import statements
+from clientwise.secure.client import SecureClient
+from clientwise.secure.primitives import public_bytes
+from clientwise.secure.statements import mask_key
 from clientwise.secure.terms import Message, Sum, Terms
 
 STEPS = some_terms().steps
@@ -98,6 +101,17 @@ def servers_key(attack: Attack, client: int, roster: Message) -> Message:
     key = X25519PrivateKey.generate().public_key().public_bytes_raw().hex()
     entry = roster[name]
     return roster | {name: entry | {"keys": entry["keys"] | {"vector": key}}}
+
+
+def second_keys(attack: Attack, client: int, roster: Message) -> Message:
+    """A client that colludes signs other keys for some of the others."""
+    for colluding in attack.colluding - {client}:
+        other = SecureClient(attack.terms, colluding, attack.keys[colluding], attack.identities)
+        roster = roster | {str(colluding): other.keys()}
+        for purpose, secrets in other.state["secrets"].items():
+            key = mask_key(attack.terms, colluding, purpose, bytes.fromhex(secrets["mask"]))
+            attack.leaked[public_bytes(key)] = key
+    return roster
 
 
 # Shares and broadcasts ----------------------------------------------------------------------------
@@ -198,6 +212,7 @@ DEVIATIONS: dict[str, dict[str, Change]] = {
             names_swapped,
             sums_swapped,
             servers_key,
+            second_keys,
         )
     },
     "mask criteria": {
@@ -273,6 +288,7 @@ def test_an_honest_server_reads_both_sums(setting: tuple[int, int, tuple[int, ..
 def test_one_deviation(step: str, name: str) -> None:
     for victims in VICTIMS:
         attacked(SETTINGS[0], [(step, name, victims)]).check()
+    attacked(SETTINGS[-1], [(step, name, VICTIMS[0])]).check()
 
 
 def test_several_deviations_at_once() -> None:
