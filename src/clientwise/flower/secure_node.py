@@ -107,7 +107,7 @@ class _Node:
         (self._method,) = experiment.build_methods()
 
     def begin(self, content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine]) -> Message:
-        """Train, measure, and make keys. A round begins once."""
+        """Train, measure, and make keys. On a node, a round begins once."""
         request, models, _ = read_request(content)
         task = request.task
         asked = (request.client, request.seed, task.round_num if task else 0)
@@ -115,10 +115,9 @@ class _Node:
             raise ProtocolError("the step and the request to train do not fit")
         refuse_other_types(models)
         if self._gate is not None:
-            self._gate.admit(request, models, once=True)
-        begun = self._load().get("begun", {})
-        if begun.get(str(request.seed), 0) >= task.round_num:
-            raise ProtocolError(f"round {task.round_num} began before; a round is summed once")
+            self._gate.admit(request, models)
+            self._gate.note_step(request.seed, task.round_num, KEYS)
+            self._gate.claim_step()
         engine = engine_of(request)
         refuse_other_weights(request, engine)
         if self._gate is not None:
@@ -148,7 +147,6 @@ class _Node:
             "highs": scores.highest_criteria,
             "num_parameters": engine.spec.num_parameters,
             "num_clients": engine.num_clients,
-            "begun": begun | {str(request.seed): task.round_num},
             "round": self._round,
             "terms": asdict(terms),
         }
@@ -181,7 +179,7 @@ class _Node:
         if self._gate is not None:
             self._gate.claim_step()
         if self._step.name == terms.steps[-1]:
-            self._forget(facts)
+            self._forget()
         else:
             self._save(facts, client)
         return reply
@@ -218,10 +216,9 @@ class _Node:
         text = json.dumps({**facts, "protocol": client.state})
         self._context.state[self._state_key] = ConfigRecord({"json": text})
 
-    def _forget(self, facts: Mapping[str, Any]) -> None:
-        """Keep nothing of the round but that it took place."""
-        text = json.dumps({"begun": facts["begun"]})
-        self._context.state[self._state_key] = ConfigRecord({"json": text})
+    def _forget(self) -> None:
+        """Keep nothing of the round. That it took place is in the node's ledger."""
+        del self._context.state[self._state_key]
         del self._context.state[self._update_key]
 
 
