@@ -18,8 +18,11 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from approvals import approve_again
 from test_flower_ledger import CONFIG, Node, content_of
+from test_flower_secure import Deployment, reason_of
+from test_flower_secure import _own_data as own_data
 
 from clientwise.experiment.config import load_experiment
+from clientwise.flower import client_app
 from clientwise.flower import ledger as ledger_file
 from clientwise.flower.approval import lifetime, released, withdraw
 from clientwise.flower.ledger import Ledger, read
@@ -166,6 +169,21 @@ def test_an_approval_during_a_training_ends_it(tmp_path: Path) -> None:
     )
     reply = node.train(1, 1, loader=str(loader))
     assert "the last names another app" in reply.error.reason
+
+
+def test_a_round_is_summed_once_over_all_experiments_and_approvals(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two versions that sum a round over different cohorts would reveal one update."""
+    nodes = Deployment(tiny, tmp_path)
+    assert reason_of(nodes.begin(1, nodes.fresh_context(1), 3)) == "answered"
+    other = nodes.table | {"name": "another version", "rounds": 4}
+    nodes.trial.app = client_app(other, load=lambda path: own_data())
+    approve_again(nodes.settings[1]["ledger"], other, cell=1)
+    context = nodes.fresh_context(1)
+    context.run_id = 2
+    assert "round 3 of seed 1, and a round is summed once" in reason_of(nodes.begin(1, context, 3))
+    assert reason_of(nodes.begin(1, context, 4)) == "answered"
 
 
 def test_the_cell_is_that_of_the_approval(tmp_path: Path) -> None:

@@ -316,7 +316,7 @@ def test_a_deployed_node_has_an_identity_and_a_ledger(tiny: dict[str, Any], tmp_
 
     assert "not client 2 by the list" in begin(2, 2)
     assert begin(1, 3) == "answered"
-    assert "round 3 began before with seed 1; a round is summed once" in begin(1, 3)
+    assert "round 3 of seed 1, and a round is summed once" in begin(1, 3)
     del nodes.settings[1]["identity"]
     assert "DataError" in begin(1, 1)
 
@@ -374,7 +374,7 @@ def test_a_round_is_summed_once_over_all_experiments_and_approvals(
     approve_again(nodes.settings[1]["ledger"], other, cell=1)
     context = nodes.fresh_context(1)
     context.run_id = 2
-    assert "round 3 began before with seed 1" in reason_of(nodes.begin(1, context, 3))
+    assert "round 3 of seed 1, and a round is summed once" in reason_of(nodes.begin(1, context, 3))
     assert reason_of(nodes.begin(1, context, 4)) == "answered"
 
 
@@ -422,10 +422,7 @@ def test_of_two_requests_for_a_step_at_once_one_is_answered(
     assert list(grid.second) == STEPS
     for step, reasons in grid.second.items():
         (reason,) = reasons
-        if step == "keys":
-            assert "round 1 began before with seed 1; a round is summed once" in reason
-        else:
-            assert f"{step}: answered before in this round" in reason
+        assert f"{step}: this node answered it before in round 1 of seed 1" in reason
 
 
 def test_a_step_names_the_round_that_began_last_under_the_present_approval(

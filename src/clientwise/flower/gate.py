@@ -73,26 +73,17 @@ class Gate:
             self._approved(entries)
         refuse_other_work(self._experiment, request)
 
-    def admit(
-        self,
-        request: Request,
-        models: Tensor,
-        data: FederatedData | None = None,
-        *,
-        once: bool = False,
-    ) -> None:
+    def admit(self, request: Request, models: Tensor, data: FederatedData | None = None) -> None:
         """Note a request; RefusedError where the approval does not cover it.
 
         Args:
             request: what is asked.
             models: to train [d], or to evaluate [c, d].
             data: of this node. With other training rows, the same request is another one, which
-                counts. Needed unless `once`.
-            once: refuse a round of a seed that began before: with whichever model, in whichever
-                experiment, under whichever approval.
+                counts. Not needed if `claim_step` follows: then a round is answered once.
         """
         self.check(request)
-        kind, round_num = self._about["kind"], self._about["round"]
+        kind = self._about["kind"]
         if request.task is None:
             spent = None
             names = [_digest(model.numpy().tobytes()) for model in _rows(models)]
@@ -104,11 +95,6 @@ class Gate:
             names = [self._name(data)]
         with self._ledger.locked() as entries:
             approval = self._approved(entries)
-            if once and self._of_this_round(entries):
-                raise RefusedError(
-                    f"round {round_num} began before with seed {request.seed}; a round is summed "
-                    "once: another run needs other seeds"
-                )
             mine = [entry for entry in entries if entry.get("approval") == approval]
             asked = [entry for entry in mine if entry.get("kind") == kind and "models" in entry]
             known = {name for entry in asked for name in entry["models"]}
@@ -144,7 +130,11 @@ class Gate:
             for entry in entries:
                 same = all(entry.get(key) == self._about[key] for key in claimed)
                 if same and entry["event"] == "step":
-                    raise RefusedError(f"{self._about['kind']}: answered before in this round")
+                    raise RefusedError(
+                        f"{self._about['kind']}: this node answered it before in round "
+                        f"{self._about['round']} of seed {self._about['seed']}, and a round is summed "
+                        "once. Another run needs other seeds"
+                    )
             self._ledger.add(entries, "step", approval=approval, **self._about)
 
     @property

@@ -113,7 +113,9 @@ class _Node:
             raise ProtocolError("the step and the request to train do not fit")
         refuse_other_types(models)
         if self._gate is not None:
-            self._gate.admit(request, models, once=True)
+            self._gate.admit(request, models)
+            self._gate.note_step(request.seed, task.round_num, KEYS)
+            self._gate.claim_step()
         engine = engine_of(request)
         refuse_other_weights(request, engine)
         if self._gate is not None:

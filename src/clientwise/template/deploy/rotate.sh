@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On the server, started by proxy.sh, ends with it: compresses the proxy's access log whenever it has
-# 25 MB, which ten members write in about a day, and keeps the last 60 files.
+# 25 MB, which four members write in a day, and keeps the last 60 files.
 #   rotate.sh PID      process of nginx
 set -euo pipefail
 source "$(dirname "$0")/settings.sh"
