@@ -1,6 +1,6 @@
 """The SuperExec of a node, which starts a process for each message: Flower's, whose processes are forks.
 
-    python -m clientwise.flower.superexec ...    arguments as for flower-superexec
+python -m clientwise.flower.superexec ...    arguments as for flower-superexec
 """
 
 from __future__ import annotations
