@@ -171,7 +171,9 @@ def report(lines: list[Stamp], began: float, ended: float, rounds: int) -> None:
     for number in range(1, rounds + 1):
         mark = f"round {number} of {rounds}: "
         done.append(next(line.at for line in lines if mark in line.text and "weighed" in line.text))
-    print(f"run: {ended - began:.1f} s from start.sh to its end; to the first round {done[1] - began:.1f} s")
+    print(
+        f"run: {ended - began:.1f} s from start.sh to its end; to the first round {done[1] - began:.1f} s"
+    )
     for number, (first, last) in enumerate(pairwise(done[1:]), 2):
         messages = sum(line.text.startswith("Sent") and first < line.at <= last for line in lines)
         print(f"round {number}: {last - first:5.1f} s, {messages / len(NAMES):g} messages per node")

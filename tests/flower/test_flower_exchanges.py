@@ -43,7 +43,8 @@ def trainings(setup: Setup) -> Counter[int]:
 @pytest.mark.parametrize(
     ("name", "exchanges"),
     [
-        ("FedAvg", ROUNDS + 1),  # each training with the last model's evaluation, and the last evaluation
+        # Each training with the last model's evaluation, and the last evaluation
+        ("FedAvg", ROUNDS + 1),
         ("AdaFed", ROUNDS + 1),
         ("Recommended", ROUNDS + 1),
         ("all orders", 2 * ROUNDS),  # the clients evaluate the orders, which decides on the model
@@ -100,6 +101,9 @@ def test_no_training_is_asked_for_in_vain(config: dict[str, Any]) -> None:
     assert all(record.notes for record in records)
     assert torch.equal(state.model, setup.flower.initial_model)
     assert trainings(setup) == dict.fromkeys(range(1, ROUNDS + 1), CLIENTS)
+    # A round evaluates the new model, then the old one: nothing is evaluated after the next training.
+    asked = [asked_by(one)[1:] for one in setup.grid.sent if asked_by(one)[0] == 0]
+    assert asked[:4] == [("train", 1), ("evaluate", 1), ("evaluate", 1), ("train", 2)]
 
 
 def test_a_training_of_another_model_is_dropped(config: dict[str, Any]) -> None:

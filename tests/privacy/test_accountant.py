@@ -52,14 +52,14 @@ def test_without_sampling_it_is_the_gaussian_mechanism() -> None:
 
 
 @pytest.mark.parametrize("releases", [1, 20, 200])
-@pytest.mark.parametrize("multiplier", [0.8, 4.0, 10.0])
+@pytest.mark.parametrize("multiplier", [0.8, 4.0])
 def test_a_sampled_cohort_spends_at_most_what_all_clients_spend(
     multiplier: float, releases: int
 ) -> None:
     everybody = Accountant(multiplier, 1e-3, 20).epsilon(releases)
-    for size in (1, 5, 10, 15, 19):
+    for size in (1, 10, 19):
         assert Accountant(multiplier, 1e-3, 20, size=size).epsilon(releases) <= everybody
-    for probability in (0.05, 0.5, 0.99, 0.9999):
+    for probability in (0.5, 0.9999):
         poisson = Accountant(multiplier, 1e-3, 20, probability=probability)
         assert poisson.epsilon(releases) <= everybody
 

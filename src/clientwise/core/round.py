@@ -95,10 +95,15 @@ def run_round(
     adapted = Adapted(state.loss)
     if method.adapt_loss:
         adapted = method.adapt_loss(state.loss, cohort.judge(chosen.model[None]))
+    ask_ahead = partial(
+        expect_training, chosen.model, adapted.loss, round_num, method, plan, engine
+    )
     if report is not None:  # nothing that the clients say now changes the next round
-        expect_training(chosen.model, adapted.loss, round_num, method, plan, engine)
+        if not kept:
+            ask_ahead()
         local, local_others = evaluate_all(tried, others, on_clients, local)
     if kept:
+        ask_ahead()
         report, local = on_server(chosen.model[None]), on_clients(chosen.model[None])
     others = evaluated(others, report_others, local_others)
     quality = state.quality

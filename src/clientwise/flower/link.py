@@ -29,6 +29,7 @@ from .patches import add_to_superlink
 from .retention import KEEP, keep_updates_in_memory
 
 log = logging.getLogger("flwr.clientwise")
+CLIENT_CLOSED = 499  # nginx's status for it; nobody reads it
 HOLD_SECONDS = 10.0  # less than the 30 s after which a node gives a call up
 
 
@@ -51,6 +52,7 @@ class HeldCalls:
             return
         mail = self._mail_of(asked.node.node_id)
         if not await _held(mail, receive):
+            await Response(status_code=CLIENT_CLOSED)(scope, receive, send)
             return
         mail.clear()  # before Flower looks for messages: one that is stored meanwhile sets it again
         await self._app(scope, receive, send)

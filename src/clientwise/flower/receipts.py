@@ -1,6 +1,6 @@
 """Receipts: the server sends every node what it recorded about it, and the node keeps that.
 
-A round's receipt travels with a later request to train, usually the next. Those of the last round have a message of
+A round's receipt travels with a later request, usually the next. Those of the last round have a message of
 their own, after which the run ends. `clientwise verify --receipts FILE` compares a record with the file that a node
 kept; see `runs/signed.py`.
 """

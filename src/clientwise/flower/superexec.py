@@ -1,6 +1,8 @@
-"""The SuperExec of a node, which starts a process for each message: Flower's, whose processes are forks.
+"""The SuperExec of a node, which starts a process for each message.
 
     python -m clientwise.flower.superexec ...    arguments as for flower-superexec
+
+It is Flower's, with processes that are forks: see `zygote.py`.
 """
 
 from __future__ import annotations
