@@ -160,11 +160,15 @@ def test_the_command_prints_the_finding_and_no_traceback(run: Path) -> None:
     with tampering(run) as database:
         database.execute("INSERT INTO participants (lane, round_num) VALUES ('x', 'y')")
         database.execute("UPDATE rounds SET notes = 7 WHERE lane = 1")
+        odd = r"\ud800 \u001b[2J\u001b[31mall is well"  # half a character; clears a terminal
+        database.execute("UPDATE chain SET leaves = replace(leaves, 'client 2', ?)", [odd])
     done = processes.run(processes.COMMAND, "verify", run)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert "unknown, seed x, round y: was inserted: no entry is about it" in done.stdout
     assert "capped, seed 1, round 1, round: was changed" in done.stdout
+    assert "all is well: was deleted" in done.stdout
+    assert "\x1b[2J" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
+from ..report.markup import escape
 from .console import err, fail, out, print_lines, writing_to
 
 if TYPE_CHECKING:
