@@ -293,8 +293,8 @@ class Deployment:
         self.trial.app = client_app(table, load=lambda path: _own_data())
         self.contexts = [self.fresh_context(client) for client in range(CLIENTS)]
 
-    def fresh_context(self, client: int) -> Context:
-        return Context(1, 2, dict(self.settings[client]), RecordDict(), {})
+    def fresh_context(self, client: int, run: int = 1) -> Context:
+        return Context(run, 2, dict(self.settings[client]), RecordDict(), {})
 
     def begin(self, client: int, context: Context, round_num: int = 1, seed: int = 1) -> Message:
         step = Step(client, seed, round_num, "keys", {})
@@ -328,12 +328,12 @@ def test_a_round_is_summed_once_over_all_apps_and_approvals(
     assert reason_of(nodes.begin(1, nodes.fresh_context(1))) == "answered"
     table = nodes.trial.experiment.to_dict() | {"rounds": 99, "note": "version 2"}
     nodes.trial.app = client_app(table, load=lambda path: _own_data())
-    for approval in ("one", "one\ntwo", "two"):
+    for run, approval in enumerate(("one", "one\ntwo", "two"), 1):
         agreed.write_text(approval)
-        reason = reason_of(nodes.begin(1, nodes.fresh_context(1)))
+        reason = reason_of(nodes.begin(1, nodes.fresh_context(1, run)))
         assert "round 1 of seed 1, and a round is summed once" in reason
         assert "needs other seeds" in reason
-    assert reason_of(nodes.begin(1, nodes.fresh_context(1), round_num=2)) == "answered"
+    assert reason_of(nodes.begin(1, nodes.fresh_context(1, 3), round_num=2)) == "answered"
 
 
 def test_another_version_of_the_experiment_is_another_round(tiny: dict[str, Any]) -> None:
