@@ -297,8 +297,8 @@ class Deployment:
             approve_once(settings["ledger"], table, cell=1)
         self.contexts = [self.fresh_context(client) for client in range(CLIENTS)]
 
-    def fresh_context(self, client: int) -> Context:
-        return Context(1, 2, dict(self.settings[client]), RecordDict(), {})
+    def fresh_context(self, client: int, run: int = 1) -> Context:
+        return Context(run, 2, dict(self.settings[client]), RecordDict(), {})
 
     def begin(self, client: int, context: Context, round_num: int = 1, seed: int = 1) -> Message:
         step = Step(client, seed, round_num, "keys", {})
