@@ -292,12 +292,15 @@ def test_trained_models_are_not_protected(
         return unpack(reply.content.array_records[ARRAYS]) - sent
 
     read = set()
-    for round_num in range(1, 11):
-        threshold = -0.5 + 0.1 * round_num
+    for attempt in range(40):  # the batches follow from the node's secret, and differ in every test
+        round_num = 1 + attempt % 10
+        threshold = -0.4 + 0.025 * attempt
         low, high = change(round_num, threshold), change(round_num, threshold + 0.02)
         found = patient_in_updates(low, high, method.training.learning_rate / 20)
         near = (found - inputs.double()).abs()[:, others].amax(1) < NEAR
         read.update(near.nonzero().flatten().tolist())
+        if read:
+            break
     assert read, "updates have become safe: change docs/security.md"
 
 
