@@ -25,6 +25,7 @@ from clientwise.experiment.config import load_experiment
 from clientwise.flower import client_app
 from clientwise.flower import ledger as ledger_file
 from clientwise.flower.approval import lifetime, released, withdraw
+from clientwise.flower.gate import MOST_REPEATS
 from clientwise.flower.ledger import Ledger, read
 
 NOISE = {"epochs": 1, "batch_size": 20, "sample_clip": 1.0, "sample_noise": 3.2}
@@ -99,6 +100,14 @@ def test_without_groups_another_order_is_counted(tmp_path: Path) -> None:
     node = Node(tmp_path, PRIVATE, cell=1)
     assert len(answers(node, 12, return_in_any_order)) == 2
     assert spent(node) == pytest.approx(2 / 8)
+
+
+def test_a_request_is_repeated_a_few_times(tmp_path: Path) -> None:
+    """The answer is the same; the time that a row takes could be averaged."""
+    node = Node(tmp_path)
+    assert not any(node.train(1, 1).has_error() for _ in range(1 + MOST_REPEATS))
+    assert "repeated 10 times already" in node.train(1, 1).error.reason
+    assert not node.train(2, 1).has_error()
 
 
 def test_the_ledger_tells_no_row(tmp_path: Path) -> None:

@@ -274,6 +274,25 @@ def test_the_training_loss_tells_no_attribute(
     assert all(math.isnan(one) for one in estimates(by_the_node))
 
 
+def test_subnormal_numbers_take_no_longer(
+    config: dict[str, Any], hospital: Path, tmp_path: Path
+) -> None:
+    """On an x86 they do: 40 rows that a made-up model turns into such took 2.6 times as long."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    torch.set_flush_denormal(False)
+    tiny = "torch.tensor([1e-30]) * torch.tensor([1e-10])"
+    loader = tmp_path / "data.py"
+    loader.write_text(
+        "import torch\nfrom clientwise.flower import load_npz\n"
+        f"def load(path):\n    assert ({tiny}).item() == 0\n    return load_npz(path)\n"
+    )
+    node = Node(config, hospital, ledger=str(tmp_path / "ledger.jsonl"), loader=str(loader))
+    model = linear_model(numpy.ones(len(columns(hospital))), 0.0, OUTPUTS)[None]
+    assert node.ask(model) is not None, node.refusals
+    assert (torch.tensor([1e-30]) * torch.tensor([1e-10])).item() > 0  # as before
+
+
 def test_trained_models_are_not_protected(
     config: dict[str, Any], hospital: Path, tmp_path: Path
 ) -> None:

@@ -34,6 +34,8 @@ from .wire import RUNS_HERE, VERSION, Request, evaluation_from, plain_request
 ASK_OPERATOR = "this needs an approval by the node's operator (deploy/agree.sh)"
 LONGEST_REASON = 300  # characters
 ROUNDING = 1e-9  # of a sum of costs
+# Of a request to train: its answer is the same, but the time that it takes could be averaged.
+MOST_REPEATS = 10
 
 
 class RefusedError(ClientwiseError):
@@ -107,11 +109,16 @@ class Gate:
             elif new:
                 self._check_trainings(mine)
                 cost = len(new) / self._allowance.trainings
-            event = "asked" if new else "repeated"
             facts = {"models": new, "asked": len(names), "cost": cost}
             if new:
-                facts["mu_squared"] = spent
-            self._ledger.add(entries, event, approval=approval, **self._about, **facts)
+                self._note(entries, "asked", approval, **facts, mu_squared=spent)
+                return
+            before = sum(entry.get("again") == names for entry in mine)
+            if request.task is not None and before >= MOST_REPEATS:
+                raise RefusedError(
+                    f"this request was repeated {MOST_REPEATS} times already: {ASK_OPERATOR}"
+                )
+            self._note(entries, "repeated", approval, **facts, again=names)
 
     def note_step(self, seed: int, round_num: int, step: str) -> None:
         """What `claim_step`, `sent` and `failed` note about a step of secure aggregation."""
@@ -135,7 +142,7 @@ class Gate:
                         f"{self._about['round']} of seed {self._about['seed']}, and a round is summed "
                         "once. Another run needs other seeds"
                     )
-            self._ledger.add(entries, "step", approval=approval, **self._about)
+            self._note(entries, "step", approval)
 
     @property
     def approval(self) -> str:
@@ -168,7 +175,7 @@ class Gate:
                 # Another process may have answered meanwhile: the same question, the same answer.
                 answers = found | self._answers(entries)
                 new = {name: answers[name] for name in found}
-                self._ledger.add(entries, "measured", approval=approval, **self._about, answers=new)
+                self._note(entries, "measured", approval, answers=new)
         return evaluation_from([answers[name] for name in names], problem)
 
     def noise_key(self, data: FederatedData) -> bytes:
@@ -197,16 +204,17 @@ class Gate:
             content += json.dumps(dict(numbers)).encode()
         facts = {"left": left, "bytes": len(content), "result": _digest(content)}
         with self._ledger.locked() as entries:
-            approval = self._approved(entries)
-            self._ledger.add(entries, "answered", approval=approval, **self._about, **facts)
+            self._note(entries, "answered", self._approved(entries), **facts)
 
     def failed(self, error: Exception) -> None:
         """Note a request that was not answered."""
         event = "refused" if isinstance(error, RefusedError) else "failed"
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_REASON]
         with self._ledger.locked() as entries:
-            approval = _id(present(entries))
-            self._ledger.add(entries, event, approval=approval, **self._about, reason=reason)
+            self._note(entries, event, _id(present(entries)), reason=reason)
+
+    def _note(self, entries: list[Entry], event: str, approval: str, **facts: Any) -> None:
+        self._ledger.add(entries, event, approval=approval, **self._about, **facts)
 
     _asked = b""
 

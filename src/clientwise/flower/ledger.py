@@ -147,7 +147,7 @@ def _write_all(file: int, content: bytes) -> None:
         content = content[os.write(file, content) :]
 
 
-BULKY = ("approval", "models", "answers", "time")  # in the file, not in the log
+BULKY = ("approval", "models", "again", "answers", "time")  # in the file, not in the log
 
 
 def read(path: Path) -> list[Entry]:
