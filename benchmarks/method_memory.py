@@ -24,6 +24,7 @@ from torch import Tensor
 
 from clientwise.core import robust
 from clientwise.core.before import BEFORE
+from clientwise.core.counterfactuals import MOST_CLIENTS
 from clientwise.core.evidence import EVIDENCE, fldetector
 from clientwise.core.problem import Classification
 from clientwise.core.round import first_state, run_round
@@ -66,6 +67,7 @@ QUICK: dict[str, dict[str, Any]] = {
 SURROUNDINGS: dict[str, dict[str, Any]] = {
     "FedBuff": {"devices": {"speed": {"name": "lognormal", "median": 200.0, "sigma": 1.0}}},
     "RecommendedJudged": {"server_set": {"source": "clients"}},
+    "counterfactuals": {"evaluation": {"clients_every": 0, "counterfactuals": True}},
 }
 # What no method by name has
 OTHERS: dict[str, dict[str, Any]] = {
@@ -77,6 +79,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "trust": {"criteria": ["dataset_size", "trust"]},
     "two steps": {"before": ["clip", "nearest_neighbours"], "rule": "median"},
     "judged at once": {"criteria": ["server_performance"], "rule": "krum"},
+    "privacy": {
+        "bounds": {"cap": 0.5},
+        "privacy": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
+    },
+    "secure aggregation": {"secure_aggregation": {"clip": 1.0}},
+    "counterfactuals": {"before": ["clip"]},
 }
 
 
@@ -138,6 +146,8 @@ def measure(name: str, table: dict[str, Any], clients: int, hidden: int) -> dict
     """Bytes that rounds of a method take beyond what was there before them, and those that are foretold."""
     config = _config([table], hidden) | SURROUNDINGS.get(name, {})
     experiment = load_experiment(config)
+    if experiment.evaluation.counterfactuals:
+        clients = min(clients, MOST_CLIENTS)
     given = federated(clients)
     data, hostile = build_data(experiment, given.samples, 1, given)
     executor = build_executor(experiment, data.samples, torch.device("cpu"))
