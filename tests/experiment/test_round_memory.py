@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,20 @@ import pytest
 import method_memory
 import run_memory
 from clientwise.core.method import Method, Plan
-from clientwise.core.types import ModelSpec
+from clientwise.core.types import Layer, ModelSpec
+from clientwise.errors import ConfigError
+from clientwise.experiment import round_memory
 from clientwise.experiment.config import load_experiment
+from clientwise.experiment.describe import describe
 from clientwise.experiment.round_memory import (
     BLOCKS,
     DOUBLE_BYTES,
+    FACTOR_COPIES,
+    FLOAT_BYTES,
+    PAIR_COPIES,
+    STACKED_COPIES,
+    UPDATE_COPIES,
+    largest_round,
     round_bytes,
 )
 
