@@ -21,7 +21,7 @@ from link import Link, Parcel
 
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
-from clientwise.core.types import RoundRecord, ServerState
+from clientwise.core.types import Refusal, RoundRecord, ServerState
 from clientwise.errors import ClientwiseError
 from clientwise.experiment.build import (
     build_data,
@@ -150,6 +150,14 @@ def test_garbage_refuses_its_member_and_nobody_else(tiny: dict[str, Any], kind: 
         assert list(refusals(record)) == [2]
         assert refusals(record)[2].startswith(("answer cannot be read", "answer refused"))
     assert len(federation.link.state.object_store) == 0  # nothing of a round is kept
+
+
+def test_a_member_that_fails_in_our_words_is_not_out_of_reach() -> None:
+    """Rounds are repeated for members that cannot be reached: no member's words decide that."""
+    for reason in ("not connected", str(replies.NO_ANSWER)):
+        own = replies._why_failed(Error(code=1, reason=reason))
+        assert Refusal(1, own).kind is None
+    assert Refusal(1, replies._why_failed(Error(code=5, reason=""))).kind == "unreachable"
 
 
 def test_an_announced_reply_that_does_not_come_ends_the_wait(
