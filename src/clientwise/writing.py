@@ -75,3 +75,15 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are not there; a link to nothing is named as such."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        link = Path(error.filename)
+        if link.exists() or not link.is_symlink():
+            raise
+        problem = f"is a link to {os.readlink(link)}, which does not exist; make that folder, or remove the link"
+        raise FileNotFoundError(errno.ENOENT, problem, str(link)) from None

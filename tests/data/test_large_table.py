@@ -166,6 +166,18 @@ def test_files_that_unpack_to_too_much_are_refused(
         load(tmp_path, files="own.csv.gz", client=None, categories=[])
 
 
+def test_memory_that_runs_out_is_not_a_fault_of_the_file(
+    tmp_path: Path, frame: pandas.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    files = write(frame, tmp_path, "csv.gz")
+    monkeypatch.setattr(gzip.GzipFile, "read", exhausted)
+    with pytest.raises(DataError, match=r"own\.csv\.gz: too little memory to read it; end other"):
+        table_files.read_header(tmp_path / files)
+
+
 def test_a_cache_that_cannot_be_written_is_named(
     tmp_path: Path, frame: pandas.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,11 +268,11 @@ def test_a_row_group_of_parquet_is_not_read_as_a_whole(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 def test_a_table_several_times_larger_than_memory_gives_the_same_results(tmp_path: Path) -> None:
-    """Beyond what a run on a small table takes; one of the runs has a limit."""
-    size = 500_000_000
+    """Memory is counted beyond that of a run on a small table; the limit is twice what is needed."""
+    size = 200_000_000
     large_table.write_table(tmp_path / "large.csv", size)
     found = []
-    for name, limit in (("limited", ["--limit", "150"]), ("free", [])):
+    for name, limit in (("limited", ["--limit", "128"]), ("free", [])):
         place = tmp_path / name
         place.mkdir()
         (place / "large.csv").symlink_to(tmp_path / "large.csv")
@@ -274,6 +286,6 @@ def test_a_table_several_times_larger_than_memory_gives_the_same_results(tmp_pat
         )
         found.append(json.loads(done.stdout))
     limited, free = found
-    assert 2.5 * 2**20 * max(limited["memory"], free["memory"]) < size  # MiB, bytes
+    assert 3 * 2**20 * max(limited["memory"], free["memory"]) < size  # MiB, bytes
     assert limited["metrics"] == free["metrics"]
     assert limited["losses"] == free["losses"]

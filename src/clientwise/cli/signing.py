@@ -139,13 +139,13 @@ def receipts(
     """
     from ..runs.files import plain_names
     from ..runs.verify import receipts as receipts_of
-    from ..writing import write_atomically
+    from ..writing import make_folder, write_atomically
 
     found = receipts_of(folder)
     if not found:
         fail(f"{folder}: its record is not signed (clientwise run --sign KEY)")
     with writing_to(out_folder):
-        out_folder.mkdir(parents=True, exist_ok=True)
+        make_folder(out_folder)
         for name, own in zip(plain_names(found), found.values(), strict=True):
             lines = [json.dumps(receipt) for receipt in own]
             write_atomically(out_folder / f"{name}.jsonl", ("\n".join(lines) + "\n").encode())

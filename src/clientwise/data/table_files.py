@@ -140,6 +140,8 @@ class _LimitedFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             content = self._file.read(len(buffer))
+        except MemoryError:
+            raise _too_little_memory(self._path) from None
         except Exception as error:  # a damaged file makes gzip raise anything
             raise self._unreadable(error) from None
         self._of_chunk += len(content)
@@ -215,6 +217,8 @@ def _parsing(path: Path) -> Iterator[None]:
             yield
     except DataError:
         raise
+    except MemoryError:
+        raise _too_little_memory(path) from None
     except UnicodeDecodeError:
         raise _not_utf8(path) from None
     except Exception as error:
@@ -238,6 +242,12 @@ def _header(path: Path, separator: str) -> list[str]:
 def _not_utf8(path: Path) -> DataError:
     return DataError(
         f'{path}: is not UTF-8 text; save it as "CSV UTF-8", or convert it with iconv -f WINDOWS-1252 -t UTF-8'
+    )
+
+
+def _too_little_memory(path: Path) -> DataError:
+    return DataError(
+        f"{path}: too little memory to read it; end other programs, or raise the limit of this process"
     )
 
 
@@ -289,6 +299,8 @@ def _parquet_frames(path: Path, chunk: int | None) -> Iterator[DataFrame]:
                 read += len(frame)
     except DataError:
         raise
+    except MemoryError:
+        raise _too_little_memory(path) from None
     except Exception as error:
         raise DataError(
             f"{path}: not a Parquet file that can be read ({reason(error)}); write it again"

@@ -20,7 +20,7 @@ import torch
 from ..engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ..errors import ClientwiseError, ConfigError, RunError
 from ..limits import gigabytes
-from ..writing import write_atomically
+from ..writing import make_folder, write_atomically
 from .config import read_config
 from .folders import new_folder
 from .lanes import Progress
@@ -148,7 +148,7 @@ def _prepare(
         todo = unfinished_cells(matrix, folder, accept_changes)
     elif _names_in(folder) - {f"{MATRIX_FILE}.part"}:  # which a run that was killed may leave
         raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(written, tomli_w.dumps(matrix.table).encode())
     return matrix, todo
 

@@ -30,14 +30,16 @@ _STYLES: dict[str, str | tuple[int, tuple[int, ...]]] = {
 
 def draw(charts: Sequence[Chart], *paths: Path) -> None:
     """Draw charts side by side into one picture, once per path, in the format of its ending."""
-    from matplotlib.figure import Figure  # imported here: it is slow, and few commands draw
+    from matplotlib import rc_context  # imported here: it is slow, and few commands draw
+    from matplotlib.figure import Figure
 
     figure = Figure()
     draw_into(figure, charts)
     for path in paths:
         about = {"Date": None} if path.suffix == ".svg" else {"Description": charts[0].alt}
         kind = path.suffix.removeprefix(".")
-        with replacing(path) as temporary:
+        # Without a salt, every SVG has names of its own.
+        with replacing(path) as temporary, rc_context({"svg.hashsalt": "clientwise"}):
             figure.savefig(temporary, format=kind, dpi=110, bbox_inches="tight", metadata=about)
 
 
