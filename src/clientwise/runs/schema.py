@@ -1,8 +1,8 @@
 """The tables of run.sqlite: what happened in a run, per round and per client.
 
 These are the tables of the present version. `migrations.py` leads older databases to them.
-A change here needs a new SCHEMA_VERSION, a migration, and fixtures of the version before it
-(`tests/runs/fixtures`).
+A change here needs a migration; the first one after a release also a new SCHEMA_VERSION and fixtures of
+that release (`tests/runs/fixtures`).
 """
 
 from __future__ import annotations
