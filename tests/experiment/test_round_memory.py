@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +14,20 @@ import pytest
 import method_memory
 import run_memory
 from clientwise.core.method import Method, Plan
-from clientwise.core.types import ModelSpec
+from clientwise.core.types import Layer, ModelSpec
+from clientwise.errors import ConfigError
+from clientwise.experiment import round_memory
 from clientwise.experiment.config import load_experiment
+from clientwise.experiment.describe import describe
 from clientwise.experiment.round_memory import (
     BLOCKS,
     DOUBLE_BYTES,
+    FACTOR_COPIES,
+    FLOAT_BYTES,
+    PAIR_COPIES,
+    STACKED_COPIES,
+    UPDATE_COPIES,
+    largest_round,
     round_bytes,
 )
 
@@ -72,3 +83,56 @@ def test_a_run_takes_what_is_foretold_with_the_allocator_that_it_sets() -> None:
     assert found["measured"] <= found["foretold"]
     # An allocator that has returned nothing yet counts as needed: no less than what is live was measured
     assert found["foretold"] - found["fixed"] <= 2 * found["measured"]
+
+
+def test_folded_models_take_a_sum_for_every_term_and_no_more() -> None:
+    assert foretold("FedAvg") == DOUBLE_BYTES * SPEC.size
+    assert foretold("FedAvg", clients=10 * CLIENTS) == foretold("FedAvg")
+
+
+def test_scores_that_cannot_be_folded_keep_models() -> None:
+    assert foretold("FedDisco") == STACKED_COPIES * FLOAT_BYTES * CLIENTS * SPEC.size
+
+
+def test_only_a_part_that_declares_pairs_takes_the_square_of_the_clients() -> None:
+    copies = UPDATE_COPIES * FLOAT_BYTES * CLIENTS * SPEC.size
+    assert foretold("Krum") == copies
+    assert foretold("DnC") == copies + PAIR_COPIES * DOUBLE_BYTES * CLIENTS**2
+
+
+def test_too_many_kept_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_memory, "memory", lambda: 1000)
+    with pytest.raises(ConfigError, match="ask fewer clients in a round"):
+        describe(load_experiment(CONFIG | {"methods": ["Recommended"]}))
+
+
+def test_models_that_are_kept_for_products_of_adapters_are_counted() -> None:
+    layers = (Layer("lora_A", (2, 50), 0, 100), Layer("lora_B", (30, 2), 100, 160))
+    spec = ModelSpec(layers, 200, 200)
+    (products,) = load_experiment(CONFIG | {"methods": ["FedAvg"]}).build_methods()
+    kept = FLOAT_BYTES * CLIENTS * (UPDATE_COPIES * 200 + FACTOR_COPIES * 160)
+    assert bytes_of(products, spec, CLIENTS) == kept
+    factors = replace(products, adapters="factors")
+    assert bytes_of(factors, spec, CLIENTS) == DOUBLE_BYTES * spec.size
+
+
+def test_lanes_that_run_side_by_side_are_added_up() -> None:
+    given = {"seeds": [1, 2], "methods": ["FedAvg", "Krum", "FoolsGold"]}
+    experiment = load_experiment(CONFIG | given)
+    data = method_memory.federated(CLIENTS)
+    folded, krum, fools = (foretold(name) for name in given["methods"])
+    assert largest_round(experiment, data, SPEC) == fools
+    assert largest_round(experiment, data, SPEC, lanes=3) == folded + krum + fools
+    assert largest_round(experiment, data, SPEC, lanes=5) == folded + 2 * (krum + fools)
+    assert largest_round(experiment, data, SPEC, lanes=99) == 2 * (folded + krum + fools)
+
+
+def test_check_says_what_rounds_take_with_their_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clientwise.experiment.describe.WORTH_SAYING", 0)
+    seeds = {"mode": "stacked", "workers": 1, "methods": ["Krum"]}
+    one, three = (
+        next(line for line in describe(load_experiment(config)) if line.startswith("memory"))
+        for config in (CONFIG | seeds, CONFIG | seeds | {"seeds": [1, 2, 3]})
+    )
+    assert re.fullmatch(r"memory +up to 0\.3 GB for a round, 0\.0 GB of them for models", one)
+    assert three.endswith("for 3 rounds side by side, 0.0 GB of them for models")

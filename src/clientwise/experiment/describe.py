@@ -160,12 +160,14 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
     if executor.device.type == "cuda":
         expected = gigabytes(gpu_bytes(experiment, data, executor))
         return f"about {expected} of the GPU; {gigabytes(gpu_memory(executor.device))} are free"
-    lanes = lanes_that_fit(experiment, data, executor)
+    all_lanes = len(experiment.seeds) * len(experiment.methods)
+    lanes = min(all_lanes, lanes_that_fit(experiment, data, executor))
     models = largest_round(experiment, data, executor.spec, lanes)
     if models < WORTH_SAYING:
         return ""
     needed = gigabytes(models + fixed_bytes(executor.workers))
-    return f"up to {needed} for a round, {gigabytes(models)} of them for models"
+    rounds = "a round" if lanes == 1 else f"{lanes} rounds side by side"
+    return f"up to {needed} for {rounds}, {gigabytes(models)} of them for models"
 
 
 def _travels(

@@ -17,7 +17,7 @@ from pathlib import Path
 import tomli_w
 import torch
 
-from ..engine.device import gpu_memory, pick_device, share_gpu
+from ..engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ..errors import ClientwiseError, ConfigError, RunError
 from ..limits import gigabytes
 from ..writing import write_atomically
@@ -160,8 +160,10 @@ def _uses_gpu(cell: MatrixCell) -> bool:
 def _jobs_that_fit(jobs: int, process: ProcessPoolExecutor) -> int:
     """As many jobs as the free memory of the GPU allows; the other cells wait.
 
-    It is read in a `process` that is to use the GPU, since whoever reads it takes some of it.
+    It is read in a `process` that is to use the GPU, since whoever reads it takes some of it. An earlier run in
+    this process may have left memory to PyTorch's cache, which is returned first.
     """
+    return_unused_gpu_memory()
     free = process.submit(gpu_memory, torch.device("cuda")).result()
     fitting = max(1, min(jobs, free // JOB_BYTES))
     if fitting < jobs:

@@ -10,6 +10,7 @@ from ..core.cohort import count_sums
 from ..core.method import Method, Plan
 from ..core.types import ModelSpec
 from ..data.federated import FederatedData
+from ..engine.device import KEPT_BYTES
 from ..engine.executor import DeviceExecutor
 from ..limits import gigabytes, memory
 from .build import build_plan, lanes_that_fit
@@ -35,8 +36,6 @@ BLOCKS = 12  # of `robust.AT_ONCE` values that a part works on at once, in float
 SAMPLE_BYTES = 40
 JUDGE_BYTES = 24
 COUNT_BYTES = 16
-# Of a worker: the clients that it trains at once, and freed memory that the allocator keeps for the next ones
-WORKER_BYTES = 2**27
 # Of a GPU, measured on an H200: the driver's context and the kernels; the handles of a lane's thread
 GPU_PROCESS_BYTES = 600 * 2**20
 GPU_LANE_BYTES = 6 * 2**20
@@ -124,8 +123,12 @@ def largest_round(
 
 
 def fixed_bytes(workers: int) -> int:
-    """Bytes of rounds that do not grow with their clients: what is computed in blocks, and the workers."""
-    return BLOCKS * DOUBLE_BYTES * robust.AT_ONCE + workers * WORKER_BYTES
+    """Bytes of rounds that do not grow with their clients.
+
+    They are what is computed in blocks, and the chunks of clients that workers train: what a chunk has freed is
+    kept for the next one.
+    """
+    return BLOCKS * DOUBLE_BYTES * robust.AT_ONCE + workers * KEPT_BYTES
 
 
 def gpu_bytes(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> int:
