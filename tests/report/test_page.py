@@ -39,6 +39,7 @@ QUIET = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--disable-features=WebUIOmniboxPopup",  # a second page for every window, and half of its time
 ]
 FIRST_TABLE = "main .table >> nth=0"
 PATIENCE = 60_000  # milliseconds: the machines that run this are shared
