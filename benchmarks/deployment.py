@@ -133,8 +133,8 @@ def show_idle(federation: Federation, seconds: float) -> None:
         time.sleep(span)
         return {name: now - before[name] for name, now in cpu_seconds(federation).items()}
 
-    for _ in range(60):  # nodes import PyTorch in the background first
-        if max(spent(5).values()) < 0.5:
+    for _ in range(30):  # nodes import PyTorch in the background first
+        if max(spent(10).values()) < 0.5:
             break
     print(f"processor time in {seconds:g} idle seconds:")
     for service, found in spent(seconds).items():

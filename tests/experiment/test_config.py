@@ -318,6 +318,16 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert str(caught.value).startswith(str(path))
 
 
+def test_a_byte_order_mark_is_left_out(tiny: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "tiny.toml"
+    experiment = load_experiment(tiny)
+    path.write_text(experiment.to_toml(), encoding="utf-8-sig")
+    assert load_experiment(path).to_dict() == experiment.to_dict()
+    path.write_text(experiment.to_toml(), encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"tiny\.toml: is not UTF-8 text; save it as UTF-8$"):
+        load_experiment(path)
+
+
 def test_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mnist.toml"
     path.write_text(

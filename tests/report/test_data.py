@@ -116,3 +116,5 @@ def test_charts(tabled: DataSummary, tmp_path: Path) -> None:
     assert len(sizes.mark.lines) == 1  # nobody tests anything
     draw([mixture, sizes], tmp_path / "who.svg")
     assert "<svg" in (tmp_path / "who.svg").read_text()
+    draw([mixture, sizes], tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "who.svg").read_bytes()

@@ -130,7 +130,9 @@ def _read(source: str | Path | Mapping[str, Any]) -> _Source:
         raise _refused(where, f"is a folder, not a TOML file{instead}") from None
     except OSError as error:
         raise _refused(where, f"cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise _refused(where, "is not UTF-8 text; save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
         raise _refused(where, f"not valid TOML: {error}") from None
 
 
