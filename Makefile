@@ -119,17 +119,17 @@ dist: .venv/ready
 	.venv/dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
 	.venv/dist/bin/clientwise demo --out .venv/dist/demo
 
-# Tables and figures of docs/reproduction.md from the run folders in RUNS (experiments/run_all.py).
+# Tables and figures of docs/results/reproduction.md from the run folders in RUNS (experiments/run_all.py).
 RUNS ?= runs
 reproduction: .venv/ready
 	$(BIN)/python docs/make_reproduction.py $(RUNS)
 
-# The experiment of docs/devices.md and its tables, in minutes: make devices CLIENTWISE_DATA=...
+# The experiment of docs/results/devices.md and its tables, in minutes: make devices CLIENTWISE_DATA=...
 devices: .venv/ready
 	$(BIN)/python experiments/run_all.py $(RUNS) devices-digits devices-wisdm
 	$(BIN)/python docs/make_devices.py $(RUNS)
 
-# Everything that docs/evidence.md says of the default method, run again: raw results, tables, figure.
+# Everything that docs/results/evidence.md says of the default method, run again: raw results, tables, figure.
 # Needs a data folder; 40 minutes on 16 cores: make claim CLIENTWISE_DATA=... JOBS=16
 JOBS ?= $(WORKERS)
 CLAIM := default default-regression default-ablations default-long default-20

@@ -81,13 +81,13 @@ def ours(clients: int) -> dict[str, float]:
             each.purpose: {kind: os.urandom(16).hex() for kind in ("mask", "self")} for each in sums
         }
         text = b"".join(bytes.fromhex(value) for each in shares.values() for value in each.values())
-        key = other._sharing_key(roster, 0, client, 0)
-        packets[str(client)] = seal(key, text, terms.context.encode()).hex()
-        commitments[str(client)] = one._commitments(client, 0, shares)
+        key = other._sharing_key(one.state["roster"], one.state["view"], client, 0)
+        packets[str(client)] = seal(key, text).hex()
+        commitments[str(client)] = one._commitments(one.state["view"], client, 0, shares)
     request = {"packets": packets, "commitments": commitments}
     few = numpy.zeros(3, dtype=value_type(64))
     time_criteria, first = seconds(lambda: one.masked("criteria", request, lambda told: few))
-    one.state["survivors"] = {"criteria": list(range(clients))}
+    one.state["survivors"] = list(range(clients))
     one.state["done"] = terms.steps.index("mask vector")
     values = numpy.zeros(1 + PARAMETERS, dtype=value_type(BITS))
     time_vector, second = seconds(lambda: one.masked("vector", {}, lambda told: values))

@@ -47,7 +47,7 @@ from clientwise.runs.recorded import RecordedConfig, recorded_config
 
 DOCS = Path(__file__).parent
 RAW = DOCS / "results"
-PAGES = (DOCS / "evidence.md", DOCS / "privacy.md", DOCS.parent / "README.md")
+PAGES = (DOCS / "results" / "evidence.md", DOCS / "privacy.md", DOCS.parent / "README.md")
 
 OURS = "Recommended"
 ORACLE = "KnowsHonestTuned"  # regrets are counted against it
@@ -522,7 +522,7 @@ def heat_map(raw: pandas.DataFrame) -> Drawn:
 # By path: the raw results, and what makes the figure from them.
 FIGURES: Mapping[Path, tuple[str, Callable[[pandas.DataFrame], Drawn]]] = {
     RAW / "default.png": ("default", cells_figure),
-    DOCS / "arena" / "quick.png": ("arena-quick", heat_map),
+    DOCS / "results" / "arena-quick.png": ("arena-quick", heat_map),
 }
 
 

@@ -1,4 +1,4 @@
-"""What came of the experiment on devices: fills the marked places of docs/devices.md from run folders.
+"""What came of the experiment on devices: fills the marked places of docs/results/devices.md from run folders.
 
     python docs/make_devices.py RUNS       (RUNS/devices-digits, RUNS/devices-wisdm: see experiments/run_all.py)
 
@@ -54,7 +54,7 @@ class AtOneTime:
     fast: list[float]
 
 
-def main(runs: Path, page: Path = DOCS / "devices.md") -> None:
+def main(runs: Path, page: Path = DOCS / "results" / "devices.md") -> None:
     """Fill every place whose run is there."""
 
     def fill(place: re.Match[str]) -> str:

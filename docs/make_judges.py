@@ -1,4 +1,4 @@
-"""The table "How many judges" of docs/evidence.md, from a run of experiments/judges.toml.
+"""The table "How many judges" of docs/results/evidence.md, from a run of experiments/judges.toml.
 
 python docs/make_judges.py FOLDER
 """

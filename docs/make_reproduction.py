@@ -1,4 +1,4 @@
-"""Fill docs/reproduction.md with the results of run folders, beside the published numbers.
+"""Fill docs/results/reproduction.md with the results of run folders, beside the published numbers.
 
     python docs/make_reproduction.py RUNS
 
@@ -37,14 +37,14 @@ Row = list[str]
 def main(runs: Path, docs: Path = DOCS) -> None:
     """Fill the place of every run that exists in `runs`."""
     published = tomllib.loads((docs / "published.toml").read_text(encoding="utf-8"))
-    page = docs / "reproduction.md"
+    page = docs / "results" / "reproduction.md"
 
     def fill(place: re.Match[str]) -> str:
         name = place[2]
         folder = runs / name
         if not (folder / "run.sqlite").exists():
             return place[0]
-        run, picture = cw.Run(folder, name), docs / "reproduction" / f"{name}.png"
+        run, picture = cw.Run(folder, name), page.parent / "reproduction" / f"{name}.png"
         if run.name != name:
             print(f"{name}: skipped, {folder} holds another experiment ({run.name!r})")
             return place[0]

@@ -31,7 +31,6 @@ FROM_ROOT = {
     "SECURITY.md": "SECURITY.md",
 }
 NOT_PAGES = shutil.ignore_patterns("*.py", "*.toml", "*.json", "__pycache__")
-OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)\)")  # [words](../file)
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme fetches to search in a site on disk
 REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url={}/index.html">\n'
 
@@ -100,22 +99,25 @@ def write_pages(folder: Path) -> None:
     for source, target in FROM_ROOT.items():
         (folder / target).write_text(_from_root(ROOT / source), "utf-8")
     (folder / "api.md").write_text(api_reference(), "utf-8")
-    for page in folder.glob("*.md"):
-        text = page.read_text("utf-8")
-        for _, target in OUTSIDE.findall(text):
-            if (ROOT / target).is_file():
-                copy = folder / "files" / f"{target}.txt"
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / target, copy)
-        page.write_text(OUTSIDE.sub(_to_copy, text), "utf-8")
+    for page in list(folder.rglob("*.md")):
+        _copy_linked_files(page, folder)
 
 
-def _to_copy(link: re.Match[str]) -> str:
+def _copy_linked_files(page: Path, folder: Path) -> None:
     """A link out of docs/ leads to a copy of the file; a folder has none, and stays a name."""
-    words, target = link.groups()
-    if (ROOT / target).is_dir():
-        return words
-    return f"[{words}](files/{target}.txt)"
+    above = "../" * (len(page.relative_to(folder).parts) - 1)  # from the page to docs/
+    outside = re.compile(rf"\[([^\]]+)\]\({re.escape(above)}\.\./([^.)#\s][^)#\s]*)\)")
+
+    def to_copy(link: re.Match[str]) -> str:
+        words, target = link.groups()
+        if (ROOT / target).is_dir():
+            return words
+        copy = folder / "files" / f"{target}.txt"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / target, copy)
+        return f"[{words}]({above}files/{target}.txt)"
+
+    page.write_text(outside.sub(to_copy, page.read_text("utf-8")), "utf-8")
 
 
 def _from_root(path: Path) -> str:

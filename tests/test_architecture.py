@@ -21,7 +21,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "limits": set(),
     "encoding": set(),
     "writing": set(),
-    "keys": {"errors"},
+    "keys": {"errors", "writing"},
     "core": {"registry", "errors"},
     "data": {"core", "encoding", "registry", "errors", "limits", "writing"},
     "models": {"core", "registry", "limits"},
@@ -66,9 +66,11 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "secure",
         "core",
         "data",
+        "models",
         "encoding",
         "registry",
         "errors",
+        "writing",
     },
     "nvflare": {"hosts"},
     "report": {"runs", "experiment", "data", "core", "encoding", "registry", "errors", "writing"},
@@ -84,7 +86,16 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "limits",
     },
     "loading": {"prediction", "runs", "experiment", "models"},
-    "results": {"prediction", "report", "runs", "experiment", "models", "registry", "errors"},
+    "results": {
+        "prediction",
+        "report",
+        "runs",
+        "experiment",
+        "models",
+        "registry",
+        "errors",
+        "writing",
+    },
     "launch": {"flower", "experiment", "data", "models", "progress", "errors"},
     "testing": {"attacks", "core", "data", "models", "registry"},
     "reference": {"experiment", "attacks", "models", "data", "core", "trackers", "registry"},
@@ -333,6 +344,201 @@ def test_no_part_is_known_by_its_name_outside_of_its_file() -> None:
                     word for word in words if word in files and files[str(word)] != path.resolve()
                 }
                 assert not known, f"{path.name}:{node.lineno} knows {known} by name"
+
+
+# Calls that write a file, by the name of the function or method.
+WRITES = {
+    "copy",
+    "copy2",
+    "copyfile",
+    "copytree",
+    "dump",
+    "fdopen",
+    "move",
+    "open_memmap",
+    "rename",
+    "save",
+    "save_file",
+    "savefig",
+    "savez",
+    "savez_compressed",
+    "to_csv",
+    "to_json",
+    "to_parquet",
+    "tofile",
+    "write_bytes",
+    "write_text",
+}
+OF_MODULES = {"copy", "dump", "move", "rename"}  # of other objects, these write no file
+MODULES = {"json", "os", "shutil", "tomli_w", "torch"}
+METHODS = {"save", "to_json"}  # functions of these names return what they make
+CACHE = "arrays"  # a `data.cache.Writer`: its folder is renamed when it is whole
+# Where a file is written in place, and why nobody finds half of it.
+IN_PLACE = {
+    ("cli/new.py", "copytree"): "into a folder that did not exist",
+    ("data/cache.py", "open"): "in a folder that is renamed when it is whole",
+    ("data/cache.py", "open_memmap"): "in a folder that is renamed when it is whole",
+    ("data/cache.py", "save"): "in a folder that is renamed when it is whole",
+    ("data/features.py", "savez_compressed"): "put in place when it is whole",
+    ("flower/ledger.py", "open"): "lines are appended; a secret is written once",
+    ("flower/node.py", "write_text"): "into a folder that ends with the process",
+    ("report/picture.py", "savefig"): "into memory",
+    ("runs/lock.py", "open"): "its content does not matter",
+    ("runs/pack.py", "copy"): "in a folder that is renamed when it is whole",
+}
+
+
+def test_files_are_written_by_the_one_writer() -> None:
+    """A process that is killed, or finds the disk full, must leave the earlier file as it was."""
+    found = set()
+    for path in files():
+        if path != SOURCE / "writing.py":
+            name = str(path.relative_to(SOURCE))
+            found |= {(name, call) for call in written_in_place(path.read_text(encoding="utf-8"))}
+    assert found == IN_PLACE.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("open(path, 'w')", {"open"}),
+        ("path.open(mode='r+b')", {"open"}),
+        ("open(path, mode)", {"open"}),
+        ("os.open(path, os.O_CREAT | flags)", {"open"}),
+        ("os.open(path, os.O_RDONLY); path.open(); open(path, 'rb'); path.open('a')", set()),
+        ("Path(place, 'x').write_text(text)", {"write_text"}),
+        ("json.dump(found, file)", {"dump"}),
+        ("adapter.dump(found); config.copy(); torch.load(path)", set()),
+        ("with replacing(path) as new:\n    frame.to_csv(new)", set()),
+        ("with replacing(path) as new:\n    frame.to_csv(path)", {"to_csv"}),
+        ("with replacing(path) as new:\n    new.write_bytes(content)", set()),
+        ("with replacing(path) as new, new.open('wb') as file:\n    save_file(file)", set()),
+    ],
+)
+def test_writing_in_place_is_found(text: str, found: set[str]) -> None:
+    assert written_in_place(text) == found
+
+
+def written_in_place(text: str) -> set[str]:
+    """The calls of a module that write a file, but not by `writing.replacing`."""
+    found = set()
+    tree = ast.parse(text)
+    whole = _calls_on_replacements(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node not in whole:
+            name = _called(node)
+            if _writes(node) if name in WRITES else name == "open" and _opens_to_write(node):
+                found.add(name)
+    return found
+
+
+def _calls_on_replacements(tree: ast.AST) -> set[ast.AST]:
+    """Calls that use the path that `with replacing(...)` gives, or a file that is open there."""
+    calls = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.With):
+            names: set[str] = set()
+            for item in node.items:
+                made = item.context_expr
+                is_ours = isinstance(made, ast.Call) and _called(made) == "replacing"
+                if is_ours or any(_uses(made, name) for name in names):
+                    assert isinstance(item.optional_vars, ast.Name)
+                    names.add(item.optional_vars.id)
+            calls |= {call for name in names for call in ast.walk(node) if _uses(call, name)}
+    return calls
+
+
+def _uses(call: ast.AST, name: str) -> bool:
+    if not isinstance(call, ast.Call):
+        return False
+    parts = [*call.args]
+    if isinstance(call.func, ast.Attribute):
+        parts.append(call.func.value)
+    return any(isinstance(part, ast.Name) and part.id == name for part in parts)
+
+
+def _writes(call: ast.Call) -> bool:
+    name = _called(call)
+    if name in OF_MODULES:
+        return _receiver(call) in MODULES
+    if name in METHODS and isinstance(call.func, ast.Name):
+        return False
+    return _receiver(call) != CACHE
+
+
+def _called(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _receiver(call: ast.Call) -> str:
+    return getattr(getattr(call.func, "value", None), "id", "")
+
+
+def _opens_to_write(call: ast.Call) -> bool:
+    """Whether a call of `open` may change what a file holds; to append to it does not."""
+    if _receiver(call) == "os":
+        return any(flag in ast.unparse(call) for flag in ("O_WRONLY", "O_RDWR", "O_CREAT"))
+    is_method = isinstance(call.func, ast.Attribute)
+    given = [keyword.value for keyword in call.keywords if keyword.arg == "mode"]
+    given += call.args[:1] if is_method else call.args[1:2]
+    if not given:
+        return False
+    mode = given[0]
+    if isinstance(mode, ast.Constant):
+        return bool(re.fullmatch("[rabtU]*[wx+][wxbt+]*", str(mode.value)))
+    return not is_method  # a method of this name opens many things
+
+
+# Names that sentences have, and how their words could be searched.
+SENTENCES = {"fault", "note", "notes", "reason", "refusal", "remark", "sentence"}
+SEARCHES = {"endswith", "find", "findall", "fullmatch", "index", "match", "search", "startswith"}
+# Where a text is compared that looks like a sentence, and what it is.
+NOT_OURS = {
+    ("experiment/resume.py", "note != before.get('bounds', {}).get('note')"): "a user's note",
+    ("experiment/trial.py", "'does not require grad' in reason"): "an error of PyTorch",
+    ("runs/database.py", "reason == 'interrupted'"): "an error of SQLite",
+}
+
+
+def test_no_code_reads_a_sentence() -> None:
+    """What code asks is a field: other words for the same thing must change nothing."""
+    found = set()
+    for path in files():
+        name = str(path.relative_to(SOURCE))
+        found |= {(name, one) for one in read_sentences(path.read_text(encoding="utf-8"))}
+    assert found == NOT_OURS.keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        ("note.endswith('stays')", True),
+        ("one.reason in KNOWN", True),
+        ("record.refusal == LATE", True),
+        ("'bounds' in one.sentence", True),
+        ("re.search('stays', note)", True),
+        ("one.reason is None or one.kind == 'late'", False),
+    ],
+)
+def test_reading_a_sentence_is_found(text: str, is_read: bool) -> None:
+    assert bool(read_sentences(text)) == is_read
+
+
+def read_sentences(text: str) -> set[str]:
+    """Comparisons and searches that depend on the words of a sentence, by the names that sentences have."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        asked: list[ast.expr] = []
+        if isinstance(node, ast.Compare) and not isinstance(node.ops[0], (ast.Is, ast.IsNot)):
+            asked = [node.left, *node.comparators]
+        elif isinstance(node, ast.Call) and _called(node) in SEARCHES:
+            asked = [
+                *node.args,
+                *([node.func.value] if isinstance(node.func, ast.Attribute) else []),
+            ]
+        if any(getattr(one, "attr", getattr(one, "id", "")) in SENTENCES for one in asked):
+            found.add(ast.unparse(node))
+    return found
 
 
 def test_nothing_unpickles() -> None:

@@ -356,6 +356,36 @@ def test_a_full_disk_names_the_folder(config: Path, tmp_path: Path) -> None:
     assert done.stderr.strip() == f"error: {tmp_path}/report/report.html: File too large"
 
 
+@pytest.mark.parametrize("command", ["report", "export"])
+def test_sigterm_says_what_was_not_completed(config: Path, tmp_path: Path, command: str) -> None:
+    clientwise("run", config, "--out", tmp_path / "run")
+    told = (
+        "import os, signal\n"
+        "from clientwise.report import export\n"
+        "from clientwise import results\n"
+        "export.draw = results.write_model = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    done = processes.run(
+        told + processes.COMMAND, command, tmp_path / "run", "--out", "here", cwd=tmp_path
+    )
+    assert done.stderr == "Stopped: here was not completed. Give the same command again.\n"
+    assert done.returncode == 130
+
+
+def test_a_link_to_nothing_is_named(config: Path, tmp_path: Path) -> None:
+    clientwise("run", config, "--out", tmp_path / "run")
+    link = tmp_path / "link"
+    link.symlink_to("gone")
+    for command in (["report", "run"], ["export", "run"], ["run", config.name]):
+        for place in ("link", "link/inside"):
+            output = clientwise(*command, "--out", place, cwd=tmp_path, expect=2)
+            assert "error: link: " in output
+            assert "is a link to gone, which does not exist; make that folder, or" in output
+    (tmp_path / "gone").mkdir()
+    clientwise("export", "run", "--out", "link", cwd=tmp_path)
+    assert list((tmp_path / "gone").iterdir())
+
+
 def test_damaged_runs_and_unwritable_places_are_one_line(config: Path, tmp_path: Path) -> None:
     clientwise("run", config, "--out", tmp_path / "run")
     assert str(config) in clientwise("report", tmp_path / "run", "--out", config, expect=2)

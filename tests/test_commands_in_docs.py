@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -150,14 +152,16 @@ def test_the_readme_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """For fewer rounds: a report has figures of every round."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    text = text.replace("rounds = 20", "rounds = 3").replace("--round 10", "--round 3")
-    blocks = BLOCK.findall(text)
+    blocks = BLOCK.findall(text.replace("rounds = 20", "rounds = 3"))
     (config,) = [block for language, block in blocks if language == "toml"]
-    (program,) = [block for language, block in blocks if language == "python"]
-    Path("experiment.toml").write_text(config, encoding="utf-8")
-    scope: dict[str, object] = {}
+    program = next(block for language, block in blocks if language == "python")
+    scope: dict[str, Any] = {}
     exec(program, scope)
-    assert abs(float(scope["weights"].sum()) - 1) < 1e-9
+    weights = scope["weights"]
+    last = weights[(weights["round"] == 20) & (weights["method"] == "Recommended")]
+    assert last.groupby("client")["weight"].mean()[5] < 0.02  # the site with wrong labels
+    Path("experiment.toml").write_text(config, encoding="utf-8")
+    shutil.rmtree("runs")
     for language, block in blocks:
         if language == "" and "clientwise report" in block:
             for words in commands_of(block):

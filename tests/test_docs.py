@@ -28,7 +28,7 @@ from clientwise.cli import app
 from clientwise.reference import KINDS, markdown
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -285,10 +285,10 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stdout + built.stderr
     assert 'url=dev/index.html"' in (tmp_path / "index.html").read_text(encoding="utf-8")
     site = tmp_path / "dev"
-    pages = {page.name: page.read_text(encoding="utf-8") for page in site.glob("*.html")}
+    pages = {page.name: page.read_text(encoding="utf-8") for page in site.rglob("*.html")}
     assert {
         "index.html",
-        *(f"{page.stem}.html" for page in (ROOT / "docs").glob("*.md")),
+        *(f"{page.stem}.html" for page in (ROOT / "docs").rglob("*.md")),
     } <= pages.keys()
     for name, page in pages.items():
         assert not re.findall(
@@ -308,19 +308,6 @@ def test_the_site_opens_at_the_newest_release(tmp_path: Path) -> None:
 
 
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]+\.png)\)")
-# Of version 0.1.0, whose runs are not kept: docs/arena.md says so.
-NOT_KEPT = {
-    f"arena/{name}.png"
-    for name in (
-        "activity",
-        "air-quality",
-        "digit-domains",
-        "few-classes",
-        "heart",
-        "parkinsons",
-        "writers",
-    )
-}
 # Made by `make docs`: the demo's picture, and the pages in a browser.
 BY_MAKE_DOCS = {"demo.png", "page-overview.png", "page-audit.png", "page-phone.png"}
 BY_MAKE_DOCS |= {"board-gains.png", "board-contributions.png", "statement.png"}
@@ -335,7 +322,7 @@ def test_every_picture_is_made_with_the_numbers_of_its_page() -> None:
         for alt, target in PICTURE.findall(page.read_text(encoding="utf-8")):
             path = (page.parent / target).resolve()
             used.add(path)
-            if path in compared or target in NOT_KEPT | BY_MAKE_DOCS:
+            if path in compared or target in BY_MAKE_DOCS:
                 continue
             with Image.open(path) as image:
                 shown = image.info.get("Description")
@@ -351,8 +338,9 @@ def test_what_to_cite_is_this_version() -> None:
     )
 
 
+RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
 # Pages of results: a table is filled by a script of docs/, or its section says what made it.
-OF_RESULTS = ("arena.md", "devices.md", "performance.md", "reproduction.md")
+OF_RESULTS = ("performance.md", "reproduction.md", *(f"results/{page.name}" for page in RESULTS))
 FILLED = re.compile(r"<!-- (run \S+|quick|make_default: \S+ \S+) -->.*?<!-- end -->", re.DOTALL)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 ORIGIN = re.compile(

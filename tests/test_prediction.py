@@ -139,8 +139,8 @@ def test_a_resumed_run_and_a_file_in_another_dress_predict_the_same(tmp_path: Pa
     assert "Predictions of y" in shown
     assert "180 more rows" in shown
     assert f"{wanted['probability of gut'][0]:.3f}" in shown
-    assert _shown("prediction", 123456.4) == "123456"
-    assert _shown("probability of gut", 1e-9) == "0.000"
+    assert _shown(123456.4, are_classes=False) == "123456"
+    assert _shown(1e-9, are_classes=True) == "0.000"
 
 
 @pytest.fixture(scope="module")

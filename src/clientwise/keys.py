@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from .errors import ClientwiseError
+from .writing import write_atomically
 
 PEM = re.compile(rb"-----BEGIN PUBLIC KEY-----.*?-----END PUBLIC KEY-----", re.DOTALL)
 
@@ -40,10 +40,13 @@ def make_private_key(file: Path) -> Ed25519PrivateKey:
     secret = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as opened:
-            opened.write(secret)
-        file.with_name(f"{file.name}.pub").write_bytes(public)
+        file.touch(0o600, exist_ok=False)
+        try:
+            write_atomically(file, secret, mode=0o600)
+            write_atomically(file.with_name(f"{file.name}.pub"), public)
+        except OSError:
+            file.unlink()
+            raise
     except FileExistsError:
         raise ClientwiseError(f"{file}: exists already; a key is never replaced") from None
     except OSError as error:

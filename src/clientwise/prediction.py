@@ -118,8 +118,7 @@ def predictor(network: nn.Module, kind: str, table: Encoding | None, outputs: in
     """A network with what its inputs are made from; ValueError where that is not known."""
     if table is None:
         raise ValueError(
-            "its inputs are not the columns of a table (run.model gives the network in Python), or an older "
-            "version wrote it (resume the run, then export it again)"
+            "its inputs are not the columns of a table (run.model gives the network in Python)"
         )
     problem = named_problem(kind, len(table.classes))
     if outputs not in (problem.num_outputs(torch.Size()), problem.num_classes):

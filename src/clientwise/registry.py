@@ -39,6 +39,7 @@ Need = Literal[
     "simulation",  # it is known which clients are hostile
     "clock",  # clients take time: devices are simulated or real
     "single_values",  # it combines single values of several updates: not the factors of adapters
+    "pairs",  # it holds matrices of all pairs of clients [n, n]: memory grows with their square
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])

@@ -29,6 +29,7 @@ from .runs.frames import FrameName
 from .runs.model_file import ENDING, ModelHeader, header_of, metadata_of, write_model
 from .runs.models import After
 from .runs.recorded import CONFIG, read_table, recorded_config
+from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -189,7 +190,7 @@ class Run(RunFolder):
         if after is not None:
             name += f"-round{round_num}"
         path = Path(folder) / f"{name}{ENDING}"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         header = self._model_header(method, seed, round_num)
         write_model(path, tensors, header)
         if not onnx:
@@ -274,5 +275,6 @@ def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:
         raise ClientwiseError(f"{header.model}: cannot be written as ONNX ({reason})") from None
     assert program is not None
     program.model.metadata_props.update(metadata_of(header))
-    program.save(path, external_data=False)
+    with replacing(path) as temporary:
+        program.save(temporary, external_data=False)
     return path

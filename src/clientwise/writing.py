@@ -5,20 +5,40 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write a file so that a reader, or a crash, finds the old content or the new one, whole."""
-    temporary = make_way(path.with_name(path.name + ".part"))
-    with naming(path):
-        try:
-            temporary.write_bytes(content)
-            put_in_place(temporary, path)
-        except OSError:
+    with replacing(path, mode) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """An empty file to write to. At the end it becomes the file `path`, unless there is an error.
+
+    A process that is killed leaves it behind, and the next one that writes the same file removes it.
+
+    Args:
+        path: the file to write or to replace. A link is replaced, and not what it leads to.
+        mode: the most that users may do with it; see `os.chmod`.
+    """
+    temporary = path.with_name(path.name + ".part")
+    try:
+        temporary.unlink(missing_ok=True)
+        if path.is_file():
+            mode &= path.stat().st_mode  # who could not read the old file cannot read the new one
+        temporary.touch(mode)
+        yield temporary
+        put_in_place(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)  # on a full disk, half a file is in the way
-            raise
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
 
 
 def put_in_place(written: Path, path: Path) -> None:
@@ -26,11 +46,11 @@ def put_in_place(written: Path, path: Path) -> None:
     with written.open("rb+") as file:
         os.fsync(file.fileno())
     os.replace(written, path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Without this, a power cut can undo a rename."""
+def sync_folder(folder: Path) -> None:
+    """Without this, a power cut can undo a rename, or a new file."""
     if os.name == "nt":  # a folder cannot be opened there
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -57,8 +77,13 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def make_way(path: Path) -> Path:
-    """Return the path with no link or pipe there, so that what is written lies in this place."""
-    if path.is_symlink() or path.is_fifo():
-        path.unlink()
-    return path
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, where they are not there; a link to nothing is named as such."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        link = Path(error.filename)
+        if link.exists() or not link.is_symlink():
+            raise
+        problem = f"is a link to {os.readlink(link)}, which does not exist; make that folder, or remove the link"
+        raise FileNotFoundError(errno.ENOENT, problem, str(link)) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy
@@ -104,6 +105,40 @@ def test_a_round_differs_from_the_clear_one_by_the_reported_rounding(
     assert difference <= bound * 1.01 + rounding
     assert bound < 1e-4
     assert torch.allclose(record.weights, known.weights, atol=1e-6)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0.5, 900), st.floats(0.01, 1), st.floats(-5, 5)), min_size=3, max_size=8
+    ),
+    st.sampled_from([32, 64]),
+    st.booleans(),
+)
+def test_the_stated_rounding_holds_against_exact_arithmetic(
+    clients: list[tuple[float, float, float]], bits: Any, prioritized: bool
+) -> None:
+    """The sums of the criteria are rounded, too: with 64 bits, this is most of the error."""
+    score = Prioritized() if prioritized else Mean()
+    method = Method(criteria=SIZES, score=score, secure=SecureAggregation(bits=bits, clip=5.0))
+    scores = SecretScores(method, (1e12, 1.0), len(clients))
+    raws = [torch.tensor(one[:2], dtype=torch.float64) for one in clients]
+    encoded = [scores.encode_criteria(raw) for raw in raws]
+    sums = scores.decode_criteria(sum(encoded[1:], encoded[0]))
+    vectors = []
+    for raw, (_, _, value) in zip(raws, clients, strict=True):
+        update = torch.tensor([value], dtype=torch.float64)
+        vectors.append(scores.encode_vector(scores.score(raw, sums), update, 1))
+    total, mean, bound = scores.decode_vector(sum(vectors[1:], vectors[0]), len(clients), sums)
+    assert total > 0
+    criteria = [(Fraction(size), Fraction(other)) for size, other, _ in clients]
+    sizes, others = (sum(column) for column in zip(*criteria, strict=True))
+    weights = []
+    for size, other in criteria:
+        first, second = size / sizes, other / others
+        weights.append(first * (1 + second) if prioritized else (first + second) / 2)
+    weighted = sum(w * Fraction(one[2]) for w, one in zip(weights, clients, strict=True))
+    assert abs(Fraction(float(mean[0])) - weighted / sum(weights)) <= bound
+    assert bound < (1e-5 if bits == 64 else 1e-4)
 
 
 def test_a_long_update_is_scaled_down_by_its_client(small_engine: EmbeddedEngine) -> None:

@@ -15,6 +15,7 @@ from clientwise.data.devices import (
     draw_devices,
     kinds,
     lognormal,
+    read_traces,
     uniform,
 )
 from clientwise.data.folder import DataError
@@ -54,7 +55,7 @@ def test_every_seed_draws_its_own_and_every_fact_for_itself() -> None:
 
 
 def test_the_example_of_traces_is_dealt_out_by_the_seed() -> None:
-    some = draw_devices(200, 1, ORDINARY, EXAMPLE)
+    some = draw_devices(200, 1, ORDINARY, read_traces(EXAMPLE, 200, 1))
     assert sorted(some.speed.unique().tolist()) == [
         60,
         120,
@@ -76,10 +77,10 @@ def test_the_example_of_traces_is_dealt_out_by_the_seed() -> None:
 def test_traces_may_say_whose_they_are_and_leave_out_facts(tmp_path: Path) -> None:
     path = tmp_path / "mine.csv"
     path.write_text("client, speed\n2,30\n0,10\n1,20\n", encoding="utf-8")
-    some = draw_devices(3, 1, ORDINARY, path)
+    some = draw_devices(3, 1, ORDINARY, read_traces(path, 3, 1))
     assert (some.speed.tolist(), some.up.tolist()) == ([10, 20, 30], [1, 1, 1])
     with pytest.raises(DataError, match="must name each of the clients 0 to 3 once"):
-        draw_devices(4, 1, ORDINARY, path)
+        draw_devices(4, 1, ORDINARY, read_traces(path, 4, 1))
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_traces_that_cannot_be_true_are_refused_in_a_line(
     path = tmp_path / "traces.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=message):
-        draw_devices(3, 1, ORDINARY, path)
+        draw_devices(3, 1, ORDINARY, read_traces(path, 3, 1))
 
 
 def test_a_config_finds_its_traces_beside_it(tiny: dict[str, object], tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from clientwise.flower import OwnData, load_npz
 
 
 def next_mood(moods: Path) -> str:
-    if not moods.exists():
+    if not moods.exists() or "AGREEING" in os.environ:
         return ""
     mood, _, others = moods.read_text().partition("\\n")
     moods.write_text(others)
@@ -222,11 +222,21 @@ class Federation:
         if self._proxy:
             self.start_door()
             self.start_proxy()
-        self.script("agree.sh")
         for name in self.names:
             self.script("node-key.sh", name)
+            self.agree(name)
             self.register(name)
             self.start_node(name)
+
+    def agree(self, *names: str) -> str:
+        """Approve the app, by the operators of these nodes, or of all; what was printed."""
+        usual = self.environment
+        self.environment = usual | {"AGREEING": "1", "WHY": "the test says so"}
+        said = ""
+        for name in names or self.names:
+            said += self.script("agree.sh", name, self.app / "data" / f"{name}.npz")
+        self.environment = usual
+        return said
 
     def register(self, name: str, *options: str) -> None:
         """Register a node, or renew its certificate, and copy the certificate to the node."""

@@ -112,7 +112,7 @@ def federation(
 def goes_on(federation: Federation, rounds: int) -> int:
     """More rounds: a new version of the app, approved by every node."""
     federation.change({"rounds": rounds})
-    federation.script("agree.sh")
+    federation.agree()
     return federation.begin()
 
 

@@ -79,7 +79,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarting]
 def goes_on(federation: Restarting, rounds: int) -> int:
     """More rounds: a new version of the app, approved by every node."""
     federation.change({"rounds": rounds})
-    federation.script("agree.sh")
+    federation.agree()
     return federation.begin()
 
 

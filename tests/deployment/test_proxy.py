@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.server
 import os
 import shutil
@@ -66,6 +67,7 @@ class Proxy:
         self.app = app
         self.port = free_port()
         self.settings = {"PORT": str(self.port), "LINK_PORT": str(free_port())}
+        self.settings["ROTATE_SECONDS"] = "1"
         self.script("certificates.sh")
         self._link = http.server.ThreadingHTTPServer(
             ("127.0.0.1", int(self.settings["LINK_PORT"])), SuperLink
@@ -98,19 +100,22 @@ class Proxy:
         self.script("register.sh", name, keys / f"{name}.csr", *options)
         shutil.copy(self.app.state / "members" / f"{name}.crt", keys)
 
-    def status(self, certificate: Path | None = None, key: Path | None = None) -> str:
-        """The HTTP status of a call; 000 if there is no answer within ten seconds."""
+    def status(
+        self, certificate: Path | None = None, key: Path | None = None, address: str = "127.0.0.1"
+    ) -> str:
+        """The HTTP status of a call from an address; 000 if there is no answer within ten seconds."""
         shown = [] if certificate is None else ["--cert", str(certificate), "--key", str(key)]
         seconds = str(10 * processes.pace())
         command = ["curl", "--silent", "--insecure", "--output", os.devnull, "--data", "x"]
         command += ["--max-time", seconds, "--write-out", "%{http_code}", *shown]
+        command += ["--interface", address]
         url = f"https://127.0.0.1:{self.port}{FLEET}"
         return subprocess.run([*command, url], capture_output=True, text=True, check=False).stdout
 
-    def status_of(self, name: str) -> str:
+    def status_of(self, name: str, address: str = "127.0.0.1") -> str:
         """The HTTP status of a member's call."""
         keys = self.app.state / "keys"
-        return self.status(keys / f"{name}.crt", keys / f"{name}.pem")
+        return self.status(keys / f"{name}.crt", keys / f"{name}.pem", address)
 
     def log(self) -> str:
         """What nginx has printed."""
@@ -168,6 +173,29 @@ def test_a_revoked_certificate_opens_nothing(proxy: Proxy) -> None:
     assert "no certificate of bern" in proxy.app.script("revoke.sh", "bern").stdout
 
 
+def test_the_access_log_is_compressed_when_it_is_large(proxy: Proxy) -> None:
+    proxy.register("zurich")
+    folder = proxy.app.state / "proxy"
+    for number in range(70):
+        (folder / f"access-20200101-{number:06}.log.gz").touch()
+    assert proxy.status_of("zurich") == "200"
+    log_file = folder / "access.log"
+    processes.wait_until(lambda: b"CN=zurich" in log_file.read_bytes(), 30, "a line", proxy.log)
+    written = log_file.read_bytes()
+    with log_file.open("ab") as log:
+        log.write(b"x" * 26_000_000)
+
+    def was_compressed() -> bool:
+        return len(list(folder.glob("access-2*.log.gz"))) == 60
+
+    processes.wait_until(was_compressed, 60, "the log to be compressed", proxy.log)
+    assert proxy.status_of("zurich") == "200"
+    # nginx writes to a new file, after it has answered.
+    processes.wait_until(lambda: b"CN=zurich" in log_file.read_bytes(), 30, "a line", proxy.log)
+    newest = max(folder.glob("access-2*.log.gz"))
+    assert gzip.decompress(newest.read_bytes()).startswith(written)
+
+
 def test_half_open_connections_keep_nobody_out(proxy: Proxy) -> None:
     proxy.register("zurich")
     with contextlib.ExitStack() as held:
@@ -182,6 +210,51 @@ def test_half_open_connections_keep_nobody_out(proxy: Proxy) -> None:
         assert one.recv(1) == b""
         assert time.monotonic() - began < 50 * processes.pace()
     assert "worker_connections are not enough" not in proxy.log()
+
+
+def test_slow_requests_keep_nobody_out(proxy: Proxy) -> None:
+    """By a stranger and by a member: headers that never end, and bodies of one byte every few seconds."""
+    for name in ("zurich", "bern"):
+        proxy.register(name)
+    keys = proxy.app.state / "keys"
+    start = f"POST {FLEET} HTTP/1.1\r\nHost: localhost\r\n".encode()
+    body = start + b"Content-Length: 100000\r\n\r\n"
+    with contextlib.ExitStack() as held:
+
+        def slow(member: str | None, first: bytes) -> list[ssl.SSLSocket]:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+            if member:
+                context.load_cert_chain(keys / f"{member}.crt", keys / f"{member}.pem")
+            opened = []
+            for _ in range(100):
+                one = socket.create_connection(("127.0.0.1", proxy.port), 30)
+                opened.append(held.enter_context(context.wrap_socket(one)))
+                opened[-1].sendall(first)
+            return opened
+
+        headers = slow(None, start) + slow("zurich", start)
+        bodies = slow("zurich", body)
+        began = time.monotonic()
+        while time.monotonic() - began < 25:  # longer than the time for a header
+            assert proxy.status_of("bern", address="127.0.0.2") == "200"
+            for one in headers + bodies:
+                with contextlib.suppress(OSError):
+                    one.sendall(b"x")
+            time.sleep(3)
+        assert not any(map(is_open, headers))
+        assert sum(map(is_open, bodies)) <= 64  # of one address; a stranger has none
+
+
+def is_open(connection: ssl.SSLSocket) -> bool:
+    connection.settimeout(0.0)
+    try:
+        return bool(connection.recv(1)) and is_open(connection)
+    except ssl.SSLWantReadError:
+        return True
+    except OSError:
+        return False
 
 
 def test_the_kernel_refuses_connections_before_the_handshake(tmp_path: Path) -> None:

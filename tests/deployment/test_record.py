@@ -40,7 +40,7 @@ def test_nodes_evaluate_what_they_agreed_to_and_have_receipts_of_all_rounds(
     evaluation = {"counterfactuals": True, "clients_every": 1}
     federation.configure({"rounds": ROUNDS, "evaluation": evaluation, "methods": [method]})
     federation.start()
-    said = federation.script("agree.sh")
+    said = federation.agree("ward-a")
     agreed = int(re.findall(r"evaluate at most (\d+) models", said)[0])
     federation.wait_for_nodes()
     federation.begin()

@@ -9,6 +9,7 @@ import sys
 from importlib.resources import as_file, files
 from pathlib import Path
 
+import numpy
 import pytest
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
@@ -59,12 +60,24 @@ def use_these_sources(app: App) -> None:
     app.program("python", f'PYTHONPATH="{sources}" exec {sys.executable} "$@"')
 
 
+def own_data(node: App) -> tuple[str, Path]:
+    """The arguments of agree.sh: the node's name and its data."""
+    path = node.folder / "own.npz"
+    chance = numpy.random.default_rng(1)
+    arrays: dict[str, object] = {}
+    for part in ("train", "test"):
+        arrays[f"{part}_inputs"] = chance.random((50, 1, 8, 8), "float32")
+        arrays[f"{part}_targets"] = numpy.arange(50) % 10
+    numpy.savez(path, **arrays)
+    return "ward-a", path
+
+
 def test_a_signed_release_is_approved(node: App) -> None:
-    done = node.script("agree.sh")
+    done = node.script("agree.sh", *own_data(node))
     assert done.returncode == 0, done.stdout + done.stderr
     assert (node.folder / "deploy" / "bundle").read_text().strip() in done.stdout
     assert (node.folder / "told").read_text() in done.stdout
-    assert (node.state / "agreed").exists()
+    assert (node.state / "nodes" / "ward-a" / "ledger.jsonl").exists()
     for name in ("bundle", "release", "release.sig", "clientwise-0.1.0-py3-none-any.whl"):
         mode = (node.folder / "deploy" / name).stat().st_mode  # root unpacks, the node's user reads
         assert mode & stat.S_IROTH, name
@@ -87,26 +100,28 @@ def test_one_changed_byte_is_refused(node: App, changed: str) -> None:
     file = node.folder / changed
     file.write_bytes(file.read_bytes() + b"\n")
     for script in ("verify.sh", "install.sh", "agree.sh"):
-        refused = node.script(script)
+        refused = node.script(script, *(own_data(node) if script == "agree.sh" else ()))
         assert refused.returncode == 1
         assert "REFUSED" in refused.stdout
-    assert not (node.state / "agreed").exists()
+    assert not (node.state / "nodes").exists()
 
 
 def test_what_was_not_signed_is_refused(node: App, tmp_path: Path) -> None:
     for name in ("federation/more.py", "deploy/clientwise-0.1.0-1-py3-none-any.whl"):
         added = node.folder / name
         added.write_text("")
-        for script in ("install.sh", "agree.sh"):
-            assert f"REFUSED: not in the signed list: {name}" in node.script(script).stdout
+        for script, options in (("install.sh", ()), ("agree.sh", own_data(node))):
+            assert (
+                f"REFUSED: not in the signed list: {name}" in node.script(script, *options).stdout
+            )
         added.unlink()
     other = App(tmp_path / "other")
     assert other.script("certificates.sh").returncode == 0
     shutil.copy(other.state / "certificates" / "release.pub", node.state)
-    refused = node.script("agree.sh")
+    refused = node.script("agree.sh", *own_data(node))
     assert refused.returncode == 1
     assert "REFUSED: deploy/release is not signed with" in refused.stdout
-    assert not (node.state / "agreed").exists()
+    assert not (node.state / "nodes").exists()
 
 
 def test_what_is_signed_is_installed(node: App) -> None:

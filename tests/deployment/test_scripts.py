@@ -135,11 +135,12 @@ def test_a_backup_keeps_the_owner(app: App) -> None:
 def test_the_scripts_find_their_environment(app: App) -> None:
     app.program("python", 'echo "$0 $*"')
     here = app.folder / ".venv" / "bin" / "python"
-    assert app.script("agree.sh").stdout.startswith(f"{here} -m clientwise.flower.node agree")
+    agree = ("agree.sh", "ward-a", "/data")
+    assert app.script(*agree).stdout.startswith(f"{here} -m clientwise.flower.node agree")
     (app.folder / ".venv").rename(app.folder / "other")
     there = app.folder / "other" / "bin" / "python"
-    assert app.script("agree.sh", VENV=str(app.folder / "other")).stdout.startswith(f"{there} -m")
-    assert app.script("agree.sh", PATH=f"{there.parent}:{SYSTEM}").stdout.startswith(f"{there} -m")
+    assert app.script(*agree, VENV=str(app.folder / "other")).stdout.startswith(f"{there} -m")
+    assert app.script(*agree, PATH=f"{there.parent}:{SYSTEM}").stdout.startswith(f"{there} -m")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("curl"), reason="needs root and curl")
@@ -166,13 +167,13 @@ def test_the_environment_counts_before_the_file(app: App) -> None:
     (app.folder / "deploy" / "local.sh").write_text(
         'STATE="$APP/from file"\nPATH="$APP/tools:$PATH"\n'
     )
-    assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
-    assert (
-        app.script("agree.sh", STATE=f"{app.folder}/it's said").stdout
-        == f"{app.folder}/it's said/agreed\n"
-    )
+    ledger = "nodes/ward-a/ledger.jsonl\n"
+    agree = ("agree.sh", "ward-a", "/data")
+    assert app.script(*agree).stdout == f"{app.folder}/from file/{ledger}"
+    said = app.script(*agree, STATE=f"{app.folder}/it's said").stdout
+    assert said == f"{app.folder}/it's said/{ledger}"
     (app.folder / ".venv" / "bin").rename(app.folder / "tools")  # the file's PATH is kept
-    assert app.script("agree.sh").stdout == f"{app.folder}/from file/agreed\n"
+    assert app.script(*agree).stdout == f"{app.folder}/from file/{ledger}"
 
 
 def test_inside_says_that_the_superlink_does_not_run(app: App) -> None:
@@ -392,3 +393,8 @@ def test_a_node_prints_what_was_asked_of_it(app: App) -> None:
     assert said.returncode == 0, said.stderr
     assert "2026-11-17  approval none, Flower run 7" in said.stdout
     assert "refused 1 times: too many models" in said.stdout
+    settings = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "WHY": "the officer says so"}
+    done = app.script("withdraw.sh", "ward-a", **settings)
+    assert "answers nothing until deploy/agree.sh approves an app" in done.stdout, done.stderr
+    said = app.script("ledger.sh", "ward-a", **settings)
+    assert "withdrawn: the officer says so" in said.stdout

@@ -96,7 +96,7 @@ def start(federation: Federation, seconds: float) -> None:
     federation.environment = usual | listening
     federation.start_superlink()
     federation.environment = usual
-    federation.script("agree.sh")
+    federation.agree()
     for name in NAMES:
         federation.register(name)
         federation.start_node(name)

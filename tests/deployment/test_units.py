@@ -205,7 +205,10 @@ def test_units_run_a_federation_and_restart_a_silent_node(machine: Machine) -> N
     )
     machine.run("cp", f"{APP}/state/members/ward-a.crt", f"{APP}/state/keys/")
     machine.run("chown", "-R", "federation", f"{APP}/state/keys")
-    machine.run(f"{APP}/deploy/agree.sh", user="federation")
+    data = f"{APP}/data/ward-a.npz"
+    refused = machine(f"{APP}/deploy/agree.sh", "ward-a", data)  # root's file would close the node
+    assert "run this as the owner of" in refused.stdout
+    machine.run(f"{APP}/deploy/agree.sh", "ward-a", data, user="federation")
     machine.run("bash", "-c", f"printf '{NODE}SILENCE={SILENCE}\n' > /etc/federation-node")
     install(machine, "node", "uplink")
     machine.run("systemctl", "enable", "--now", "federation-uplink.socket", "federation-node")

@@ -16,7 +16,7 @@ import clientwise as cw
 import shards_here
 from clientwise.core.criteria import make_criterion
 from clientwise.core.method import Method, Plan
-from clientwise.core.round import evaluate, first_state, fold, run_round
+from clientwise.core.round import evaluate_clients, first_state, fold, run_round
 from clientwise.core.rules import median
 from clientwise.core.types import LocalTraining
 from clientwise.data.federated import FederatedData
@@ -177,8 +177,9 @@ def test_a_sample_of_the_clients_is_evaluated_where_they_are(
     whole = make_engine()
     engine = in_shards(make_engine(), parts, Method())
     plan = Plan(seed=1, cohort_size=8, evaluate_clients_sample=3)
-    _, here = evaluate(whole.initial_model, None, 1, plan, whole)
-    _, there = evaluate(whole.initial_model, None, 1, plan, engine)
+    models = whole.initial_model[None]
+    here = evaluate_clients(False, 1, plan, whole, models)
+    there = evaluate_clients(False, 1, plan, engine, models)
     assert here is not None
     assert there is not None
     assert int((there.num_samples > 0).sum()) == 3
@@ -227,10 +228,51 @@ def test_every_kind_of_run_has_the_same_bits_in_shards(
     in_shards = {**config, "workers": "ray"}
     cw.run({**in_shards, "rounds": 2}, tmp_path / "there")
     there = cw.run(in_shards, tmp_path / "there", resume=True)
+    check_same(there, here)
+
+
+def check_same(there: Path, here: Path) -> None:
+    """The same participants, metrics and models, to the bit where this machine allows it."""
+    if not batches_keep_bits():
+        check_close(there, here)
+        return
     assert participants(there) == participants(here)
     assert metrics(there) == metrics(here)
     for name, model in models(here).items():
         assert torch.equal(models(there)[name], model)
+
+
+def batches_keep_bits() -> bool:
+    """Whether a product of matrices has the same bits alone and beside others: a shard trains fewer clients at once.
+
+    MKL has them with AVX-512, and not with the instructions of older CPUs.
+    """
+    random = torch.Generator().manual_seed(1)
+    for samples in (5, 16, 20):
+        left = torch.randn(8, samples, 64, generator=random)
+        right = torch.randn(8, 64, 10, generator=random)
+        for count in (1, 2, 3):
+            if not torch.equal(
+                torch.bmm(left, right)[:count], torch.bmm(left[:count], right[:count])
+            ):
+                return False
+            turned = left.transpose(1, 2)
+            errors = torch.randn(8, samples, 10, generator=random)
+            if not torch.equal(
+                torch.bmm(turned, errors)[:count], torch.bmm(turned[:count], errors[:count])
+            ):
+                return False
+    return True
+
+
+def check_close(there: Path, here: Path) -> None:
+    """The same clients, weights and models, but for what is rounded differently."""
+    found, wanted = participants(there), participants(here)
+    assert [row[:4] for row in found] == [row[:4] for row in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        assert one[4:] == pytest.approx(other[4:], rel=1e-3, abs=1e-5)
+    for name, model in models(here).items():
+        torch.testing.assert_close(models(there)[name], model, rtol=1e-3, atol=1e-4)
 
 
 @pytest.fixture
@@ -278,11 +320,13 @@ def test_a_machine_that_dies_in_mid_round_changes_no_bit(
     there = cw.run({**tiny, "workers": "ray"}, tmp_path / "there")
     again = cw.run({**tiny, "workers": "ray"}, tmp_path / "again", on_round=on_round)
     assert ends[0] < killed[0] < ends[1]
-    assert participants(again) == participants(there) == participants(here)
+    assert participants(again) == participants(there)
     assert metrics(again) == metrics(there)
-    for name, model in models(here).items():
-        assert torch.equal(models(again)[name], models(there)[name])
-        torch.testing.assert_close(models(there)[name], model, rtol=1e-6, atol=1e-8)
+    for name, model in models(there).items():
+        assert torch.equal(models(again)[name], model)
+    check_close(there, here)
+    if batches_keep_bits():
+        assert participants(there) == participants(here)
 
 
 @pytest.mark.slow  # real processes of Ray, each of which imports PyTorch

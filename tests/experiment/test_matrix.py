@@ -13,17 +13,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
+import torch
 from scipy.stats import friedmanchisquare, ttest_rel
 
 import clientwise as cw
 import processes
 from clientwise.errors import ConfigError, RunError
+from clientwise.experiment import matrix_runs
 from clientwise.experiment.matrix import (
     Matrix,
     MatrixCell,
@@ -776,3 +779,24 @@ def _runs_in(folder: Path) -> list[str]:
 
 def _wait(condition: Any) -> None:
     processes.wait_until(condition, 60, "the jobs")
+
+
+def test_memory_that_this_process_does_not_use_is_returned_before_jobs_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserved = 3 * matrix_runs.JOB_BYTES
+    free = [matrix_runs.JOB_BYTES]
+
+    def empty_cache() -> None:
+        free[0] += reserved
+
+    class Process:
+        def submit(self, *given: Any) -> Future[int]:
+            found: Future[int] = Future()
+            found.set_result(free[0])
+            return found
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    assert matrix_runs._jobs_that_fit(4, Process()) == 1, "a process that has used no GPU has none"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert matrix_runs._jobs_that_fit(4, Process()) == 4

@@ -52,6 +52,8 @@ class LoopGrid(Grid):
         self.sent: list[Message] = []
         self.answers: list[Message] = []
         self.pulled: list[int] = []  # how many messages were asked for at a time
+        self.exchanges = 0  # how often replies were waited for after messages had been sent
+        self._has_news = False
         self._waiting: dict[str, Message] = {}
 
     def set_run(self, run: Any) -> None: ...
@@ -82,11 +84,14 @@ class LoopGrid(Grid):
             self.sent.append(message)
             self._waiting[name] = message
             names.append(name)
+        self._has_news = True
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         names = list(message_ids)
         self.pulled.append(len(names))
+        self.exchanges += self._has_news
+        self._has_news = False
         replies = []
         for name in reversed(names):
             message = self._waiting[name]
@@ -110,6 +115,13 @@ class LoopGrid(Grid):
 def client_of(message: Message) -> int:
     """Which client a request means."""
     return int(json.loads(str(message.content.config_records["request"]["json"]))["client"])
+
+
+def asked_by(message: Message) -> tuple[int, str, int]:
+    """The client, the kind and the round of a request."""
+    request = json.loads(str(message.content.config_records["request"]["json"]))
+    round_num = request["task"]["round_num"] if request["task"] else request["round_num"]
+    return request["client"], message.metadata.message_type, round_num
 
 
 def never(message: Message, honest: Callable[[], Message]) -> None:

@@ -26,13 +26,12 @@ import numpy
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from flwr.supercore.task_identity import TaskIdentity
 from grid import LoopGrid
 
-import clientwise.secure.client
 import clientwise.secure.statements
 from clientwise.core.secrecy import SecretScores
 from clientwise.experiment.config import load_experiment
@@ -41,7 +40,7 @@ from clientwise.flower import client_app, secure_node
 from clientwise.flower.connections import connector
 from clientwise.flower.data import server_side
 from clientwise.flower.secure_rounds import SecureRound
-from clientwise.flower.secure_wire import read_step
+from clientwise.flower.secure_wire import VECTOR, read_step
 from clientwise.secure.primitives import Masked, value_type
 from clientwise.secure.terms import CONFIRM, MASK, UNMASK, VoidError, step_of
 from clientwise.secure.terms import Message as Plain
@@ -57,7 +56,6 @@ def main(settings: Mapping[str, Any]) -> None:
     torch.set_num_threads(1)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     if not settings["masked"]:
-        clientwise.secure.client.mask = no_mask
         clientwise.secure.statements.mask = no_mask
     if settings["role"] == "nodes":
         os.setsid()  # the test ends the whole group
@@ -162,8 +160,8 @@ def false_key(request: Plain, reply: Message) -> None:
 
 def change(reply: Message, to: Callable[[Plain], Plain]) -> None:
     """Change the protocol's message of a reply."""
-    plain = json.loads(str(reply.content.config_records["secure"]["json"]))
-    reply.content["secure"] = ConfigRecord({"json": json.dumps(to(plain))})
+    record = reply.content.config_records["secure"]
+    record["json"] = json.dumps(to(json.loads(str(record["json"]))))
 
 
 ACTIONS = {"vanish": vanish, "garbage": garbage, "false key": false_key}
@@ -190,7 +188,10 @@ def plant_canaries(file: Path) -> None:
     def noted_vector(self: SecretScores, score: float, update: Any, count: int) -> Masked:
         steps = vector(self, score, update, count)
         exact = update.double().numpy()
-        for values in (update.numpy(), exact, score * exact, steps):
+        secrets = [update.numpy(), exact]
+        if steps.any():  # zeros are everywhere: a server can choose sums that make a score vanish
+            secrets += [score * exact, steps]
+        for values in secrets:
             note(values.tobytes()[-PIECE:])
         note_numbers(score)
         return steps
@@ -269,12 +270,45 @@ def serve_rounds(settings: Mapping[str, Any]) -> None:
 
 
 def lie_in(rounds: Mapping[str, str], obtained: Path) -> None:
-    """In some rounds, tell half of the clients that client 0 dropped out, and unmask with either list."""
+    """Deviate in some rounds: "criteria" and "vector" name the sum with a lie about dropouts.
+
+    Half of the clients are told that client 0 dropped out, and the server unmasks with either list. In a
+    round with "other sums", client 0 is told sums of the criteria with which its score is largest, the
+    others sums with which theirs is zero, and only the others confirm.
+    """
     honest = SecureRound._sum
+
+    def write(line: str) -> None:
+        with obtained.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    def with_other_sums(
+        self: SecureRound, purpose: str, packets: Mapping[int, Plain], broadcast: list[float]
+    ) -> Masked:
+        server = self._server
+        zero = [1e300] * len(broadcast)
+        server.begin_sum(purpose, zero)
+        asked = {client: {**packet, "broadcast": zero} for client, packet in packets.items()}
+        asked[0]["broadcast"] = [1e-300] * len(broadcast)
+        for client, reply in self._ask(step_of(MASK, purpose), asked):
+            server.add(purpose, client, reply)
+        listed = server.close_sum(purpose)
+        others = dict.fromkeys(server.survivors[1:], listed)
+        signed = server.take_confirmed(purpose, dict(self._ask(step_of(CONFIRM, purpose), others)))
+        unmasking = dict.fromkeys(others, signed)
+        replies = dict(self._ask(step_of(UNMASK, purpose), unmasking))
+        total = server.take_unmasked(purpose, replies)
+        values = numpy.abs(total.view(f"<i{total.itemsize}").astype("float64"))
+        small = float((values < values.max() / 100).mean())  # of noise, one in a hundred
+        write(f"{self._round}: {len(replies)} secrets, {'noise' if small < 0.05 else 'an update'}")
+        raise VoidError("the server lied")
 
     def lying(
         self: SecureRound, purpose: str, packets: Mapping[int, Plain], broadcast: object
     ) -> Masked:
+        if rounds.get(str(self._round)) == "other sums" and purpose == VECTOR:
+            assert isinstance(broadcast, list)
+            return with_other_sums(self, purpose, packets, broadcast)
         if rounds.get(str(self._round)) != purpose:
             return honest(self, purpose, packets, broadcast)
         server = self._server
@@ -295,8 +329,7 @@ def lie_in(rounds: Mapping[str, str], obtained: Path) -> None:
             signatures = {str(other): signed[other]["signature"] for other in same}
             requests[client] = {"signatures": signatures}
         found = dict(self._ask(step_of(UNMASK, purpose), requests))
-        with obtained.open("a", encoding="utf-8") as file:
-            file.write(f"{self._round}: {len(signed)} signatures, {len(found)} secrets\n")
+        write(f"{self._round}: {len(signed)} signatures, {len(found)} secrets")
         raise VoidError("the server lied")
 
     SecureRound._sum = lying  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from flwr.app import Message
 from grid import LoopGrid, client_of
 
@@ -34,6 +35,7 @@ class Nodes(LoopGrid):
 
     def __init__(self, config: dict[str, Any], data: Path) -> None:
         super().__init__(client_app(config))
+        self._config = config
         self._data = data
         self.behaviour = dict.fromkeys(range(len(NAMES)), self._with_own_data)
 
@@ -41,6 +43,7 @@ class Nodes(LoopGrid):
         name = NAMES[client_of(message)]
         data = str(self._data / f"{name}.npz")
         ledger = str(self._data.parent / f"{name}.jsonl")
+        approve_once(ledger, self._config, cell=1)
         self.node_config = {"data": data, "ledger": ledger, "smallest-cell": 1}
         return honest()
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from curious_server import (
     NEAR,
     STEEP,
@@ -85,6 +86,7 @@ class Node:
     def __init__(self, config: dict[str, Any], path: Path, **settings: Any) -> None:
         self.config = config
         self.settings = {"data": str(path), **settings}
+        approve_once(settings["ledger"], config)
         self.messages = 0
         self.refusals: list[str] = []
 
@@ -272,6 +274,25 @@ def test_the_training_loss_tells_no_attribute(
     assert all(math.isnan(one) for one in estimates(by_the_node))
 
 
+def test_subnormal_numbers_take_no_longer(
+    config: dict[str, Any], hospital: Path, tmp_path: Path
+) -> None:
+    """On an x86 they do: 40 rows that a made-up model turns into such took 2.6 times as long."""
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    torch.set_flush_denormal(False)
+    tiny = "torch.tensor([1e-30]) * torch.tensor([1e-10])"
+    loader = tmp_path / "data.py"
+    loader.write_text(
+        "import torch\nfrom clientwise.flower import load_npz\n"
+        f"def load(path):\n    assert ({tiny}).item() == 0\n    return load_npz(path)\n"
+    )
+    node = Node(config, hospital, ledger=str(tmp_path / "ledger.jsonl"), loader=str(loader))
+    model = linear_model(numpy.ones(len(columns(hospital))), 0.0, OUTPUTS)[None]
+    assert node.ask(model) is not None, node.refusals
+    assert (torch.tensor([1e-30]) * torch.tensor([1e-10])).item() > 0  # as before
+
+
 def test_trained_models_are_not_protected(
     config: dict[str, Any], hospital: Path, tmp_path: Path
 ) -> None:
@@ -290,12 +311,15 @@ def test_trained_models_are_not_protected(
         return unpack(reply.content.array_records[ARRAYS]) - sent
 
     read = set()
-    for round_num in range(1, 11):
-        threshold = -0.5 + 0.1 * round_num
+    for attempt in range(40):  # the batches follow from the node's secret, and differ in every test
+        round_num = 1 + attempt % 10
+        threshold = -0.4 + 0.025 * attempt
         low, high = change(round_num, threshold), change(round_num, threshold + 0.02)
         found = patient_in_updates(low, high, method.training.learning_rate / 20)
         near = (found - inputs.double()).abs()[:, others].amax(1) < NEAR
         read.update(near.nonzero().flatten().tolist())
+        if read:
+            break
     assert read, "updates have become safe: change docs/security.md"
 
 

@@ -21,7 +21,7 @@ from torch import nn
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
-from grid import Behaviour, FakeClock, LoopGrid, client_of, dies, never
+from grid import Behaviour, FakeClock, LoopGrid, asked_by, client_of, dies, never
 
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
@@ -389,7 +389,7 @@ def test_a_round_for_want_of_replies_is_repeated_and_not_spent(
         f"{too_few}: asked again after 60 s, repeat 2 of 5",
     )
     assert all(note in caplog.text for note in record.notes)
-    trained = [one for one in setup.grid.sent if one.metadata.message_type == "train"]
+    trained = [one for one in setup.grid.sent if asked_by(one)[1:] == ("train", 1)]
     assert len(trained) == 6 + 4 + 4  # those that replied are not asked again
 
 

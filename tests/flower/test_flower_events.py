@@ -16,9 +16,11 @@ import pytest
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from clientwise.core.method import Method, Plan
+from clientwise.core.reasons import Kept
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Refusal
 from clientwise.experiment.lanes import Progress
+from clientwise.flower.engine import NOT_CONNECTED
 from clientwise.flower.events import Events
 from clientwise.flower.server_app import was_asked_to_stop
 from clientwise.flower.wire import RUNS_HERE
@@ -39,7 +41,8 @@ def test_events_are_written_and_some_of_them_told(
         record,
         round_num=2,
         refusals=missing,
-        notes=("braked: worse: the old one stays", "a remark"),
+        notes=("a remark",),
+        kept=Kept("brake", "0.1"),
     )
     events.round_done(Progress("FedAvg", 1, braked, 3, 2, 3))
     events.ended(ValueError("disk full"))
@@ -68,7 +71,7 @@ def test_who_stays_away_is_told_once(make_engine: Any, plan: Plan, tmp_path: Pat
         record,
         client_ids=record.client_ids[1:],
         seconds=record.seconds[1:],
-        refusals=tuple(Refusal(client, "not connected") for client in (lost, never_there)),
+        refusals=tuple(Refusal(client, NOT_CONNECTED) for client in (lost, never_there)),
     )
     events = Events(
         tmp_path / "events",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import stat
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_again, approve_once
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -24,6 +24,7 @@ from clientwise.experiment.config import load_experiment
 from clientwise.flower import client_app, ledger
 from clientwise.flower.allowance import Allowance
 from clientwise.flower.ledger import read, summary
+from clientwise.flower.small_numbers import USUAL_CELL
 from clientwise.flower.wire import ARRAYS, NUMBERS, Request, pack, unpack, write_request
 
 CONFIG: dict[str, Any] = {
@@ -44,7 +45,9 @@ SIZE = 15  # of the model
 class Node:
     """A node of 60 + 30 patients; every message meets an app that was just started."""
 
-    def __init__(self, folder: Path, config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, folder: Path, config: dict[str, Any] | None = None, cell: int = USUAL_CELL
+    ) -> None:
         chance = numpy.random.default_rng(1)
         arrays = {}
         for part, count in (("train", 60), ("test", 30)):
@@ -53,28 +56,36 @@ class Node:
         self.data = folder / "own.npz"
         numpy.savez(self.data, **arrays)
         self.ledger = folder / "state" / "ledger.jsonl"
-        self.agreed = folder / "agreed"
-        self.agreed.write_text("one\n")
         self.config = config or CONFIG
+        self.cell = cell
+        self.run = 7
+        approve_once(self.ledger, self.config, cell)
 
-    def ask(self, request: Request, models: Tensor) -> Message:
+    def approve(self, config: dict[str, Any] | None = None) -> None:
+        """The operator approves an app for another run, and the server starts it."""
+        self.config = config or self.config
+        approve_again(self.ledger, self.config, self.cell)
+        self.run += 1
+
+    def ask(self, request: Request, models: Tensor, **settings: Any) -> Message:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         kind = "evaluate" if request.task is None else "train"
         message = Message(write_request(request, pack(models)), 1, kind)
         message.metadata.__dict__["_message_id"] = "asked"
-        settings = {"data": self.data, "ledger": self.ledger, "agreed": self.agreed}
-        config = {name: str(path) for name, path in settings.items()}
-        return client_app(self.config)(message, Context(7, 2, config, RecordDict(), {}))
+        settings |= {"data": str(self.data), "ledger": str(self.ledger)}
+        settings["smallest-cell"] = self.cell
+        context = Context(self.run, 2, settings, RecordDict(), {})
+        return client_app(self.config)(message, context)
 
     def evaluate(self, round_num: int, *seeds: int) -> Message:
         """Evaluate random models."""
         return self.ask(Request(0, 1, round_num=round_num), torch.stack([model(s) for s in seeds]))
 
-    def train(self, round_num: int, seed: int, **change: Any) -> Message:
+    def train(self, round_num: int, seed: int, loss: Any = None, **settings: Any) -> Message:
         """Train a random model."""
         (method,) = load_experiment(self.config).build_methods()
-        options = {"loss": CrossEntropy(), "criteria": method.client_criteria} | change
-        return self.ask(Request(0, 1, Task(round_num, method.training, **options)), model(seed))
+        task = Task(round_num, method.training, loss or CrossEntropy(), method.client_criteria)
+        return self.ask(Request(0, 1, task), model(seed), **settings)
 
 
 def model(seed: int) -> Tensor:
@@ -98,7 +109,7 @@ def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
     arrays, _ = content_of(node.evaluate(2, 5, 6))  # beside another
     assert arrays[0] == first[0][0]
     events = [entry["event"] for entry in read(node.ledger)]
-    assert events.count("asked") == events.count("repeated") == 2
+    assert events.count("asked") == events.count("repeated") == events.count("measured") == 2
 
 
 def test_rounds_and_models_are_those_of_the_experiment(tmp_path: Path) -> None:
@@ -120,7 +131,7 @@ def test_rounds_and_models_are_those_of_the_experiment(tmp_path: Path) -> None:
     assert not node.evaluate(4, 3).has_error()
     assert "all 3 evaluations of the run are used up" in node.evaluate(4, 4).error.reason
     assert not node.evaluate(4, 3).has_error()
-    node.agreed.write_text("one\ntwo\n")  # the operator approves another run
+    node.approve()
     assert not node.evaluate(4, 4).has_error()
 
 
@@ -147,11 +158,12 @@ def test_the_same_bytes_of_another_type_are_not_a_repeated_request(tmp_path: Pat
 def test_the_ledger_is_the_nodes_alone_and_survives_a_power_cut(tmp_path: Path) -> None:
     node = Node(tmp_path)
     before = content_of(node.evaluate(2, 1))
-    for path in (node.ledger, node.ledger.with_name("ledger.jsonl.key")):
+    for path in node.ledger.parent.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     lines = node.ledger.read_text().splitlines()
-    asked = [line for line in lines if line and json.loads(line)["event"] == "asked"]
-    node.ledger.write_text(asked[0] + '\n{"time": "2026-')  # the answer was not written
+    approved, asked = lines[:2]
+    node.ledger.write_text(f'{approved}\n{asked}\n{{"time": "2026-')  # the answer was not written
+    node.ledger.with_name("ledger.jsonl.count").write_text("2\n")
     assert content_of(node.evaluate(2, 1)) == before
     assert "at most 2" in node.evaluate(2, 2, 3).error.reason
 
@@ -169,6 +181,7 @@ def test_the_operator_gets_a_summary(
     ledger.main()
     said = capsys.readouterr().out
     assert said.splitlines() == summary(read(node.ledger))
+    assert "approved 8 trainings and 3 evaluations: a test" in said
     for expected in (
         ", Flower run 7",
         "messages: 4, rounds 1 to 2",
@@ -182,18 +195,6 @@ def test_the_operator_gets_a_summary(
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--day", "1999-01-01"])
     ledger.main()
     assert capsys.readouterr().out == "nothing was asked\n"
-
-
-def test_apps_that_were_approved_earlier_share_the_trainings_of_a_run(tmp_path: Path) -> None:
-    """Otherwise every approval would open all earlier apps again, those without noise as well."""
-    node = Node(tmp_path)
-    for round_num in range(1, 5):
-        for seed in (1, 2):
-            assert not node.train(round_num, seed).has_error()
-    node.config = CONFIG | {"name": "an earlier one"}
-    assert "those of other approved apps included" in node.train(1, 3).error.reason
-    node.agreed.write_text("one\ntwo\n")
-    assert not node.train(1, 3).has_error()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from flwr.app import Message
 from grid import LoopGrid, client_of
 
@@ -21,6 +22,7 @@ from clientwise.experiment.config import load_experiment
 from clientwise.experiment.recompute import recompute
 from clientwise.experiment.runner import run
 from clientwise.flower import client_app, write_parts
+from clientwise.flower.approval import config_digest
 from clientwise.flower.connections import connector
 from clientwise.flower.data import server_side
 from clientwise.flower.wire import ARRAYS, unpack
@@ -57,13 +59,15 @@ class Hospitals(LoopGrid):
 
     def __init__(self, config: dict[str, Any], data: Path) -> None:
         super().__init__(client_app(config))
-        self._rounds = config["rounds"]  # another app: nodes approve it, and count from there
+        self._config = config
         self._paths = [data / f"{name}.npz" for name in config["flower"]["clients"]]
         self.behaviour = dict.fromkeys(range(len(self._paths)), self._with_own_data)
 
     def _with_own_data(self, message: Message, honest: Callable[[], Message]) -> Message:
         path = self._paths[client_of(message)]
-        ledger = f"{path}.{self._rounds}.ledger"
+        # Another app: nodes approve it, and count from there.
+        ledger = f"{path}.{config_digest(self._config)}.ledger"
+        approve_once(ledger, self._config, cell=1)
         self.node_config = {"data": str(path), "ledger": ledger, "smallest-cell": 1}
         return honest()
 

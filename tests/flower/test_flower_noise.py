@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 import test_flower_small_numbers as node
+from approvals import approve_again
 from grid import FakeClock
 from test_flower_engine import Setup
 
@@ -76,9 +77,12 @@ def test_a_node_adds_secret_noise_and_answers_a_repeated_request_alike(
     elsewhere.write_bytes(hospital.read_bytes())
     there = train(elsewhere)
     assert not torch.allclose(sent, there, atol=0.1)  # another node, another secret
-    agreed = hospital.with_name("agreed")
-    agreed.write_text("the same experiment, approved again", encoding="utf-8")
-    approved = train(hospital, agreed=str(agreed))
+    # As after another approval, whose app may compute another update from the same request
+    again = hospital.with_name("again.ledger")
+    approve_again(again, node.CONFIG, cell=1)
+    key = Path(f"{hospital}.ledger.key")
+    again.with_name(f"{again.name}.key").write_bytes(key.read_bytes())
+    approved = train(hospital, ledger=str(again))
     assert not torch.allclose(sent, approved, atol=0.1)
     # The deviation is 0.5. The secrets are new in every test: one in 100,000 is below 0.1.
     assert float(torch.stack([sent, there, approved]).std(0).mean()) > 0.1

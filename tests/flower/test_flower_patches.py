@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import shutil
 import ssl
+import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -30,16 +31,24 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.common.serde import message_to_proto
 from flwr.proto.fab_pb2 import Fab as FabProto
 from flwr.proto.fab_pb2 import GetFabResponse
-from flwr.proto.fleet_pb2 import ActivateNodeResponse, PullMessagesResponse
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeResponse,
+    PullMessagesRequest,
+    PullMessagesResponse,
+)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import PullObjectResponse
 from flwr.proto.run_pb2 import GetRunResponse
 from flwr.proto.run_pb2 import Run as RunProto
 from flwr.server.superlink.linkstate import SqlLinkState
+from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
+from flwr.supercore.superexec import run_superexec
+from flwr.supercore.superexec.executor import ExecutionSpec, subprocess_executor
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink import config_loader
 from flwr.superlink import main as superlink_main
@@ -50,9 +59,11 @@ from packaging.requirements import Requirement
 from starlette.middleware import Middleware
 
 from clientwise.errors import ClientwiseError
-from clientwise.flower import node, patches
-from clientwise.flower.link import OwnCalls
+from clientwise.flower import node, patches, superexec
+from clientwise.flower.ledger import Ledger
+from clientwise.flower.link import HeldCalls, OwnCalls
 from clientwise.flower.retention import keep_updates_in_memory
+from clientwise.flower.zygote import PROGRAM
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:GitWildMatchPattern"
@@ -127,10 +138,16 @@ def quiet_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [])
 
 
-def run_node(agreed: Path) -> None:
+def run_node(ledger: Path) -> None:
     arguments = ["--insecure", "--superlink", "127.0.0.1:9", "--isolation", "process"]
     with pytest.raises(Ended):
-        node.start(agreed, None, None, arguments)
+        node.start(ledger, None, None, arguments)
+
+
+def approve_bundle(ledger: Path, bundle: bytes) -> None:
+    with Ledger(ledger).locked() as entries:
+        found = hashlib.sha256(bundle).hexdigest()
+        Ledger(ledger).add(entries, "approved", bundle=found)
 
 
 @pytest.mark.usefixtures("quiet_node")
@@ -149,8 +166,8 @@ def test_flower_runs_a_bundle_only_if_the_operator_approved_it(
         lambda content, run: stored.append(hashlib.sha256(content).hexdigest()) or {},
     )
     if approved:
-        node.agree(tmp_path / "agreed", tmp_path / "app")
-    run_node(tmp_path / "agreed")
+        approve_bundle(tmp_path / "ledger", bundle)
+    run_node(tmp_path / "ledger")
     assert "get-fab" in superlink.calls
     assert ("pull-object" in superlink.calls) == approved  # a task was begun
     assert ("push-messages" in superlink.calls) != approved  # an error was answered
@@ -167,8 +184,8 @@ def test_without_our_client_no_bundle_is_run(
         FleetHttpClient, "_unary_unary", lambda self, **given: superlink.answer(self, **given)
     )
     monkeypatch.setattr(node, "replace_fleet_client", lambda *_: None)
-    node.agree(tmp_path / "agreed", tmp_path / "app")
-    run_node(tmp_path / "agreed")
+    approve_bundle(tmp_path / "ledger", bundle)
+    run_node(tmp_path / "ledger")
     assert "push-messages" in superlink.calls
 
 
@@ -210,14 +227,96 @@ def test_a_flower_without_the_class_is_refused_with_the_reason(
         patches.replace_fleet_client(patches.BundleSigner(), lambda fab: True)
 
 
+@pytest.mark.usefixtures("quiet_node")
+def test_a_node_starts_our_superexec_with_flowers_arguments(
+    bundle: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_client_internal, "subprocess", subprocess)  # restored afterwards
+    started: list[list[str]] = []
+    monkeypatch.setattr(node, "_start_superexec", started.append)
+    superlink = FakeSuperLink(bundle)
+    monkeypatch.setattr(
+        FleetHttpClient, "_unary_unary", lambda self, **given: superlink.answer(self, **given)
+    )
+    with pytest.raises(Ended):
+        node.start(tmp_path / "agreed", None, None, ["--insecure", "--superlink", "127.0.0.1:9"])
+    (command,) = started
+    assert command[0] == "flower-superexec"
+    assert "--parent-pid" in command
+
+
+def test_flowers_superexec_starts_apps_by_what_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess_executor, "subprocess", subprocess)  # restored afterwards
+    started: list[list[str]] = []
+    patches.replace_popen(subprocess_executor, started.append)
+    spec = ExecutionSpec(
+        task_type=TaskType.CLIENT_APP,
+        runtime_api_address="127.0.0.1:9",
+        token="secret",
+        insecure=True,
+        root_certificates_path=None,
+        runtime_dependency_install=False,
+        parent_pid=1,
+        suppress_output=False,
+        task_id=1,
+    )
+    subprocess_executor.SubprocessExecutor().launch(spec)
+    assert started[0][0] == PROGRAM
+    assert superexec.POLL[0] == run_superexec._TASK_POLL_INTERVAL_ENV
+
+
+def test_a_flower_that_starts_programs_in_another_way_does_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(subprocess_executor, "subprocess")
+    patches.replace_popen(subprocess_executor, print)
+    assert "rounds take longer" in caplog.text
+    assert not hasattr(subprocess_executor, "subprocess")
+
+
+@pytest.mark.parametrize(
+    ("answers", "calls"),
+    [
+        ([(0, 1)], 1),  # a message at once
+        ([(0, 0), (0, 0)], 2),  # a SuperLink that holds no calls: Flower waits before the next one
+        ([(10, 0), (0, 0), (10, 0), (7, 1)], 4),  # held calls, one of which came too early
+    ],
+)
+def test_a_node_asks_again_at_once_where_calls_are_held(
+    answers: list[tuple[float, int]], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fleet_http_connection, "FleetHttpClient", FleetHttpClient
+    )  # restored afterwards
+    patches.replace_fleet_client(patches.BundleSigner(), lambda fab: True)
+    now = 0.0
+    given = iter(answers)
+
+    def answer(self: object, **_: object) -> PullMessagesResponse:
+        nonlocal now
+        seconds, messages = next(given)
+        now += seconds
+        return PullMessagesResponse(messages_list=[MessageProto()] * messages)
+
+    monkeypatch.setattr(FleetHttpClient, "_unary_unary", answer)
+    monkeypatch.setattr(patches, "time", SimpleNamespace(monotonic=lambda: now))
+    context = ssl.create_default_context()
+    client = fleet_http_connection.FleetHttpClient("https://127.0.0.1:9", verify=context)
+    response = client.PullMessages(PullMessagesRequest())
+    assert len(response.messages_list) == answers[calls - 1][1]
+    assert list(given) == answers[calls:]
+    client.close()
+
+
 def test_the_superlink_calls_our_check_after_it_knows_the_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(superlink_main, "_get_middleware", superlink_main._get_middleware)
     patches.add_to_superlink(Middleware(OwnCalls))
+    patches.add_to_superlink(Middleware(HeldCalls))
     called = [one.cls for one in superlink_main.create_app().user_middleware]
     assert called.index(ProtobufTranslationMiddleware) < called.index(NodeAuthMiddleware)
-    assert called.index(NodeAuthMiddleware) < called.index(OwnCalls)
+    assert called.index(NodeAuthMiddleware) < called.index(OwnCalls) < called.index(HeldCalls)
     monkeypatch.delattr(superlink_main, "_get_middleware")
     with pytest.raises(ClientwiseError, match="this version of Flower is not supported"):
         patches.add_to_superlink(Middleware(OwnCalls))

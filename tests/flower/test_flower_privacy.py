@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from flwr.app import Message
 from grid import LoopGrid, client_of
 
@@ -58,6 +59,7 @@ def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, 
 
     def as_its_node(message: Message, honest: Callable[[], Message]) -> Message:
         grid.node_config["ledger"] = f"{path}.{client_of(message)}.ledger"
+        approve_once(grid.node_config["ledger"], config)
         return honest()
 
     grid.behaviour = dict.fromkeys(range(3), as_its_node)
@@ -137,6 +139,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     def load(where: str) -> Any:
         raise ValueError(f"cannot parse {load_npz(where).train[0][0].tolist()}")
 
+    approve_once(f"{path}.ledger", config)
     grid = LoopGrid(client_app(config, load), {"data": str(path), "ledger": f"{path}.ledger"})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))

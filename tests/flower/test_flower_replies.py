@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from link import Link, Parcel
 
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
-from clientwise.core.types import RoundRecord, ServerState
+from clientwise.core.types import Refusal, RoundRecord, ServerState
 from clientwise.errors import ClientwiseError
 from clientwise.experiment.build import (
     build_data,
@@ -94,8 +95,9 @@ class Federation:
         method = method or Method()
         self.state: ServerState = first_state(self.engine.initial_model, method, self.engine)
         records = []
+        plan = replace(self.plan, rounds=count)  # nobody is asked for a round after the last
         for _ in range(count):
-            self.state, record = run_round(self.state, method, self.plan, self.engine)
+            self.state, record = run_round(self.state, method, plan, self.engine)
             records.append(record)
         return records
 
@@ -148,6 +150,14 @@ def test_garbage_refuses_its_member_and_nobody_else(tiny: dict[str, Any], kind: 
         assert list(refusals(record)) == [2]
         assert refusals(record)[2].startswith(("answer cannot be read", "answer refused"))
     assert len(federation.link.state.object_store) == 0  # nothing of a round is kept
+
+
+def test_a_member_that_fails_in_our_words_is_not_out_of_reach() -> None:
+    """Rounds are repeated for members that cannot be reached: no member's words decide that."""
+    for reason in ("not connected", str(replies.NO_ANSWER)):
+        own = replies._why_failed(Error(code=1, reason=reason))
+        assert Refusal(1, own).kind is None
+    assert Refusal(1, replies._why_failed(Error(code=5, reason=""))).kind == "unreachable"
 
 
 def test_an_announced_reply_that_does_not_come_ends_the_wait(

@@ -15,6 +15,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 import numpy
 import torch
+from approvals import approve_again, approve_once
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -24,7 +25,6 @@ from grid import FakeClock, LoopGrid
 from torch import Tensor
 
 import clientwise.flower.engine
-import clientwise.secure.client
 import clientwise.secure.statements
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
@@ -41,9 +41,10 @@ from clientwise.experiment.config import load_experiment
 from clientwise.experiment.schema import Experiment
 from clientwise.flower import client_app
 from clientwise.flower.connections import connector
-from clientwise.flower.secure_wire import Step, read_step, terms_of, write_step
+from clientwise.flower.secure_wire import SecureRun, Step, read_step, write_step
 from clientwise.flower.wire import Request, pack, write_request
 from clientwise.secure.primitives import value_type
+from clientwise.secure.terms import PROTOCOL
 
 CLIENTS = 5
 STEPS = ["keys", "shares"]
@@ -182,7 +183,6 @@ def test_no_reply_has_a_clients_update_criteria_or_score(
 ) -> None:
     """All replies of a round are searched. Without masks, the search must find everything."""
     if not masked:
-        monkeypatch.setattr(clientwise.secure.client, "mask", no_mask)
         monkeypatch.setattr(clientwise.secure.statements, "mask", no_mask)
     trial = Trial(tiny)
     trial.run(trial.remote)
@@ -215,9 +215,7 @@ def test_a_node_keeps_no_secret_after_the_round(tiny: dict[str, Any]) -> None:
     trial = Trial(tiny)
     trial.run(trial.remote)
     for client, context in trial.grid.contexts.items():
-        assert list(context.state) == [f"secure state {client}"]
-        (record,) = context.state.values()
-        assert json.loads(str(record["json"])) == {"begun": {"1": 1}}
+        assert list(context.state) == [], client
 
 
 def ask(trial: Trial, content: RecordDict, context: Context | None = None) -> Message:
@@ -238,13 +236,11 @@ def test_a_client_sends_nothing_in_the_clear(tiny: dict[str, Any]) -> None:
     assert "sends nothing in the clear" in reason_of(ask(trial, evaluate))
 
 
-def test_a_round_begins_once_and_steps_belong_to_it(tiny: dict[str, Any]) -> None:
+def test_steps_belong_to_the_round_that_began(tiny: dict[str, Any]) -> None:
     trial = Trial(tiny)
     context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
     first = write_step(Step(0, 1, 1, "keys", {}), trial.training())
     assert reason_of(ask(trial, first, context)) == "answered"
-    again = write_step(Step(0, 1, 1, "keys", {}), trial.training())
-    assert "began before" in reason_of(ask(trial, again, context))
     other = write_step(Step(0, 1, 2, "shares", {}))
     assert "round 2 did not begin here" in reason_of(ask(trial, other, context))
     mixed = write_step(Step(1, 1, 1, "keys", {}), trial.training())
@@ -272,8 +268,9 @@ def test_the_same_bytes_are_not_the_same_model(
     assert "a model of shape" in reason
     scores = SecretScores.of(trial.method, trial.local.problem, CLIENTS)
     task = Task(1, trial.method.training, trial.local.problem.loss, trial.method.client_criteria)
-    honest = terms_of(1, 1, model, task, scores)
-    assert terms_of(1, 1, change(model), task, scores).agreed != honest.agreed
+    run = SecureRun.of(trial.experiment, 1, CLIENTS, simulated=True)
+    honest = run.terms(1, model, task, scores)
+    assert run.terms(1, change(model), task, scores).agreed != honest.agreed
 
 
 class Deployment:
@@ -294,11 +291,14 @@ class Deployment:
         table["flower"] |= {"clients": list(identities), "identities": identities}
         table["flower"] |= {"input_shape": [1, 8, 8], "num_classes": 10}
         self.trial.experiment = load_experiment(table)
+        self.table = table
         self.trial.app = client_app(table, load=lambda path: _own_data())
+        for settings in self.settings:
+            approve_once(settings["ledger"], table, cell=1)
         self.contexts = [self.fresh_context(client) for client in range(CLIENTS)]
 
-    def fresh_context(self, client: int) -> Context:
-        return Context(1, 2, dict(self.settings[client]), RecordDict(), {})
+    def fresh_context(self, client: int, run: int = 1) -> Context:
+        return Context(run, 2, dict(self.settings[client]), RecordDict(), {})
 
     def begin(self, client: int, context: Context, round_num: int = 1, seed: int = 1) -> Message:
         step = Step(client, seed, round_num, "keys", {})
@@ -316,9 +316,66 @@ def test_a_deployed_node_has_an_identity_and_a_ledger(tiny: dict[str, Any], tmp_
 
     assert "not client 2 by the list" in begin(2, 2)
     assert begin(1, 3) == "answered"
-    assert "round 3 began before" in begin(1, 3)
+    assert "round 3 of seed 1, and a round is summed once" in begin(1, 3)
     del nodes.settings[1]["identity"]
     assert "DataError" in begin(1, 1)
+
+
+def test_another_version_of_the_experiment_is_another_round(tiny: dict[str, Any]) -> None:
+    """Nodes with different approved versions must not add up: one could give all weight to a client."""
+    trial = Trial(tiny)
+    scores = SecretScores.of(trial.method, trial.local.problem, CLIENTS)
+    task = Task(1, trial.method.training, trial.local.problem.loss, trial.method.client_criteria)
+    found = set()
+    for change in (
+        {},
+        {"score": "mean"},
+        {"criteria": [{"name": "class_balance", "as": "other"}, "dataset_size"]},
+        {"secure_aggregation": {"clip": 5.0}},
+    ):
+        table = trial.experiment.to_dict()
+        table["methods"][0] |= change
+        run = SecureRun.of(load_experiment(table), 1, CLIENTS, simulated=True)
+        found.add(run.terms(1, trial.local.initial_model, task, scores).agreed)
+    assert len(found) == 4
+
+
+def test_another_version_of_the_protocol_ends_with_a_sentence(tiny: dict[str, Any]) -> None:
+    """0.2.0 does not name its version."""
+    trial = Trial(tiny)
+    content = write_step(Step(0, 1, 1, "keys", {}), trial.training())
+    del content.config_records["secure"]["protocol"]
+    said = (
+        "version of secure aggregation is 'clientwise secure 1', here it is 'clientwise secure 2': "
+    )
+    said += "install the same version"
+    assert f"the server's {said}" in reason_of(ask(trial, content))
+
+    def change(step: str, client: int, reply: Message) -> Message:
+        if client == 2:
+            del reply.content.config_records["secure"]["protocol"]
+        return reply
+
+    trial.grid.change = change
+    _, record = trial.run(trial.remote)
+    (refusal,) = record.refusals
+    assert f"the node's {said}" in refusal.reason
+    assert len(record.client_ids) == 4
+
+
+def test_a_round_is_summed_once_over_all_experiments_and_approvals(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two versions that sum a round over different cohorts would reveal one update."""
+    nodes = Deployment(tiny, tmp_path)
+    assert reason_of(nodes.begin(1, nodes.fresh_context(1), 3)) == "answered"
+    other = nodes.table | {"name": "another version", "rounds": 4}
+    nodes.trial.app = client_app(other, load=lambda path: _own_data())
+    approve_again(nodes.settings[1]["ledger"], other, cell=1)
+    context = nodes.fresh_context(1)
+    context.run_id = 2
+    assert "round 3 of seed 1, and a round is summed once" in reason_of(nodes.begin(1, context, 3))
+    assert reason_of(nodes.begin(1, context, 4)) == "answered"
 
 
 def test_whether_training_fails_is_not_told(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -363,10 +420,9 @@ def test_of_two_requests_for_a_step_at_once_one_is_answered(
     _, record = trial.run(connect(trial.local, 1))
     assert len(record.client_ids) == CLIENTS
     assert list(grid.second) == STEPS
-    assert all("began before" in reason for reason in grid.second.pop("keys"))
     for step, reasons in grid.second.items():
         (reason,) = reasons
-        assert f"{step}: answered before in this round" in reason
+        assert f"{step}: this node answered it before in round 1 of seed 1" in reason
 
 
 def test_a_step_names_the_round_that_began_last_under_the_present_approval(
@@ -374,16 +430,13 @@ def test_a_step_names_the_round_that_began_last_under_the_present_approval(
 ) -> None:
     """Under the label of another seed, or after a new approval, a step could be claimed again."""
     nodes = Deployment(tiny, tmp_path, seeds=(1, 2))
-    agreed = tmp_path / "agreed"
-    agreed.write_text("one")
-    nodes.settings[0]["agreed"] = str(agreed)
     context = nodes.fresh_context(0)
     replies = [nodes.begin(0, context, seed=seed) for seed in (1, 2)]
     assert [reason_of(reply) for reply in replies] == ["answered", "answered"]
     of_seed = [write_step(Step(0, seed, 1, "shares", {"roster": {}})) for seed in (1, 2)]
     assert "round 1 did not begin here" in reason_of(ask(nodes.trial, of_seed[0], context))
     assert "only 0 clients sent keys" in reason_of(ask(nodes.trial, of_seed[1], context))
-    agreed.write_text("two")
+    approve_again(nodes.settings[0]["ledger"], nodes.table, cell=1)
     assert "round 1 did not begin here" in reason_of(ask(nodes.trial, of_seed[1], context))
 
 
@@ -408,7 +461,7 @@ def test_a_strange_reply_drops_its_client_alone(tiny: dict[str, Any], step: str,
 
     def change(now: str, client: int, reply: Message) -> Message:
         if (now, client) == (step, 2):
-            reply.content["secure"] = ConfigRecord({"json": text})
+            reply.content["secure"] = ConfigRecord({"protocol": PROTOCOL, "json": text})
         return reply
 
     trial.grid.change = change
@@ -422,5 +475,5 @@ def test_a_strange_reply_drops_its_client_alone(tiny: dict[str, Any], step: str,
 def test_a_strange_request_is_refused(tiny: dict[str, Any], text: str) -> None:
     trial = Trial(tiny)
     content = trial.training()
-    content["secure"] = ConfigRecord({"json": text})
+    content["secure"] = ConfigRecord({"protocol": PROTOCOL, "json": text})
     assert reason_of(ask(trial, content)) != "answered"

@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -63,6 +64,8 @@ def settings_in(folder: Path, tiny: dict[str, Any], rounds: int) -> dict[str, An
     flower = {"clients": names, "identities": identities, "train_seconds": 600.0}
     flower |= {"input_shape": [1, 8, 8], "num_classes": 10, "evaluate_seconds": 600.0}
     table = {key: value for key, value in table.items() if key not in ("data", "partition")}
+    for own in nodes:
+        approve_once(own["ledger"], table | {"flower": flower}, cell=1)
     return {
         "folder": str(folder),
         "config": table | {"flower": flower},
@@ -147,10 +150,14 @@ def test_members_that_vanish_or_lie_and_a_server_that_lies_expose_nobody(
 ) -> None:
     moods = [(step, "vanish") for step in STEPS]
     moods += [("keys", "false key"), ("shares", "garbage"), ("unmask vector", "garbage")]
-    settings = settings_in(tmp_path, tiny, rounds=len(moods) + 3)
+    settings = settings_in(tmp_path, tiny, rounds=len(moods) + 4)
     settings["moods"] = {f"2 {number}": mood for number, mood in enumerate(moods, 1)}
     lies = len(moods) + 1
-    settings["lies"] = {str(lies): "criteria", str(lies + 1): "vector"}
+    settings["lies"] = {
+        str(lies): "criteria",
+        str(lies + 1): "vector",
+        str(lies + 2): "other sums",
+    }
     with run(settings) as server:
         assert places_with_canaries(tmp_path, server) == {"wire": 0, "memory": 0, "disk": 0}
     rows = cw.Run(tmp_path / "run").query(
@@ -174,9 +181,14 @@ def test_members_that_vanish_or_lie_and_a_server_that_lies_expose_nobody(
             assert clients == CLIENTS - 1, (step, told[number])
             assert step in refusal or "did not sign these keys" in refusal
     assert "wrong share" in told[len(moods)][1]
-    for number in (lies, lies + 1):
+    for number in (lies, lies + 1, lies + 2):
         assert "the server lied" in told[number][1]
-    # Each of five nodes signed one of the two lists, and none sent a secret for either.
+    # Each of five nodes signed one of the two lists, and none sent a secret for either. With other sums
+    # for one node, the others send theirs, and the server reads noise.
     obtained = (tmp_path / "obtained").read_text(encoding="utf-8").splitlines()
-    assert obtained == [f"{number}: 5 signatures, 0 secrets" for number in (lies, lies + 1)]
-    assert told[lies + 2][0] == CLIENTS
+    assert obtained == [
+        f"{lies}: 5 signatures, 0 secrets",
+        f"{lies + 1}: 5 signatures, 0 secrets",
+        f"{lies + 2}: 4 secrets, noise",
+    ]
+    assert told[lies + 3][0] == CLIENTS

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy
 import pytest
-import tomli_w
 import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -24,7 +24,6 @@ from clientwise.core.types import LocalTraining, Task, Updates
 from clientwise.experiment.config import load_experiment
 from clientwise.flower import OwnData, client_app
 from clientwise.flower.allowance import Allowance, describe_nodes
-from clientwise.flower.node import answers_to
 from clientwise.flower.small_numbers import Release, in_groups
 from clientwise.flower.wire import NUMBERS, Request, pack, read_evaluation, write_request
 from clientwise.registry import Part
@@ -49,6 +48,7 @@ def ask(path: Path, request: Request, models: torch.Tensor, **node_config: Any) 
     message = Message(write_request(request, pack(models)), 1, kind)
     message.metadata.__dict__["_message_id"] = "asked"
     settings = {"data": str(path), "ledger": f"{path}.ledger", "smallest-cell": 1} | node_config
+    approve_once(settings["ledger"], CONFIG, settings["smallest-cell"])
     context = Context(1, 2, settings, RecordDict(), {})
     return client_app(CONFIG)(message, context)
 
@@ -81,14 +81,13 @@ def test_a_node_speaks_of_whole_groups(hospital: Path) -> None:
     assert exact["criterion.class_balance"] * exact["criterion.dataset_size"] == pytest.approx(
         77 * 6 / 71
     )
-    coarse = ask(
-        hospital, Request(0, 1, task()), model, **{"smallest-cell": 5}
-    ).content.metric_records[NUMBERS]
+    in_fives = {"smallest-cell": 5, "ledger": f"{hospital}.fives.ledger"}
+    coarse = ask(hospital, Request(0, 1, task()), model, **in_fives).content.metric_records[NUMBERS]
     assert coarse["criterion.dataset_size"] == 75
     assert coarse["criterion.class_balance"] == 0.071  # 5/70, in two digits
 
     models = torch.randn(2, 10, generator=torch.Generator().manual_seed(1))
-    reply = ask(hospital, Request(0, 1, round_num=1), models, **{"smallest-cell": 5})
+    reply = ask(hospital, Request(0, 1, round_num=1), models, **in_fives)
     found = read_evaluation(
         reply.content, 2, Classification(2), most_samples=1000
     )  # agrees with itself
@@ -223,16 +222,14 @@ def test_what_cannot_work_is_said_before_the_run(
         assert part in text
 
 
-def test_an_operator_reads_what_the_node_will_answer(tmp_path: Path) -> None:
-    folder = tmp_path / "federation"
-    folder.mkdir()
-    config = CONFIG | {"evaluation": {"metric": "auc"}}
-    (folder / "experiment.toml").write_text(tomli_w.dumps(config))
-    first, rows, warning = answers_to(tmp_path, 5)
+def test_an_operator_reads_what_the_node_will_answer() -> None:
+    """tests/flower/test_flower_node.py has what else `agree` prints."""
+    first, rows, warning = describe_nodes(
+        load_experiment(CONFIG | {"evaluation": {"metric": "auc"}})
+    )
     assert first.endswith("train at most 2 and evaluate at most 2 models each; SMALLEST_CELL=5")
     assert "a changed server can compute training rows, with diagnoses, from this node's" in rows
     assert "evaluation.clients_every = 0 and report_inputs" in warning
-    assert answers_to(tmp_path / "app.fab", 5) == []
 
 
 def test_an_operator_reads_what_hides_the_rows() -> None:

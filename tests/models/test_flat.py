@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from clientwise.models.flat import FlatModel
+from clientwise.models.flat import FlatModel, frozen_digest, same_frozen
 from clientwise.models.networks import MODELS
 
 
@@ -55,3 +55,36 @@ def test_a_flat_model_is_the_module() -> None:
     with torch.no_grad():
         flat.load(torch.zeros(flat.spec.size))
     assert all(not bool(parameter.any()) for parameter in module.parameters())
+
+
+def drawn(seed: int) -> nn.Module:
+    """A frozen layer with drawn parameters, and one that learns."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        frozen = nn.Linear(50, 40).requires_grad_(False)
+    return nn.Sequential(frozen, nn.Linear(40, 2))
+
+
+@pytest.mark.bits
+def test_frozen_parameters_of_another_cpu_are_the_same() -> None:
+    here = drawn(1)
+    there = drawn(1)
+    for parameter in there[0].parameters():
+        parameter.data = torch.nextafter(parameter, torch.tensor(torch.inf))
+    assert frozen_digest(here) != frozen_digest(there)
+    assert same_frozen(frozen_digest(here), frozen_digest(there))
+    bare = frozen_digest(here).split(" ")[0]  # as 0.2.0 recorded it
+    assert same_frozen(bare, frozen_digest(here))
+    assert not same_frozen(bare, frozen_digest(there))
+
+
+def test_other_frozen_parameters_are_others() -> None:
+    here = drawn(1)
+    turned = drawn(1)
+    turned[0].weight.data = turned[0].weight.flip(1)
+    finer = drawn(1)
+    finer[0].weight.data *= 1 + 1e-3 * torch.randn(
+        40, 50, generator=torch.Generator().manual_seed(3)
+    )
+    for other in (drawn(2), turned, finer, nn.Linear(50, 2)):
+        assert not same_frozen(frozen_digest(here), frozen_digest(other))

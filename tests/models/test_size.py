@@ -76,12 +76,11 @@ def test_what_the_layers_make_of_a_sample_must_fit_for_a_batch(
     ]  # convolution, ReLU, pooling, flat, dense, ReLU, output
     assert size.values_per_sample(module, sample) == (sum(made), 4 * 64)
     monkeypatch.setattr(size, "memory", lambda: 4 * 100 * sum(made))
-    size.check_batches(module, sample, trained=100, answered=200)
-    for batches in ({"trained": 101, "answered": 1}, {"trained": 1, "answered": 300}):
-        with pytest.raises(
-            ValueError, match=r"makes 662 values of a sample: batches of .* smaller"
-        ):
-            size.check_batches(module, sample, **batches)
+    size.check_batch(module, sample, 100)
+    with pytest.raises(
+        ValueError, match=r"makes 662 values of a sample: a batch of 101 .* smaller"
+    ):
+        size.check_batch(module, sample, 101)
 
 
 def test_a_limit_of_the_shell_counts(monkeypatch: pytest.MonkeyPatch) -> None:

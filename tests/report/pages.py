@@ -80,7 +80,7 @@ def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
     grid = f"""WITH RECURSIVE
         r(round_num) AS (SELECT 1 UNION ALL SELECT round_num + 1 FROM r WHERE round_num < {rounds}),
         k(client) AS (SELECT 0 UNION ALL SELECT client + 1 FROM k WHERE client < {clients - 1})"""
-    reached = json.dumps([0.9 - 0.05 * place for place in range(9)])
+    reached = json.dumps([0.9 - 0.05 * place for place in range(10)])
     shares = json.dumps([0.5 + 0.04 * label for label in range(10)])
     share = "ABS(RANDOM() % 1000) / 1000.0"
     with store._database as database:

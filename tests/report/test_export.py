@@ -202,13 +202,14 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
     head = next(
         csv.reader((page.parent / "tables" / "result-summary.csv").read_text().splitlines())
     )
-    assert head == [  # every number in a column of its own; no F1, nobody hostile
+    assert {  # every number in a column of its own
         "method",
         *(f"mape {part}" for part in ("mean", "deviation", "seeds")),
         *(f"against the baseline {part}" for part in ("mean", "low", "high", "seeds", "p by Holm")),
         *("worst client", "worst client name"),
         *(f"rounds to 50% {part}" for part in ("median", "reached", "not reached")),
-    ]
+    } <= set(head)
+    assert not any("F1" in name or "hostile" in name for name in head)
     assert "points worse" not in views.overview([run]).lead[0]
     expected = "held-out samples" if rounds == 2 else "the honest clients' own test data"
     assert run.reported_on == expected

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ import clientwise as cw
 from clientwise.report.document import Chart, Table
 from clientwise.report.terminal import summary_table
 from clientwise.report.views import overview
-from clientwise.runs.schema import DATABASE
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +37,11 @@ def texts(folder: Path) -> str:
     return " ".join(words).replace("\n", " ")
 
 
-def without_the_fact(folder: Path, copy: Path) -> Path:
-    """The same run as an older version wrote it, which did not record what its problem shows."""
-    shutil.copytree(folder, copy)
-    with sqlite3.connect(copy / DATABASE) as database:
-        database.execute("DELETE FROM facts WHERE key = 'shows'")
-    return copy
+def test_survival_has_no_macro_f1(survival: Path) -> None:
+    found = texts(survival)
+    assert "concordance" in found
+    assert "macro F1" not in found
 
 
-def test_survival_has_no_macro_f1(survival: Path, tmp_path: Path) -> None:
-    for folder in (survival, without_the_fact(survival, tmp_path / "older")):
-        found = texts(folder)
-        assert "concordance" in found
-        assert "macro F1" not in found
-
-
-def test_classes_have_macro_f1(run_folder: Path, tmp_path: Path) -> None:
-    for folder in (run_folder, without_the_fact(run_folder, tmp_path / "older")):
-        assert texts(folder).count("macro F1") == 3  # table, curve, terminal
+def test_classes_have_macro_f1(run_folder: Path) -> None:
+    assert texts(run_folder).count("macro F1") == 3  # table, curve, terminal

@@ -133,18 +133,13 @@ def test_curves_stand_where_their_rounds_end(timed: cw.Run, tmp_path: Path) -> N
     draw([over_time], tmp_path / "time.png")
 
 
-def test_without_a_clock_nothing_is_shown_and_older_databases_are_read(
-    timed: cw.Run, tmp_path: Path
-) -> None:
-    old = shutil.copytree(timed.folder, tmp_path / "old")
-    with closing(sqlite3.connect(old / "run.sqlite")) as database:
-        database.execute("DROP TABLE clock")
-        database.execute("PRAGMA user_version = 4")
-    run = cw.Run(old)
+def test_without_a_clock_nothing_is_shown(timed: cw.Run, tmp_path: Path) -> None:
+    copy = shutil.copytree(timed.folder, tmp_path / "copy")
+    with closing(sqlite3.connect(copy / "run.sqlite")) as database, database:
+        database.execute("DELETE FROM clock")
+    run = cw.Run(copy)
     assert run.times("FedAvg", 1) == {}
-    assert run.columns("clock") == {
-        name: [] for name in ("method", "seed", "round", "ended", "models_moved")
-    }
+    assert run.columns("clock")["ended"] == []
     for item in items(run).values():
         assert isinstance(item, Chart | Table)
         assert "time" not in item.id

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -491,9 +491,9 @@ def test_the_command_serves_and_ends_quietly(folder: Path) -> None:
 
 
 @contextmanager
-def command(output: Path, *options: object) -> Iterator[str]:
+def command(output: Path, *options: object, first: str = "") -> Iterator[str]:
     """`clientwise serve` as long as the context lasts; what it printed first. `output` is a new file."""
-    at_once = "import sys; sys.stdout.reconfigure(line_buffering=True)\n"
+    at_once = f"import sys; sys.stdout.reconfigure(line_buffering=True)\n{first}\n"
     process = processes.start(at_once + processes.COMMAND, "serve", *options, stdout=output)
     try:
         processes.wait_until(
@@ -503,6 +503,49 @@ def command(output: Path, *options: object) -> Iterator[str]:
     finally:
         process.terminate()
         process.join()
+
+
+FEW_FILES = """
+import resource
+from clientwise.report.server import listen
+listen.HEADER_SECONDS = 2.0
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no limit of open files")
+def test_headers_that_never_end_keep_nobody_out(folder: Path, tmp_path: Path) -> None:
+    """More connections than the process may have open."""
+    with (
+        command(tmp_path / "said", folder, "--port", 0, first=FEW_FILES) as address,
+        ExitStack() as held,
+        httpx.Client() as reader,
+    ):
+        assert reader.get(f"{address}api/list").status_code == 200
+        port = int(address.rsplit(":", 1)[1].strip("/"))
+        slow = []
+        for _ in range(300):
+            one = held.enter_context(socket.create_connection(("127.0.0.1", port), 30))
+            one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nSlow: ")
+            slow.append(one)
+
+        def answers() -> bool:
+            for one in slow:
+                with suppress(OSError):  # closed by the server
+                    one.sendall(b"x")
+            with suppress(httpx.TransportError):
+                return httpx.get(f"{address}api/list").status_code == 200
+            return False
+
+        processes.wait_until(answers, 30, "the page to answer")
+        # Requests that are sent whole go on, also one after the other, and in two parts.
+        for _ in range(2):
+            assert reader.get(f"{address}api/list").status_code == 200
+        with socket.create_connection(("127.0.0.1", port), 30) as parts:
+            for part in (b"GET /api/list HTTP/1.1\r\nHost: localh", b"ost\r\n\r", b"\n"):
+                parts.sendall(part)
+                time.sleep(0.1)
+            assert parts.recv(12) == b"HTTP/1.1 200"
 
 
 def test_a_token_is_made_up_where_others_can_connect(folder: Path, tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ def write_run(
                     lane,
                     r,
                     r / 1000,
-                    json.dumps([r / 1000] * 9) if r % 10 == 0 else None,
+                    json.dumps([r / 1000] * 10) if r % 10 == 0 else None,
                     json.dumps([["ab", "ba"][r % 2], "c"]),
                 )
                 for r in range(1, done + 1)

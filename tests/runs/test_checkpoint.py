@@ -15,7 +15,7 @@ import clientwise as cw
 from clientwise.core.loss import CrossEntropy, RobustLoss
 from clientwise.core.types import ServerState
 from clientwise.errors import RunError
-from clientwise.runs.checkpoint import load_checkpoint, save_checkpoint
+from clientwise.runs.checkpoint import CHECKPOINT_VERSION, load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.bits
 
@@ -112,7 +112,8 @@ def test_one_of_another_shape_or_without_numbers_is_refused(
         save_checkpoint(path, wrong, {})
         with pytest.raises(RunError, match=f"{reason}.*; delete it to start this lane again"):
             load_checkpoint(path, replace(FIRST, priority=state.priority))
-    path.write_bytes(save({"model": state.model}, {"state": _state_of(path)}))
+    header = {"version": str(CHECKPOINT_VERSION), "state": _state_of(path)}
+    path.write_bytes(save({"model": state.model}, header))
     with pytest.raises(RunError, match=r"memory\.trust is missing"):
         load_checkpoint(path, FIRST)
 

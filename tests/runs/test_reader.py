@@ -179,10 +179,8 @@ def test_leafs_percentiles_are_in_the_summary(tiny: dict[str, Any], tmp_path: Pa
         item for item in sections.result_section(series_of([run])).items if item.id == "summary"
     )
     assert isinstance(table, Table)
-    assert [column.label for column in table.columns][-3:-1] == [
-        "worst decile of clients",
-        "best decile of clients",
-    ]
+    labels = {column.label for column in table.columns}
+    assert {"worst decile of clients", "best decile of clients"} <= labels
 
 
 def test_false_alarms_are_honest_clients_that_lost_half_of_their_weight(tmp_path: Path) -> None:

@@ -106,16 +106,6 @@ def test_a_checkpoint_that_was_changed(
     assert (stopped / LANE).read_bytes() == changed
 
 
-def test_a_checkpoint_from_before_they_had_a_fingerprint(
-    config: dict[str, Any], stopped: Path, tmp_path: Path
-) -> None:
-    rewrite(
-        stopped / LANE,
-        lambda tensors, about: [about.pop(key) for key in ("fingerprint", "version")],
-    )
-    assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
-
-
 PLUGIN = """
 from dataclasses import replace
 import clientwise as cw
@@ -308,3 +298,24 @@ def test_a_folder_that_is_read_only(config: dict[str, Any], stopped: Path, tmp_p
         for path in (stopped, *stopped.rglob("*"), stopped / ".lock"):
             path.chmod(0o755)
     assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+
+
+def test_own_arrays_that_another_machine_computed_are_refused_with_a_hint(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = {key: value for key, value in config.items() if key not in ("data", "partition")}
+    inputs = torch.linspace(0.1, 0.9, 40).reshape(20, 2)
+
+    def data(values: torch.Tensor) -> cw.FederatedData:
+        block = (values, torch.arange(20) % 2)
+        return cw.FederatedData.from_clients([block] * 2, [block] * 2, report=block)
+
+    folder = cw.run(own | {"rounds": 2}, tmp_path / "run", data=data(inputs))
+    other = data(torch.nextafter(inputs, torch.tensor(1.0)))
+    with pytest.raises(RunError, match=r"those of all clients.*which is recorded$"):
+        cw.run(own, folder, resume=True, data=other)
+    monkeypatch.setattr(origin, "versions", lambda: versions() | {"machine": "another"})
+    hint = "differ in their last bits between machines, and this one is another: copy the arrays"
+    with pytest.raises(RunError, match=hint):
+        cw.run(own, folder, resume=True, data=other)
+    cw.run(own, folder, resume=True, data=data(inputs))

@@ -15,8 +15,9 @@ import pytest
 import clientwise as cw
 import processes
 from clientwise import writing
+from clientwise.errors import ClientwiseError
 from clientwise.runs.files import read_whole
-from clientwise.writing import naming, write_atomically
+from clientwise.writing import naming, replacing, write_atomically
 
 
 def full(*arguments: object) -> None:
@@ -33,6 +34,62 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(
         write_atomically(path, b"new")
     assert (caught.value.filename, caught.value.errno) == (str(path), errno.ENOSPC)
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("report.html", b"old")]
+
+
+def test_a_file_keeps_its_mode_and_what_a_killed_process_left_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "predicted.csv"
+    path.touch(0o600)
+    (tmp_path / "predicted.csv.part").write_bytes(b"half")
+    write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [one.name for one in tmp_path.iterdir()] == ["predicted.csv"]
+
+
+def test_a_key_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a key would be in the way of the next: a key is never replaced."""
+    keys = pytest.importorskip("clientwise.keys", reason="needs cryptography")
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.os, "fsync", full)
+        with pytest.raises(ClientwiseError, match=r"key: cannot be written: No space left"):
+            keys.make_private_key(tmp_path / "key")
+    assert list(tmp_path.iterdir()) == []
+    keys.make_private_key(tmp_path / "key")
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])
+def test_what_interrupts_writing_leaves_the_old_file_alone(
+    tmp_path: Path, stop: type[BaseException]
+) -> None:
+    path = tmp_path / "predicted.csv"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with replacing(path) as temporary:
+            temporary.write_bytes(b"half")
+            raise stop
+
+    with pytest.raises(stop):
+        write_half()
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [(path.name, b"old")]
+
+
+@pytest.mark.parametrize("there", ["link", "dangling", "pipe"])
+def test_what_is_written_lies_where_it_was_asked_for(tmp_path: Path, there: str) -> None:
+    path = tmp_path / "out.csv"
+    (tmp_path / "other").write_bytes(b"other")
+    if there == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("other" if there == "link" else "nowhere")
+    write_atomically(path, b"new")
+    assert not path.is_symlink()
+    assert path.read_bytes() == b"new"
+    assert (tmp_path / "other").read_bytes() == b"other"
+    assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads names of open files from /proc")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import tarfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ from clientwise.runs.signed import OF_THE_RUN, TABLES, SignedChain, links
 from clientwise.runs.verify import receipts, verify
 from clientwise.runs.writer import Store
 
-FIXTURES = Path(__file__).parent / "fixtures"
 BOUNDS = {"cap": 0.3, "groups": [{"name": "two", "clients": [0, 1], "cap": 0.45}]}
 CONFIG: dict[str, Any] = {
     "name": "signed",
@@ -116,7 +114,8 @@ def rows_of(run: Path, table: str) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("table", tables())
 def test_every_changed_value_is_found(run: Path, table: str) -> None:
     """Every column of a row of the table, one after the other."""
-    may_be_empty = table in ("privacy", "adapters", "look_back", "omitted", "sampled")
+    others = ("privacy", "adapters", "look_back", "omitted", "sampled", "kept", "refusals")
+    may_be_empty = table in others
     if may_be_empty and not rows_of(run, table):
         pytest.skip("the run has no such rows")  # the next test inserts one
     with tampering(run) as database:
@@ -290,8 +289,8 @@ def test_a_round_that_the_owner_of_the_key_signs_again_is_found(
     assert any("rounds 2 to 3 run again" in text for text in found.repeated)
     faults = verify(run, receipts=files).faults
     assert len(faults) == 2
-    assert f"participants, score: {score} became 7 in entry" in faults[0]
-    assert faults[0].startswith("client-1.jsonl, line ")
+    assert f"participants, score: {score} became 7.0 in entry" in faults[0]
+    assert faults[0].startswith(f"{tmp_path}/client-1.jsonl, line ")
 
 
 def chain_of(database: sqlite3.Connection, key: Path) -> SignedChain:
@@ -344,7 +343,7 @@ def test_rows_that_a_last_round_lost_or_got_contradict_the_receipts(
         chain_of(database, made[1]).add_round(1, 3)
     assert verify(run).faults == []
     (fault,) = verify(run, receipts=files).faults
-    assert fault.startswith("client-1.jsonl, line ")
+    assert fault.startswith(f"{tmp_path}/client-1.jsonl, line ")
     assert change in fault
 
 
@@ -479,18 +478,6 @@ def test_a_run_can_be_signed_from_some_round_on(made: tuple[Path, Path], tmp_pat
         verify(run)
     cw.run(CONFIG | {"rounds": 4}, run, resume=True, progress=False, signing_key=made[1])
     assert verify(run).faults == []
-
-
-def test_records_of_the_first_version_are_verified(tmp_path: Path) -> None:
-    """Their entries cover neither the table `best` nor `lanes.finished`."""
-    with tarfile.open(FIXTURES / "signed-1.tar.xz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    run = tmp_path / "signed"
-    assert verify(run).faults == []
-    assert recomputed(run).faults == []
-    with tampering(run) as database:
-        database.execute("UPDATE participants SET weight = 0.5 WHERE client = 1 AND round_num = 2")
-    assert verify(run).faults == ["FedAvg, seed 1, round 2, client 1: was changed"]
 
 
 def test_keys(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import shutil
 import socket
 import subprocess
@@ -25,6 +26,7 @@ import processes
 from clientwise.cli import app
 from clientwise.errors import RunError
 from clientwise.keys import make_private_key
+from clientwise.runs import stamps
 from clientwise.runs.stamps import FILE, count_stamps, stamp_head, verify_stamps
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
@@ -213,6 +215,38 @@ def test_an_authority_that_answers_wrongly_or_too_slowly_is_an_error(
             stamp_head(run, f"http://127.0.0.1:{listening.getsockname()[1]}")
     assert processes.in_time(time.monotonic() - began, 4.0)
     assert count_stamps(run) == 1
+
+
+def test_an_authority_that_answers_with_garbage_is_an_error(
+    run: Path, tsa: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changed, cut and made-up answers: none is kept as a stamp, unless it still is one of this request."""
+    chance = random.Random(1)
+    fetch = stamps._fetch
+
+    def changed(url: str, request: bytes) -> bytes:
+        answer = bytearray(fetch(url, request))
+        kind = chance.random()
+        if kind < 0.5:
+            answer[chance.randrange(len(answer))] ^= 1 << chance.randrange(8)
+        elif kind < 0.8:
+            del answer[chance.randrange(len(answer)) :]
+        else:
+            answer = bytearray(chance.randbytes(chance.randrange(200)))
+        return bytes(answer)
+
+    monkeypatch.setattr(stamps, "_fetch", changed)
+    kept = 0
+    for _ in range(60):
+        try:
+            stamp_head(run, tsa[0])
+            kept += 1
+        except RunError as error:
+            assert "not a time stamp of this record" in str(error)  # noqa: PT017  some are kept
+    assert kept < 40  # a changed signature is found by `verify`
+    found = verify_stamps(run, tsa[1])
+    assert found.stamps == kept + 1
+    assert len(found.faults) >= kept - 2
 
 
 def test_the_commands(tsa: tuple[str, Path], tmp_path: Path) -> None:

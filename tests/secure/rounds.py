@@ -18,9 +18,15 @@ from clientwise.secure.primitives import Masked, value_type
 from clientwise.secure.server import SecureServer
 from clientwise.secure.terms import Message, Sum, Terms
 
-SUMS = (Sum("criteria", 2, 64), Sum("vector", 5, 32))
+SUMS = (Sum("criteria", 12, 64), Sum("vector", 20, 32))
 # What happens to an answer: (step, client, message) -> the message, or None for a client that is gone
 Interfere = Callable[[str, int, Any], Any]
+
+
+def is_noise(total: Masked) -> bool:
+    """Whether a sum looks random, where sums of the clients' values are below 2^16."""
+    signed = total.view(f"<i{total.itemsize}").astype("float64")
+    return float(numpy.median(numpy.abs(signed))) > 2.0 ** (8 * total.itemsize - 8)
 
 
 def honest(step: str, client: int, message: Any) -> Any:
@@ -52,6 +58,9 @@ class Parties:
         self.keys = keys
         self.terms = terms
         self.replies, self.requests = replies, requests
+        self.score: Callable[[Any], int] = lambda told: (
+            1
+        )  # what a client's values are multiplied by
         self.gone: set[int] = set()
         self.refusals: dict[int, str] = {}  # by clients, of what the server asked
         self.values = {
@@ -92,7 +101,9 @@ class Parties:
         if kind == "shares":
             return client.shares(request)
         if kind == "mask":
-            return client.masked(purpose, request, lambda told: self.values[purpose][number])
+            values = self.values[purpose][number]
+            one = values.dtype.type
+            return client.masked(purpose, request, lambda told: values * one(self.score(told)))
         return (
             client.confirm(purpose, request)
             if kind == "confirm"

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("Crypto", reason="needs clientwise[flower]")
 
-from rounds import Parties, some_terms
+from rounds import Parties, is_noise, some_terms
 
 from clientwise.secure.terms import VoidError
 from fire_share import EVERY
@@ -53,11 +53,12 @@ def test_100_mutated_messages_end_no_run_and_unmask_nobody() -> None:
 def fire(wanted: int) -> None:
     """Rounds in which replies, requests or both are mutated.
 
-    Every round ends in the exact sum of the clients it names, or is void with a reason.
+    Every round ends in the exact sum of the clients it names, or is void with a reason. Where a client
+    was told something else than the others, it may also end in noise.
     """
     draw = random.Random(1)
     done = 0
-    ends = {"sum": 0, "void": 0}
+    ends = {"sum": 0, "noise": 0, "void": 0}
     while done < wanted:
         count = Changes(draw)
         ends[one_round(count)] += 1
@@ -71,17 +72,25 @@ class Changes:
 
     def __init__(self, draw: random.Random) -> None:
         self.made = 0
-        self.revealed: list[tuple[str, int, Any]] = []
+        self.parties: Parties | None = None
+        self.revealed: list[tuple[str, int, Any, list[int]]] = []
+        self.told = False  # whether a client was told something else than the others
         self._draw = draw
         self._sides = draw.choice([("replies",), ("requests",), ("replies", "requests")])
         self._share = draw.choice([SHARE / 4, SHARE, 4 * SHARE])
 
     def requests(self, step: str, client: int, message: Any) -> Any:
-        return self._changed("requests", message)
+        changed = self._changed("requests", message)
+        self.told |= changed is not message
+        return changed
 
     def replies(self, step: str, client: int, message: Any) -> Any:
         if step.startswith("unmask"):  # what the server learns, mutated or not
-            self.revealed.append((step.partition(" ")[2], client, message))
+            assert self.parties
+            state = self.parties.clients[client].state
+            # After the last step, the state is deleted; the client signed what the server has.
+            survivors = state.get("survivors", self.parties.server.survivors)
+            self.revealed.append((step.partition(" ")[2], client, message, survivors))
         return self._changed("replies", message)
 
     def _changed(self, side: str, message: Any) -> Any:
@@ -92,12 +101,16 @@ class Changes:
 
 
 def one_round(changes: Changes) -> str:
-    parties = Parties(some_terms(), changes.replies, changes.requests)
+    parties = changes.parties = Parties(some_terms(), changes.replies, changes.requests)
+    end = "sum"
     try:
         for purpose, (present, total) in parties.run().items():
-            assert numpy.array_equal(total, parties.plain_sum(purpose, present))
             assert len(present) >= parties.terms.threshold
-        return "sum"
+            if not numpy.array_equal(total, parties.plain_sum(purpose, present)):
+                assert changes.told
+                assert is_noise(total)
+                end = "noise"
+        return end
     except VoidError:
         return "void"
     finally:
@@ -108,13 +121,8 @@ def check_nobody_is_exposed(parties: Parties, changes: Changes) -> None:
     """Of no client, the server learns the self-mask and the mask key of the same sum."""
     held: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     known = set()
-    for purpose, holder, message in changes.revealed:
+    for purpose, holder, message, survivors in changes.revealed:
         known.add((purpose, str(holder)))
-        survivors = parties.clients[holder].state.get("survivors", {}).get(purpose)
-        if (
-            survivors is None
-        ):  # the last step: its state is deleted, and it signed what the server has
-            survivors = parties.server.survivors
         for owner in message["shares"]:
             kind = "self" if int(owner) in survivors else "mask"
             held[purpose, owner, kind].add(holder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -62,11 +63,21 @@ def resume_command(folder: Path) -> str:
 
 @contextmanager
 def writing_to(place: Path) -> Iterator[None]:
-    """An error of the file system names the file, or this place where it has none (a full disk)."""
+    """An error of the file system names the file, or this place where it has none (a full disk).
+
+    On Ctrl-C or SIGTERM, a line says that this place was not completed.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except OSError as error:
         fail(reason(error, place))
+    except KeyboardInterrupt:
+        message = f"Stopped: {place} was not completed. Give the same command again."
+        err.print(escape(message), soft_wrap=True)
+        sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def reason(error: OSError, place: Path | str = "clientwise") -> str:

@@ -128,12 +128,12 @@ def _suggestion(word: str) -> str:
     """The closest name of any part, method or kind; otherwise the kinds."""
     from ..experiment.named import METHODS
     from ..reference import KINDS
-    from ..registry import suggest
+    from ..registry import closest, suggest
 
     kinds = ["methods", *KINDS]
     parts = [name for registry in KINDS.values() for name in registry]
-    close = suggest(word, [*kinds, *METHODS, *parts])
-    return close if "did you mean" in close else suggest(word, kinds)
+    close = closest(word, [*kinds, *METHODS, *parts])
+    return suggest(word, [close] if close else kinds)
 
 
 def _list_methods() -> None:

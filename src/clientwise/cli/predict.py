@@ -39,6 +39,7 @@ def predict(
     from ..data.new_rows import read_rows
     from ..data.table_files import separator_of
     from ..prediction import load_predictor
+    from ..writing import replacing
 
     if out_file is not None and out_file.suffix != ".csv":
         fail(f"--out {out_file}: write a name that ends in .csv")
@@ -49,19 +50,20 @@ def predict(
     if out_file is not None:
         taken = {name: f"{name} (new)" for name in frame.columns}
         separator = separator_of(rows) if rows.name.endswith((".csv", ".csv.gz")) else ","
-        with writing_to(out_file):
-            joined = frame.join(predictions.rename(columns=taken))
-            joined.to_csv(out_file, sep=separator, index=False)
+        joined = frame.join(predictions.rename(columns=taken))
+        with writing_to(out_file), replacing(out_file) as temporary:
+            joined.to_csv(temporary, sep=separator, index=False)
         print_lines([f"Predictions  {out_file}"])
         return
     first = predictions.head(MOST_ROWS).to_dict("list")
-    out.print(_table(first, predictor.table.target))
+    are_classes = predictor.problem.num_classes > 0
+    out.print(_table(first, predictor.table.target, are_classes))
     if len(predictions) > MOST_ROWS:
         more = len(predictions) - MOST_ROWS
         print_lines([f"{more:,} more rows; --out FILE.csv writes all of them."])
 
 
-def _table(columns: dict[str, list[Any]], target: str) -> Table:
+def _table(columns: dict[str, list[Any]], target: str, are_classes: bool) -> Table:
     """Predictions by column; row 1 is the first below the column names."""
     table = Table(
         title=f"Predictions of {escape(target)}", title_justify="left", box=box.SIMPLE_HEAD
@@ -70,13 +72,13 @@ def _table(columns: dict[str, list[Any]], target: str) -> Table:
     for name in columns:
         table.add_column(escape(name), justify="right")
     for row, values in enumerate(zip(*columns.values(), strict=True), start=1):
-        cells = map(_shown, columns, values)
+        cells = [_shown(value, are_classes) for value in values]
         table.add_row(str(row), *map(escape, cells))
     return table
 
 
-def _shown(name: str, value: str | float) -> str:
-    """The class by its name; a probability by three digits, any other number by six that count."""
+def _shown(value: str | float, are_classes: bool) -> str:
+    """A class by its name and its probability by three digits; any other number by six that count."""
     if isinstance(value, str):
         return value
-    return f"{value:.3f}" if name.startswith("probability of ") else f"{value:.6g}"
+    return f"{value:.3f}" if are_classes else f"{value:.6g}"

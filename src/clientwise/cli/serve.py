@@ -125,10 +125,10 @@ def token_in(path: Path) -> str:
     import secrets
 
     from ..report.server.roles import refuse_shared
+    from ..writing import write_atomically
 
     if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_urlsafe(32) + "\n", encoding="utf-8")
+        write_atomically(path, f"{secrets.token_urlsafe(32)}\n".encode(), mode=0o600)
     refuse_shared(path)
     token = path.read_text(encoding="utf-8").strip()
     if not token:

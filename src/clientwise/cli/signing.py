@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
+from ..report.markup import escape
 from .console import err, fail, out, print_lines, writing_to
 
 if TYPE_CHECKING:
@@ -52,8 +52,14 @@ def verify(
         list[Path] | None,
         typer.Option(
             "--receipts",
-            help="A member's receipts, or a folder of them (*.jsonl).",
+            help="Receipts of members: files, or folders of them (*.jsonl).",
             show_default=False,
+        ),
+    ] = None,
+    more: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[RECEIPTS]...", help="More receipts, after --receipts.", show_default=False
         ),
     ] = None,
     certificates: Annotated[
@@ -71,16 +77,19 @@ def verify(
     With the receipts of members it also finds an end that was cut off, and a record that was written
     and signed anew. To recompute weights, the plugins of the run's config are imported.
 
-    Example: clientwise verify runs/mine --key federation.key.pub --receipts receipts
+    Example: clientwise verify runs/mine --key federation.key.pub --receipts receipts more-receipts
     """
-    from ..experiment.recompute import recompute
+    from ..errors import RunError
+    from ..experiment.recompute import Recomputed, recompute
     from ..keys import public_bytes, public_keys
     from ..runs.folder import RunFolder
     from ..runs.verify import verify as verify_record
 
+    if more and not receipts:
+        fail(f"{more[0]}: one run folder is verified at a time. Give receipts with --receipts")
     trusted = [public_bytes(one) for one in public_keys(public_key)] if public_key else []
     with err.status("Verifying the chain"):
-        found = verify_record(folder, trusted, list(_receipt_files(receipts or [])))
+        found = verify_record(folder, trusted, _receipt_files([*(receipts or []), *(more or [])]))
     lines = [
         f"Chain        {found.entries:,} entries, {found.rounds:,} rounds; last entry {found.last}",
         f"Signed by    {_signers(found.keys, bool(trusted))}",
@@ -92,7 +101,10 @@ def verify(
     lines += [f"Run again    {text}" for text in found.repeated]
     lines += [f"Changed      {text}" for text in found.changed]
     with err.status("Recomputing the weights"):
-        weights = recompute(RunFolder(folder), found.members)
+        try:
+            weights = recompute(RunFolder(folder), found.members)
+        except RunError as error:  # of a database that was changed
+            weights = Recomputed(faults=[str(error)])
     lines.append(f"Weights      of {weights.rounds:,} rounds recomputed from the criteria")
     lines += [f"             {text}" for text in sorted(weights.taken)]
     for method, reason in weights.skipped.items():
@@ -127,16 +139,16 @@ def receipts(
     """
     from ..runs.files import plain_names
     from ..runs.verify import receipts as receipts_of
+    from ..writing import make_folder, write_atomically
 
     found = receipts_of(folder)
     if not found:
         fail(f"{folder}: its record is not signed (clientwise run --sign KEY)")
     with writing_to(out_folder):
-        out_folder.mkdir(parents=True, exist_ok=True)
+        make_folder(out_folder)
         for name, own in zip(plain_names(found), found.values(), strict=True):
             lines = [json.dumps(receipt) for receipt in own]
-            path = out_folder / f"{name}.jsonl"
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+            write_atomically(out_folder / f"{name}.jsonl", ("\n".join(lines) + "\n").encode())
     print_lines([f"Receipts     {out_folder}: {len(found):,} files, one for every member"])
 
 
@@ -202,7 +214,8 @@ def _signers(keys: list[str], compared: bool) -> str:
 def _receipt_files(places: list[Path]) -> list[Path]:
     files: list[Path] = []
     for place in places:
-        files += sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
-    if places and not files:
-        fail(f"{places[0]}: no receipts (*.jsonl) in it")
+        found = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+        if not found:
+            fail(f"{place}: no receipts (*.jsonl) in it")
+        files += found
     return files

@@ -6,7 +6,7 @@ A step is a function of `Gathered`, what the server holds of n clients, and thei
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,9 +15,20 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..registry import PositiveFloat, PositiveInt, Registry, Share, needs
-from .robust import Minority, combine, cosines_to, lowest, squared_distances, weighted_median
+from .robust import (
+    Minority,
+    client_blocks,
+    combine,
+    cosines_to,
+    lowest,
+    squared_distances,
+    weighted_median,
+)
 from .seeding import generator
 from .types import Gathered
+
+# Computes the shares of new updates, some rows [c, n] at a time, whenever it is called
+ShareBlocks = Callable[[], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -26,13 +37,25 @@ class Mixed:
 
     updates: Tensor  # [n, d]
     # [n, n] how much of every client's update (column) is in every new one (row); [n]: its diagonal
-    shares: Tensor
+    shares: Tensor | ShareBlocks
 
     def passed_on(self, influence: Tensor) -> Tensor:
         """The influence [n] of the new updates, as influence of the old ones [n]."""
+        if not isinstance(self.shares, Tensor):
+            return self._passed_on_in_blocks(self.shares, influence)
         if self.shares.ndim == 1:
             return influence * self.shares
         return influence @ self.shares
+
+    @staticmethod
+    def _passed_on_in_blocks(shares: ShareBlocks, influence: Tensor) -> Tensor:
+        total = torch.zeros_like(influence)
+        start = 0
+        for some in shares():
+            stop = start + len(some)
+            total += influence[start:stop] @ some.cpu()
+            start = stop
+        return total
 
 
 Before = Callable[..., Mixed]
@@ -168,9 +191,15 @@ def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority
     Returns:
         Means of neighbours [n, d].
     """
-    squares = squared_distances(gathered.updates)
-    nearest = lowest(squares, weights.to(squares), 1 - hostile).T  # row a: the weight nearest to a
-    return mixed(gathered.updates, nearest / (1 - hostile))
+    updates = gathered.updates
+    weights = weights.to(updates.device, torch.float64)
+
+    def shares() -> Iterator[Tensor]:
+        for squares in squared_distances(updates):
+            nearest = lowest(squares, weights, 1 - hostile).T  # row a: the weight nearest to a
+            yield nearest / (1 - hostile)
+
+    return mixed(updates, shares)
 
 
 @BEFORE.register("bucketing", needs("single_values"))
@@ -192,10 +221,17 @@ def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> 
     drawn = torch.randperm(count, generator=generator(gathered.seed, "buckets"))
     bucket = torch.empty(count, dtype=torch.int64)
     bucket[drawn] = torch.arange(count) // size
-    shares = (bucket[:, None] == bucket) * weights.double().cpu()
-    totals = shares.sum(1, keepdim=True)
-    unchanged = torch.eye(count, dtype=torch.float64)
-    return mixed(gathered.updates, torch.where(totals > 0, shares / totals, unchanged))
+    weights = weights.double().cpu()
+
+    def shares() -> Iterator[Tensor]:
+        for some in client_blocks(gathered.updates):
+            members = (bucket[some, None] == bucket) * weights
+            totals = members.sum(1, keepdim=True)
+            own = torch.zeros_like(members)
+            own[:, some].fill_diagonal_(1)
+            yield torch.where(totals > 0, members / totals, own)
+
+    return mixed(gathered.updates, shares)
 
 
 def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
@@ -205,9 +241,21 @@ def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
     return Mixed(updates, factors.double().cpu())
 
 
-def mixed(updates: Tensor, shares: Tensor) -> Mixed:
-    """Every update [n, d] replaced by a mean of updates, with the shares [n, n] of its row."""
-    return Mixed(combine(shares, updates), shares.double().cpu())
+def mixed(updates: Tensor, shares: ShareBlocks) -> Mixed:
+    """Every update [n, d] replaced by a mean of updates, with the shares [n] of its row.
+
+    Shares that are one block are kept. More are computed again for the influence: all of them would
+    take memory that grows with the square of the clients.
+    """
+    new = torch.empty_like(updates)
+    start = 0
+    for some in shares():
+        if len(some) == len(updates):
+            return Mixed(combine(some, updates), some.double().cpu())
+        stop = start + len(some)
+        new[start:stop] = combine(some, updates)
+        start = stop
+    return Mixed(new, shares)
 
 
 def _norms(gathered: Gathered) -> Tensor:

@@ -11,13 +11,13 @@ from annotated_types import Ge, Gt, Le, doc
 from torch import Tensor
 
 from ..registry import PositiveInt
+from .reasons import Reason
 from .sampling import sample_clients
 
 HOUR = 3600.0
 Seconds = Annotated[float, Gt(0), Le(10**8)]  # three years: clocks count no further
-LATE = "late: the round had ended"
-DROPPED_OUT = "dropped out"
-ABSENT = (LATE, DROPPED_OUT)  # reasons that are not faults of an update
+LATE = Reason("late: the round had ended", "absent")
+DROPPED_OUT = Reason("dropped out", "absent")
 
 
 @dataclass(frozen=True)

@@ -102,9 +102,10 @@ class Cohort:
         What was measured chunk by chunk is joined only now: joined each time, it would take quadratic time.
         """
         if self._held:
-            held = self._held
-            self._held = []
-            self._take(Updates.joined(held).by_client())
+            arrived = Updates.joined(self._held)
+            self._held = []  # before the models are copied once more
+            arrived = arrived.by_client()
+            self._take(arrived)
         if self._chunks:
             columns = zip(*self._chunks, strict=True)
             self.raw, self.training_loss, self.seconds = (torch.cat(column) for column in columns)
@@ -114,7 +115,8 @@ class Cohort:
         """Whether parts of the cohort can be measured and folded without the others."""
         engine = self._engine
         clients = len(self.asked)
-        return count_sums(self._method, self._plan, engine.spec, engine.problem, clients) > 0
+        method = self._method
+        return count_sums_of_parts(method, self._plan, engine.spec, engine.problem, clients) > 0
 
     def folded(self) -> Folded:
         """The cohort as another process adds it to its own (`add`)."""
@@ -535,12 +537,23 @@ class Cohort:
         """How far every client's model moved [n, d]; for parts that need the models."""
         if self._moved is None:
             assert isinstance(self._aggregator, Stack)
-            self._moved = torch.stack(self._aggregator.models) - self._state.model
+            self._moved = torch.stack(self._aggregator.models).sub_(self._state.model)
         return self._moved
 
 
+def count_sums_of_parts(
+    method: Method, plan: Plan, spec: ModelSpec, problem: Problem, clients: int
+) -> int:
+    """How many sums a part of a cohort gives elsewhere instead of its models; see `count_sums`."""
+    if method.training.control_variates:  # every model renews those of its client
+        return 0
+    if plan.judged_by == "clients":
+        return 0
+    return count_sums(method, plan, spec, problem, clients)
+
+
 def count_sums(method: Method, plan: Plan, spec: ModelSpec, problem: Problem, clients: int) -> int:
-    """How many sums over its models a part of a cohort gives instead of them; 0 where single models are needed.
+    """How many sums over its models a cohort has instead of them; 0 where it keeps single models.
 
     Args:
         method: whose cohort.
@@ -549,10 +562,6 @@ def count_sums(method: Method, plan: Plan, spec: ModelSpec, problem: Problem, cl
         problem: what they predict.
         clients: in the whole cohort.
     """
-    if method.training.control_variates:  # every model renews those of its client
-        return 0
-    if plan.judged_by == "clients":
-        return 0
     terms = _terms(method, plan, spec, problem)
     if terms is None or len(terms) >= clients:
         return 0

@@ -135,6 +135,7 @@ class CriterionDeclaration(Declaration):
     memory: Memory | None = None
     alike: bool = False  # constant across clients by design
     fixed: bool = False  # a fact of the client's data, which stays the same from round to round
+    of_counts: bool = False  # it follows from the numbers of samples per class alone
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ def criterion(
     memory: Memory | None = None,
     alike: bool = False,
     fixed: bool = False,
+    of_counts: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Decorator: register a criterion.
 
@@ -181,6 +183,8 @@ def criterion(
         alike: it is constant across clients by design. For others the record notes when that happens.
         fixed: it is a fact of the client's data and stays the same from round to round. In a
             deployment, a client that claims another value is refused.
+        of_counts: it follows from the client's numbers of samples per class alone. Others tell of
+            single samples, and `check` warns of it in a deployment.
     """
     if measured_by == "client" and "whole_cohort" in needs:
         raise ValueError(
@@ -196,6 +200,7 @@ def criterion(
         memory=memory,
         alike=alike,
         fixed=fixed,
+        of_counts=of_counts,
     )
     return CRITERIA.register(name, declared)
 
@@ -229,6 +234,12 @@ def is_fixed(part: Part) -> bool:
     return isinstance(declared, CriterionDeclaration) and declared.fixed
 
 
+def is_of_counts(part: Part) -> bool:
+    """Whether a criterion follows from a client's numbers of samples per class alone."""
+    declared = CRITERIA.declared(part.name)
+    return isinstance(declared, CriterionDeclaration) and declared.of_counts
+
+
 def is_claimed(part: Part) -> bool:
     """Whether a criterion's value is the client's own claim; otherwise the server measures it."""
     declared = CRITERIA.declared(part.name)
@@ -256,7 +267,7 @@ def measure_clients(criteria: Sequence[Part], clients: ClientFacts) -> dict[str,
 # Quality of the local data ---------------------------------------------------------------------------------------
 
 
-@criterion("dataset_size", measured_by="client", fixed=True)
+@criterion("dataset_size", measured_by="client", fixed=True, of_counts=True)
 def dataset_size(clients: ClientFacts) -> Tensor:
     """Number of training samples (DS; alone it is FedAvg).
 
@@ -272,6 +283,7 @@ def dataset_size(clients: ClientFacts) -> Tensor:
     high=lambda problem: problem.num_classes,
     needs={"classes"},
     fixed=True,
+    of_counts=True,
 )
 def label_diversity(clients: ClientFacts) -> Tensor:
     """Number of distinct labels a client holds (P1 5.1, LD).
@@ -282,7 +294,14 @@ def label_diversity(clients: ClientFacts) -> Tensor:
     return (clients.label_counts > 0).sum(-1)
 
 
-@criterion("class_balance", measured_by="client", high=1.0, needs={"classes"}, fixed=True)
+@criterion(
+    "class_balance",
+    measured_by="client",
+    high=1.0,
+    needs={"classes"},
+    fixed=True,
+    of_counts=True,
+)
 def class_balance(clients: ClientFacts) -> Tensor:
     """Binary: min(#pos, #neg)/max(#pos, #neg) (P1 Eq. 9, CB). More classes: label entropy divided by log C.
 
@@ -349,7 +368,14 @@ def uniform(arrivals: Arrivals) -> Tensor:
     return torch.ones(len(arrivals.client_ids))
 
 
-@criterion("label_closeness", measured_by="client", high=1.0, needs={"classes"}, fixed=True)
+@criterion(
+    "label_closeness",
+    measured_by="client",
+    high=1.0,
+    needs={"classes"},
+    fixed=True,
+    of_counts=True,
+)
 def label_closeness(clients: ClientFacts) -> Tensor:
     """1 − d with d = ‖label shares − 1/C‖₂, the distance from all classes alike (FedDisco, Ye et al., 2023).
 
@@ -500,7 +526,7 @@ def start_loss(clients: ClientFacts) -> Tensor:
     return clients.load_start_loss()
 
 
-@criterion("local_steps", measured_by="client", fixed=True)
+@criterion("local_steps", measured_by="client", fixed=True, of_counts=True)
 def local_steps(clients: ClientFacts) -> Tensor:
     """Local steps τ; with momentum or a proximal term, as many plain steps (FedNova's ‖a‖₁, Wang et al., 2020).
 
@@ -636,11 +662,20 @@ def agreement_with_others(updates: Sequence[Tensor]) -> Tensor:
     """
     if len(updates) < 2:
         return torch.ones(len(updates))
-    directions = [normalize(update.double(), dim=0) for update in updates]
-    total = torch.stack(directions).sum(0)
-    return torch.tensor(
-        [float(cosine_similarity(mine, total - mine, dim=0)) for mine in directions]
-    )
+    total = torch.zeros_like(updates[0], dtype=torch.float64)
+    for update in updates:
+        total += _direction(update)
+    cosines = []
+    for (
+        update
+    ) in updates:  # computed again: in float64, all directions take twice what the updates do
+        mine = _direction(update)
+        cosines.append(float(cosine_similarity(mine, total - mine, dim=0)))
+    return torch.tensor(cosines)
+
+
+def _direction(update: Tensor) -> Tensor:
+    return normalize(update.double(), dim=0)
 
 
 # Devices and time ------------------------------------------------------------------------------------------------

@@ -67,3 +67,12 @@ class FoldingEngine(Protocol):
     def fold(self, client_ids: Sequence[int], state: ServerState) -> Folded:
         """Train these clients from `state` by the engine's own method, and add up their models."""
         ...
+
+
+@runtime_checkable
+class AsksAhead(Protocol):
+    """An engine whose exchanges with clients take seconds, whatever they are about."""
+
+    def expect_training(self, client_ids: Sequence[int], model: Tensor, task: Task) -> None:
+        """What `train` will be called with next. May be asked for together with the next evaluation."""
+        ...

@@ -54,6 +54,14 @@ class FixedPoint:
         """The largest rounding error of one number; for 64 bits, float64's own error is larger."""
         return 0.5 / self.scale + self.limit * FLOAT64_ERROR
 
+    def share_of(self, total: float, count: int) -> float:
+        """The largest rounding error of a sum of non-negative numbers, as a share of the sum.
+
+        A sum of zero counts as exact.
+        """
+        steps = count * 0.5 / (self.scale * total) if total > 0 else 0.0
+        return steps + FLOAT64_ERROR
+
     def encode(self, values: Tensor) -> Fixed:
         """The values [d] as unsigned integers."""
         cut = values.detach().cpu().double().clamp(-self.limit, self.limit)

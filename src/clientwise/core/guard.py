@@ -10,17 +10,11 @@ from torch import Tensor
 
 from .criteria import Criterion
 from .problem import Problem
+from .reasons import Reason
 from .types import Refusal, Updates
 
-NOT_FINITE = "model has NaN or Inf"
-TOO_FAR = "update norm is not finite"
-
-
-def likely_cause(reason: str) -> str:
-    """Why an honest client's update is refused for this reason, as a sentence; empty if unknown."""
-    if reason not in (NOT_FINITE, TOO_FAR):
-        return ""
-    return "Most likely training diverges: try a smaller training.learning_rate, and inputs of a similar scale."
+NOT_FINITE = Reason("model has NaN or Inf", "diverged")
+TOO_FAR = Reason("update norm is not finite", "diverged")
 
 
 def inspect_updates(

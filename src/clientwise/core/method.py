@@ -58,6 +58,7 @@ class Method:
     secure: SecureAggregation | None = None  # the server learns the weighted sum alone
     uses_sums: bool = True  # the normaliser divides by the cohort's sums
     adapters: Adapters = "products"  # what of LoRA adapters is averaged
+    compares_pairs: bool = False  # a part holds matrices of all pairs of clients
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -101,6 +102,12 @@ class Method:
         if self.secure or self.noises_mean:
             return True
         return self.needs("models") or self.needs("whole_cohort")
+
+    @property
+    def client_models(self) -> int:
+        """Models that are kept between rounds of every client that has trained."""
+        own = int(self.control == "alone") + int(self.training.control_variates)
+        return own + (self.evidence.client_models if self.evidence else 0)
 
     def averaged_pairs(self, spec: ModelSpec) -> tuple[Pair, ...]:
         """The adapted layers of a model whose products are averaged, for which models are kept, too."""

@@ -8,20 +8,24 @@ sample -> train -> guard -> criteria -> normalise -> score -> evidence -> bounds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from .adapt_loss import Adapted
+from .clock import Pace
 from .cohort import Cohort
 from .contributions import Contributions
 from .counterfactuals import contributions, counterfactuals, evaluated
-from .engine import Engine, FoldingEngine
+from .engine import AsksAhead, Engine, FoldingEngine
+from .loss import Loss
 from .method import Method, Plan
 from .metrics import accuracy
 from .priority import Search, all_orders
+from .reasons import Kept
 from .secrecy import SecretCohort
 from .seeding import generator
 from .types import (
@@ -39,9 +43,6 @@ from .weighting import divide
 
 LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
-STAYS = "the model stays as it was"
-OLD_STAYS = "the old one stays"
-UNMET = "no weights meet the bounds"
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
@@ -66,7 +67,7 @@ def run_round(
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
     asked = plan.cohort(engine.num_clients, round_num, engine.clock)
-    task = _task(state, method)
+    task = _task(round_num, state.loss, method)
 
     cohort = gather(asked, state, method, plan, engine, task)  # guard -> criteria
 
@@ -80,18 +81,34 @@ def run_round(
         chosen = replace(chosen, model=tune(chosen.model, task, method, cohort, engine))
         local = None
 
-    report, local, others = evaluate_all(chosen.model, others, local, round_num, plan, engine)
-    notes = why_unusable(chosen, cohort, report, local)
-    notes = notes or why_braked(chosen.model, state.model, method, engine)
-    if notes:
+    tried = chosen.model
+    on_server = partial(engine.evaluate_server, part="report")
+    report, report_others = evaluate_all(tried, others, on_server)
+    on_clients = partial(evaluate_clients, report is not None, round_num, plan, engine)
+    local_others: Evaluation | None = None
+    if report is None:  # the clients decide whether the model is used
+        local, local_others = evaluate_all(tried, others, on_clients, local)
+    kept = why_unusable(chosen, cohort, report, local)
+    kept = kept or why_braked(tried, state.model, method, engine)
+    if kept:
         chosen = with_old_model(chosen, state)
-        report, local = evaluate(chosen.model, None, round_num, plan, engine)
-    quality = state.quality
-    if search and local and not notes:
-        quality = float(local.overall()[0])
     adapted = Adapted(state.loss)
     if method.adapt_loss:
         adapted = method.adapt_loss(state.loss, cohort.judge(chosen.model[None]))
+    ask_ahead = partial(
+        expect_training, chosen.model, adapted.loss, round_num, method, plan, engine
+    )
+    if report is not None:  # nothing that the clients say now changes the next round
+        if not kept:
+            ask_ahead()
+        local, local_others = evaluate_all(tried, others, on_clients, local)
+    if kept:
+        ask_ahead()
+        report, local = on_server(chosen.model[None]), on_clients(chosen.model[None])
+    others = evaluated(others, report_others, local_others)
+    quality = state.quality
+    if search and local and not kept:
+        quality = float(local.overall()[0])
     triggered = engine.evaluate_server(chosen.model[None], "triggered")
 
     next_state = ServerState(
@@ -107,12 +124,13 @@ def run_round(
         privacy=_spent(state, chosen, method, asked),
         policy=cohort.updated_policy(),
     )
-    notes = cohort.notes + chosen.notes + notes + adapted.notes
+    stayed = (kept.sentence,) if kept else ()
+    notes = cohort.notes + chosen.notes + stayed + adapted.notes
     record = _record(next_state, cohort, chosen, search, notes, report, local)
     success = float(accuracy(triggered.counts)[0]) if triggered else None
     ended = engine.clock.now if engine.clock else None
     released = _released(chosen, method)
-    record = replace(record, attack_success=success, ended=ended, released=released)
+    record = replace(record, attack_success=success, ended=ended, released=released, kept=kept)
     return next_state, replace(record, counterfactuals=others, contributions=gave)
 
 
@@ -152,20 +170,14 @@ def fold(
 ) -> Folded:
     """Guard, measure and fold a part of a cohort, where its clients train; see `FoldingEngine`."""
     cohort = Cohort(asked, state, method, plan, engine, is_part=True)
-    for updates in engine.train(asked, state.model, _task(state, method)):
+    for updates in engine.train(asked, state.model, _task(state.round_num + 1, state.loss, method)):
         cohort.admit(updates)
     cohort.complete()
     return cohort.folded()
 
 
-def _task(state: ServerState, method: Method) -> Task:
-    return Task(
-        state.round_num + 1,
-        method.training,
-        state.loss,
-        method.client_criteria,
-        method.local_noise,
-    )
+def _task(round_num: int, loss: Loss, method: Method) -> Task:
+    return Task(round_num, method.training, loss, method.client_criteria, method.local_noise)
 
 
 def adjust_priority(
@@ -199,74 +211,85 @@ def tune(model: Tensor, task: Task, method: Method, cohort: Cohort, engine: Engi
 def evaluate_all(
     model: Tensor,
     others: tuple[Counterfactual, ...],
-    local: Evaluation | None,
-    round_num: int,
-    plan: Plan,
-    engine: Engine,
-) -> tuple[Evaluation | None, Evaluation | None, tuple[Counterfactual, ...]]:
-    """Evaluate the model [d] and all counterfactuals in one pass; see `evaluate`."""
+    evaluate: Callable[[Tensor], Evaluation | None],
+    known: Evaluation | None = None,
+) -> tuple[Evaluation | None, Evaluation | None]:
+    """Evaluate the model [d] and all counterfactuals in one pass.
+
+    Args:
+        model: the model.
+        others: those without a model have nothing to evaluate.
+        evaluate: of models [c, d].
+        known: the evaluation of the model alone, if there was one before.
+
+    Returns:
+        The evaluation of the model, and that of the counterfactuals that have one.
+    """
     models = [one.model for one in others if one.model is not None]
     if not models:
-        return *evaluate(model, local, round_num, plan, engine), others
+        return known or evaluate(model[None]), None
     # The first counterfactual is the chosen one: without fine-tuning, it is the model itself.
     is_first = models[0] is model
-    stacked = torch.stack(models if is_first else [model, *models])
-    report, local = evaluate(stacked, None, round_num, plan, engine)
+    found = evaluate(torch.stack(models if is_first else [model, *models]))
     rest = slice(0 if is_first else 1, None)
-    results = evaluated(others, report and report.part(rest), local and local.part(rest))
-    return report and report.pick(0), local and local.pick(0), results
+    return found and found.pick(0), found and found.part(rest)
 
 
-def evaluate(
-    model: Tensor, local: Evaluation | None, round_num: int, plan: Plan, engine: Engine
-) -> tuple[Evaluation | None, Evaluation | None]:
-    """Evaluate the model [d], or models [c, d], on the server's reporting part and the clients' own test sets.
+def evaluate_clients(
+    has_report: bool, round_num: int, plan: Plan, engine: Engine, models: Tensor
+) -> Evaluation | None:
+    """Evaluate models [c, d] on the clients' own test sets; None where the round does not.
 
-    The clients, or a sample of them (`Plan.evaluating`), evaluate it if `local` does not hold that
-    already, and either this round is due or the server has no reporting part (`Plan.evaluates_clients`).
+    The clients, or a sample of them (`Plan.evaluating`), evaluate them if either this round is due or the
+    server has no reporting part (`Plan.evaluates_clients`).
     """
-    models = model if model.ndim == 2 else model[None]
-    report = engine.evaluate_server(models, "report")
-    if local is None and plan.evaluates_clients(round_num, has_report=report is not None):
-        clients = plan.evaluating(engine.num_clients, round_num)
-        local = engine.evaluate(clients, models)
-        if len(clients) < engine.num_clients:
-            local = local.as_sample(clients, engine.num_clients)
-    return report, local
+    if not plan.evaluates_clients(round_num, has_report=has_report):
+        return None
+    clients = plan.evaluating(engine.num_clients, round_num)
+    found = engine.evaluate(clients, models)
+    if len(clients) < engine.num_clients:
+        found = found.as_sample(clients, engine.num_clients)
+    return found
+
+
+def expect_training(
+    model: Tensor, loss: Loss, round_num: int, method: Method, plan: Plan, engine: Engine
+) -> None:
+    """Tell the engine what the next round trains, where that is known by now; see `AsksAhead`."""
+    if not isinstance(engine, AsksAhead) or plan.rounds is None or round_num >= plan.rounds:
+        return
+    if method.privacy or method.secure:  # a round is counted before clients are asked
+        return
+    if engine.clock is not None and engine.clock.pace != Pace():
+        return
+    asked = plan.cohort(engine.num_clients, round_num + 1, engine.clock)
+    engine.expect_training(asked, model, _task(round_num + 1, loss, method))
 
 
 def why_unusable(
     chosen: Candidate, cohort: Cohort, report: Evaluation | None, local: Evaluation | None
-) -> tuple[str, ...]:
-    """Why the new model cannot be used, as notes for the record; empty if it can."""
+) -> Kept | None:
+    """Why the new model cannot be used; None if it can."""
     if chosen.released:  # without any client, too: that there was none must not show
-        reason = _why_no_answers(chosen.model, report)
-    else:
-        reason = _why_no_weights(chosen, cohort) or _why_no_answers(chosen.model, report or local)
-    return (f"{reason}: {STAYS}",) if reason else ()
+        return _why_no_answers(chosen.model, report)
+    return _why_no_weights(chosen, cohort) or _why_no_answers(chosen.model, report or local)
 
 
-def why_braked(model: Tensor, before: Tensor, method: Method, engine: Engine) -> tuple[str, ...]:
+def why_braked(model: Tensor, before: Tensor, method: Method, engine: Engine) -> Kept | None:
     """Why the brake keeps the old model [d]: the new one is significantly worse on the server's set."""
     if method.brake is None:
-        return ()
+        return None
     judged = engine.evaluate_server(torch.stack([before, model]), "weigh")
     if judged is None:
-        return ()
+        return None
     assert judged.sample_losses is not None, "the server knows its own samples"
     good = -judged.sample_losses if judged.right is None else judged.right
     worse = good[0].double() - good[1].double()  # [N]
     mean = float(worse.mean())
     error = float(worse.std(correction=0)) / len(worse) ** 0.5
     if mean <= method.brake * error:
-        return ()
-    by = f"{mean:.3g} ± {error:.2g}"
-    return (f"braked: the new model is worse on the server's set by {by}: {OLD_STAYS}",)
-
-
-def keeps_model(note: str) -> bool:
-    """Whether a note of a round says that its model is the one of the round before."""
-    return note.endswith((STAYS, OLD_STAYS))
+        return None
+    return Kept("brake", f"{mean:.3g} ± {error:.2g}")
 
 
 def with_old_model(chosen: Candidate, state: ServerState) -> Candidate:
@@ -280,31 +303,31 @@ def with_old_model(chosen: Candidate, state: ServerState) -> Candidate:
     )
 
 
-def _why_no_weights(chosen: Candidate, cohort: Cohort) -> str | None:
+def _why_no_weights(chosen: Candidate, cohort: Cohort) -> Kept | None:
     if not len(chosen.weights):
-        return "no update was accepted"
+        return Kept("no update")
     if chosen.unmet:
-        return f"{UNMET} ({chosen.unmet})"
+        return Kept("bounds", chosen.unmet)
     if chosen.weights.any():
         return None
     if not bool(chosen.scores.sum().isfinite()):
-        return "the scores overflow"
+        return Kept("overflow")
     if cohort.zero_for_all:
-        return f"all weights are zero ({' and '.join(cohort.zero_for_all)}: zero for all clients)"
-    return "all weights are zero"
+        return Kept("zero criteria", " and ".join(cohort.zero_for_all))
+    return Kept("zero weights")
 
 
-def _why_no_answers(model: Tensor, shown: Evaluation | None) -> str | None:
+def _why_no_answers(model: Tensor, shown: Evaluation | None) -> Kept | None:
     if not bool(model.isfinite().all()):
-        return "the aggregate has NaN or Inf"
+        return Kept("aggregate")
     if shown is None:
         return None
     if not bool(shown.num_samples.any()):
         # A sample may happen to have no test data: that is no fault of the model.
         is_by_chance = shown.drawn is not None and not shown.missing
-        return None if is_by_chance else "no client evaluated the aggregate"
+        return None if is_by_chance else Kept("no evaluation")
     if not _most_are_finite(shown):
-        return "the aggregate predicts NaN or Inf"
+        return Kept("predictions")
     return None
 
 

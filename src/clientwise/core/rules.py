@@ -23,6 +23,7 @@ from torch import Tensor
 from ..registry import OpenShare, PositiveFloat, Registry, needs
 from .robust import (
     Minority,
+    client_blocks,
     column_blocks,
     combine,
     distances_to,
@@ -30,6 +31,7 @@ from .robust import (
     lowest,
     middle_edges,
     squared_distances,
+    squared_norms,
     total_within,
     weighted_median,
 )
@@ -168,7 +170,8 @@ def geometric_median(
     """The point z with the least Σ_a w_a·‖Δ_a − z‖, by smoothed Weiszfeld steps from 0 (Pillutla et al., 2022).
 
     Each step is z ← Σ_a b_a·Δ_a / Σ b with b_a = w_a / max(‖Δ_a − z‖, smoothing). As z is always a mean of
-    the updates, the steps need only the products of all pairs.
+    the updates, the products of all pairs are enough for the steps. Of more clients than have their pairs in
+    one block, every step reads the updates instead.
 
     Args:
         updates: one update per row, [n, d].
@@ -184,13 +187,32 @@ def geometric_median(
     tensor([2.])
     """
     weights = weights.to(updates.device, torch.float64)
-    products = gram(updates)
+    squares_to = _squares_to_mean(updates)
     shares = torch.zeros_like(weights)
     for _ in range(steps):
-        squares = products.diag() - 2 * products @ shares + shares @ products @ shares
-        shares = weights / squares.clamp(min=0).sqrt().clamp(min=smoothing)
+        shares = weights / squares_to(shares).clamp(min=0).sqrt().clamp(min=smoothing)
         shares = shares / shares.sum()
     return _combined(shares, updates)
+
+
+def _squares_to_mean(updates: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function of shares [n]: ‖Δ_a − Σ_b s_b·Δ_b‖² for all clients [n], in float64.
+
+    It keeps the products of all pairs where these are one block. Else it reads the updates at every call.
+    """
+    if len(client_blocks(updates)) == 1:
+        products = gram(updates)
+        return lambda shares: products.diag() - 2 * (products @ shares) + shares @ products @ shares
+    norms = squared_norms(updates)
+
+    def squares(shares: Tensor) -> Tensor:
+        along = torch.zeros_like(shares)
+        for block in column_blocks(updates):
+            exact = block.double()
+            along += exact @ (shares @ exact)  # ⟨Δ_a, mean⟩
+        return norms - 2 * along + shares @ along
+
+    return squares
 
 
 @RULES.register("krum", needs("models"))
@@ -247,9 +269,12 @@ def multi_krum(
 
 def _krum_scores(updates: Tensor, weights: Tensor, hostile: float) -> Tensor:
     """Krum's score [n]: Σ_b v_b·‖Δ_a − Δ_b‖² over the nearest share 1 − h; in float32, so that ties are exact."""
-    squares = squared_distances(updates)
-    nearest = lowest(squares, weights.to(squares), 1 - hostile)
-    return (nearest * squares).sum(0).float().cpu()
+    weights = weights.to(updates.device, torch.float64)
+    scores = []
+    for squares in squared_distances(updates):
+        nearest = lowest(squares, weights, 1 - hostile)
+        scores.append((nearest * squares).sum(0))
+    return torch.cat(scores).float().cpu()
 
 
 @RULES.register("centred_clipping", needs("models", "single_values"))
@@ -292,7 +317,7 @@ def centred_clipping(
     return Ruled(centre, influence.cpu(), {"centre": centre})
 
 
-@RULES.register("dnc", needs("models"))
+@RULES.register("dnc", needs("models", "pairs"))
 def dnc(
     updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
 ) -> Ruled:

@@ -129,19 +129,42 @@ class SecretScores:
         rest = self.weighted.encode(score * self.clipped(update, num_parameters))
         return numpy.concatenate([first, rest])
 
-    def decode_vector(self, total: Fixed, clients: int) -> tuple[float, Tensor, float]:
+    def decode_vector(
+        self, total: Fixed, clients: int, sums: Tensor
+    ) -> tuple[float, Tensor, float]:
         """Σ s, the weighted mean of the updates [d], and the largest error of its values.
 
         Args:
             total: the sum over the clients [1 + d].
             clients: how many were added.
+            sums: of the criteria [m], as the clients were told them.
         """
         scores = float(self.total.decode(total[:1])[0])
         if scores <= 0:
             return 0.0, torch.zeros(len(total) - 1, dtype=torch.float64), 0.0
         mean = self.weighted.decode(total[1:]) / scores
         steps = self.weighted.error + float(mean.abs().max()) * self.total.error
-        return scores, mean, clients * steps / scores
+        return scores, mean, clients * steps / scores + self._error_of_sums(sums, clients)
+
+    def _error_of_sums(self, sums: Tensor, clients: int) -> float:
+        """The largest change of a value of the mean by the rounding of the criteria's sums [m].
+
+        A sum with the relative error e multiplies a term with its power p by (1 ± e)^p at most, and so
+        every score by e^±r, where r is the largest Σ p·|ln(1 − e)| of a term. Weights change by e^±2r.
+        """
+        if not self.method.uses_sums:
+            return 0.0
+        logs = []
+        for point, total in zip(self.criteria, sums.tolist(), strict=True):
+            share = min(point.share_of(total, clients), 0.5)  # beyond, nothing is left of the mean
+            logs.append(-math.log1p(-share))
+        terms = self.method.score.terms(self.method.names)
+        assert terms is not None  # `secure_issues` refuses other scores
+        largest = 0.0
+        for term in terms:
+            powers = zip(term.exponents, logs, strict=True)
+            largest = max(largest, sum(abs(power) * log for power, log in powers))
+        return math.expm1(2 * largest) * self.secure.clip
 
     def why_outside(self, raw: Tensor) -> str | None:
         """Why a client's criteria [m] cannot be used; the client checks it, since nobody else can."""
@@ -289,7 +312,7 @@ class SecretCohort(Cohort):
             one = scores.encode_vector(score, trained - model, engine.spec.num_parameters)
             total = one if total is None else total + one
         assert total is not None
-        found, update, error = scores.decode_vector(total, count)
+        found, update, error = scores.decode_vector(total, count, sums)
         return SecretSum(
             client_ids=arrived.client_ids,
             raw=raw,

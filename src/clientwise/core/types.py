@@ -19,6 +19,7 @@ from ..registry import Decay, NonNegativeFloat, Part, PositiveFloat, PositiveInt
 from .contributions import Contributions
 from .loss import Loss
 from .privacy import LocalNoise, Released
+from .reasons import Kept, Kind, Reason
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,12 @@ class Refusal:
     client_id: int
     reason: str
     was_sent: bool = True  # whether a model arrived
+    kind: Kind | None = None  # that of the reason, where code asks for it
 
     def __post_init__(self) -> None:
         """The reason may quote what a client sent: nothing in it reaches a terminal as a command."""
+        if isinstance(self.reason, Reason):
+            object.__setattr__(self, "kind", self.reason.kind)
         object.__setattr__(self, "reason", plain(self.reason))
 
 
@@ -154,6 +158,8 @@ class Updates:
     def by_client(self) -> Updates:
         """The same updates, ordered by client number."""
         order = sorted(range(len(self.client_ids)), key=lambda row: self.client_ids[row])
+        if order == list(range(len(order))):
+            return self
         rows = torch.tensor(order, dtype=torch.int64)
         return Updates(
             tuple(self.client_ids[row] for row in order),
@@ -473,7 +479,7 @@ class RoundRecord:
     models_moved: int  # models sent or received to compute this round's result
     evaluations: int  # evaluations of a model to compute it, by a client or by the server
     loss: Loss  # of the next round
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # for people
     report: Evaluation | None  # on the server's reporting part
     local: Evaluation | None  # on every client's own test set
     ended: float | None = None  # seconds since the run began, by the clients' clock
@@ -483,6 +489,7 @@ class RoundRecord:
     counterfactuals: tuple[Counterfactual, ...] = ()
     contributions: Contributions | None = None  # Shapley values of the clients [n]
     residual: float | None = None  # of adapters: see `adapters.average_products`
+    kept: Kept | None = None  # why the model is that of the round before; None: it is new
 
 
 ServerPart = Literal[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy
 
@@ -14,6 +15,9 @@ from .federated import Samples
 from .folder import DataError, find
 from .table import SampleTable, Sheet, cached_table, join
 from .table_files import read_csv
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 STATIONS = (
     *(
@@ -58,13 +62,18 @@ def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -
     paths = [_file(data_dir, station, get) for station in STATIONS]
 
     def read(arrays: Writer) -> SampleTable:
-        sheets = [_read(path, station) for path, station in zip(paths, STATIONS, strict=True)]
+        tables = [_read(path) for path in paths]
+        sheets = []
+        for path, station, rows in zip(paths, STATIONS, tables, strict=True):
+            logarithms = rows.assign(**{TARGET: numpy.log10(rows[TARGET])})
+            sheets.append(Sheet.of(path, logarithms, station))
         made = join(
             arrays, sheets, target=TARGET, kind="regression", categories=CATEGORIES, ignore=IGNORE
         )
-        return replace(made, target=f"log10({TARGET})")
+        given = numpy.concatenate([rows[TARGET].to_numpy() for rows in tables])
+        return replace(made, target=f"log10({TARGET})", given=given)
 
-    return cached_table("beijing_air", paths, read).samples(standardise)
+    return cached_table("beijing_air", paths, read, ["given"]).samples(standardise)
 
 
 def _file(data_dir: Path | None, station: str, get: str) -> Path:
@@ -78,7 +87,8 @@ def _file(data_dir: Path | None, station: str, get: str) -> Path:
     )
 
 
-def _read(path: Path, station: str) -> Sheet:
+def _read(path: Path) -> DataFrame:
+    """The hours with a measurement."""
     rows = read_csv(path, MOST_BYTES)
     if len(rows) != HOURS or TARGET not in rows or rows[TARGET].dtype.kind != "f":
         raise DataError(
@@ -86,6 +96,4 @@ def _read(path: Path, station: str) -> Sheet:
         )
     if (rows[TARGET] <= 0).any():
         raise DataError(f"{path}: a {TARGET} is not above zero; get the file again")
-    return Sheet.of(
-        path, rows.dropna(subset=[TARGET]).assign(**{TARGET: numpy.log10(rows[TARGET])}), station
-    )
+    return rows.dropna(subset=[TARGET])

@@ -14,9 +14,10 @@ from ..encoding import Encoder, Encoding, InputColumn
 from .cache import unnamed_rows
 from .federated import FederatedData
 from .folder import Progress
+from .table_files import VALUE_BYTES
 
 Standardise = Literal["pooled", "client", "off"]
-VALUES_AT_ONCE = 2**20  # in memory, of a table that may not fit there
+BLOCK = 2**21  # bytes of values that are in memory, in up to ten copies
 COLUMNS_AT_ONCE = 512  # 4 KiB of a row: no page of a file is read for a few of its values
 
 
@@ -45,7 +46,7 @@ def prepare(
     table = samples.inputs
     trained = torch.zeros(len(table), dtype=torch.bool)
     trained[data.train.indices] = True
-    owner = torch.zeros(len(table), dtype=torch.int64)
+    owner = _one_group(len(table))
     num_groups = 1
     if standardise == "client":
         owner = _owners(data)
@@ -76,6 +77,11 @@ def prepare(
     return replace(data, samples=replace(samples, inputs=inputs, table=encoding))
 
 
+def _one_group(count: int) -> Tensor:
+    """Group 0 for every sample [N], in the memory of one."""
+    return torch.zeros(1, dtype=torch.int64).expand(count)
+
+
 def _owners(data: FederatedData) -> Tensor:
     """The client of every sample [N]; K for samples of the server or of no client."""
     owner = torch.full((len(data.samples.inputs),), data.num_clients)
@@ -97,7 +103,7 @@ def _encoded(
     is_number = torch.tensor([not column.categories for column in columns])
     seen = torch.zeros(encoding.width, dtype=torch.bool)
     with unnamed_rows("the inputs of a table", encoding.width, numpy.float32) as file:
-        for block in _blocks(table, "inputs", encoding.width):
+        for block in blocks(table, "inputs", encoding.width):
             values = table[block].double()
             if scaling:
                 values = torch.where(is_number, scaling.scaled(values, owner[block]), values)
@@ -114,7 +120,7 @@ def _by_column(inputs: Tensor, columns: Sequence[InputColumn]) -> tuple[Tensor, 
     return torch.split(inputs, [column.width for column in columns])
 
 
-def _blocks(table: Tensor, what: str, width: int = 0) -> Iterator[slice]:
+def blocks(table: Tensor | numpy.ndarray, what: str, width: int = 0) -> Iterator[slice]:
     """Rows of a table that are in memory together.
 
     Args:
@@ -122,7 +128,8 @@ def _blocks(table: Tensor, what: str, width: int = 0) -> Iterator[slice]:
         what: is made of them, for the progress.
         width: the values that are made of a row.
     """
-    size = max(1, VALUES_AT_ONCE // max(1, width, table.shape[1]))
+    row_bytes = VALUE_BYTES * max(1, width, table.shape[1])
+    size = max(1, BLOCK // row_bytes)
     progress = Progress(f"preparing the table, {what}")
     for start in range(0, len(table), size):
         yield slice(start, start + size)
@@ -163,12 +170,12 @@ def _statistics(table: Tensor, owner: Tensor, trained: Tensor, num_groups: int) 
         counts, mean, variance = _moments(some, owner, trained, num_groups)
         if num_groups > 1:
             _, mean_of_all, variance_of_all = _moments(
-                some, torch.zeros_like(owner), trained, num_groups=1
+                some, _one_group(len(table)), trained, num_groups=1
             )
             mean = torch.where(counts > 0, mean, mean_of_all)
             variance = torch.where(counts > 0, variance, variance_of_all)
         has_missing = torch.zeros(some.shape[1], dtype=torch.bool)
-        for block in _blocks(some, "missing values"):
+        for block in blocks(some, "missing values"):
             has_missing |= some[block].isnan().any(0)
         missing = (trained.sum() - counts.sum(1)) / trained.sum()
         parts.append((mean.T, variance.sqrt().T, has_missing, missing.nan_to_num()))
@@ -197,7 +204,7 @@ def _training_numbers(
     table: Tensor, what: str, owner: Tensor, trained: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Blocks of training samples: numbers [M, n], which of them are given [M, n], groups [n]."""
-    for block in _blocks(table, what):
+    for block in blocks(table, what):
         here = trained[block]
         values = table[block][here].T.double().contiguous()
         given = ~values.isnan()

@@ -30,7 +30,7 @@ from . import (  # noqa: F401  they register
     wisdm,
 )
 from .catalogue import DATASETS
-from .federated import Samples
+from .federated import Given, Samples
 from .folder import DataError
 
 __all__ = ["DATASETS", "DataError", "diabetes", "digits", "mnist5k"]
@@ -77,4 +77,7 @@ def diabetes(data_dir: Path | None) -> Samples:
 
     measurements, progression = load_diabetes(return_X_y=True)
     inputs = torch.from_numpy(measurements).float() * len(measurements) ** 0.5  # unit variance
-    return Samples(inputs, torch.from_numpy(progression).float() / 100, Regression())
+    targets = torch.from_numpy(progression).float() / 100
+    as_published, _ = load_diabetes(return_X_y=True, scaled=False)
+    given = Given((torch.from_numpy(as_published), targets))
+    return Samples(inputs, targets, Regression(), given=given)

@@ -124,10 +124,10 @@ def draw_devices(
     num_clients: int,
     seed: int,
     distributions: Mapping[str, Distribution],
-    traces: Path | None = None,
+    traced: Mapping[str, Tensor] | None = None,
 ) -> Devices:
-    """The devices of a seed: properties without a column in the traces are drawn from their distribution."""
-    facts = _read_traces(traces, num_clients, seed) if traces else {}
+    """The devices of a seed: properties that traces do not have are drawn from their distribution."""
+    facts = dict(traced or {})
     for name, fact in DEVICE_FACTS.items():
         if name not in facts:
             random = generator(seed, f"device {name}")
@@ -142,7 +142,7 @@ def draw_devices(
     return Devices(**facts)
 
 
-def _read_traces(path: Path, num_clients: int, seed: int) -> dict[str, Tensor]:
+def read_traces(path: Path, num_clients: int, seed: int) -> dict[str, Tensor]:
     """The columns of the file, each [K]: of the rows that name the clients, or else of rows drawn by the seed."""
     columns = _read_columns(path)
     if "client" not in columns:

@@ -13,7 +13,7 @@ from ..core.problem import Classification
 from ..registry import Pixels, PositiveInt
 from .cache import Writer, cached
 from .catalogue import DATASETS
-from .federated import Samples
+from .federated import Given, Samples, row_digests
 from .folder import DataError, find
 from .mnist import mnist
 from .table_files import read_csv
@@ -51,6 +51,7 @@ def digit_domains(
         ]
         some = [_evenly(images, labels, most) for images, labels in domains]
         arrays.save("inputs", numpy.concatenate([_resized(images, size) for images, _ in some]))
+        arrays.save("given", torch.cat([row_digests(images) for images, _ in some]).numpy())
         arrays.save("targets", numpy.concatenate([labels.numpy() for _, labels in some]))
         arrays.save(
             "ids", numpy.repeat(numpy.arange(len(DOMAINS)), [len(labels) for _, labels in some])
@@ -59,7 +60,7 @@ def digit_domains(
     folder = find(
         data_dir, "digit_domains", ["mnist"], "put the four files of the MNIST database there"
     )
-    arrays = cached("digit_domains", [folder, *usps, semeion], build, [size, most])
+    arrays = cached("digit_domains", [folder, *usps, semeion], build, [size, most, "given"])
     problem = Classification(10)
     return Samples(
         arrays["inputs"],
@@ -68,6 +69,7 @@ def digit_domains(
         scale=1 / 255,
         ids=arrays["ids"],
         names=DOMAINS,
+        given=Given((arrays["given"],)),
     )
 
 

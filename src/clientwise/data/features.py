@@ -25,7 +25,7 @@ from ..core.problem import Classification, Regression
 from ..registry import Part, PositiveInt, Registry
 from ..writing import put_in_place
 from .cache import cache_folder
-from .federated import Samples
+from .federated import Given, Samples
 from .folder import DataError, find
 
 log = logging.getLogger("clientwise")
@@ -187,8 +187,15 @@ def _copied(name: str, missing: DataError) -> Samples:
 def _digest(samples: Samples, network: nn.Module) -> str:
     """What the features depend on, to the last bit."""
     weights = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
+    arrays = _arrays(samples)
+    if samples.given:
+        for name in ("inputs", "targets"):
+            if arrays[name].dtype.kind == "f":  # computed: its last bits depend on the CPU
+                del arrays[name]
+        for place, values in enumerate(samples.given.values):
+            arrays[f"given {place}"] = values.numpy()
     digest = hashlib.blake2b(digest_size=8)
-    for name, array in [*_arrays(samples).items(), *weights.items()]:
+    for name, array in [*arrays.items(), *weights.items()]:
         digest.update(repr((name, array.dtype.str, array.shape)).encode())
         digest.update(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data)
     return digest.hexdigest()
@@ -206,6 +213,13 @@ def extract(samples: Samples, backbone: Backbone, device: torch.device) -> Sampl
                 images = interpolate(images, size=size, mode="bicubic", align_corners=False)
             features.append(backbone.store(network(backbone.prepare(images))).cpu())
     return replace(samples, inputs=torch.cat(features), scale=backbone.scale)
+
+
+def _numbered(count: int, path: Path) -> Given:
+    """Samples by their numbers in the dataset that the digest in the file's name belongs to."""
+    digest = path.stem.rpartition("-")[2]
+    first = int.from_bytes(hashlib.blake2b(digest.encode(), digest_size=7).digest(), "big")
+    return Given((first + torch.arange(count),))
 
 
 def _arrays(samples: Samples) -> dict[str, numpy.ndarray]:
@@ -264,6 +278,7 @@ def _load(path: Path) -> Samples:
         },
         arrays.get("ids"),
         int(arrays["test_from"]) if "test_from" in arrays else None,
+        given=_numbered(len(arrays["targets"]), path),
     )
 
 

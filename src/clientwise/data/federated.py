@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,22 @@ MOST_NAMED = 3  # of clients or columns, in a message
 MANY_ROWS = 4_000_000  # samples; to make a digest of each takes a microsecond or more
 HOLDERS_AT_ONCE = 10_000  # whose digests are made together
 BYTES_AT_ONCE = 2**26  # of inputs that are read to make digests
+DIGEST_BYTES = 8  # of a row
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
+_Rows = Callable[[Tensor], NDArray[Any]]  # values of samples, by their indices
+
+
+@dataclass(frozen=True)
+class Given:
+    """What samples were computed from; see `Samples.given`."""
+
+    values: tuple[Tensor, ...]  # each [M, ...]
+    # [N] the row of `values` that each sample comes from; None: row n is of sample n
+    rows: Tensor | None = None
+
+    def of(self, samples: Tensor) -> Given:
+        """The same of some samples, by their indices."""
+        return Given(self.values, samples if self.rows is None else self.rows[samples])
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,9 @@ class Samples:
     # What the columns of `inputs` are where the network takes several inputs; see `arrays.pack`
     parts: tuple[NamedInput, ...] = ()
     integers: bool = False  # whether the network is given integers as integers, as token ids are
+    # What inputs and targets were computed from by floating-point functions; None: they are as given.
+    # Fingerprints are of it: the last bits that such functions return depend on the CPU.
+    given: Given | None = None
 
     def batch(self, indices: Tensor) -> Tensor:
         """Samples as numbers: float32 [len(indices), ...], scaled, on the indices' device."""
@@ -83,6 +100,7 @@ class Samples:
 
     def with_copies(self, of: Tensor, inputs: Tensor) -> Samples:
         """These samples and, appended, copies of the samples `of` [m] with other inputs [m, ...]."""
+        sources = torch.cat([torch.arange(len(self.targets)), of])
         return replace(
             self,
             inputs=torch.cat([self.inputs, inputs]),
@@ -92,6 +110,7 @@ class Samples:
                 for name, values in self.sample_attributes.items()
             },
             ids=None if self.ids is None else torch.cat([self.ids, self.ids[of]]),
+            given=self.given.of(sources) if self.given else None,
         )
 
     def rows(self, indices: Tensor) -> Samples:
@@ -106,6 +125,7 @@ class Samples:
             ids=None if self.ids is None else self.ids[indices],
             test_from=None,
             after_partition=None,
+            given=None,  # the rows are trained on elsewhere, and what was given stays here
         )
 
     def to(self, device: torch.device) -> Samples:
@@ -258,6 +278,8 @@ class FederatedData:
     new_data: tuple[NewData, ...] = ()  # by round
     names: tuple[str, ...] = ()  # of the clients, where they have some
     devices: Devices | None = None  # of the clients; None: time is counted in rounds
+    # Facts of `devices` that were drawn, and what from: its numbers in the config and the seed
+    drawn: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_clients(self) -> int:
@@ -273,39 +295,53 @@ class FederatedData:
         return held
 
     def fingerprints(self) -> list[str]:
-        """A digest of all values that each client holds and, last, of those of the server."""
+        """A digest of what was given to each client and, last, to the server.
+
+        It does not depend on the CPU: what a floating-point function returned is not in it.
+        """
+        return self._fingerprints(self.samples.given, self.drawn)
+
+    def computed_fingerprints(self) -> list[str]:
+        """As `fingerprints`, but of what was computed from it: those that clientwise 0.2.0 recorded."""
+        return self._fingerprints(None, {})
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether floating-point functions made something of the data."""
+        return self.samples.given is not None or bool(self.drawn)
+
+    def _fingerprints(self, given: Given | None, drawn: Mapping[str, str]) -> list[str]:
         later = [change.train for change in self.new_data]
         clients = [self.train, self.test, *filter(None, [self.poisoned]), *later]
         server = [held for held in (self.weigh, self.report, self.triggered) if held is not None]
-        known = [*self.attributes.values(), *(vars(self.devices).values() if self.devices else ())]
-        columns = [values.double().tolist() for values in known]
+        columns: list[Sequence[float | str]] = []
+        for values in self.attributes.values():
+            columns.append(values.double().tolist())
+        for name, values in vars(self.devices).items() if self.devices else ():
+            own = [drawn[name]] * self.num_clients if name in drawn else values.double().tolist()
+            columns.append(own)
         facts = [list(row) for row in zip(*columns, strict=True)] or [[]] * self.num_clients
-        rows = _row_contents(self.samples.inputs)
-        return [*self._digests(clients, facts, rows), *self._digests(server, [[]], rows)]
+        content = _Content.of(self.samples, given)
+        return [*self._digests(clients, facts, content), *self._digests(server, [[]], content)]
 
     def _digests(
-        self,
-        given: Sequence[Holdings],
-        facts: Sequence[list[float]],
-        rows: Callable[[Tensor], NDArray[Any]],
+        self, given: Sequence[Holdings], facts: Sequence[list[float | str]], content: _Content
     ) -> Iterator[str]:
         """A digest of what each holder has, block by block: the samples may not fit in memory."""
         samples = self.samples
         shape = list(samples.inputs.shape[1:])
         about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
-        row_bytes = math.prod(shape) * samples.inputs.itemsize
-        size = max(1, BYTES_AT_ONCE // max(1, row_bytes))
         for first in range(0, len(facts), HOLDERS_AT_ONCE):
             some = facts[first : first + HOLDERS_AT_ONCE]
             found = [hashlib.blake2b(f"{about} {fact}".encode(), digest_size=8) for fact in some]
             for held in given:
                 offsets = held.offsets[first : first + len(some) + 1].tolist()
-                for column in _columns_of(held, samples, rows):
+                for column in content.columns(held):
                     for one in found:
                         one.update(b"|")
-                    for start in range(offsets[0], offsets[-1], size):
-                        values = column(slice(start, min(start + size, offsets[-1])))
-                        _update(found, offsets, start, values)
+                    for start in range(offsets[0], offsets[-1], content.rows_at_once):
+                        end = min(start + content.rows_at_once, offsets[-1])
+                        _update(found, offsets, start, column(slice(start, end)))
             for one in found:
                 yield one.hexdigest()
 
@@ -537,40 +573,78 @@ def _update(
         digests[holder].update(content[first * width : last * width])
 
 
-def _columns_of(
-    held: Holdings, samples: Samples, rows: Callable[[Tensor], NDArray[Any]]
-) -> list[Callable[[slice], NDArray[Any]]]:
-    """What holders have of some samples: inputs, targets, and facts about them."""
+@dataclass(frozen=True)
+class _Content:
+    """What fingerprints are made of, by the indices of samples."""
 
-    def fact(values: Tensor) -> Callable[[slice], NDArray[Any]]:
-        return lambda some: values[held.indices[some].cpu()].numpy()
+    inputs: list[_Rows]  # or what inputs and targets were computed from
+    targets: Tensor | None  # of all samples, where they are floats that were computed
+    facts: list[_Rows]
+    rows_at_once: int
 
-    return [
-        lambda some: rows(held.indices[some].cpu()),
-        lambda some: held.targets[some].cpu().numpy(),
-        *map(fact, samples.sample_attributes.values()),
-    ]
+    @staticmethod
+    def of(samples: Samples, given: Given | None) -> _Content:
+        """The content of samples that are as given (None), or that were computed from it."""
+        facts = [_rows_of(values) for values in samples.sample_attributes.values()]
+        if given is None:
+            inputs = [_row_contents(samples.inputs)]
+            return _Content(inputs, None, facts, _rows_at_once([samples.inputs]))
+        inputs = []
+        for values in given.values:
+            is_short = values[:1].nbytes <= DIGEST_BYTES
+            content = _rows_of if is_short else _row_contents
+            inputs.append(content(values, given.rows))
+        targets = samples.targets if samples.targets.is_floating_point() else None
+        return _Content(inputs, targets, facts, _rows_at_once(given.values))
+
+    def columns(self, held: Holdings) -> list[Callable[[slice], NDArray[Any]]]:
+        """What holders have of some samples: inputs, targets, and facts about them."""
+
+        def held_rows(rows: _Rows) -> Callable[[slice], NDArray[Any]]:
+            return lambda some: rows(held.indices[some].cpu())
+
+        def held_targets(some: slice) -> NDArray[Any]:
+            own = held.targets[some].cpu()
+            if self.targets is not None:  # it counts which of them a hostile client changed
+                own = own != self.targets[held.indices[some].cpu()]
+            return own.numpy()
+
+        return [*map(held_rows, self.inputs), held_targets, *map(held_rows, self.facts)]
 
 
-def _row_contents(values: Tensor) -> Callable[[Tensor], NDArray[Any]]:
-    """What tells rows apart, by their indices: a digest of each, made once, since rows may have several
+def _rows_at_once(tensors: Sequence[Tensor]) -> int:
+    row_bytes = max(values[:1].nbytes for values in tensors)
+    return max(1, BYTES_AT_ONCE // max(1, row_bytes))
+
+
+def _rows_of(values: Tensor, rows: Tensor | None = None) -> _Rows:
+    """The values of samples; `rows` as in `Given`."""
+    device = values.device
+
+    def found(indices: Tensor) -> NDArray[Any]:
+        wanted = indices if rows is None else rows[indices]
+        picked: NDArray[Any] = values.index_select(0, wanted.to(device)).cpu().numpy()
+        return picked
+
+    return found
+
+
+def _row_contents(values: Tensor, rows: Tensor | None = None) -> _Rows:
+    """What tells rows apart, by the indices of samples: a digest of each, made once, since rows may have several
     holders. Of very many rows, it is their values.
     """
-    if len(values) > MANY_ROWS:
-        return lambda indices: values.index_select(0, indices.to(values.device)).cpu().numpy()
-    digests = _row_digests(values)
-    return lambda indices: digests[indices.numpy()]
+    return _rows_of(values if len(values) > MANY_ROWS else row_digests(values), rows)
 
 
-def _row_digests(values: Tensor) -> NDArray[numpy.uint64]:
-    """A digest of every row."""
+def row_digests(values: Tensor) -> Tensor:
+    """A digest of every row [N], as int64."""
     content = _bytes_of(values.cpu().contiguous().numpy())
     width = len(content) // max(1, len(values))
     digests = bytearray()
     for row in range(len(values)):
         own = content[row * width : (row + 1) * width]
-        digests += hashlib.blake2b(own, digest_size=8).digest()
-    return numpy.frombuffer(digests, numpy.uint64)
+        digests += hashlib.blake2b(own, digest_size=DIGEST_BYTES).digest()
+    return torch.from_numpy(numpy.frombuffer(digests, numpy.int64))
 
 
 def _bytes_of(values: NDArray[Any]) -> memoryview:

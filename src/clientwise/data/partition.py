@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..core.seeding import derive_seed, generator
 from ..registry import PositiveFloat, PositiveInt, Registry
-from .federated import FederatedData, Holdings, Samples
+from .federated import FederatedData, Given, Holdings, Samples
 from .folder import DataError
 
 OfficialTest = Literal["pooled", "server", "clients"]
@@ -405,9 +405,19 @@ def hand_out(
         report=_held_by_server(samples, report),
         names=client_names(samples, division.train),
     )
-    data = samples.after_partition(data) if samples.after_partition else data
+    if samples.after_partition:
+        data = _with_given(samples.after_partition(data), samples)
     data.check_finite()
     return data
+
+
+def _with_given(data: FederatedData, before: Samples) -> FederatedData:
+    """The data, with what their inputs were computed from where each is still of the same sample."""
+    now = data.samples
+    is_computed = now.inputs is not before.inputs and now.inputs.is_floating_point()
+    if now.given or not is_computed or len(now.targets) != len(before.targets):
+        return data
+    return replace(data, samples=replace(now, given=Given((before.inputs, before.targets))))
 
 
 def federate(

@@ -20,10 +20,10 @@ from ..registry import suggest
 from .arrays import MOST_CLASSES
 from .cache import Writer, cached
 from .catalogue import DATASETS
-from .columns import Standardise, prepare
-from .federated import Samples
+from .columns import Standardise, blocks, prepare
+from .federated import Given, Samples
 from .folder import DataError, Progress, reason
-from .table_files import ENDINGS, VALUES_AT_ONCE, read_chunks, read_header
+from .table_files import ENDINGS, read_chunks, read_header
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -33,6 +33,7 @@ LARGEST = 1e30  # number, either sign: squares of larger ones are infinite
 MOST_PROBLEMS = 10  # in one message
 NOT_NUMBERS = "; correct the cells, or put the column into `categories` or `ignore`"
 MOST_CLIENTS = 10**9
+CODE = numpy.int32  # of a client or a category, one for every row
 MOST_CATEGORIES = 1_000  # of a column: more are names or numbers, not categories
 FORMAT = 2  # increase it when `cached_table` writes other arrays than before
 Kind = Literal["classification", "regression"]
@@ -127,6 +128,8 @@ class SampleTable:
     names: tuple[str, ...]
     target: str
     classes: tuple[str, ...] = ()  # none for regression
+    # [N] what the targets were computed from; None: they are as given
+    given: numpy.ndarray | None = None
 
     def samples(self, standardise: Standardise, problem: Problem | None = None) -> Samples:
         """The rows as samples; columns become inputs once clients hold them (`columns.prepare`)."""
@@ -140,7 +143,13 @@ class SampleTable:
             names=self.names,
             after_partition=partial(prepare, columns=self.columns, standardise=standardise),
             table=Encoding(self.target, self.columns, self.classes),
+            given=self._given(),
         )
+
+    def _given(self) -> Given | None:
+        if self.given is None:
+            return None  # until the columns become inputs
+        return Given((torch.as_tensor(self.inputs), torch.as_tensor(self.given)))
 
 
 def cached_table(
@@ -158,6 +167,8 @@ def cached_table(
         made = read(arrays)
         arrays.save("targets", made.targets)
         arrays.save("ids", made.ids)
+        if made.given is not None:
+            arrays.save("given", made.given)
         words = {
             "columns": [(column.name, column.categories) for column in made.columns],
             "names": made.names,
@@ -319,11 +330,10 @@ def _sort_codes(
             codes, known = words[name].sorted()
             positions[index] = numpy.append(codes, numpy.nan)
         columns.append(InputColumn(name, tuple(known)))
-    size = max(1, VALUES_AT_ONCE // len(names))
-    for start in range(0, len(inputs) if positions else 0, size):
-        block = inputs[start : start + size]
-        for index, of_code in positions.items():
-            block[:, index] = of_code[block[:, index].astype(numpy.int64)]
+    if positions:
+        for block in blocks(inputs, "categories"):
+            for index, of_code in positions.items():
+                inputs[block, index] = of_code[inputs[block, index].astype(numpy.int64)]
     return columns
 
 
@@ -348,13 +358,16 @@ class _Targets:
             values = _signed_times(path, rows, self._name, self._event)
         else:
             values = self._numbers.read(path, rows[self._name])
+        if self._kind == "regression":
+            values = values.astype(numpy.float32)
         self._found.append(values)
 
     def finish(self, path: Path) -> tuple[numpy.ndarray, list[str]]:
         """All targets [N], and the classes: none for regression."""
         values = numpy.concatenate(self._found)
+        self._found.clear()  # a table may have many rows
         if self._kind == "regression":
-            return values.astype(numpy.float32), []
+            return values, []
         codes, classes = self._labels.sorted()
         if len(classes) < 2:
             only = f"has the value {classes[0]!r} only, so there is nothing to learn"
@@ -374,7 +387,7 @@ class _Owners:
     def add(self, sheet: int, rows: DataFrame) -> None:
         """The clients of these rows."""
         if self._column is None:
-            self._found.append(numpy.full(len(rows), sheet))
+            self._found.append(numpy.full(len(rows), sheet, CODE))
             return
         names = rows[self._column]
         missing = names.isna()
@@ -395,7 +408,7 @@ class _Owners:
         names = [sheet.client for sheet in self._sheets]
         if len(set(names)) < len(names):
             names = [str(sheet.path) for sheet in self._sheets]
-        return ids, names
+        return ids.astype(numpy.int64), names
 
 
 def _matching(data_dir: Path | None, files: str) -> list[Path]:
@@ -429,7 +442,7 @@ def _with_target(sheet: Sheet, target: str) -> Iterator[DataFrame]:
         without += int((~given).sum())
         if given.any():
             is_empty = False
-            yield rows[given]
+            yield rows if given.all() else rows[given]
     if is_empty:
         raise DataError(
             f"{sheet.path}: no row has a value in column {target!r}; fill some in, or leave the file out"
@@ -523,7 +536,7 @@ class _Words:
         codes = [self._codes.setdefault(value, len(self._codes)) for value in found]
         if len(self._codes) > self._most:
             self.sorted()
-        numbered: numpy.ndarray = numpy.array([*codes, -1])[positions]
+        numbered: numpy.ndarray = numpy.array([*codes, -1], CODE)[positions]
         return numbered
 
     def sorted(self) -> tuple[numpy.ndarray, list[str]]:

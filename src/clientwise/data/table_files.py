@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 MOST_COLUMNS = 100_000
-VALUES_AT_ONCE = 2**20  # of a chunk
-FEWEST_ROWS = 256  # of a chunk: pandas takes time for every column of each
+CHUNK = 2**23  # bytes: the text and the values of the rows that are read at once
+MANY_COLUMNS = 2_048  # with more, chunks are larger: pandas takes time for every column of each
+LONG_ROW = 2**15  # bytes of text: what a row is taken for until some were read
 LONGEST_HEADER = 2**26  # bytes
 BUFFER = 2**20  # bytes
+COLUMN_BUFFER = 2**12  # bytes, of Parquet: without one, a whole row group is in memory
 PART_OF_MEMORY = 8  # what is read at once is copied several times
 MOST_UNPACKED = 100  # bytes for every byte of a .gz file that does not fit into memory
 VALUE_BYTES = 8  # of a number in a table
@@ -48,13 +50,12 @@ def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
 
 def read_chunks(path: Path, texts: Sequence[str]) -> Iterator[DataFrame]:
     """The rows as `read_table` reads them, some at a time: the file may be larger than memory."""
-    rows = max(FEWEST_ROWS, VALUES_AT_ONCE // max(1, len(read_header(path))))
-    yield from _frames(path, texts, rows)
+    yield from _frames(path, texts, CHUNK)
 
 
 def read_header(path: Path) -> list[str]:
     """The names of the columns."""
-    return [str(name) for name in next(_frames(path, (), 1)).columns]
+    return [str(name) for name in next(_frames(path, (), chunk=1)).columns]
 
 
 def separator_of(path: Path) -> str:
@@ -65,27 +66,40 @@ def separator_of(path: Path) -> str:
     return ";" if plain.count(b";") > plain.count(b",") else ","
 
 
-def _frames(path: Path, texts: Sequence[str], rows: int | None) -> Iterator[DataFrame]:
-    """One frame at least, each of so many rows; None: one frame of all rows."""
+def _frames(path: Path, texts: Sequence[str], chunk: int | None) -> Iterator[DataFrame]:
+    """One frame at least, each of about so many bytes; None: one frame of all rows."""
     if path.suffix == ".parquet":
-        return _parquet_frames(path, rows)
-    return _csv_frames(path, texts, rows)
+        return _parquet_frames(path, chunk)
+    return _csv_frames(path, texts, chunk)
 
 
-def _csv_frames(path: Path, texts: Sequence[str], rows: int | None) -> Iterator[DataFrame]:
+def _rows_of(chunk: int, columns: int, row_bytes: float) -> int:
+    """The rows of a chunk, where the text of a row has so many bytes."""
+    if columns > MANY_COLUMNS:
+        chunk = chunk * columns // MANY_COLUMNS
+    return max(1, int(chunk / (row_bytes + VALUE_BYTES * columns)))
+
+
+def _csv_frames(path: Path, texts: Sequence[str], chunk: int | None) -> Iterator[DataFrame]:
     separator = separator_of(path)
-    _refuse_wide(path, _first_line(path).count(separator.encode()) + 1)
+    first_line = _first_line(path)
+    columns = first_line.count(separator.encode()) + 1
+    _refuse_wide(path, columns)
     _refuse_repeated(path, _header(path, separator))
+    row_bytes: float = max(LONG_ROW, len(first_line))
+    count = 0
     with _LimitedFile(path) as raw, io.BufferedReader(raw, BUFFER) as file:
         with _parsing(path):
-            reader = _read_csv(
-                file, sep=separator, dtype=dict.fromkeys(texts, str), iterator=True, chunksize=rows
-            )
+            reader = _read_csv(file, sep=separator, dtype=dict.fromkeys(texts, str), iterator=True)
         while True:
+            rows = None if chunk is None else _rows_of(chunk, columns, row_bytes)
             with _parsing(path):
-                frame = next(reader, None)
-            if frame is None:
-                return
+                try:
+                    frame = reader.get_chunk(rows)
+                except StopIteration:
+                    return
+            count += len(frame)
+            row_bytes = raw.count / max(1, count)
             if separator == ";":
                 for name in frame.columns.difference(texts):
                     if _has_texts(frame[name]):
@@ -99,8 +113,8 @@ class _LimitedFile(io.RawIOBase):
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.count = 0  # bytes read so far
         self._of_chunk = 0
-        self._of_all = 0
         self._most_at_once = memory() // PART_OF_MEMORY
         try:
             is_packed = path.suffix == ".gz"
@@ -126,16 +140,18 @@ class _LimitedFile(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         try:
             content = self._file.read(len(buffer))
+        except MemoryError:
+            raise _too_little_memory(self._path) from None
         except Exception as error:  # a damaged file makes gzip raise anything
             raise self._unreadable(error) from None
         self._of_chunk += len(content)
-        self._of_all += len(content)
+        self.count += len(content)
         if self._of_chunk > self._most_at_once:
             raise DataError(
                 f"{self._path}: more than {gigabytes(self._most_at_once)} of it must be in memory at once; "
                 "divide the file, or shorten its longest rows"
             )
-        if self._of_all > max(self._most, self._most_at_once):
+        if self.count > max(self._most, self._most_at_once):
             raise DataError(
                 f"{self._path}: unpacks to more than {MOST_UNPACKED} times its size; unpack it yourself if it is right"
             )
@@ -201,6 +217,8 @@ def _parsing(path: Path) -> Iterator[None]:
             yield
     except DataError:
         raise
+    except MemoryError:
+        raise _too_little_memory(path) from None
     except UnicodeDecodeError:
         raise _not_utf8(path) from None
     except Exception as error:
@@ -227,6 +245,12 @@ def _not_utf8(path: Path) -> DataError:
     )
 
 
+def _too_little_memory(path: Path) -> DataError:
+    return DataError(
+        f"{path}: too little memory to read it; end other programs, or raise the limit of this process"
+    )
+
+
 def _refuse_wide(path: Path, columns: int) -> None:
     if columns > MOST_COLUMNS:
         raise DataError(
@@ -245,7 +269,7 @@ def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
         seen.add(name)
 
 
-def _parquet_frames(path: Path, rows: int | None) -> Iterator[DataFrame]:
+def _parquet_frames(path: Path, chunk: int | None) -> Iterator[DataFrame]:
     """Frames of a Parquet file, whose metadata is checked before any value is read."""
     try:
         from pyarrow import Table
@@ -257,13 +281,15 @@ def _parquet_frames(path: Path, rows: int | None) -> Iterator[DataFrame]:
     try:
         with ParquetFile(path) as file:
             _refuse_wide(path, file.metadata.num_columns)
-            _refuse_large(path, file.metadata, in_memory=rows is None)
+            _refuse_large(path, file.metadata, in_memory=chunk is None)
             _refuse_repeated(path, file.schema_arrow.names)
             texts = _text_columns(file.schema_arrow)
         # Texts stay encoded: a file of a few bytes may repeat a long one a million times.
-        with ParquetFile(path, read_dictionary=texts) as file:
+        with ParquetFile(
+            path, read_dictionary=texts, pre_buffer=False, buffer_size=COLUMN_BUFFER
+        ) as file:
             read = 0
-            for batches in _parquet_batches(file, rows):
+            for batches in _parquet_batches(file, chunk):
                 frame = Table.from_batches(batches, file.schema_arrow)
                 frame = frame.unify_dictionaries().to_pandas()
                 encoded = frame.select_dtypes("category").columns
@@ -273,37 +299,39 @@ def _parquet_frames(path: Path, rows: int | None) -> Iterator[DataFrame]:
                 read += len(frame)
     except DataError:
         raise
+    except MemoryError:
+        raise _too_little_memory(path) from None
     except Exception as error:
         raise DataError(
             f"{path}: not a Parquet file that can be read ({reason(error)}); write it again"
         ) from None
 
 
-def _parquet_batches(file: Any, rows: int | None) -> Iterator[list[Any]]:
-    """What makes a frame: batches of so many rows, or all; none where the file has no rows."""
+def _parquet_batches(file: Any, chunk: int | None) -> Iterator[list[Any]]:
+    """What makes a frame: a batch of so many bytes, or all; none where the file has no rows."""
+    row_bytes = _encoded_bytes(file.metadata) / max(1, file.metadata.num_rows)
+    rows = _rows_of(chunk or CHUNK, file.metadata.num_columns, row_bytes)
     most = memory() // PART_OF_MEMORY
     size = 0
     found = []
     is_empty = True
-    for batch in file.iter_batches(batch_size=rows or VALUES_AT_ONCE):
+    for batch in file.iter_batches(batch_size=rows):
         found.append(batch)
         size += batch.nbytes
         if size > most:
             raise ValueError(f"more than {gigabytes(most)} unpacked")
-        if rows is not None:
+        if chunk is not None:
             yield found
             size = 0
             found = []
             is_empty = False
-    if rows is None or is_empty:
+    if chunk is None or is_empty:
         yield found
 
 
 def _refuse_large(path: Path, metadata: Any, *, in_memory: bool) -> None:
     """DataError where the metadata announces more values than fit, or far more than the file can hold."""
-    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    encoded = sum(group.total_byte_size for group in groups)
-    size = max(VALUE_BYTES * metadata.num_rows * metadata.num_columns, encoded)
+    size = max(VALUE_BYTES * metadata.num_rows * metadata.num_columns, _encoded_bytes(metadata))
     if in_memory and size > memory() // PART_OF_MEMORY:
         limit = gigabytes(memory() / PART_OF_MEMORY)
         raise DataError(
@@ -315,6 +343,12 @@ def _refuse_large(path: Path, metadata: Any, *, in_memory: bool) -> None:
             f"{path}: announces {gigabytes(size)} of values in {packed:,} bytes, "
             f"more than {MOST_RATIO:,} times as much; remove constant columns and repeated rows"
         )
+
+
+def _encoded_bytes(metadata: Any) -> int:
+    """The bytes of all values, unpacked."""
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    return sum(group.total_byte_size for group in groups)
 
 
 def _text_columns(schema: Any) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.problem import Regression
 from .cache import Writer, cached
 from .catalogue import DATASETS
-from .federated import FederatedData, Holdings, Samples
+from .federated import FederatedData, Given, Holdings, Samples, row_digests
 from .folder import Archive, DataError, find
 
 # Images, their width and height, fewest and most cells
@@ -59,6 +59,7 @@ def vgg_cells(
         inputs = arrays.create("inputs", (COUNT, 3, size, size), numpy.uint8)
         targets = arrays.create("targets", (COUNT, size, size), numpy.float32)
         counts = numpy.zeros(COUNT)
+        dotted = numpy.zeros((COUNT, SIZE, SIZE), bool)
         for index in range(COUNT):
             names = [f"{index + 1:03}{kind}.png" for kind in ("cell", "dots")]
             if missing := [name for name in names if name not in there]:
@@ -69,6 +70,7 @@ def vgg_cells(
                 raise DataError(f"{source}: {names[1]} is not {SIZE}×{SIZE} pixels; {get}")
             rows, columns = numpy.nonzero(red)
             counts[index] = len(rows)
+            dotted[index] = red > 0
             dots = numpy.zeros((size, size))
             numpy.add.at(dots, (rows * size // SIZE, columns * size // SIZE), density)
             # Reflected at the border, so that no part of a cell is lost and the sum stays what it is.
@@ -79,8 +81,9 @@ def vgg_cells(
                 f"{source}: {LEAST} to {MOST} cells per image expected, found {found}; {get}"
             )
         arrays.save("count", counts)
+        arrays.save("given", row_digests(torch.from_numpy(dotted)).numpy())
 
-    arrays = cached("vgg_cells", [source], build, [size, sigma, density])
+    arrays = cached("vgg_cells", [source], build, [size, sigma, density, "given"])
     return Samples(
         arrays["inputs"],
         arrays["targets"],
@@ -89,6 +92,7 @@ def vgg_cells(
         sample_attributes={"count": arrays["count"]},
         after_partition=_augmented if augment else None,
         each_alone=True,
+        given=Given((arrays["inputs"], arrays["given"])),
     )
 
 
@@ -105,6 +109,8 @@ def _augmented(data: FederatedData) -> FederatedData:
     train, test = expanded(data.train), expanded(data.test)
     assert train is not None
     assert test is not None
+    assert samples.given is not None
+    eightfold = torch.arange(len(samples.targets)).repeat_interleave(8)
     return replace(
         data,
         samples=replace(
@@ -115,6 +121,7 @@ def _augmented(data: FederatedData) -> FederatedData:
                 name: values.repeat_interleave(8)
                 for name, values in samples.sample_attributes.items()
             },
+            given=samples.given.of(eightfold),
         ),
         train=train,
         test=test,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import platform
 import sys
@@ -19,6 +20,9 @@ Precision = Literal["auto", "float32", "tf32", "bf16"]
 # What each thread's cuBLAS handle keeps for its products: 1 MiB, and 128 KiB for small ones. Every
 # lane has a thread, and cuBLAS's default of 32 MiB for each was most of the memory of a run.
 CUBLAS_WORKSPACE = ":1024:1:16:8"
+SMALL = 500_000  # parameters of a network
+
+KEPT_BYTES = 2**27  # that an allocator may keep of what a thread has freed
 
 _gpu_fraction = 1.0  # of the GPU's memory, which this process may use
 
@@ -52,6 +56,13 @@ def gpu_memory(device: torch.device) -> int:
     """The bytes of the GPU that this process may use: free ones and its own, at most its fraction."""
     free, total = torch.cuda.mem_get_info(device)
     return min(free + torch.cuda.memory_reserved(device), int(_gpu_fraction * total))
+
+
+def return_unused_gpu_memory() -> None:
+    """Return to the GPU what this process has reserved and does not use, so that other processes can have it."""
+    if torch.cuda.is_initialized():
+        gc.collect()  # objects that refer to each other may hold tensors and graphs
+        torch.cuda.empty_cache()
 
 
 @contextmanager
@@ -91,11 +102,16 @@ def threads_for(num_parameters: int) -> Iterator[None]:
     On a busy machine, threads that wait for each other make small layers many times slower.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if num_parameters < 500_000 else before)
+    torch.set_num_threads(thread_count(num_parameters))
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def thread_count(num_parameters: int) -> int:
+    """The threads of `threads_for`."""
+    return 1 if num_parameters < SMALL else torch.get_num_threads()
 
 
 def keep_freed_memory() -> None:
@@ -107,7 +123,7 @@ def keep_freed_memory() -> None:
     told = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     if sys.platform == "linux" and not told and hasattr(allocator := ctypes.CDLL(None), "mallopt"):
         allocator.mallopt(-3, 2**25)  # M_MMAP_THRESHOLD: smaller blocks are not fetched one by one
-        allocator.mallopt(-1, 2**28)  # M_TRIM_THRESHOLD: so much may lie idle, per thread
+        allocator.mallopt(-1, KEPT_BYTES)  # M_TRIM_THRESHOLD: so much may lie idle, per thread
 
 
 def set_precision(wanted: Precision, device: torch.device) -> Precision:

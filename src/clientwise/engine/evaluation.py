@@ -13,6 +13,22 @@ from ..data.federated import Inputs, Samples
 from .jobs import EvaluateJob, EvaluateResult
 
 BATCH = 4096  # samples times models in one pass; on a GPU four times as many
+CUT_BYTES = 2**28  # of what a layer makes of a pass, where so many samples do not fit into memory
+FLOAT_BYTES = 4
+
+
+def samples_at_once(largest: int, room: int, *, on_gpu: bool) -> int:
+    """How many samples times models are evaluated in one pass.
+
+    Args:
+        largest: values that the layer with most of them makes of one sample.
+        room: bytes of memory.
+        on_gpu: whether it is that of a GPU.
+    """
+    usual = 4 * BATCH if on_gpu else BATCH
+    if FLOAT_BYTES * usual * largest <= room:
+        return usual
+    return max(1, CUT_BYTES // (FLOAT_BYTES * largest))
 
 
 @torch.no_grad()
@@ -22,14 +38,14 @@ def evaluate_batches(
     samples: Samples,
     indices: Tensor,
     targets: Tensor,
+    at_once: int,
 ) -> EvaluateResult:
     """How `count` models do, in large batches that know no borders between holders.
 
-    `forward` takes inputs [B, ...] to outputs [count, B, ...].
+    `forward` takes inputs [B, ...] to outputs [count, B, ...]. See `samples_at_once`.
     """
     problem = samples.problem
-    most = 4 * BATCH if indices.is_cuda else BATCH
-    size = max(1, most // count)
+    size = max(1, at_once // count)
     batches = []
     for some, truth in zip(torch.split(indices, size), torch.split(targets, size), strict=True):
         batches.append(problem.judge(forward(samples.network_inputs(some)), truth))

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ..core.types import Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
+from ..limits import memory
 from ..models.dropout import count_dropout
 from ..models.flat import FlatModel, frozen_digest, frozen_parameters
 from .device import (
@@ -30,12 +31,13 @@ from .device import (
     refuse_impossible,
     set_precision,
 )
-from .evaluation import summarise
+from .evaluation import samples_at_once, summarise
 from .jobs import EvaluateJob, EvaluateResult, TrainJob, TrainResult
 from .loop import LoopBackend
 from .probes import (
     capture_error,
     draws_from_default_generator,
+    largest_layer,
     needs_two_samples,
     with_input_type,
 )
@@ -147,6 +149,7 @@ class DeviceExecutor:
             pairs=self.pairs,
             use_graphs=self.mode == "graph",
             dtype=self._dtype,
+            evaluated=self._samples_at_once(),
         )
         self._own = threading.local()  # in a thread of the pool: its own worker
         # For whichever thread calls where there is no pool: lanes take turns
@@ -207,6 +210,12 @@ class DeviceExecutor:
         if error is None:
             return "graph", why
         return "loop", f"{why}; its steps cannot be CUDA graphs: {error}"
+
+    def _samples_at_once(self) -> int:
+        """How many samples times models are evaluated in one pass."""
+        on_gpu = self.device.type == "cuda"
+        room = gpu_memory(self.device) if on_gpu else memory()
+        return samples_at_once(largest_layer(self.flat, self.samples), room, on_gpu=on_gpu)
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:
         """How many clients with at most `largest` samples train together."""
@@ -336,10 +345,21 @@ def _equip(
     pairs: bool,
     use_graphs: bool,
     dtype: torch.dtype,
+    evaluated: int,
 ) -> _Worker:
     """A worker that computes with this module."""
-    loop = LoopBackend(flat, samples, draws=draws, pairs=pairs, use_graphs=use_graphs, dtype=dtype)
-    return _Worker(loop, StackedBackend(flat.module, flat.spec, samples, flat.vector.device, dtype))
+    loop = LoopBackend(
+        flat,
+        samples,
+        draws=draws,
+        pairs=pairs,
+        use_graphs=use_graphs,
+        dtype=dtype,
+        evaluated=evaluated,
+    )
+    device = flat.vector.device
+    stacked = StackedBackend(flat.module, flat.spec, samples, device, dtype, evaluated)
+    return _Worker(loop, stacked)
 
 
 def _begin_work(

@@ -16,7 +16,7 @@ from ..models.call import outputs_of
 from ..models.dropout import CountedDropout
 from ..models.flat import FlatModel
 from .batches import BatchSchedule
-from .evaluation import evaluate_batches, joined
+from .evaluation import BATCH, evaluate_batches, joined
 from .graphs import CudaGraph
 from .jobs import EvaluateResult, TrainJob, TrainResult
 from .optimizers import make_optimizer, restart, state_of
@@ -36,6 +36,7 @@ class LoopBackend:
         pairs: bool = False,
         use_graphs: bool = False,
         dtype: torch.dtype = torch.float32,
+        evaluated: int = BATCH,
     ) -> None:
         self._flat = flat
         self._samples = samples
@@ -43,6 +44,7 @@ class LoopBackend:
         self._pairs = pairs
         self._use_graphs = use_graphs
         self._dtype = dtype
+        self._evaluated = evaluated
         self._parameters = [one for one in flat.module.parameters() if one.requires_grad]
         self._dropouts = [
             module for module in flat.module.modules() if isinstance(module, CountedDropout)
@@ -221,7 +223,10 @@ class LoopBackend:
         results = []
         for model in models:
             self._flat.load(model)
-            results.append(evaluate_batches(self._forward, 1, self._samples, indices, targets))
+            found = evaluate_batches(
+                self._forward, 1, self._samples, indices, targets, self._evaluated
+            )
+            results.append(found)
         return joined(results)
 
     def _forward(self, inputs: Inputs) -> Tensor:

@@ -12,6 +12,7 @@ from ..core.seeding import seeded_default_generator
 from ..data.federated import Samples
 from ..models.call import outputs_of
 from ..models.flat import FlatModel
+from ..models.size import values_per_sample
 from .graphs import CudaGraph
 
 
@@ -62,6 +63,21 @@ def needs_two_samples(flat: FlatModel, samples: Samples) -> bool:
     with torch.no_grad(), seeded_default_generator(0, "trial"):
         one, two = (_training_error(flat, samples, count) for count in (1, 2))
     return one is not None and two is None
+
+
+def largest_layer(flat: FlatModel, samples: Samples) -> int:
+    """How many values the layer with most of them makes of one sample; 0 where the network cannot be tried."""
+    if not len(samples.inputs):  # a server whose clients are elsewhere
+        return 0
+    rows = _first(1, flat.module)
+    try:
+        with seeded_default_generator(0, "trial", device=rows.device):
+            _, largest = values_per_sample(flat.module, samples.network_inputs(rows))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # a user's own network may raise anything: so does evaluating it
+        return 0
+    return largest
 
 
 def capture_error(flat: FlatModel, samples: Samples) -> str | None:

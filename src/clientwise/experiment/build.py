@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from ..attacks import ATTACKS, Hostile, Several
 from ..attacks.backdoors import plant
 from ..attacks.new_data import swap
-from ..core.clock import Clock, Devices, Pace
+from ..core.clock import Clock, Pace
 from ..core.criteria import fact_columns
 from ..core.method import Control, Method, Plan
 from ..core.sampling import cohort_size
 from ..core.seeding import generator
 from ..data.arrays import channels_last_hint
 from ..data.datasets import DATASETS, DataError
-from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices
+from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices, read_traces
 from ..data.features import with_features
 from ..data.federated import FederatedData, Holdings, Samples
 from ..data.partition import PARTITIONS, Division, client_names, contribute, divide, hand_out
@@ -208,21 +208,30 @@ def build_data(
     else:
         data = _hand_out(experiment, samples, divided, seed, relabel)
     known = {**data.attributes, **fact_columns(experiment.attributes)}
-    data = replace(data, attributes=known, devices=build_devices(experiment, data, seed))
+    data = _with_devices(experiment, replace(data, attributes=known), seed)
     return plant(swap(data, chosen), hostile, seed), hostile
 
 
-def build_devices(experiment: Experiment, data: FederatedData, seed: int) -> Devices | None:
-    """The clients' devices under this seed; None where all are alike."""
+def _with_devices(experiment: Experiment, data: FederatedData, seed: int) -> FederatedData:
+    """The data with the clients' devices under this seed; without them where all are alike."""
     settings = experiment.devices
     if settings is None:
-        return None
-    distributions = {name: make(DISTRIBUTIONS, getattr(settings, name)) for name in DEVICE_FACTS}
-    traces = Path(settings.traces) if settings.traces else None
+        return data
+    parts: dict[str, Part] = {name: getattr(settings, name) for name in DEVICE_FACTS}
+    distributions = {name: make(DISTRIBUTIONS, part) for name, part in parts.items()}
     try:
-        return draw_devices(data.num_clients, seed, distributions, traces)
+        traced: dict[str, Tensor] = {}
+        if settings.traces:
+            traced = read_traces(Path(settings.traces), data.num_clients, seed)
+        devices = draw_devices(data.num_clients, seed, distributions, traced)
     except DataError as error:
         raise ConfigError(experiment.source, [("devices", str(error))]) from None
+    drawn = {
+        name: f"seed {seed}: {part.name} {dict(part.options)}"
+        for name, part in parts.items()
+        if name not in traced
+    }
+    return replace(data, devices=devices, drawn=drawn)
 
 
 def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, ...]:
@@ -316,6 +325,17 @@ def build_executor(
         precision=experiment.precision,
         workers=workers,
     )
+
+
+def lanes_that_fit(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> int:
+    """How many lanes can train their cohorts as one batched computation."""
+    if executor.mode != "stacked":
+        return 1
+    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+    largest = int(data.train.sizes.max())
+    trainings = [method.training for method in experiment.build_methods()]
+    fitting = [executor.clients_at_once(training, largest) for training in trainings]
+    return max(1, min(fitting) * executor.workers // plan.cohort_size)
 
 
 def build_engine(

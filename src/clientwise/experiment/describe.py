@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from ..core.adapters import pairs_of
-from ..core.cohort import count_sums
+from ..core.cohort import count_sums_of_parts
 from ..core.criteria import is_claimed
 from ..core.types import ModelSpec
 from ..data.federated import FederatedData, Samples
@@ -15,12 +15,12 @@ from ..engine.device import gpu_memory, memory_errors_explained, pick_device
 from ..engine.executor import DeviceExecutor
 from ..limits import gigabytes
 from ..models.size import count_parameters
-from .build import build_data, build_executor, build_plan
+from .build import build_data, build_executor, build_plan, lanes_that_fit
 from .doubts import doubts
 from .policy_checks import policy_doubts
 from .privacy_checks import describe_privacy, held_out_doubts
 from .ray_shards import can_be_sharded
-from .round_memory import gpu_bytes, largest_round
+from .round_memory import fixed_bytes, gpu_bytes, largest_round
 from .schema import Experiment
 from .steps import count_steps, steps_in_words, unequal_steps
 from .validation import validate
@@ -156,14 +156,18 @@ def _server_set(experiment: Experiment, data: FederatedData) -> str:
 
 
 def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> str:
-    """What a run takes of a GPU; on a CPU the models of a round, where they take much."""
+    """What a run takes of a GPU; on a CPU what its rounds take, where that is much."""
     if executor.device.type == "cuda":
         expected = gigabytes(gpu_bytes(experiment, data, executor))
         return f"about {expected} of the GPU; {gigabytes(gpu_memory(executor.device))} are free"
-    needed = largest_round(experiment, data, executor.spec)
-    if needed < WORTH_SAYING:
+    all_lanes = len(experiment.seeds) * len(experiment.methods)
+    lanes = min(all_lanes, lanes_that_fit(experiment, data, executor))
+    models = largest_round(experiment, data, executor.spec, lanes)
+    if models < WORTH_SAYING:
         return ""
-    return f"up to {gigabytes(needed)} for the models of a round"
+    needed = gigabytes(models + fixed_bytes(executor.workers))
+    rounds = "a round" if lanes == 1 else f"{lanes} rounds side by side"
+    return f"up to {needed} for {rounds}, {gigabytes(models)} of them for models"
 
 
 def _travels(
@@ -176,7 +180,7 @@ def _travels(
     every_model = FLOAT_BYTES * plan.cohort_size * spec.size
     found = []
     for method in experiment.build_methods():
-        sums = count_sums(method, plan, spec, data.samples.problem, plan.cohort_size)
+        sums = count_sums_of_parts(method, plan, spec, data.samples.problem, plan.cohort_size)
         if not can_be_sharded(method):
             how = "not in shards: one client holds all samples"
         elif method.control or method.training.control_variates:

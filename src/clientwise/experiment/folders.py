@@ -13,7 +13,7 @@ from ..errors import RunError
 from ..runs.files import plain_name
 from ..runs.reader import is_finished
 from ..runs.recorded import read_table
-from ..writing import write_atomically
+from ..writing import make_folder, write_atomically
 from .messages import issues_of
 from .resume import CONFIG, changed_keys
 from .schema import Experiment
@@ -23,7 +23,7 @@ from .values import Note, Tags
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
     """Make a new folder runs/NAME-DATE-TIME; a number follows where that folder exists."""
     stem = f"{plain_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     folder = parent / stem
     number = 2
     while True:
@@ -63,7 +63,7 @@ def claim(folder: Path, resume: bool) -> None:
             raise RunError(f"{folder}: not empty, and not a run of clientwise")
         if resume and not names:
             raise RunError(f"{folder}: there is no run here to resume")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
 
 
 def annotate(folder: Path, note: str | None, tags: Sequence[str] | None) -> None:

@@ -53,7 +53,7 @@ def unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> list
         try:
             before = config_so_far(folder / cell.folder)
             for difference in refused_differences(before, cell.experiment) if before else ():
-                differing.setdefault(difference, []).append(cell.name)
+                differing.setdefault(difference.sentence, []).append(cell.name)
             if before is None or _lacks(folder / cell.folder, before, cell.experiment):
                 todo.append(place)
                 continue

@@ -17,15 +17,17 @@ from pathlib import Path
 import tomli_w
 import torch
 
-from ..engine.device import gpu_memory, pick_device, share_gpu
+from ..engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ..errors import ClientwiseError, ConfigError, RunError
 from ..limits import gigabytes
-from ..writing import write_atomically
+from ..writing import make_folder, write_atomically
 from .config import read_config
 from .folders import new_folder
 from .lanes import Progress
+from .machine import change_of_machine, in_words
 from .matrix import MATRIX_FILE, Matrix, MatrixCell, open_matrix
 from .matrix_resume import grown, unfinished_cells
+from .origin import recorded_system
 from .runner import Stopped
 from .runner import run as run_experiment
 
@@ -78,6 +80,10 @@ def run_matrix(
     """
     folder = new_folder(matrix.name) if out is None else out
     matrix, todo = _prepare(matrix, folder, resume, accept_changes)
+    places = [folder / matrix.cells[place].folder for place in todo]
+    changes = change_of_machine({place: recorded_system(place) for place in places})
+    if changes:
+        log.warning("warning: %s: %s", folder, in_words(changes))
     number = len(matrix.cells) - len(todo)
     failures: dict[str, str] = {}
 
@@ -142,7 +148,7 @@ def _prepare(
         todo = unfinished_cells(matrix, folder, accept_changes)
     elif _names_in(folder) - {f"{MATRIX_FILE}.part"}:  # which a run that was killed may leave
         raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     write_atomically(written, tomli_w.dumps(matrix.table).encode())
     return matrix, todo
 
@@ -160,8 +166,10 @@ def _uses_gpu(cell: MatrixCell) -> bool:
 def _jobs_that_fit(jobs: int, process: ProcessPoolExecutor) -> int:
     """As many jobs as the free memory of the GPU allows; the other cells wait.
 
-    It is read in a `process` that is to use the GPU, since whoever reads it takes some of it.
+    It is read in a `process` that is to use the GPU, since whoever reads it takes some of it. An earlier run in
+    this process may have left memory to PyTorch's cache, which is returned first.
     """
+    return_unused_gpu_memory()
     free = process.submit(gpu_memory, torch.device("cuda")).result()
     fitting = max(1, min(jobs, free // JOB_BYTES))
     if fitting < jobs:

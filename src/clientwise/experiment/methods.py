@@ -254,6 +254,7 @@ class MethodSettings(ConfigTable):
             secure=self.secure_aggregation.build() if self.secure_aggregation else None,
             adapters=self.adapters,
             uses_sums=isinstance(NORMALISERS.declared(normalise.name), DividesBySums),
+            compares_pairs=any("pairs" in kind.needs(part) for _, kind, part in self.parts()),
         )
 
     def _normaliser(self, normalise: Part) -> Normaliser:

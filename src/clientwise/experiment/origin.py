@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.metadata import version
@@ -17,11 +17,12 @@ from safetensors import safe_open
 
 from ..data.federated import FederatedData
 from ..errors import RunError
-from ..models.flat import frozen_digest
+from ..models.flat import frozen_digest, same_frozen
 from ..runs.facts import recorded_fact
 from ..runs.rows import Change
 from ..runs.writer import Store
 from .build import build_module
+from .machine import system
 from .schema import Experiment
 
 PACKAGES = ("clientwise", "torch", "numpy", "pydantic", "safetensors")
@@ -39,6 +40,8 @@ class Origin:
     initial_model: str = ""  # the fingerprint of its file; "" is a random one
     left: list[str] = field(default_factory=list)  # members that have left a deployment
     frozen: str = ""  # the digest of the network's frozen parameters; "" where it has none
+    # Whether `data` are fingerprints of what was given. Those of 0.2.0 are of what was computed from it.
+    of_given: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class ComparedOrigin:
     before: Origin | None
     changes: list[Change]  # accepted earlier
     differences: list[str]
+    kept: set[int] = field(default_factory=set)  # seeds whose fingerprints are those of 0.2.0
+    remarks: list[str] = field(default_factory=list)  # of `differences`: what could not be compared
 
 
 _ORIGIN = TypeAdapter(Origin)
@@ -61,7 +66,7 @@ def versions() -> dict[str, str]:
     if "flwr" in sys.modules:
         found["flwr"] = version("flwr")
     found["python"] = platform.python_version()
-    found["machine"] = f"{platform.system()} {platform.machine()}"
+    found["machine"] = system()
     return found
 
 
@@ -85,14 +90,33 @@ def compare_origin(
     if before is None:
         return ComparedOrigin(now, None, changes, [])
     names = experiment.flower.clients
-    found = list(_differences(before, now, data, names))
+    kept, remarks = _compare_with_0_2_0(before, data)
+    other_data = list(_other_data(before, now, data, names, kept))
+    found = [*other_data, *_differences(before, now)]
     if found and not accept_changes:
         raise RunError(
             f"{folder}: the run began with something else: {'; '.join(found)}. Restore it, choose "
             "another output folder, or go on with --accept-changes (in Python accept_changes=True), which "
-            "is recorded"
+            f"is recorded{_about_computed(before, now) if other_data else ''}"
         )
-    return ComparedOrigin(now, before, changes, [*_member_changes(before, now, names), *found])
+    differences = [*_member_changes(before, now, names), *found, *remarks]
+    return ComparedOrigin(now, before, changes, differences, kept, remarks)
+
+
+def _about_computed(before: Origin, now: Origin) -> str:
+    """A hint where other data may be the same, computed on another machine before they were passed in."""
+    if before.versions.get("machine") == now.versions["machine"]:
+        return ""
+    return (
+        ". Arrays that you compute differ in their last bits between machines, and this one is another: copy the "
+        "arrays, or set `Samples.given` to what they are computed from"
+    )
+
+
+def recorded_system(folder: Path) -> str | None:
+    """The system that a run was computed on, as its versions say; None where nothing is recorded."""
+    origin, _ = _recorded(folder)
+    return origin.versions.get("machine") if origin else None
 
 
 def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin) -> None:
@@ -104,7 +128,8 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
     known = compared.before.data if compared.before else {}
     for seed, own in compared.now.data.items():
         if known.get(seed) != own:
-            store.set_facts({_key(seed): _whole(store, seed, own, seed in known)})
+            is_changed = seed in known and seed not in compared.kept
+            store.set_facts({_key(seed): _whole(store, seed, own, is_changed)})
     origin = replace(compared.now, data=known | compared.now.data)
     store.set_facts({"origin": vars(origin)})
     if experiment.initial_model:
@@ -112,10 +137,10 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
         store.keep_fact("initial model", described)
 
 
-def _whole(store: Store, seed: int, own: Sequence[str], is_known: bool) -> str:
+def _whole(store: Store, seed: int, own: Sequence[str], is_changed: bool) -> str:
     """One fingerprint for all data of a seed. Changed data have both: they pair with neither."""
     whole = hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest()
-    if not is_known:
+    if not is_changed:
         return whole
     first = json.loads(store.fact(_key(seed)) or '""')
     return f"{first} then {whole}"
@@ -134,11 +159,33 @@ def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origi
         initial_model=_digest([Path(initial)]) if initial else "",
         left=experiment.flower.left,
         frozen=frozen,
+        of_given=True,
     )
 
 
+def _compare_with_0_2_0(
+    before: Origin, data: Mapping[int, FederatedData]
+) -> tuple[set[int], list[str]]:
+    """Seeds whose data 0.2.0 knew by fingerprints that depend on the CPU, and what cannot be said about them."""
+    if before.of_given:
+        return set(), []
+    computed = {seed for seed in before.data.keys() & data.keys() if data[seed].is_computed}
+    unknown = [
+        str(seed)
+        for seed in sorted(computed)
+        if data[seed].computed_fingerprints() != before.data[seed]
+    ]
+    if not unknown:
+        return computed, []
+    return computed, [
+        f"the data of seed {', '.join(unknown)} cannot be compared with those that the run began with. clientwise "
+        "0.2.0 recorded a fingerprint of computed numbers (standardised columns, features, drawn devices), "
+        "which differ in their last bits between CPUs. Make sure that the data are the same"
+    ]
+
+
 def _recorded(folder: Path) -> tuple[Origin | None, list[Change]]:
-    """What a run began with, and what changed since; runs of older versions have no such record."""
+    """What a run began with, None where it recorded nothing yet, and what changed since."""
     origin = recorded_fact(folder, "origin")
     changes = recorded_fact(folder, "changes")
     try:
@@ -151,24 +198,32 @@ def _recorded(folder: Path) -> tuple[Origin | None, list[Change]]:
         raise RunError(f"{folder}: {hint}") from None
 
 
-def _differences(
-    before: Origin, now: Origin, data: Mapping[int, FederatedData], names: Sequence[str]
+def _other_data(
+    before: Origin,
+    now: Origin,
+    data: Mapping[int, FederatedData],
+    names: Sequence[str],
+    kept: Collection[int],
 ) -> Iterator[str]:
-    """Other data, code of plugins, initial model or versions, in words."""
+    """Other data, in words; not of seeds in `kept`."""
     seeds: dict[str, list[str]] = {}
-    for seed in sorted(before.data.keys() & now.data.keys()):
+    for seed in sorted((before.data.keys() & now.data.keys()) - set(kept)):
         old = before.data[seed]
         new = now.data[seed]
         if old != new and not _joined(old, new, names):
             seeds.setdefault(_whose(old, new, data[seed]), []).append(str(seed))
     for whose, under in seeds.items():
         yield f"other data (seed {', '.join(under)}): {whose}"
+
+
+def _differences(before: Origin, now: Origin) -> Iterator[str]:
+    """Other code of plugins, initial model, frozen parameters or versions, in words."""
     for name in sorted(before.plugins.keys() & now.plugins.keys()):
         if before.plugins[name] != now.plugins[name]:
             yield f"other code in the plugin {name}"
     if before.initial_model != now.initial_model:
         yield "another initial model"
-    if now.data and before.frozen != now.frozen:
+    if now.data and not same_frozen(before.frozen, now.frozen):
         yield "other frozen parameters of the network"
     for name in COMPARED:
         if before.versions.get(name) != now.versions[name]:

@@ -14,8 +14,9 @@ from ..core.weighting import divide, to_weights
 from ..errors import RunError
 from ..runs.folder import RunFolder
 from ..runs.rows import CriterionRow, ParticipantRow
+from .config import load_experiment
 from .methods import WeightBounds
-from .resume import config_so_far
+from .resume import CONFIG, changed_keys, config_so_far
 
 TOLERANCE = 1e-9  # of a weight, a score or a normalised criterion
 
@@ -51,6 +52,9 @@ def recompute(run: RunFolder, members: Mapping[tuple[str, int, int], int]) -> Re
     if recorded is None:
         found.faults.append("the config of the run is missing")
         return found
+    written = load_experiment(run.folder / CONFIG)
+    for key in changed_keys(recorded.to_dict(), written.to_dict()):
+        found.faults.append(f"{CONFIG}, {key}: was changed")
     methods = {method.name: method for method in recorded.build_methods()}
     for lane in run.lanes:
         method = methods.get(lane.method)
@@ -105,8 +109,6 @@ def _policies(run: RunFolder, method: Method, seed: int) -> list[tuple[int, Boun
     for row in run.policies(method.name, seed):
         bounds = WeightBounds.model_validate(row.policy).build() if row.policy else None
         found.append((row.round_num, bounds and bounds.for_clients(names, len(clients))))
-    if len(found) == 1:  # none, or a run of an older version
-        found = [(0, method.bounds)]
     return found
 
 

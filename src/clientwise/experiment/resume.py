@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import ConfigError, RunError
 from ..runs.facts import recorded_fact
@@ -46,8 +46,8 @@ BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggre
 def config_so_far(folder: Path) -> Experiment | None:
     """The config that the rounds in a run folder were run with; None where there is no run.
 
-    It is recorded in the database. Folders of older versions have no such record: their file
-    counts. A file that was edited since is refused.
+    It is recorded in the database. Where a run was interrupted before that, its file counts. A file
+    that was edited since is refused.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -63,7 +63,8 @@ def config_so_far(folder: Path) -> Experiment | None:
     table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
     table |= {"note": written.note, "tags": written.tags}  # which `clientwise note` changes
     recorded = _recorded_experiment(folder, table)
-    found = [*refused_differences(recorded, written), *_removed(recorded, written)]
+    found = [one.sentence for one in refused_differences(recorded, written)]
+    found += _removed(recorded, written)
     if found:
         raise _edited(path, found)
     return recorded
@@ -100,17 +101,20 @@ def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment
     if not found:
         return
     hint = "Resume it with its own config, or choose another output folder"
-    if any(one.startswith("the method") for one in found):
+    keys = {key for one in found for key in one.keys}
+    of_methods = {key for one in found if one.of_method for key in one.keys}
+    if of_methods:
         hint += "; give a changed method another name"
-    if any("bounds" in one for one in found):
+    if any(key.split(".")[0] == "bounds" for key in of_methods):
         hint += ", or say in a new bounds.note why its bounds change"
-    if _counts_members(before) and any(key in found for key in MEMBERS):
+    if _counts_members(before) and not keys.isdisjoint(MEMBERS):
         hint += "; the ε of the rounds so far holds for the members so far"
-    elif "flower.clients" in found:
+    elif "flower.clients" in keys:
         hint += "; names may join flower.clients at its end"
     if experiment.rounds < before.rounds:
         hint += f"; its rounds may only grow: set rounds = {before.rounds} or more"
-    raise RunError(f"{folder}: was run with another config: {', '.join(found)}. {hint}")
+    differences = ", ".join(one.sentence for one in found)
+    raise RunError(f"{folder}: was run with another config: {differences}. {hint}")
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -146,20 +150,31 @@ def _edited(path: Path, differences: Sequence[str]) -> RunError:
     )
 
 
-def refused_differences(before: Experiment, now: Experiment) -> list[str]:
-    """What differs between two configs and must not, in words."""
+class Difference(NamedTuple):
+    """What differs between two configs and must not."""
+
+    keys: tuple[str, ...]  # of a method: within its table
+    sentence: str
+    of_method: bool = False
+
+
+def refused_differences(before: Experiment, now: Experiment) -> list[Difference]:
+    """What differs between two configs and must not."""
     old = before.to_dict()
     new = now.to_dict()
     one = _dotted(old)
     other = _dotted(new)
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     for key in changed_keys(old, new):
         may_change = key in MAY_GROW or _only_joined(key, one, other)
         if not may_change or (key in MEMBERS and _counts_members(before)):
             found += _differences(key, one.get(key), other.get(key))
     if now.rounds < before.rounds:
         found += _differences("rounds", before.rounds, now.rounds)
-    return [*found, *_changed_methods(old["methods"], new["methods"])]
+    return [
+        *(Difference((key,), words) for key, words in found),
+        *_changed_methods(old["methods"], new["methods"]),
+    ]
 
 
 def _counts_members(experiment: Experiment) -> bool:
@@ -174,7 +189,7 @@ def _removed(recorded: Experiment, written: Experiment) -> list[str]:
     return [*gone, *(f"no seed {seed}" for seed in recorded.seeds if seed not in written.seeds)]
 
 
-def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[str]:
+def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[Difference]:
     known = {method["name"]: method for method in before}
     changed = []
     for method in now:
@@ -182,9 +197,10 @@ def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[str]:
         old = dict(known.get(name, method))
         if _explains_policy(old, method):
             old["bounds"] = method["bounds"]
-        found = [*_differences("", old, method)]
+        found = dict(_differences("", old, method))
         if found:
-            changed.append(f"the method {name!r} differs ({', '.join(found)})")
+            sentence = f"the method {name!r} differs ({', '.join(found.values())})"
+            changed.append(Difference(tuple(found), sentence, of_method=True))
     return changed
 
 
@@ -194,8 +210,8 @@ def _explains_policy(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     return bool(note) and note != before.get("bounds", {}).get("note")
 
 
-def _differences(key: str, before: Any, now: Any) -> Iterator[str]:
-    """The keys that differ, also in tables and in lists of them; with both values if short."""
+def _differences(key: str, before: Any, now: Any) -> Iterator[tuple[str, str]]:
+    """The keys that differ, also in tables and in lists of them; in words, with both values if short."""
     if before == now:
         return
     if isinstance(before, Mapping) and isinstance(now, Mapping):
@@ -206,9 +222,9 @@ def _differences(key: str, before: Any, now: Any) -> Iterator[str]:
         for index, (one, other) in enumerate(zip(before, now, strict=True)):
             yield from _differences(f"{key}[{index}]", one, other)
     elif isinstance(before, list | dict) or isinstance(now, list | dict):
-        yield key
+        yield key, key
     else:
-        yield f"{key} = {_shown(now)} (was {_shown(before)})"
+        yield key, f"{key} = {_shown(now)} (was {_shown(before)})"
 
 
 def _are_tables(value: Any) -> bool:

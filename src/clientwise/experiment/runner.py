@@ -27,6 +27,7 @@ from ..engine.shards import places
 from ..engine.wrapping import EmbeddedEngine
 from ..errors import RunError
 from ..models.flat import frozen_digest
+from ..runs.files import VERSIONS
 from ..runs.lock import locked
 from ..runs.writer import Store
 from ..trackers import Trackers
@@ -35,16 +36,17 @@ from .build import (
     build_data,
     build_engine,
     build_executor,
-    build_plan,
     build_trackers,
     count_outputs,
     data_folder,
+    lanes_that_fit,
     scored,
 )
 from .doubts import doubts
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
-from .origin import compare_origin, record_origin, versions
+from .machine import facts_of, in_words, record_machine
+from .origin import Origin, compare_origin, record_origin, versions
 from .policy_checks import policy_doubts
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
@@ -119,6 +121,7 @@ def run(
             stack.callback(store.close)
             _record_config(store, experiment, before)
             record_origin(store, experiment, origin)
+            _record_versions(store)
             store.set_facts({"steps": count_steps(experiment, federated.values())})
             seeds = _Seeds(experiment, store, built, connect)
             on_clients = _reports_on_clients(experiment, data)
@@ -128,6 +131,8 @@ def run(
                 on_warning(warning)
             sitting = _Sitting(experiment, store, seeds, trackers, on_round)
             sitting.begin(samples, on_clients)
+            for remark in [*origin.remarks, *sitting.record_machine(origin.before)]:
+                on_warning(remark)
             sitting.run(data)
             store.refuse_nothing_learned()
         except KeyboardInterrupt:
@@ -147,7 +152,7 @@ def _begin(folder: Path, experiment: Experiment, resume: bool) -> Experiment | N
             refuse_other_config(folder, before, experiment)
         return before
     write_atomically(written, experiment.to_toml().encode())  # from here on the folder is a run
-    write_atomically(folder / "versions.json", json.dumps(versions(), indent=2).encode())
+    write_atomically(folder / VERSIONS, json.dumps(versions(), indent=2).encode())
     return None
 
 
@@ -162,6 +167,13 @@ def _record_config(store: Store, experiment: Experiment, before: Experiment | No
         write_atomically(store.folder / CONFIG, experiment.to_toml().encode())
     assert recorded is not None
     store.set_facts({FACT: recorded.to_toml()})
+
+
+def _record_versions(store: Store) -> None:
+    """Record the file of versions, so that a signature covers it."""
+    file = store.folder / VERSIONS
+    if file.is_file():
+        store.keep_fact(VERSIONS, file.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -287,9 +299,18 @@ class _Sitting:
         facts = _facts(self._experiment, samples, on_clients, self._first, len(self._pairs))
         self._store.set_facts(facts)
 
+    def record_machine(self, before: Origin | None) -> list[str]:
+        """Record where the next rounds are computed; what a change of the machine means, if there is one."""
+        if not self._unfinished():
+            return []
+        facts = facts_of(self._first, on_ray=self._experiment.workers == "ray")
+        earlier = before.versions.get("machine") if before else None
+        changes = record_machine(self._store, facts, earlier)
+        return [f"{self._store.folder}: {in_words(changes)}"] if changes else []
+
     def run(self, own_data: FederatedData | None) -> None:
         """Run all lanes that are not finished."""
-        todo = [pair for pair in self._pairs if not self._is_finished(pair)]
+        todo = self._unfinished()
         self._done = (len(self._pairs) - len(todo)) * self._experiment.rounds
         if self._experiment.workers == "ray":
             with connected_to_ray(), threads_for(self._first.spec.num_parameters):
@@ -348,15 +369,8 @@ class _Sitting:
             yield group
 
     def _lanes_that_fit(self, seed: int) -> int:
-        """How many lanes can train their cohorts as one batched computation."""
-        executor = self._seeds.executor(seed)
-        if executor.mode != "stacked":
-            return 1
         data = self._seeds.data(seed)
-        plan = build_plan(self._experiment, data.num_clients, self._experiment.seeds[0])
-        largest = int(data.train.sizes.max())
-        fitting = [executor.clients_at_once(one.training, largest) for one in self._methods]
-        return max(1, min(fitting) * executor.workers // plan.cohort_size)
+        return lanes_that_fit(self._experiment, data, self._seeds.executor(seed))
 
     def _open(self, pair: Pair, executor: Executor) -> Lane:
         return self._opened(self._seeds.open_lane(*pair, executor))
@@ -366,9 +380,13 @@ class _Sitting:
         self._done += lane.state.round_num
         return lane
 
-    def _is_finished(self, pair: Pair) -> bool:
-        seed, method = pair
-        return self._store.is_lane_finished(method.name, seed)
+    def _unfinished(self) -> list[Pair]:
+        """The lanes that are to be run."""
+        found = []
+        for seed, method in self._pairs:
+            if not self._store.is_lane_finished(method.name, seed):
+                found.append((seed, method))
+        return found
 
     def _tell(self, lane: Lane, record: RoundRecord) -> None:
         self._done += 1

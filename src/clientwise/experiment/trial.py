@@ -16,7 +16,6 @@ from ..core.seeding import client_keys
 from ..core.types import Evaluation, LocalTraining
 from ..data.arrays import NamedInput, channels_last_hint
 from ..data.federated import FederatedData, Samples
-from ..engine.evaluation import BATCH
 from ..engine.executor import DeviceExecutor
 from ..engine.jobs import TrainJob
 from ..engine.probes import with_input_type
@@ -24,7 +23,7 @@ from ..engine.wrapping import EmbeddedEngine, WrappingEngine
 from ..limits import gigabytes, memory
 from ..models.call import outputs_of
 from ..models.flat import spec_of
-from ..models.size import check_batches
+from ..models.size import check_batch
 from .build import count_outputs
 from .messages import Issue
 from .round_memory import memory_issues
@@ -75,7 +74,7 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
     samples = with_input_type(data.samples, module)
     sample = samples.network_inputs(_largest(samples))
     try:
-        check_batches(module, sample, trained=batch, answered=BATCH)
+        check_batch(module, sample, batch)
         with torch.no_grad():
             output = outputs_of(module.eval(), sample)
     except (ValueError, TypeError) as error:  # ours, or about what `forward` takes or returns

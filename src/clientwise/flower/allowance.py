@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..core.criteria import CRITERIA, is_fixed
+from ..core.criteria import CRITERIA, is_of_counts
 from ..core.evidence.significance import LEAST_JUDGES, Significance
 from ..core.method import Method, Plan
-from ..core.privacy import gaussian_epsilon
+from ..core.privacy import LocalNoise, gaussian_epsilon
+from ..core.types import LocalTraining
 from ..experiment.build import build_plan
 from ..experiment.schema import Experiment
-from .small_numbers import USUAL_CELL, is_bounded, loss_deviation
+from .small_numbers import MU, USUAL_CELL, is_bounded, loss_deviation
 
 # A resumed run asks for a round again, and may have another model then.
 TIMES_PER_ROUND = 2
@@ -92,12 +93,16 @@ class Allowance:
         A row is in one batch an epoch, and every request has noise of its own. A server may send all
         of them for the method with the least noise. None: a method has none.
         """
-        spent = 0.0
-        for method in self._methods:
-            if method.training.sample_noise is None:
-                return None
-            spent = max(spent, method.training.epochs / method.training.sample_noise**2)
-        return math.sqrt(self.trainings * spent)
+        spent = [row_cost(method.training, method.local_noise) for method in self._methods]
+        if None in spent:
+            return None
+        return math.sqrt(self.trainings * max(one for one in spent if one is not None))
+
+    def result_noise(self, cell: int) -> float | None:
+        """The μ with which all results of evaluations hide a row; None: they are exact."""
+        if not self.models:
+            return 0.0
+        return MU if cell > 1 else None
 
     def warnings(self, cell: int) -> Iterator[str]:
         """What of the experiment does not protect, or does not work with, such nodes."""
@@ -149,14 +154,14 @@ class Allowance:
                 )
 
     def _exact_numbers(self) -> Iterator[str]:
-        """Criteria that follow from the model that the server sends and from the training rows."""
+        """Criteria that follow from the training rows, and some from the model that the server sends."""
         for method in self._methods:
             for part in method.client_criteria:
-                if not is_fixed(part) and "clock" not in CRITERIA.needs(part):
+                if not is_of_counts(part) and "clock" not in CRITERIA.needs(part):
                     yield (
-                        f"{method.name}: {part.called} has two digits and no noise. A changed server "
-                        "can compute attributes of patients from it: use another criterion, or "
-                        "trust the server's administrator with the training rows"
+                        f"{method.name}: {part.called} has two digits and no noise, and is outside "
+                        "of μ. A changed server can compute attributes of patients from it: use "
+                        "another criterion, or trust the server's administrator with the training rows"
                     )
 
     def _instead(self, clients_judge: bool) -> str:
@@ -166,6 +171,19 @@ class Allowance:
         return f"Use evaluation.clients_every = 0 and report_inputs of the server, {exact}"
 
 
+def row_cost(training: LocalTraining, noise: LocalNoise | None) -> float | None:
+    """The μ² that one request to train spends of a row; None: no noise hides it.
+
+    Noise of the client hides its whole update, so also what one row adds to it.
+    """
+    costs = []
+    if training.sample_noise is not None:
+        costs.append(training.epochs / training.sample_noise**2)
+    if noise is not None:
+        costs.append((2 * noise.clip / noise.deviation) ** 2)
+    return min(costs, default=None)
+
+
 def describe_nodes(experiment: Experiment, cell: int = USUAL_CELL) -> list[str]:
     """What each node answers in a run, and what does not work with that."""
     allowance = Allowance(experiment)
@@ -173,6 +191,7 @@ def describe_nodes(experiment: Experiment, cell: int = USUAL_CELL) -> list[str]:
     lines = [f"{'nodes':<12}{answers}; SMALLEST_CELL={cell}"]
     if hidden := allowance.row_noise():
         spent = f"μ = {hidden:.2g}, ε = {gaussian_epsilon(hidden, DELTA):.2g} at δ = {DELTA:g}"
-        lines.append(f"{'rows':<12}hidden by noise in all updates of the run together: {spent}")
+        hidden_by = "hidden by noise in all updates of the run together, given their class"
+        lines.append(f"{'rows':<12}{hidden_by}: {spent}")
     lines += [f"{'warning':<12}{text}" for text in allowance.warnings(cell)]
     return lines

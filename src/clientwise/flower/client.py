@@ -30,8 +30,10 @@ def answer(
     request, models, kept = read_request(content)
     if gate is None:
         return _answer(request, models, kept, engine_of(request))
-    gate.admit(request, models)
-    reply = _answer(request, models, None, engine_of(request), gate)
+    gate.check(request)
+    engine = engine_of(request)
+    gate.admit(request, models, engine.data)
+    reply = _answer(request, models, None, engine, gate)
     gate.sent(reply)
     return reply
 
@@ -49,7 +51,7 @@ def _answer(
         evaluate = partial(engine.evaluate, [client])
         if gate is None:
             return write_evaluation(evaluate(models))
-        return write_evaluation(gate.evaluation(models, engine.problem, evaluate))
+        return write_evaluation(gate.evaluation(models, engine.data, engine.problem, evaluate))
     engine.load_state({} if kept is None else {str(client): kept})
     if gate is not None:
         engine.noise_key = gate.noise_key(engine.data)

@@ -18,15 +18,16 @@ from ..engine.device import pick_device
 from ..engine.wrapping import EmbeddedEngine
 from ..experiment.build import build_data, build_engine, build_executor, load_samples
 from ..experiment.config import load_experiment
+from .approval import config_digest
 from .client import answer, answer_failure
 from .data import PLACES, Config, OwnData, data_held_by, found_by, from_files, load_npz, loader_in
 from .gate import Gate
-from .ledger import Ledger, approval
+from .ledger import Ledger
 from .receipts import keep_receipts
 from .sealing import seal
 from .secure_node import answer_secure, refuse_in_clear
 from .signing import verify
-from .small_numbers import USUAL_CELL, in_groups
+from .small_numbers import USUAL_CELL, read_own
 from .wire import Request
 
 
@@ -41,9 +42,10 @@ def client_app(config: Config, load: Callable[[str], OwnData] = load_npz) -> Cli
     """
     # The server sends the initial model; a node does not need its file.
     text = load_experiment(config, replaced={"initial_model": None}).to_toml()
+    name = config_digest(config)
     app = ClientApp()
     for register in (app.train(), app.evaluate()):
-        register(partial(_answer, text, load))
+        register(partial(_answer, text, name, load))
     app.query()(_confirm)
     return app
 
@@ -62,12 +64,14 @@ def _confirm(message: Message, context: Context) -> Message:
 
 
 def _answer(
-    text: str, load: Callable[[str], OwnData], message: Message, context: Context
+    text: str, name: str, load: Callable[[str], OwnData], message: Message, context: Context
 ) -> Message:
     """The reply to one message."""
     settings = context.node_config
     path = settings.get("data")
     gate: Gate | None = None
+    # An x86 takes longer for subnormal numbers: with a made-up model, the time would tell of a row.
+    torch.set_flush_denormal(path is not None)
     try:
         reply_key = verify(message, context)
         keep_receipts(message.content, settings)
@@ -75,8 +79,10 @@ def _answer(
             cell = int(settings.get("smallest-cell", USUAL_CELL))
             if "loader" in settings:
                 load = loader_in(str(settings["loader"]))
-            gate = _gate_of(text, settings, cell, context.run_id)
-            engine_of = partial(_engine_of_node, text, lambda: in_groups(load(str(path)), cell))
+            ledger = _ledger_of(settings)
+            gate = Gate(load_experiment(tomllib.loads(text)), name, ledger, cell, context.run_id)
+            own = partial(read_own, load, str(path), cell, ledger.key())
+            engine_of = partial(_engine_of_node, text, own)
         elif "partition-id" in settings:  # set by Flower's simulation
             engine_of = partial(_simulated_engine, text, context.run_config)
         else:
@@ -96,17 +102,17 @@ def _answer(
             with suppress(OSError):  # a full disk: the log has the error all the same
                 gate.failed(error)
         return answer_failure(message, error, private=path is not None)
+    finally:
+        torch.set_flush_denormal(False)
 
 
-def _gate_of(text: str, settings: Mapping[str, Any], cell: int, run: int) -> Gate:
-    """The rules of a node, with the ledger that its operator keeps."""
+def _ledger_of(settings: Mapping[str, Any]) -> Ledger:
+    """The ledger that the node's operator keeps."""
     if "ledger" not in settings:
         raise DataError(
             "this node has no ledger: start it with --node-config 'ledger=\"/path/of/a/file\"'"
         )
-    agreed = Path(str(settings["agreed"])) if "agreed" in settings else None
-    ledger = Ledger(Path(str(settings["ledger"])), approval(agreed))
-    return Gate(load_experiment(tomllib.loads(text)), ledger, cell, run)
+    return Ledger(Path(str(settings["ledger"])))
 
 
 def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request) -> EmbeddedEngine:

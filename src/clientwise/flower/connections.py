@@ -17,7 +17,7 @@ from ..experiment.secure_issues import has_secrets
 from .claims import Claims
 from .engine import Connected, FlowerEngine
 from .receipts import Outbox
-from .secure_wire import identities_of, simulated_identities
+from .secure_wire import SecureRun
 from .signing import Signer
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
@@ -43,14 +43,10 @@ def connector(
     """
     signer = Signer(signing_key)
 
-    def identities(num_clients: int) -> dict[int, bytes]:
-        if not has_secrets(experiment):
-            return {}
-        if simulated:
-            return simulated_identities(experiment, num_clients)
-        return identities_of(experiment)
-
     def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
+        secure = None
+        if has_secrets(experiment):
+            secure = SecureRun.of(experiment, run_id, local.num_clients, simulated=simulated)
         hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
         keepers = [client for client, one in hostile.items() if one.ignore_global]
         return FlowerEngine(
@@ -65,8 +61,7 @@ def connector(
             outbox=outbox,
             on_repeat=on_repeat,
             claims=make_claims(),
-            run_id=run_id,
-            identities=identities(local.num_clients),
+            secure=secure,
             awaits_all=any(method.noises_mean for method in experiment.build_methods()),
         )
 

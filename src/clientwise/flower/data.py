@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import runpy
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import escape
@@ -27,10 +31,13 @@ from ..experiment.schema import Experiment
 from ..experiment.secure_issues import has_secrets, identity_issues
 from ..experiment.settings import MemberTable
 from ..experiment.validation import deployment_issues
+from ..writing import replacing
 
 Config = str | Path | Mapping[str, Any]
 _Arrays = tuple[numpy.ndarray, numpy.ndarray]  # inputs or values, and targets
 PLACES = ("files", "loader")  # keys of the config, and of Flower's run config
+# A node's secret, by which `load_table` divides rows; None in a simulation
+_secret: ContextVar[bytes | None] = ContextVar("secret", default=None)
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,9 @@ def load_npz(path: str) -> OwnData:
 def load_table(path: str, config: Config | Experiment) -> OwnData:
     """The rows of a CSV, TSV or Parquet file, as `flower.table` of the config describes them.
 
-    `evaluation.test_fraction` of the rows are for testing. The content of a row decides which, so
-    that rows which are added later do not move others.
+    `evaluation.test_fraction` of the rows are for testing: on a node, of every class that fraction of
+    its rows, chosen by the node's secret. So neither the sizes of the two parts nor the place of a row
+    tell of its content. In a simulation, a hash of a row's content decides on which side it is.
     """
     experiment = _read(config)
     encoding = _member_table(experiment).encoding()
@@ -69,9 +77,13 @@ def load_table(path: str, config: Config | Experiment) -> OwnData:
 
 
 def training_values(path: str, config: Config | Experiment) -> dict[str, numpy.ndarray]:
-    """The training rows' numbers of a member's table, by column, before they are scaled."""
+    """Numbers of as many rows of a member's table as it trains on, by column, before they are scaled.
+
+    They are other rows than those of the node, whose secret is not known here.
+    """
     experiment = _read(config)
-    (values, _), _ = _split_table(path, experiment)
+    with dividing_by(b""):
+        (values, _), _ = _split_table(path, experiment)
     columns = _member_table(experiment).columns
     return {one.name: values[:, index] for index, one in enumerate(columns) if not one.categories}
 
@@ -79,7 +91,21 @@ def training_values(path: str, config: Config | Experiment) -> dict[str, numpy.n
 def _split_table(path: str, experiment: Experiment) -> tuple[_Arrays, _Arrays]:
     """Values and targets of the training rows and of the test rows."""
     found = read_samples(Path(path), _member_table(experiment).encoding())
-    return _split(found, experiment.evaluation.test_fraction)
+    fraction = experiment.evaluation.test_fraction
+    secret = _secret.get()
+    if secret is None:
+        return _split(found, fraction)
+    return _split_by_class(found, fraction, secret)
+
+
+@contextmanager
+def dividing_by(secret: bytes) -> Iterator[None]:
+    """Within this, `load_table` chooses a node's test rows by its secret."""
+    token = _secret.set(secret)
+    try:
+        yield
+    finally:
+        _secret.reset(token)
 
 
 def _encoded(rows: _Arrays, encoding: Encoding) -> _Arrays:
@@ -97,6 +123,48 @@ def _split(found: _Arrays, fraction: float) -> tuple[_Arrays, _Arrays]:
         draws.append(int.from_bytes(digest, "big") / 2**64)
     second = numpy.array(draws) < fraction
     return (values[~second], targets[~second]), (values[second], targets[second])
+
+
+def _split_by_class(found: _Arrays, fraction: float, secret: bytes) -> tuple[_Arrays, _Arrays]:
+    """The rows in two parts, of which the second has a fraction of every class; both in their order.
+
+    The number of rows follows from the classes alone. Which rows they are follows from the secret.
+    """
+    values, targets = found
+    draws = row_draws([values, targets], secret)
+    second = numpy.zeros(len(targets), dtype=bool)
+    for members in by_class(targets):
+        chosen = sorted(members, key=draws.__getitem__)
+        second[chosen[: round(len(members) * fraction)]] = True
+    return (values[~second], targets[~second]), (values[second], targets[second])
+
+
+def by_class(targets: Any) -> list[list[int]]:
+    """Positions of the rows of every class; numbers to predict are one class."""
+    plain = torch.as_tensor(targets)
+    if plain.is_floating_point():
+        return [list(range(len(plain)))]
+    groups: dict[int, list[int]] = {}
+    for position, one in enumerate(plain.tolist()):
+        groups.setdefault(one, []).append(position)
+    return list(groups.values())
+
+
+def row_draws(columns: Sequence[Any], secret: bytes) -> list[bytes]:
+    """A pseudorandom number for every row, which follows from its content and the secret.
+
+    Rows with equal content have different numbers. So the numbers of all rows have the same
+    distribution, whatever the rows are: another row in the place of one takes over its number.
+    """
+    arrays = [numpy.ascontiguousarray(column) for column in columns]
+    seen: Counter[bytes] = Counter()
+    draws = []
+    for parts in zip(*arrays, strict=True):
+        content = b"".join(part.tobytes() for part in parts)
+        number = seen[content]
+        seen[content] += 1
+        draws.append(hmac.digest(secret, content + number.to_bytes(8, "big"), "sha256"))
+    return draws
 
 
 def _read(config: Config | Experiment) -> Experiment:
@@ -284,5 +352,6 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         name: array for part, shares in server for name, array in arrays(part, shares, 0).items()
     }
     for name, content in files.items():
-        numpy.savez(Path(folder) / f"{name}.npz", **content)
+        with replacing(Path(folder) / f"{name}.npz") as temporary, temporary.open("wb") as file:
+            numpy.savez(file, **content)
     return [Path(folder) / f"{name}.npz" for name in files]

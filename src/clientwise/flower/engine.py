@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..core.clock import LATE, Pace
 from ..core.problem import Problem
+from ..core.reasons import Reason
 from ..core.round import LARGEST_LOSS
 from ..core.secrecy import SecretScores, SecretSum
 from ..core.types import Evaluation, Refusal, ServerPart, Task, Updates
@@ -29,16 +30,13 @@ from ..experiment.settings import FlowerSettings
 from .claims import TEST_SAMPLES, Claims
 from .receipts import Outbox
 from .replies import (
-    DIED,
-    INCOMPLETE,
     NO_ANSWER,
-    WENT_AWAY,
     Content,
     pull_replies,
     why_unreadable,
 )
 from .secure_rounds import SecureRound
-from .secure_wire import terms_of
+from .secure_wire import SecureRun
 from .signing import Signer
 from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
@@ -52,10 +50,9 @@ LONGEST_REPEAT = 600.0
 NO_TEST_SET = -1  # the size of a test set that is not known yet
 
 # Why a client has no part in a round.
-NOT_TAKEN = "the SuperLink did not accept the message"
-NOT_CONNECTED = "not connected"
-# Another attempt may succeed
-OUT_OF_REACH = (NO_ANSWER, NOT_TAKEN, NOT_CONNECTED, WENT_AWAY, DIED, INCOMPLETE)
+NOT_TAKEN = Reason("the SuperLink did not accept the message", "unreachable")
+NOT_CONNECTED = Reason("not connected", "not connected")
+OUT_OF_REACH = ("unreachable", "not connected")  # another attempt may succeed
 LOSS_TOO_LARGE = "its loss is not finite or too large"
 
 T = TypeVar("T")
@@ -100,12 +97,11 @@ class FlowerEngine:
             between messages, so the server keeps that model for them.
         on_versions: called with a client and the versions it runs, for every update.
         signer: signs requests and opens sealed replies; without a key, both stay as they are.
-        outbox: receipts of the signed record, which travel with requests to train.
+        outbox: receipts of the signed record, which travel with the next request.
         claims: compares what clients say about their data with what they declared; None in a
             simulation.
         on_repeat: called with a text before too few replies make the engine ask again.
-        run_id: Flower's number of the run, to which secure aggregation binds its keys.
-        identities: the public keys of all clients, for secure aggregation.
+        secure: the run, for secure aggregation.
         awaits_all: wait for every client to connect, and then as long for its reply. Under differential
             privacy, no client may decide whether another one is asked. No round is repeated then.
     """
@@ -124,8 +120,7 @@ class FlowerEngine:
         outbox: Outbox | None = None,
         claims: Claims | None = None,
         on_repeat: Callable[[str], None] = lambda text: None,
-        run_id: int = 0,
-        identities: Mapping[int, bytes] | None = None,
+        secure: SecureRun | None = None,
         awaits_all: bool = False,
     ) -> None:
         self.num_clients = local.num_clients
@@ -147,14 +142,16 @@ class FlowerEngine:
         self._outbox = outbox or Outbox()
         self._claims = claims
         self._on_repeat = on_repeat
-        self._run_id = run_id
-        self._identities = identities or {}
+        self._secure = secure
         self._awaits_all = awaits_all
         # A round that is repeated for one client asks others again
         self._repeats = 0 if awaits_all else settings.repeats
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
+        # The training that comes next, if it is known, and the one that was asked for ahead
+        self._expected: tuple[tuple[int, ...], Tensor, Task] | None = None
+        self._ahead: tuple[Tensor, Task] | None = None
         self._keepers = keepers
         self._kept: dict[int, Tensor] = {}  # the keepers' models
         self._round = 0  # the present one; nodes count what a round asks for
@@ -171,7 +168,9 @@ class FlowerEngine:
         """
         self._round = task.round_num
         pace = self.clock.pace if self.clock else Pace()
-        needed = min(self._settings.min_replies, len(client_ids) + len(self._waiting))
+        ahead = self._asked_ahead(model, task)
+        possible = len({*client_ids, *self._waiting.values()})
+        needed = min(self._settings.min_replies, possible)
         enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
         held: list[Updates] = []
         failures: list[Refusal] = []
@@ -180,13 +179,15 @@ class FlowerEngine:
         asking = client_ids
         for attempt in range(self._repeats + 1):
             patience = time.monotonic() + self._settings.train_seconds
-            least = min(needed - arrived, len(asking))
+            least = min(needed - arrived, len(asking)) - len(ahead)
             if self._awaits_all:
                 least = len(set(asking) - set(self._settings.away))
-            nodes = self._wait_for(asking, least, patience)
+            rest = [client for client in asking if client not in ahead]
+            ahead = frozenset()
+            nodes = self._wait_for(rest, least, patience)
             if self._awaits_all:
                 patience = time.monotonic() + self._settings.train_seconds
-            failures += [Refusal(client, NOT_CONNECTED) for client in asking if client not in nodes]
+            failures += [Refusal(client, NOT_CONNECTED) for client in rest if client not in nodes]
             failures += self._ask_to_train(nodes, model, task, patience)
             deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
             awaited = asking if asking and pace.buffer is None else None
@@ -214,7 +215,7 @@ class FlowerEngine:
             if not asking:
                 break
             notes += (self._pause(attempt, failures, arrived, needed),)
-            failures = [one for one in failures if one.reason not in OUT_OF_REACH]
+            failures = [one for one in failures if one.kind not in OUT_OF_REACH]
         too_few = f"only {arrived} of {needed} required replies arrived"
         failures += [Refusal(update.client_ids[0], too_few) for update in held]
         if failures or notes:
@@ -222,6 +223,32 @@ class FlowerEngine:
         if self.clock:
             self.clock.now = time.monotonic() - self._began
             self.clock.at_work = frozenset(self._waiting.values())
+
+    def expect_training(self, client_ids: Sequence[int], model: Tensor, task: Task) -> None:
+        """See `core.engine.AsksAhead`. Nodes evaluate first: the SuperLink delivers messages in their order."""
+        self._expected = (tuple(client_ids), model, task)
+
+    def _train_ahead(self) -> None:
+        """Ask for the training that is expected; `train` waits for the answers."""
+        if self._expected is None:
+            return
+        clients, model, task = self._expected
+        self._expected = None
+        self._ahead = (model, task)
+        nodes = self._wait_for(clients, 0, 0.0)
+        limit = self._settings.evaluate_seconds + self._settings.train_seconds
+        self._ask_to_train(nodes, model, task, time.monotonic() + limit)
+
+    def _asked_ahead(self, model: Tensor, task: Task) -> frozenset[int]:
+        """The clients that were asked for this training already; none if it was for another one."""
+        ahead = self._ahead
+        self._expected = self._ahead = None
+        if ahead is None:
+            return frozenset()
+        if not torch.equal(ahead[0], model) or ahead[1] != task:
+            self._waiting = {}  # no round is told of a training where late updates are kept
+            self._asked = {}
+        return frozenset(self._asked)
 
     def sum_secretly(
         self, client_ids: Sequence[int], model: Tensor, task: Task, scores: SecretScores
@@ -231,7 +258,8 @@ class FlowerEngine:
         Nothing is repeated: a second sum of the same round would differ by single clients.
         """
         self._round = task.round_num
-        terms = terms_of(self._run_id, self._seed, model, task, scores)
+        assert self._secure is not None
+        terms = self._secure.terms(self._seed, model, task, scores)
         patience = time.monotonic() + self._settings.train_seconds
         nodes = self._wait_for(client_ids, min(terms.threshold, len(client_ids)), patience)
         packed = pack(model)
@@ -252,7 +280,7 @@ class FlowerEngine:
         one = SecureRound(
             scores,
             terms,
-            self._identities,
+            self._secure.identities,
             exchange,
             seed=self._seed,
             round_num=task.round_num,
@@ -303,10 +331,13 @@ class FlowerEngine:
             if client not in reachable:
                 yield client, Refusal(client, NOT_CONNECTED)
         waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
+        self._train_ahead()
         for client in not_taken:
             yield client, Refusal(client, NOT_TAKEN)
         for replies in self._pull_until(waiting, deadline, self._settings.min_replies):
             for client, content in replies:
+                if client in self._asked and self._ahead:  # its training begins now
+                    self._asked[client] = replace(self._asked[client], at=time.monotonic())
                 read = partial(self._read_evaluation, client, len(models))
                 yield client, _read(client, content, read)
         for client in waiting.values():
@@ -320,7 +351,7 @@ class FlowerEngine:
         Raises `TooFewRepliesError` after the last repeat if too few clients can be reached. Replies
         that were refused count as reached: no member can stop a run with them.
         """
-        lost = [one.client_id for one in failures if one.reason in OUT_OF_REACH]
+        lost = [one.client_id for one in failures if one.kind in OUT_OF_REACH]
         reached = arrived + len(failures) - len(lost)
         lost = [client for client in lost if client not in self._settings.away]
         if not arrived < needed <= arrived + len(lost) or not self._repeats:
@@ -473,8 +504,7 @@ class FlowerEngine:
         for client, content in requests.items():
             # Makes the message's id secret: only the node that received it can reply to it
             secret = token_hex()
-            if kind == "train":
-                self._outbox.attach(client, content)
+            self._outbox.attach(client, content)
             message = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
             messages[client] = self._signer.sign(message)
         taken: set[str] = set()
@@ -547,7 +577,7 @@ def _read(client: int, content: Content, read: Callable[[RecordDict], T]) -> T |
 
 
 def _reasons(failures: Sequence[Refusal]) -> str:
-    return ", ".join(sorted({one.reason for one in failures if one.reason in OUT_OF_REACH}))
+    return ", ".join(sorted({one.reason for one in failures if one.kind in OUT_OF_REACH}))
 
 
 def _slices(names: list[str], size: int) -> Iterator[list[str]]:

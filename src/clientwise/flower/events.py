@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from ..core.round import keeps_model
 from ..core.types import Refusal
 from ..errors import plain
 from ..experiment.lanes import Progress
-from .engine import NOT_CONNECTED
 from .wire import RUNS_HERE
 
 log = logging.getLogger("flwr.clientwise")
@@ -90,9 +88,8 @@ class Events:
         self._write("round", facts)
         for refusal in record.refusals:
             self._refused(refusal, where)
-        for note in record.notes:
-            if keeps_model(note):  # the round was rejected, or no update could be used
-                self._alert("void", {**where, "reason": note})
+        if record.kept:  # the round was rejected, or no update could be used
+            self._alert("void", {**where, "reason": record.kept.sentence})
         self._present = set(record.client_ids)
         self._missed = {refusal.client_id for refusal in record.refusals} | (
             self._missed - self._present
@@ -103,7 +100,7 @@ class Events:
         facts = {**where, "member": self._name(client), "reason": refusal.reason}
         if client in self._present:
             self._alert("lost", facts)
-        elif refusal.reason != NOT_CONNECTED:
+        elif refusal.kind != "not connected":
             self._alert("refused", facts)
         elif client in self._missed:
             self._write("absent", facts)  # an alert was sent when it was first absent

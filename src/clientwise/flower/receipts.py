@@ -1,6 +1,6 @@
 """Receipts: the server sends every node what it recorded about it, and the node keeps that.
 
-A round's receipt travels with a later request to train, usually the next. Those of the last round have a message of
+A round's receipt travels with a later request, usually the next. Those of the last round have a message of
 their own, after which the run ends. `clientwise verify --receipts FILE` compares a record with the file that a node
 kept; see `runs/signed.py`.
 """
@@ -20,12 +20,14 @@ from flwr.serverapp import Grid
 
 from ..keys import public_bytes, public_keys
 from ..runs.verify import is_valid_receipt, receipts_of_last_round
+from .ledger import append_line
 from .replies import pull_replies
 from .signing import Signer
 
 RECORD = "receipts"  # the record of a message that holds receipts
 KIND = "query"  # of a message that holds nothing else
 MOST_BYTES = 2**20  # of one receipt
+MOST_KEPT = 2**28  # bytes of the file, which a server could fill else
 LAST_SECONDS = 60.0  # for the nodes to confirm the last receipts
 PAUSE = 0.5  # seconds between two looks for confirmations
 log = logging.getLogger("flwr.clientwise")
@@ -111,8 +113,10 @@ def _keep(text: str, file: Path, trusted: Sequence[bytes]) -> None:
         return
     elif reason := _contradiction(receipt, before):
         log.error("receipt: CONTRADICTS an earlier one: %s", reason)
-    with file.open("a", encoding="utf-8") as opened:
-        opened.write(f"{line}\n")
+    if file.exists() and file.stat().st_size > MOST_KEPT:
+        log.error("receipt: %s has %d bytes; nothing is added to it", file, MOST_KEPT)
+        return
+    append_line(file, line)
 
 
 def _contradiction(receipt: Mapping[str, Any], before: Sequence[str]) -> str | None:
@@ -138,6 +142,6 @@ def _contradiction(receipt: Mapping[str, Any], before: Sequence[str]) -> str | N
 def _parsed(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -28,6 +28,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.superlink.grid import HttpGrid
 
+from ..core.reasons import Reason
 from ..errors import plain
 
 MAX_REASON = 300  # characters
@@ -35,13 +36,15 @@ MAX_OBJECTS = 1_000  # of one reply; an honest one has about ten, and one per 20
 LEAST_SECONDS = 5.0  # in which a reply's objects must arrive, also after the round's deadline
 
 # Why a client has no part in a round.
-NO_ANSWER = "no answer in time"
-WENT_AWAY = "its node disconnected"
+NO_ANSWER = Reason("no answer in time", "unreachable")
+WENT_AWAY = Reason("its node disconnected", "unreachable")
 NOT_APPROVED = "app not approved by the node's operator (deploy/agree.sh)"
-DIED = "its process died"
-INCOMPLETE = "answer incomplete: the node announced it and did not send all of it"
+DIED = Reason("its process died", "unreachable")
+INCOMPLETE = Reason(
+    "answer incomplete: the node announced it and did not send all of it", "unreachable"
+)
 
-KNOWN_ERRORS = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 7: NOT_APPROVED, 8: DIED}
+KNOWN_ERRORS: dict[int, str] = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 7: NOT_APPROVED, 8: DIED}
 
 Content = RecordDict | str  # of a reply; a text says why there is none
 Unseal = Callable[[RecordDict, str], RecordDict]
@@ -130,4 +133,4 @@ def _content_of(message: Message, name: str, unseal: Unseal) -> Content:
 def _why_failed(error: Any) -> str:
     """The reason that Flower's error code stands for; the client's own words for other codes."""
     own_words = plain(str(error.reason)) or "failed"
-    return KNOWN_ERRORS.get(error.code, own_words)[:MAX_REASON]
+    return KNOWN_ERRORS.get(error.code, own_words[:MAX_REASON])

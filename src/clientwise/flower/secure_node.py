@@ -34,12 +34,10 @@ from .gate import Gate, RefusedError, refuse_other_types, refuse_other_weights
 from .secure_wire import (
     CRITERIA,
     SECURE,
+    SecureRun,
     Step,
-    identities_of,
     read_step,
-    simulated_identities,
     simulated_identity,
-    terms_of,
     write_reply,
 )
 from .wire import Request, pack, read_request, unpack
@@ -75,9 +73,9 @@ def answer_secure(
         gate: a node's rules; None in a simulation.
         context: holds the node's state between steps.
     """
-    step = read_step(content)
-    node = _Node(experiment, step, gate, context)
     try:
+        step = read_step(content)
+        node = _Node(experiment, step, gate, context)
         if step.name == KEYS:
             reply = node.begin(content, engine_of)
         else:
@@ -107,7 +105,7 @@ class _Node:
         (self._method,) = experiment.build_methods()
 
     def begin(self, content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine]) -> Message:
-        """Train, measure, and make keys. A round begins once."""
+        """Train, measure, and make keys. On a node, a round begins once."""
         request, models, _ = read_request(content)
         task = request.task
         asked = (request.client, request.seed, task.round_num if task else 0)
@@ -115,10 +113,9 @@ class _Node:
             raise ProtocolError("the step and the request to train do not fit")
         refuse_other_types(models)
         if self._gate is not None:
-            self._gate.admit(request, models, once=True)
-        begun = self._load().get("begun", {})
-        if begun.get(str(request.seed), 0) >= task.round_num:
-            raise ProtocolError(f"round {task.round_num} began before; a round is summed once")
+            self._gate.admit(request, models)
+            self._gate.note_step(request.seed, task.round_num, KEYS)
+            self._gate.claim_step()
         engine = engine_of(request)
         refuse_other_weights(request, engine)
         if self._gate is not None:
@@ -139,7 +136,7 @@ class _Node:
             log.warning("this node adds an update of zero to the round: %s", reason)
             update = torch.zeros_like(update)
             raw = raw.nan_to_num(nan=0.0).clamp(min=0.0).minimum(scores.highs)
-        terms = terms_of(self._context.run_id, request.seed, models, task, scores)
+        terms = self._run(engine.num_clients).terms(request.seed, models, task, scores)
         client = self._client(terms, engine.num_clients, None)
         reply = client.keys()
         self._context.state[self._update_key] = pack(update)
@@ -148,7 +145,6 @@ class _Node:
             "highs": scores.highest_criteria,
             "num_parameters": engine.spec.num_parameters,
             "num_clients": engine.num_clients,
-            "begun": begun | {str(request.seed): task.round_num},
             "round": self._round,
             "terms": asdict(terms),
         }
@@ -181,7 +177,7 @@ class _Node:
         if self._gate is not None:
             self._gate.claim_step()
         if self._step.name == terms.steps[-1]:
-            self._forget(facts)
+            self._forget()
         else:
             self._save(facts, client)
         return reply
@@ -199,15 +195,18 @@ class _Node:
 
     def _client(self, terms: Terms, num_clients: int, state: dict[str, Any] | None) -> SecureClient:
         number = self._step.client
+        identities = self._run(num_clients).identities
         if self._gate is None:
-            identities = simulated_identities(self._experiment, num_clients)
             identity = simulated_identity(self._experiment, number)
         else:
-            identities = identities_of(self._experiment)
             identity = own_identity(self._context.node_config)
         if identities.get(number) != identity.public_key().public_bytes_raw():
             raise ProtocolError(f"this node is not client {number} by the list of identities")
         return SecureClient(terms, number, identity, identities, state)
+
+    def _run(self, num_clients: int) -> SecureRun:
+        run_id = self._context.run_id
+        return SecureRun.of(self._experiment, run_id, num_clients, simulated=self._gate is None)
 
     def _load(self) -> dict[str, Any]:
         record = self._context.state.config_records.get(self._state_key, ConfigRecord())
@@ -218,10 +217,9 @@ class _Node:
         text = json.dumps({**facts, "protocol": client.state})
         self._context.state[self._state_key] = ConfigRecord({"json": text})
 
-    def _forget(self, facts: Mapping[str, Any]) -> None:
-        """Keep nothing of the round but that it took place."""
-        text = json.dumps({"begun": facts["begun"]})
-        self._context.state[self._state_key] = ConfigRecord({"json": text})
+    def _forget(self) -> None:
+        """Keep nothing of the round. That it took place is in the node's ledger."""
+        del self._context.state[self._state_key]
         del self._context.state[self._update_key]
 
 

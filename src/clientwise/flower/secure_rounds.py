@@ -86,7 +86,7 @@ class SecureRound:
             packets = {client: {} for client in server.survivors}
         total = self._sum(VECTOR, packets, sums.tolist())
         clients = server.survivors
-        scores, update, error = self._scores.decode_vector(total, len(clients))
+        scores, update, error = self._scores.decode_vector(total, len(clients), sums)
         unknown = torch.full((len(clients),), torch.nan, dtype=torch.float64)
         found = SecretSum(
             client_ids=tuple(clients),

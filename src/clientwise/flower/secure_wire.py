@@ -1,8 +1,8 @@
 """The messages of secure aggregation, and what server and clients compute alike about a round.
 
-A request has the record `secure`: client, seed, round, step, and the protocol's own message as JSON. The
-first step of a round also has the usual request to train (`wire.py`). A reply has the protocol's message,
-and the masked values as an array.
+A request has the record `secure`: the protocol's version, client, seed, round, step, and the protocol's
+own message as JSON. The first step of a round also has the usual request to train (`wire.py`). A reply
+has the version and the protocol's message, and the masked values as an array.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from ..core.secrecy import CRITERIA_BITS, SecretScores
 from ..core.types import Task
 from ..experiment.schema import Experiment
 from ..secure.primitives import derive
-from ..secure.terms import Message, ProtocolError, Sum, Terms, digest
+from ..secure.terms import PROTOCOL, Message, ProtocolError, Sum, Terms, digest
 from .wire import VERSION, Request, plain_request
 
 SECURE = "secure"  # the record of a message that belongs to secure aggregation
 CRITERIA = "criteria"
 VECTOR = "vector"
+# What of an approved experiment a client's values depend on, besides the task that a request has
+APPROVED = ("methods", "training", "model", "features", "federation")
+APPROVED_MEMBERS = ("clients", "identities", "input_shape", "num_classes", "table")
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,18 @@ def write_step(step: Step, content: RecordDict | None = None) -> RecordDict:
         "step": step.name,
         "message": step.message,
     }
-    content[SECURE] = ConfigRecord({"json": json.dumps(plain)})
+    content[SECURE] = _record(plain)
     return content
 
 
 def read_step(content: RecordDict) -> Step:
     """A request that `write_step` wrote."""
     try:
-        plain = json.loads(str(content.config_records[SECURE]["json"]))
+        plain = json.loads(_text(content, "server"))
         numbers = [int(plain[key]) for key in ("client", "seed", "round")]
         name, message = str(plain["step"]), plain["message"]
+    except ProtocolError:
+        raise
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"no step of secure aggregation: {type(error).__name__}") from None
     if not isinstance(message, dict):
@@ -71,7 +76,7 @@ def write_reply(message: Message) -> RecordDict:
     """A reply of the protocol."""
     content = RecordDict()
     rest = {key: value for key, value in message.items() if key != "masked"}
-    content[SECURE] = ConfigRecord({"json": json.dumps(rest)})
+    content[SECURE] = _record(rest)
     if "masked" in message:
         content["masked"] = ArrayRecord({"data": Array(message["masked"])})
     return content
@@ -79,7 +84,7 @@ def write_reply(message: Message) -> RecordDict:
 
 def read_reply(content: RecordDict) -> Message:
     """The message of a reply, unchecked: the protocol checks it."""
-    message = json.loads(str(content.config_records[SECURE]["json"]))
+    message = json.loads(_text(content, "node"))
     if not isinstance(message, dict):
         raise ValueError("the reply has no message")
     if "masked" in content.array_records:
@@ -87,25 +92,65 @@ def read_reply(content: RecordDict) -> Message:
     return message
 
 
-def terms_of(run_id: int, seed: int, model: Tensor, task: Task, scores: SecretScores) -> Terms:
-    """The public facts of a round. Clients with another model or task compute others."""
-    settings = scores.secure
-    sums = [Sum(VECTOR, 1 + len(model), settings.bits)]
-    if scores.method.uses_sums:
-        sums.insert(0, Sum(CRITERIA, len(scores.method.criteria), CRITERIA_BITS))
-    data = numpy.ascontiguousarray(model.detach().cpu().numpy()).tobytes()
-    asked = plain_request(Request(0, seed, task))
-    agreed = digest(
-        hashlib.sha256(data).hexdigest(),
-        [str(model.dtype), list(model.shape)],  # the same bytes can be another model
-        asked,
-        VERSION,
-        scores.method.name,
-        scores.highest_criteria,
-        [settings.threshold, settings.bits, settings.clip],
-    )
-    run = f"run {run_id}, seed {seed}, round {task.round_num}"
-    return Terms(run, agreed, scores.cohort, settings.needed(scores.cohort), tuple(sums))
+def _record(plain: Message) -> ConfigRecord:
+    return ConfigRecord({"protocol": PROTOCOL, "json": json.dumps(plain)})
+
+
+def _text(content: RecordDict, sender: str) -> str:
+    """The message as JSON, of a sender with the same protocol."""
+    record = content.config_records[SECURE]
+    found = str(record.get("protocol", "clientwise secure 1"))  # 0.2.0 did not name it
+    if found != PROTOCOL:
+        raise ProtocolError(
+            f"the {sender}'s version of secure aggregation is {found[:40]!r}, here it is {PROTOCOL!r}: "
+            "install the same version of clientwise on the server and all nodes"
+        )
+    return str(record["json"])
+
+
+@dataclass(frozen=True)
+class SecureRun:
+    """What server and clients know of a run before its first round.
+
+    Args:
+        run_id: Flower's number of the run.
+        approved: hash of the experiment, as far as clients' values depend on it.
+        identities: the public keys of all clients.
+    """
+
+    run_id: int
+    approved: str
+    identities: Mapping[int, bytes]
+
+    @staticmethod
+    def of(experiment: Experiment, run_id: int, num_clients: int, *, simulated: bool) -> SecureRun:
+        """Of an experiment. `simulated` clients have identities that everybody can compute."""
+        table = experiment.to_dict()
+        approved = {key: table.get(key) for key in APPROVED}
+        approved |= {key: table["flower"].get(key) for key in APPROVED_MEMBERS}
+        if simulated:
+            identities = simulated_identities(experiment, num_clients)
+        else:
+            identities = identities_of(experiment)
+        return SecureRun(run_id, digest("approved", approved), identities)
+
+    def terms(self, seed: int, model: Tensor, task: Task, scores: SecretScores) -> Terms:
+        """The public facts of a round. Clients with another model, task or experiment have others."""
+        settings = scores.secure
+        sums = [Sum(VECTOR, 1 + len(model), settings.bits)]
+        if scores.method.uses_sums:
+            sums.insert(0, Sum(CRITERIA, len(scores.method.criteria), CRITERIA_BITS))
+        data = numpy.ascontiguousarray(model.detach().cpu().numpy()).tobytes()
+        agreed = digest(
+            hashlib.sha256(data).hexdigest(),
+            [str(model.dtype), list(model.shape)],  # the same bytes can be another model
+            plain_request(Request(0, seed, task)),
+            VERSION,
+            self.approved,
+            scores.highest_criteria,
+        )
+        run = f"run {self.run_id}, seed {seed}, round {task.round_num}"
+        return Terms(run, agreed, scores.cohort, settings.needed(scores.cohort), tuple(sums))
 
 
 def identities_of(experiment: Experiment) -> dict[int, bytes]:

@@ -3,23 +3,25 @@
 With a smallest cell of k > 1:
 
 - A node trains, measures and tests on whole groups of k samples per class. Facts that do not
-  depend on a model (sizes, classes, criteria) are about these groups.
+  depend on a model (sizes, classes, criteria) are about these groups. Which samples are left out,
+  and the order of the others, follow from the samples and a key of the node, not from its loader.
 - Training losses and seconds are withheld; criteria have two significant digits.
 - Results of a model on the test set have Gaussian noise, and counts are multiples of k. The noise
   is such that all results of a run together are μ-Gaussian differentially private with μ = 1
   (Dong, Roth and Su, 2022): whoever sees all of them, and knows all other rows, tells two possible
   rows of one patient apart with a probability of at most Φ(μ/2) = 69%, where guessing has 50%.
 
-The noise of a model's results follows from the model and a key of the node. Asking again gives the
-same results.
+The noise of a model's results follows from the model, the test set and a key of the node. Asking again
+gives the same results.
 """
 
 from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy
 import torch
@@ -29,7 +31,7 @@ from ..core.evidence.agnostic import onto_simplex
 from ..core.metrics import METRICS, measured
 from ..core.problem import Problem
 from ..core.types import Evaluation, Updates
-from .data import OwnData
+from .data import OwnData, by_class, dividing_by, row_draws
 
 MU = 1.0  # of all results of one run
 USUAL_CELL = 5
@@ -146,17 +148,32 @@ def is_bounded(num_classes: int, metric: str | None) -> bool:
     return num_classes > 0 and not (metric and measured(metric).from_scores)
 
 
+def read_own(load: Callable[[str], OwnData], path: str, cell: int, secret: bytes) -> OwnData:
+    """A node's data, as it trains and tests on them."""
+    with dividing_by(hmac.digest(secret, b"test rows", "sha256")):
+        own = load(path)
+    if cell == 1:
+        return own
+    return in_groups(arranged(own, hmac.digest(secret, b"order of rows", "sha256")), cell)
+
+
+def arranged(own: OwnData, secret: bytes) -> OwnData:
+    """The same rows in an order that follows from their content and a secret.
+
+    A loader may return rows in any order: batches, and the rows that `in_groups` leaves out, are the
+    same. Another row in the place of one has a place that tells nothing of it.
+    """
+    facts = list(own.sample_attributes.values())
+    train = _order([*own.train, *facts], secret)
+    test = _order(own.test, secret)
+    return _picked(own, train, test)
+
+
 def in_groups(own: OwnData, cell: int) -> OwnData:
     """Of every class the first samples, a multiple of `cell`; the others are not used."""
     if cell == 1:
         return own
-    train = _kept(own.train[1], cell)
-    test = _kept(own.test[1], cell)
-    return OwnData(
-        (own.train[0][train], own.train[1][train]),
-        (own.test[0][test], own.test[1][test]),
-        {name: torch.as_tensor(values)[train] for name, values in own.sample_attributes.items()},
-    )
+    return _picked(own, _whole_groups(own.train[1], cell), _whole_groups(own.test[1], cell))
 
 
 def in_cells(counts: Tensor, totals: Tensor, cell: int) -> Tensor:
@@ -198,15 +215,24 @@ def _coarse(values: Tensor) -> Tensor:
     return torch.tensor(rounded, dtype=values.dtype)
 
 
-def _kept(targets: Tensor, cell: int) -> Tensor:
-    """Mask [n] of the samples that are kept.
+def _order(columns: Sequence[Any], secret: bytes) -> list[int]:
+    draws = row_draws(columns, secret)
+    return sorted(range(len(draws)), key=draws.__getitem__)
 
-    Regression targets have no classes and are one group.
-    """
-    targets = torch.as_tensor(targets)
-    classes = torch.zeros(len(targets)) if targets.is_floating_point() else targets
-    kept = torch.zeros(len(targets), dtype=torch.bool)
-    for one in set(classes.tolist()):
-        members = (classes == one).nonzero().flatten()
-        kept[members[: len(members) // cell * cell]] = True
-    return kept
+
+def _whole_groups(targets: Any, cell: int) -> list[int]:
+    """Positions of the samples that are kept, in their order."""
+    kept = []
+    for members in by_class(targets):
+        kept += members[: len(members) // cell * cell]
+    return sorted(kept)
+
+
+def _picked(own: OwnData, train: list[int], test: list[int]) -> OwnData:
+    """Samples by their positions."""
+    attributes = {name: torch.as_tensor(one)[train] for name, one in own.sample_attributes.items()}
+    inputs, targets = own.train
+    test_inputs, test_targets = own.test
+    return OwnData(
+        (inputs[train], targets[train]), (test_inputs[test], test_targets[test]), attributes
+    )

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from ..core.criteria import CRITERIA, Criterion, is_fixed
 from ..core.guard import inspect_models, inspect_values
 from ..core.method import Method, Plan
-from ..core.round import first_state, keeps_model, run_round
+from ..core.reasons import Reason
+from ..core.round import first_state, run_round
 from ..core.scores import Score
 from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..errors import plain
@@ -216,7 +217,8 @@ class Aggregator:
         except _ServerError as error:
             raise error.reason from error
         except Exception as error:
-            self.refuse(client, str(error) or type(error).__name__)
+            reason = error.args[0] if isinstance(error, _RefusedError) else str(error)
+            self.refuse(client, reason or type(error).__name__)
             return None
         self._replies.models[client] = vector
         self._replies.values[client] = measured
@@ -224,7 +226,9 @@ class Aggregator:
 
     def refuse(self, client: Client, reason: str) -> None:
         """Record that there is no usable update of a client; one that was accepted stays."""
-        self._replies.refusals.setdefault(client, plain(reason)[:MAX_REASON])
+        if not isinstance(reason, Reason):
+            reason = plain(reason)[:MAX_REASON]
+        self._replies.refusals.setdefault(client, reason)
 
     def finish(self) -> Aggregate:
         """End the round: guard, weigh and aggregate what was accepted, and write the record."""
@@ -404,7 +408,7 @@ class Aggregator:
             criteria[client] = dict(zip(record.criteria, row, strict=True))
         return Aggregate(
             model=self._begun().named(self._state.model),
-            is_new=not any(map(keeps_model, record.notes)),
+            is_new=record.kept is None,
             weights=dict(zip(accepted, record.weights.tolist(), strict=True)),
             criteria=criteria,
             steps=dict(zip(accepted, _steps(record), strict=True)),
@@ -477,6 +481,10 @@ class _Replies:
         self.ignored: dict[Client, dict[str, str]] = {}
 
 
+class _RefusedError(ValueError):
+    """An update that the guard refuses, with its reason."""
+
+
 class _ServerError(Exception):
     """A measurement of the server that fails for its own model, too."""
 
@@ -516,10 +524,10 @@ def _with_named_bounds(method: Method, clients: Sequence[str] | None) -> Method:
 
 
 def _require(reasons: Sequence[str | None]) -> None:
-    """ValueError with the guard's reason, where it has one."""
+    """An error with the guard's reason, where it has one."""
     for reason in reasons:
         if reason is not None:
-            raise ValueError(reason)
+            raise _RefusedError(reason)
 
 
 def _number_in(values: Mapping[str, Any], name: str) -> float:

@@ -15,8 +15,10 @@ from ..core.problem import Problem
 from ..core.types import RoundRecord
 from ..errors import RunError
 from ..experiment.folders import claim
+from ..experiment.machine import machine_facts, record_machine
 from ..experiment.origin import versions
 from ..experiment.resume import BY_HOST, CONFIG
+from ..runs.files import VERSIONS
 from ..runs.lock import locked
 from ..runs.writer import Store
 from ..writing import write_atomically
@@ -62,9 +64,10 @@ class HostRecord:
             claim(folder, resume=False)
             stack.enter_context(locked(folder))
             write_atomically(folder / CONFIG, tomli_w.dumps(config).encode())
-            write_atomically(folder / "versions.json", json.dumps(versions(), indent=2).encode())
+            write_atomically(folder / VERSIONS, json.dumps(versions(), indent=2).encode())
             self._store = Store(folder)
             stack.callback(self._store.close)
+            record_machine(self._store, machine_facts())
             self._lane = self._store.open_lane(method["name"], self._seed)
             self._store.keep_policy(self._lane, 1, method.get("bounds"))
             self._store.set_facts(

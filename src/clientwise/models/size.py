@@ -49,17 +49,16 @@ def check_parameters(module: nn.Module, copies: int) -> None:
         )
 
 
-def check_batches(
-    module: nn.Module, sample: Tensor | Mapping[str, Tensor], *, trained: int, answered: int
-) -> None:
-    """ValueError where the layers make more of a batch than fits: of `trained` samples all of it is kept, of `answered`
-    ones what a layer makes. `sample` is one of them, [1, ...], or its inputs by name.
+def check_batch(module: nn.Module, sample: Tensor | Mapping[str, Tensor], count: int) -> None:
+    """ValueError where the layers make more of a batch of `count` samples to train on than fits into memory.
+
+    To evaluate, batches are cut (`engine.evaluation`). `sample` is one sample [1, ...], or its inputs by name.
     """
-    every, largest = values_per_sample(module, sample)
-    if (needed := 4 * max(trained * every, answered * largest)) > memory():
+    every, _ = values_per_sample(module, sample)
+    if (needed := 4 * count * every) > memory():
         raise ValueError(
-            f"makes {every:,} values of a sample: batches of {trained:,} to train on and {answered:,} to evaluate "
-            f"take {gigabytes(needed)}, and there are {gigabytes(memory())}; make it or training.batch_size smaller"
+            f"makes {every:,} values of a sample: a batch of {count:,} to train on takes "
+            f"{gigabytes(needed)}, and there are {gigabytes(memory())}; make it or training.batch_size smaller"
         )
 
 

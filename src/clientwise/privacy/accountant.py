@@ -7,6 +7,8 @@ relation and on the accountant:
 - A cohort of fixed size: a client is replaced. Rényi differential privacy of sampling without
   replacement (Wang, Balle and Kasiviswanathan, 2019), an upper bound that is not tight.
 - All clients, or noise by the clients: no amplification. The exact ε of the Gaussian mechanism.
+
+Sampling never costs privacy: the last one bounds the other two as well (`_epsilon`).
 """
 
 from __future__ import annotations
@@ -98,11 +100,21 @@ def accountant_of(method: Method, plan: Plan, num_clients: int) -> Accountant | 
 
 @functools.lru_cache(maxsize=4096)
 def _epsilon(mechanism: Accountant, releases: int) -> float:
-    library = _library()
+    # T Gaussian mechanisms are one with √T times the sensitivity.
+    together = mechanism.noise_multiplier / releases**0.5
+    unsampled = float(_library().get_epsilon_gaussian(together, mechanism.delta))
     if not mechanism.is_amplified:
-        # T Gaussian mechanisms are one with √T times the sensitivity.
-        together = mechanism.noise_multiplier / releases**0.5
-        return float(library.get_epsilon_gaussian(together, mechanism.delta))
+        return unsampled
+    # Both bounds are for the mechanism's own relation, in whose sensitivity its noise is measured.
+    # The cohort is drawn in the same way in both neighbouring federations. For each cohort, their sums
+    # are at most the sensitivity apart, so the round is a mixture of Gaussian mechanisms with the same
+    # probabilities in both. By joint convexity it is at least as private as one of them.
+    return min(unsampled, _sampled_epsilon(mechanism, releases))
+
+
+def _sampled_epsilon(mechanism: Accountant, releases: int) -> float:
+    """An upper bound on ε that counts the sampling. For large cohorts it can exceed that of all clients."""
+    library = _library()
     if mechanism.probability is not None:
         losses = _poisson_losses(mechanism.noise_multiplier, mechanism.probability)
         return float(losses.self_compose(releases).get_epsilon_for_delta(mechanism.delta))

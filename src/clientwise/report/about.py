@@ -9,7 +9,7 @@ from typing import Any
 from ..encoding import InputColumn
 from ..experiment.steps import steps_in_words
 from ..registry import Part
-from ..runs.files import read_whole
+from ..runs.files import VERSIONS, read_whole
 from ..runs.folder import RunFolder
 from ..runs.recorded import RecordedConfig, recorded_config
 from .chain import described
@@ -242,7 +242,7 @@ def _drawn(value: object) -> str:
 def _versions(run: RunFolder) -> dict[str, str]:
     """The versions that a run was computed with, by name; empty where they cannot be read."""
     try:
-        found: object = json.loads(read_whole(run.folder / "versions.json", MOST_BYTES))
+        found: object = json.loads(read_whole(run.folder / VERSIONS, MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ..runs.folder import RunFolder
-from ..writing import make_way, naming
+from ..writing import make_folder, write_atomically
 from .document import Cell, Chart, Content, Document, Table, text_of
 from .figures import draw
 from .html import write_html
@@ -42,7 +42,7 @@ def write_report(
 def write_items(document: Document, folder: Path, on_file: Callable[[Path], None]) -> None:
     """Every figure as PNG and SVG, every table as CSV, Markdown and LaTeX."""
     for kind in ("figures", "tables"):
-        (folder / kind).mkdir(parents=True, exist_ok=True)
+        make_folder(folder / kind)
     used: set[str] = set()
     for section in document.sections:
         for item in section.items:
@@ -61,9 +61,7 @@ def _write_figure(chart: Chart, folder: Path, name: str) -> None:
 def _write_table(table: Table, folder: Path, name: str) -> None:
     texts = {"csv": as_csv(table), "md": as_markdown(table), "tex": as_latex(table)}
     for suffix, text in texts.items():
-        path = folder / f"{name}.{suffix}"
-        with naming(path):
-            make_way(path).write_text(text, encoding="utf-8")
+        write_atomically(folder / f"{name}.{suffix}", text.encode())
 
 
 def unique_names(folders: Sequence[Path]) -> dict[str, Path]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..writing import make_way, naming
+from ..writing import replacing
 from .document import Chart
 from .marks import Axis, Bars, Boxes, HeatMap, Line, Lines, Mark, Timeline
 
@@ -30,14 +30,17 @@ _STYLES: dict[str, str | tuple[int, tuple[int, ...]]] = {
 
 def draw(charts: Sequence[Chart], *paths: Path) -> None:
     """Draw charts side by side into one picture, once per path, in the format of its ending."""
-    from matplotlib.figure import Figure  # imported here: it is slow, and few commands draw
+    from matplotlib import rc_context  # imported here: it is slow, and few commands draw
+    from matplotlib.figure import Figure
 
     figure = Figure()
     draw_into(figure, charts)
     for path in paths:
         about = {"Date": None} if path.suffix == ".svg" else {"Description": charts[0].alt}
-        with naming(path):
-            figure.savefig(make_way(path), dpi=110, bbox_inches="tight", metadata=about)
+        kind = path.suffix.removeprefix(".")
+        # Without a salt, every SVG has names of its own.
+        with replacing(path) as temporary, rc_context({"svg.hashsalt": "clientwise"}):
+            figure.savefig(temporary, format=kind, dpi=110, bbox_inches="tight", metadata=about)
 
 
 def draw_into(figure: Figure, charts: Sequence[Chart]) -> None:

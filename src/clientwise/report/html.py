@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 
-from ..writing import write_atomically
+from ..writing import make_folder, write_atomically
 from .document import Document
 from .page_json import as_json
 
@@ -31,7 +31,7 @@ Audits = Mapping[str, Mapping[str, Document]]
 
 def write_html(document: Document, audits: Audits, path: Path) -> Path:
     """Write a document as one file, whose folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     write_atomically(path, as_file(document, audits).encode())
     return path
 

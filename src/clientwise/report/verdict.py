@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
-from ..core.guard import likely_cause
-from ..core.round import UNMET, keeps_model
+from ..core.reasons import likely_cause
 from ..experiment.steps import unequal_steps
 from ..runs.recorded import recorded_config
+from ..runs.rows import changed_facts
 from .differences import Differences, all_differences, in_words, p_text
 from .document import counted, percent_of
 from .series import Series, comparable, is_unmeasured, ranked
@@ -60,25 +61,23 @@ def headline(series: Sequence[Series]) -> list[str]:
 def _stayed(series: Sequence[Series]) -> Iterator[str]:
     """Methods whose model stayed in most rounds, or because of the policy; the usual reason."""
     for one in series:
-        notes = Counter[str]()
-        for of_round in one.run.notes(one.method):
-            notes.update([note for note in of_round if keeps_model(note)][:1])
-        stayed = notes.total()
+        found = one.run.kept(one.method)
+        stayed = len(found)
         seeds = one.run.seeds(one.method)
         rounds = sum(len(one.run.round_nums(one.method, seed)) for seed in seeds)
         if one.learned and 2 * stayed > rounds:
-            ((reason, times),) = notes.most_common(1)
+            ((reason, times),) = Counter(kept.sentence for kept in found).most_common(1)
             often = f"in {times} of them: " if times < stayed else ""
             yield (
                 f"{one.label}: the model did not change in {stayed} of {rounds} rounds ({often}{reason}). "
                 "Its metric is not that of a trained model."
             )
             continue
-        unmet = Counter({note: count for note, count in notes.items() if note.startswith(UNMET)})
+        unmet = [kept.sentence for kept in found if kept.cause == "bounds"]
         if unmet:
-            ((reason, _),) = unmet.most_common(1)
+            ((reason, _),) = Counter(unmet).most_common(1)
             yield (
-                f"{one.label}: {unmet.total()} of {rounds} rounds could not meet the policy and "
+                f"{one.label}: {len(unmet)} of {rounds} rounds could not meet the policy and "
                 f"kept the model ({reason})."
             )
 
@@ -92,15 +91,28 @@ def _changes(series: Sequence[Series]) -> Iterator[str]:
                 yield (
                     f"{run.id} was resumed with changes on {change.date}, after "
                     f"{counted(change.rounds, 'round')} in total: {'; '.join(change.what)}. The "
-                    "rounds before and after are not of one experiment."
+                    "rounds before and after may not be of one experiment."
+                )
+        for before, now in pairwise(run.machines):
+            changes = changed_facts(before.facts, now.facts)
+            if changes and now.rounds < run.rounds_done():
+                yield (
+                    f"{run.id} was resumed under other conditions on {now.date}, after "
+                    f"{counted(now.rounds, 'round')} in total: {'; '.join(changes)}. Later rounds may differ in "
+                    "their last bits from those of an uninterrupted run; metrics stay comparable."
                 )
 
 
 def _refused(series: Sequence[Series]) -> list[str]:
     """Where updates of honest clients were refused, and the likely cause."""
     found = [one for one in series if any(one.summary.refused) and one.arrived.refused_honest]
-    lines = [f"{one.label}: {_refused_updates(one)}: {one.arrived.reason}." for one in found]
-    causes = dict.fromkeys(likely_cause(one.arrived.reason or "") for one in found)
+    lines = []
+    causes: dict[str, None] = {}
+    for one in found:
+        usual = one.arrived.usual
+        assert usual is not None, "honest clients were refused"
+        lines.append(f"{one.label}: {_refused_updates(one)}: {usual.reason}.")
+        causes[likely_cause(usual.kind)] = None
     return lines + [cause for cause in causes if cause]
 
 

@@ -2,8 +2,7 @@
 
 Tensors are tensors of the file. Scalars are JSON in its header.
 
-The header has a version. A file of an older version is read, one of a newer version is refused.
-Version 1 has no version in its header, and may lack the fingerprint. Version 2 has both.
+The header has a version. A file of another version is refused.
 """
 
 from __future__ import annotations
@@ -45,7 +44,6 @@ class _Scalars:
 class _Content:
     """The content of a checkpoint file, before it is checked."""
 
-    version: int
     header: dict[str, str]
     scalars: _Scalars
     tensors: dict[str, Tensor]
@@ -87,14 +85,14 @@ def load_checkpoint(
         path: the checkpoint.
         first: the state in which this lane began. The checkpoint has to fit it. Clients that have
             joined since the checkpoint keep their values from `first`.
-        owner: the lane and its run; None: unknown. Checkpoints of older versions name none.
+        owner: the lane and its run; None: unknown.
 
     Returns:
         The state, and the tensors of the engine by name.
     """
     content = _read(path, first.model.device)
     tensors = content.tensors
-    if owner is not None and content.header.get("owner", owner) != owner:
+    if owner is not None and content.header.get("owner") != owner:
         raise _refused(path, "the checkpoint of another run, method or seed")
     _refuse_misfits(path, content, first)
     _refuse_damage(path, content)
@@ -133,25 +131,25 @@ def _read(path: Path, device: torch.device) -> _Content:
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             header = file.metadata() or {}
-            version = _version(path, header)
+            _refuse_other_version(path, header)
             scalars = _SCALARS.validate_json(header.get("state", ""), strict=True)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValidationError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise _refused(path, f"not a checkpoint of clientwise ({reason})") from None
-    return _Content(version, header, scalars, tensors)
+    return _Content(header, scalars, tensors)
 
 
-def _version(path: Path, header: Mapping[str, str]) -> int:
-    text = header.get("version", "1")
-    if not text.isdecimal() or len(text) > 9:
-        raise _refused(path, f"not a checkpoint of clientwise (version {text[:20]!r})")
-    if int(text) > CHECKPOINT_VERSION:
+def _refuse_other_version(path: Path, header: Mapping[str, str]) -> None:
+    text = header.get("version", "")
+    is_number = text.isdecimal() and len(text) <= 9
+    if is_number and int(text) > CHECKPOINT_VERSION:
         raise RunError(
             f"{path}: was written by a newer version of clientwise (checkpoint version {text}; "
-            f"this version reads versions 1 to {CHECKPOINT_VERSION}). Upgrade clientwise"
+            f"this version reads version {CHECKPOINT_VERSION}). Upgrade clientwise"
         )
-    return int(text)
+    if text != str(CHECKPOINT_VERSION):
+        raise _refused(path, f"not a checkpoint of clientwise (version {text[:20]!r})")
 
 
 def _refuse_misfits(path: Path, content: _Content, first: ServerState) -> None:
@@ -192,8 +190,6 @@ def _refuse_damage(path: Path, content: _Content) -> None:
     """RunError where a file is not as it was written."""
     if not bool(content.tensors["model"].isfinite().all()):
         raise _refused(path, "damaged (its model has NaN or Inf)")
-    if content.version == 1 and "fingerprint" not in content.header:
-        return
     expected = _fingerprint(content.header["state"], content.tensors)
     if content.header.get("fingerprint") != expected:
         raise _refused(path, "damaged (it is not as it was written)")

@@ -9,6 +9,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+VERSIONS = "versions.json"
+
 
 def plain_name(text: str) -> str:
     """Turn a name into one that a file can have.

@@ -23,7 +23,7 @@ ENDING = ".safetensors"
 
 @dataclass(frozen=True)
 class ModelHeader:
-    """What the metadata of a file say about its model. Older files have no network, kind or table."""
+    """What the metadata of a file say about its model."""
 
     run: str
     method: str
@@ -33,9 +33,9 @@ class ModelHeader:
     input_shape: Json[tuple[int, ...]]
     outputs: Json[int]
     input_scale: Json[float]
-    network: Json[dict[str, Any] | None] = None  # as the config names it; None: passed in Python
-    kind: str = ""  # of problem
-    table: Json[Encoding | None] = None
+    network: Json[dict[str, Any] | None]  # as the config names it; None: passed in Python
+    kind: str  # of problem
+    table: Json[Encoding | None]
     named_shapes: Json[dict[str, tuple[int, ...]]] = field(default_factory=dict)
     frozen: str = ""  # the digest of the frozen parameters, which are not in the file
 

@@ -56,8 +56,8 @@ class ModelReader(RoundReader):
         rows = self._rows(tuple[str], "SELECT value FROM facts WHERE key = ?", key)
         if not rows:
             raise RunError(
-                f"{self.id}: the record does not describe a model. Runs of `cw.Aggregator` have none (the "
-                "framework keeps it), nor have those of old versions of clientwise"
+                f"{self.id}: the record does not describe a model. Runs of `cw.Aggregator` have none: the "
+                "framework keeps it"
             )
         try:
             return _MODEL.validate_json(rows[0][0])
@@ -70,7 +70,7 @@ class ModelReader(RoundReader):
             return None
         try:
             return self.model_facts(self.lanes[0].seed).table
-        except RunError:  # an older run
+        except RunError:  # of `cw.Aggregator`
             return None
 
     def class_names(self, count: int) -> list[str]:

@@ -7,21 +7,25 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from .files import VERSIONS
 from .schema import DATABASE
 
 
 def pack(folder: Path, target: Path) -> None:
     """Copy a run without its models, and with the clients' own metrics of the last round only."""
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for name in ("config.toml", "versions.json"):
-        shutil.copy(folder / name, target)
+    partial = target.with_name(f"{target.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    for name in ("config.toml", VERSIONS):
+        shutil.copy(folder / name, partial)
     with closing(sqlite3.connect(folder / DATABASE)) as source:
-        source.execute("VACUUM INTO ?", (str(target / DATABASE),))
-    with closing(sqlite3.connect(target / DATABASE, isolation_level=None)) as copy:
+        source.execute("VACUUM INTO ?", (str(partial / DATABASE),))
+    with closing(sqlite3.connect(partial / DATABASE, isolation_level=None)) as copy:
         copy.execute(
             """DELETE FROM local WHERE round_num < (
                    SELECT MAX(round_num) FROM rounds
                    WHERE rounds.lane = local.lane AND reached IS NOT NULL)"""
         )
         copy.execute("VACUUM")
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)

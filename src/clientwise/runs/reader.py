@@ -16,7 +16,7 @@ from .database import reading, time_limit
 from .frames import FRAMES, FrameName
 from .lock import is_locked
 from .migrations import refuse_older, version_of
-from .rows import Change, LaneProgress, LaneRow, StepsRow
+from .rows import Change, LaneProgress, LaneRow, MachineRow, StepsRow
 from .schema import DATABASE
 
 MOST_SECONDS = 10.0  # of processor time, for one query
@@ -34,7 +34,7 @@ class _Facts(BaseModel, strict=True):
     metric: str
     higher_is_better: bool = Field(True, alias="higher is better")
     is_share: bool = Field(True, alias="is a share")
-    shows: list[str] | None = None  # older folders do not say
+    shows: list[str] = []
     target: float | None
     client_targets: list[float] | None = Field(None, alias="client targets")
     rounds: PositiveInt
@@ -47,6 +47,7 @@ class _Facts(BaseModel, strict=True):
     computed: str = ""
     warnings: list[str] = []
     steps: list[StepsRow] = []
+    machines: list[MachineRow] = []
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -117,10 +118,12 @@ class RunReader:
         self.model_bytes = facts.model_bytes
         self.reported_on = facts.reported_on
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
+        # Those that computed it; the column `machine` of `rounds` counts them from 1
+        self.machines = facts.machines
         self.begun = facts.begun  # date and time
         self.computed = facts.computed  # how clients were trained
         self.warnings = facts.warnings  # what was probably not meant, found when it began
-        self.steps = facts.steps  # of a round, by method; older folders have none
+        self.steps = facts.steps  # of a round, by method; runs of `cw.Aggregator` have none
         self.initial_model = facts.initial_model  # the file it came from; "" is a random model
         self.data = self._read_data()  # a fingerprint of the data by seed
         self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")
@@ -142,9 +145,7 @@ class RunReader:
 
     def shows(self, column: Literal["macro_f1", "per_class_f1"]) -> bool:
         """Whether this kind of problem has such values: macro F1 is for classification alone."""
-        if self._shown is not None:
-            return column in self._shown
-        return self._exists(f"SELECT 1 FROM rounds WHERE {column} IS NOT NULL LIMIT 1")
+        return column in self._shown
 
     def seeds(self, method: str) -> list[int]:
         """The seeds of a method."""

@@ -67,12 +67,13 @@ def read_table(path: Path) -> dict[str, Any]:
 def parse_toml(text: str) -> dict[str, Any]:
     """The table that a TOML text holds; TOMLDecodeError for whatever cannot be parsed.
 
+    A byte order mark, which some editors of Windows write, is left out.
     `tomllib` fails in other ways on some texts, and takes minutes on keys of thousands of parts.
     """
     if _LONG_KEY.search(text):
         raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix("\ufeff"))
     except RecursionError:
         raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
     except tomllib.TOMLDecodeError:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from ..core.loss import RobustLoss
 from ..core.metrics import macro_f1, per_class_f1
 from ..core.problem import Problem
-from ..core.types import Counterfactual, Evaluation, LookBack, RoundRecord
+from ..core.types import Counterfactual, Evaluation, LookBack, Refusal, RoundRecord
 from .counterfactuals import NOBODY, REPORTED
 from .rows import SHARES
 
@@ -25,6 +24,7 @@ _CLIENT = "lane, round_num, client"
 _STEPS = "score, prior, z, posterior, weight, influence"  # from the score to the aggregate
 COLUMNS = {
     "participants": f"{_CLIENT}, refusal, {_STEPS}, training_loss, seconds",
+    "refusals": "lane, round_num, reason, kind, refused, honest",
     "omitted": "lane, round_num, accepted, without_weight, weight, hostile_weight, refusals, "
     "scores, scales",
     "look_back": f"{_CLIENT}, history_z, copies",
@@ -35,6 +35,7 @@ COLUMNS = {
     "contributions": f"{_CLIENT}, shapley, error",
     "best": "lane, round_num, metric, num_samples, bits",
     "policies": "lane, round_num, policy, note",
+    "kept": "lane, round_num, cause, detail",
     "clock": "lane, round_num, ended",
     "privacy": "lane, round_num, epsilon, clip, deviation",
     "adapters": "lane, round_num, residual",
@@ -139,10 +140,8 @@ def omitted_row(
     out = torch.tensor([client not in kept for client in record.client_ids], dtype=torch.bool)
     attacks = torch.tensor([client in hostile for client in record.client_ids], dtype=torch.bool)
     weights = record.weights[out]
-    refused = [one for one in record.refusals if one.client_id not in kept]
-    reasons = Counter(one.reason for one in refused)
-    honest = Counter(one.reason for one in refused if one.client_id not in hostile)
-    refusals = [(reason, count, honest[reason]) for reason, count in reasons.items()]
+    left_out = [one for one in record.refusals if one.client_id not in kept]
+    refusals = [(reason, *counts) for reason, _, *counts in _counted(left_out, hostile)]
     return (
         lane,
         record.round_num,
@@ -154,6 +153,23 @@ def omitted_row(
         float(record.scores.sum()),
         json.dumps(_scales(record)),
     )
+
+
+def refusal_rows(lane: int, record: RoundRecord, hostile: Mapping[int, object]) -> list[Row]:
+    """Rows of `refusals`: how many updates were refused, by the reason."""
+    return [(lane, record.round_num, *row) for row in _counted(record.refusals, hostile)]
+
+
+def _counted(
+    refusals: Iterable[Refusal], hostile: Mapping[int, object]
+) -> Iterator[tuple[str, str | None, int, int]]:
+    """Every reason with its kind, how many refusals have it, and how many of them of honest clients."""
+    found: dict[str, list[Refusal]] = {}
+    for refusal in refusals:
+        found.setdefault(refusal.reason, []).append(refusal)
+    for reason, own in found.items():
+        honest = sum(one.client_id not in hostile for one in own)
+        yield reason, own[0].kind, len(own), honest
 
 
 def _scales(record: RoundRecord) -> list[float]:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy
 from pydantic import Json
 
+from ..core.reasons import Cause, Kept
 from ..errors import RunError
 from .reader import Row, RunReader, thinned
 from .rows import (
@@ -207,7 +208,7 @@ class RoundReader(RunReader):
         """The first round in which 10, 20 ... 90% of the honest clients reach a target (P1)."""
         first: dict[int, int | None] = dict.fromkeys(shares)
         for round_num, values in self.reached(method, seed):
-            for share, value in zip(SHARES, values, strict=False):
+            for share, value in zip(SHARES, values, strict=True):
                 is_open = share in first and first[share] is None
                 if is_open and self._reaches(value, target):
                     first[share] = round_num
@@ -247,6 +248,15 @@ class RoundReader(RunReader):
             method,
         )
         return [notes for (notes,) in rows]
+
+    def kept(self, method: str) -> list[Kept]:
+        """Why rounds kept the model of the round before, for every round that did."""
+        rows = self._rows(
+            tuple[Cause, str],
+            "SELECT cause, detail FROM kept JOIN lanes USING (lane) WHERE method = ?",
+            method,
+        )
+        return [Kept(cause, detail) for cause, detail in rows]
 
     def cost(self, method: str) -> CostRow:
         """Time, models and evaluations of a method, summed over its rounds and seeds."""

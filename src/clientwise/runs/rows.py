@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -20,7 +20,7 @@ Names = tuple[str, ...]
 DECILES = tuple(range(10, 100, 10))
 # Shares of the clients in percent: what each share reaches is kept (P1's tables; 75: P2's Table 1).
 SHARES = (*DECILES, 75)
-Reached = Annotated[tuple[float, ...], Len(len(DECILES), len(SHARES))]  # old runs: deciles alone
+Reached = Annotated[tuple[float, ...], Len(len(SHARES), len(SHARES))]
 PerClass = Annotated[tuple[float, ...], MinLen(1)]
 
 
@@ -30,6 +30,27 @@ class Change(NamedTuple):
     date: str
     rounds: int  # done by then, in all lanes
     what: list[str]
+
+
+class MachineRow(NamedTuple):
+    """A machine that computed rounds of a run, from a time on."""
+
+    date: str  # "" where it is not known
+    rounds: int  # done by then, in all lanes
+    facts: dict[str, str]  # by name; those of 0.2.0 are few
+
+
+def changed_facts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The facts that differ, of those that both have.
+
+    >>> changed_facts({"threads": "2", "CPU": "unknown"}, {"threads": "4", "GPU": "none"})
+    ['threads 4, before 2']
+    """
+    return [
+        f"{name} {value}, before {before[name]}"
+        for name, value in now.items()
+        if before.get(name, value) != value
+    ]
 
 
 class StepsRow(NamedTuple):
@@ -59,7 +80,7 @@ class ModelFacts:
     outputs: int
     scale: float  # the model is given inputs · scale
     tensors: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
-    kind: str = ""  # of problem; older runs do not say
+    kind: str  # of problem
     table: Encoding | None = None  # what the inputs are made from, where they come from a table
     # Of several inputs by name, where the network takes several; `input_shape` is that of their columns
     named_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -250,13 +271,22 @@ class PrivacyRow(NamedTuple):
     deviation: float
 
 
+class ReasonRow(NamedTuple):
+    """How often updates were refused for a reason."""
+
+    reason: str
+    kind: str | None  # see `core/reasons.py`
+    refused: int
+    honest: int  # updates of honest clients
+
+
 class ArrivedRow(NamedTuple):
     """How many updates of a method arrived in time, and how many were refused."""
 
     arrived: int
     refused: int
     refused_honest: int  # refused updates of honest clients
-    reason: str | None  # the most frequent one for honest clients
+    usual: ReasonRow | None  # the most frequent reason for honest clients
 
 
 class RefusalRow(NamedTuple):

@@ -8,16 +8,18 @@ A change here needs a new SCHEMA_VERSION, a migration, and fixtures of the versi
 from __future__ import annotations
 
 DATABASE = "run.sqlite"
-SCHEMA_VERSION = 8  # a database says its own in `PRAGMA user_version`
+SCHEMA_VERSION = 9  # a database says its own in `PRAGMA user_version`
 
 # Tables with rows about a round, by the columns `lane` and `round_num`.
 TABLES_BY_ROUND = (
     "policies",
     "rounds",
+    "kept",
     "clock",
     "privacy",
     "adapters",
     "participants",
+    "refusals",
     "omitted",
     "look_back",
     "criteria",
@@ -55,6 +57,11 @@ SCHEMA = (
     class_weights TEXT, loss_shape REAL, per_class_f1 TEXT,
     no_effect TEXT, notes TEXT, seconds REAL, models_moved INTEGER, evaluations INTEGER,
     attack_success REAL,  -- of simulated backdoors
+    machine INTEGER,  -- that computed it, as the fact `machines` counts them from 1; NULL: not recorded
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS kept (  -- rounds that kept the model of the round before
+    lane INTEGER, round_num INTEGER,
+    cause TEXT, detail TEXT,  -- see `core/reasons.py`
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS clock (  -- empty where clients take no time
     lane INTEGER, round_num INTEGER,
@@ -81,6 +88,11 @@ SCHEMA = (
     ON participants (lane, round_num, client, weight)""",
     """CREATE INDEX IF NOT EXISTS refused_participants
     ON participants (lane) WHERE refusal IS NOT NULL""",
+    """CREATE TABLE IF NOT EXISTS refusals (  -- of all participants, also of those without rows
+    lane INTEGER, round_num INTEGER, reason TEXT,
+    kind TEXT,  -- see `core/reasons.py`; NULL: any other
+    refused INTEGER, honest INTEGER,  -- updates, and how many of them are of honest clients
+    PRIMARY KEY (lane, round_num, reason)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS omitted (  -- participants without rows, in rounds that have some
     lane INTEGER, round_num INTEGER,
     accepted INTEGER, without_weight INTEGER, weight REAL, hostile_weight REAL,
@@ -124,15 +136,3 @@ SCHEMA = (
     entry TEXT, signature BLOB,  -- canonical JSON, signed
     salt BLOB, leaves TEXT)  -- JSON: the digest of every leaf by its label""",
 )
-
-# Every refused update: of participants that have a row, and of those that are omitted.
-ALL_REFUSALS = """(
-    SELECT lane, round_num, refusal, 1 AS refused,
-        NOT EXISTS (SELECT 1 FROM lanes JOIN clients USING (seed)
-            WHERE lanes.lane = participants.lane AND clients.client = participants.client
-                AND hostile IS NOT NULL) AS honest
-    FROM participants WHERE refusal IS NOT NULL
-    UNION ALL
-    SELECT lane, round_num, json_extract(value, '$[0]'), json_extract(value, '$[1]'),
-        json_extract(value, '$[2]')
-    FROM omitted, json_each(refusals))"""

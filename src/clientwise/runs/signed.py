@@ -3,7 +3,7 @@
 The table `chain` has one row per entry. The entry itself is canonical JSON (RFC 8785), for example
 
     {"key": ..., "kind": "round", "leaves": HASH, "method": "FedAvg", "position": 7,
-     "previous": HASH, "round": 5, "run": ID, "seed": 1, "time": ..., "version": 2}
+     "previous": HASH, "round": 5, "run": ID, "seed": 1, "time": ..., "version": 3}
 
 - `previous` is the SHA-256 of the entry before it, so no entry can be removed, inserted or moved.
 - `leaves` is the hash of all rows that the entry is about. A *leaf* is what the record says about
@@ -13,6 +13,10 @@ The table `chain` has one row per entry. The entry itself is canonical JSON (RFC
 The hash of the leaves is over their sorted digests. So the *receipt* of a client proves that its rows
 are in an entry, and shows the digests of the other leaves, not their rows. Every leaf has a salt:
 without it, whoever has a digest could guess the rows.
+
+JSON has fewer types than SQLite: a row has bytes as their hexadecimal digits, for example. So every row
+says the types of its values under "$types", one letter per column in the order of their names:
+integer, real, text or blob. Entries of version 0.2.0 have no types and are of version 2.
 
 Kinds of entries:
 
@@ -44,7 +48,12 @@ PURPOSE = b"clientwise record 1\n"  # what is signed for this purpose is worth n
 FIRST = "0" * 64  # the hash before the first entry
 SALT_BYTES = 32
 LARGEST_INTEGER = 2**53  # RFC 8785 has no larger ones
-VERSION = 2  # of entries. The first had no version, and covered neither `best` nor `lanes.finished`
+VERSION = 3  # of entries
+WITH_TYPES = 3  # the first version whose rows have types
+TYPES = "$types"  # no column has such a name
+LETTERS: dict[type, str] = {int: "i", float: "r", str: "t", bytes: "b"}
+# Tables that were added since 0.2.0, by the first version of the entries that cover them.
+SINCE = {"kept": 3, "refusals": 3}
 # Tables about the run as a whole, and what names one of their rows.
 OF_THE_RUN = {
     "facts": ("key",),
@@ -58,12 +67,12 @@ Leaves = dict[str, list[dict[str, Any]]]  # rows by the label of their leaf
 
 
 def canonical(value: Any) -> bytes:
-    """A value as canonical JSON (RFC 8785)."""
+    """A value as canonical JSON (RFC 8785); ValueError where it has none."""
     try:
         import rfc8785
     except ImportError:
         raise RunError("a signed record needs: pip install 'clientwise[signed]'") from None
-    encoded: bytes = rfc8785.dumps(_plain(value))
+    encoded: bytes = rfc8785.dumps(value)
     return encoded
 
 
@@ -110,9 +119,10 @@ def leaves_of_round(
     """The rows of a round, by client and for the round as a whole, as entries of a version have them."""
     leaves: Leaves = {}
     for table in TABLES:
-        if table == BEST and version < 2:
+        if version < SINCE.get(table, 0):
             continue
-        for row in _rows(database, table, "WHERE lane = ? AND round_num = ?", (lane, round_num)):
+        where = "WHERE lane = ? AND round_num = ?"
+        for row in _rows(database, table, version, where, (lane, round_num)):
             label = BEST if table == BEST else "round"
             if "client" in row:
                 label = client_label(row["client"])
@@ -124,9 +134,7 @@ def leaves_of_run(database: sqlite3.Connection, version: int = VERSION) -> Leave
     """Facts, clients, lanes and policies of a run, as entries of a version have them."""
     leaves: Leaves = {}
     for table, key in OF_THE_RUN.items():
-        for row in _rows(database, table):
-            if version < 2:
-                row.pop("finished", None)
+        for row in _rows(database, table, version):
             named = " ".join(str(row.get(column)) for column in key)
             # A table without its key, which anybody can make, may have several rows of one name.
             leaves.setdefault(f"{table} {named}", []).append(row)
@@ -146,11 +154,7 @@ class Link:
     @property
     def fields(self) -> dict[str, Any]:
         """What the entry says; empty where it cannot be read."""
-        try:
-            found = json.loads(self.entry)
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
+        return _parsed(self.entry)
 
     @property
     def kind(self) -> str:
@@ -182,11 +186,18 @@ def links(database: sqlite3.Connection, newest_first: bool = False) -> Iterator[
         f"SELECT position, entry, signature, salt, leaves FROM chain ORDER BY position {order}"
     )
     for position, entry, signature, salt, leaves in found:
-        try:
-            digests = dict(json.loads(leaves))
-        except (TypeError, ValueError):
-            digests = {}
-        yield Link(int(position), str(entry), _as_bytes(signature), _as_bytes(salt), digests)
+        digests = {label: str(value) for label, value in _parsed(leaves).items()}
+        number = position if isinstance(position, int) else -1
+        yield Link(number, str(entry), _as_bytes(signature), _as_bytes(salt), digests)
+
+
+def _parsed(text: object) -> dict[str, Any]:
+    """The JSON object in a text; empty where there is none."""
+    try:
+        found = json.loads(str(text))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class SignedChain:
@@ -294,34 +305,47 @@ def receipts_of_round(
             "signature": link.signature.hex(),
             "label": label,
             "salt": leaf_salt(link.salt, label).hex(),
-            "rows": _plain(rows),
+            "rows": rows,
             "digests": sorted(link.leaves.values()),
         }
     return receipts
 
 
 def _rows(
-    database: sqlite3.Connection, table: str, where: str = "", places: tuple[Any, ...] = ()
-) -> Iterator[dict[str, Any]]:
-    """Rows of a table without empty values, so that a column added later changes no hash."""
+    database: sqlite3.Connection,
+    table: str,
+    version: int,
+    where: str = "",
+    places: tuple[Any, ...] = (),
+) -> list[dict[str, Any]]:
+    """Rows of a table as JSON has them, without empty values: a column added later changes no hash."""
     found = database.execute(f"SELECT * FROM {table} {where}", places)
     columns = [column[0] for column in found.description]
+    order = sorted(range(len(columns)), key=columns.__getitem__)
     rows = []
     for values in found:
-        row = {}
-        for column, value in zip(columns, values, strict=True):
+        row: dict[str, Any] = {}
+        letters = ""
+        for index in order:
+            value = values[index]
             if value is not None:
-                row[column] = value
+                row[columns[index]] = _plain(value)
+                letters += _letter(value)
+        if version >= WITH_TYPES:
+            row[TYPES] = letters
         rows.append(row)
-    yield from sorted(rows, key=lambda row: (row.get("client", 0), str(row.get("criterion", ""))))
+    return sorted(rows, key=lambda row: (rank(row.get("client", 0)), str(row.get("criterion", ""))))
+
+
+def rank(value: object) -> tuple[float, str]:
+    """A key that sorts numbers, and puts whatever else a table may hold behind them."""
+    if isinstance(value, (int, float)):
+        return value, ""
+    return math.inf, str(value)
 
 
 def _plain(value: Any) -> Any:
-    """A value that RFC 8785 has; what it has not becomes a text."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+    """A value of SQLite as JSON has it."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):
@@ -329,6 +353,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, int) and abs(value) >= LARGEST_INTEGER:
         return str(value)
     return value
+
+
+def _letter(value: Any) -> str:
+    """The type of a value; JSON has one zero, so that the negative one has a letter of its own."""
+    if value == 0 and str(value) == "-0.0":
+        return "n"
+    return LETTERS[type(value)]
 
 
 def _as_bytes(value: object) -> bytes:

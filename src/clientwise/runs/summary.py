@@ -9,7 +9,6 @@ from typing import NamedTuple
 from .clients import ClientReader
 from .rounds import RoundReader
 from .rows import MethodSummary
-from .schema import ALL_REFUSALS
 from .weights import WeightReader
 
 MANY_CLIENTS = 20  # from here on, a tenth of the clients is more than one or two
@@ -74,9 +73,9 @@ class SummaryReader(RoundReader, WeightReader, ClientReader):
         """How many updates were refused, by seed."""
         rows = self._rows(
             tuple[int, int],
-            f"""SELECT seed, (SELECT COALESCE(SUM(refused), 0) FROM {ALL_REFUSALS} AS r
-                              WHERE r.lane = lanes.lane)
-                FROM lanes WHERE method = ?""",
+            """SELECT seed, (SELECT COALESCE(SUM(refused), 0) FROM refusals AS r
+                             WHERE r.lane = lanes.lane)
+               FROM lanes WHERE method = ?""",
             method,
         )
         return dict(rows)

@@ -16,10 +16,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from ..errors import RunError
 from .database import reading
+from .files import VERSIONS, read_whole
+from .migrations import KEPT_OF_0_2_0, REFUSALS_OF_0_2_0
 from .signed import (
     BEST,
     FIRST,
+    SALT_BYTES,
+    SINCE,
     TABLES,
+    TYPES,
     Leaves,
     Link,
     canonical,
@@ -31,14 +36,17 @@ from .signed import (
     leaves_of_run,
     links,
     live_rounds,
+    rank,
     receipts_of_round,
     signed_bytes,
 )
 
 CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
 LOCAL = "local"  # a table
-TIMES = {"seconds"}  # columns that differ when a round is run again
+NOT_COMPARED = {"seconds", TYPES}  # the time that a round took, which differs when it is run again
 MOST_RECEIPT_BYTES = 2**28  # of a file
+MOST_VERSIONS_BYTES = 2**16
+MIGRATED = {"kept": KEPT_OF_0_2_0, "refusals": REFUSALS_OF_0_2_0}
 
 
 @dataclass
@@ -81,6 +89,7 @@ def verify(
         found.faults += _faults_of_rounds(database, chain, found)
         found.faults += _faults_of_facts(database, chain, found)
         found.faults += _faults_of_file(database)
+        found.faults += _faults_of_versions(folder, database)
         found.members = _members(chain)
         signers = trusted or {bytes.fromhex(key) for key in found.keys}
         compared = _Compared(database, chain, signers)
@@ -138,9 +147,9 @@ def _faults_of_chain(
         if fields.get("previous") != previous:
             yield f"{place}: does not follow from the entry before it, which was changed"
         previous = digest(link.entry.encode())
-        if hash_of_leaves(link.leaves.values()) != fields.get("leaves"):
+        if _hash(link.leaves.values()) != fields.get("leaves"):
             yield f"{place}: its list of digests was changed"
-        if link.entry.encode() != canonical(fields):
+        if not _is_canonical(link.entry, fields):
             yield f"{place}: not in canonical form"
         fault = _fault_of_signature(link.entry, link.signature, trusted)
         if fault:
@@ -150,12 +159,27 @@ def _faults_of_chain(
         found.last = str(fields.get("time", ""))
 
 
+def _hash(digests: Collection[str]) -> str | None:
+    """The hash of all leaves; None where their digests cannot be hashed."""
+    try:
+        return hash_of_leaves(digests)
+    except ValueError:
+        return None
+
+
+def _is_canonical(entry: str, fields: Mapping[str, Any]) -> bool:
+    try:
+        return entry.encode() == canonical(fields)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _fault_of_signature(entry: str, signature: bytes, trusted: Collection[bytes]) -> str | None:
     """Why an entry is not signed as it must be; None if it is."""
     try:
         key = bytes.fromhex(json.loads(entry)["key"])
         Ed25519PublicKey.from_public_bytes(key).verify(signature, signed_bytes(entry))
-    except (InvalidSignature, KeyError, TypeError, ValueError):
+    except (InvalidSignature, KeyError, TypeError, ValueError, RecursionError):
         return "its signature is wrong: the entry was changed"
     if trusted and key not in trusted:
         return f"signed with another key than the one given ({key.hex()[:16]}…)"
@@ -174,7 +198,7 @@ def _faults_of_rounds(
     for table in TABLES:
         recorded |= set(database.execute(f"SELECT DISTINCT lane, round_num FROM {table}"))
     named = {lane: pair for pair, lane in lanes.items()}
-    for lane, round_num in sorted(recorded):
+    for lane, round_num in sorted(recorded, key=lambda place: [rank(one) for one in place]):
         method, seed = named.get(lane, ("unknown", lane))
         if (method, seed, round_num) not in live:
             yield f"{_round(method, seed, round_num)}: was inserted: no entry is about it"
@@ -188,6 +212,27 @@ def _faults_of_rounds(
         is_replaced = round_num < best.get((method, seed), 0) and BEST not in leaves
         for fault in _faults_of_leaves(link, leaves, without={BEST} if is_replaced else ()):
             yield f"{place}, {fault}"
+    yield from _faults_of_migrated(database, live, named)
+
+
+def _faults_of_migrated(
+    database: sqlite3.Connection,
+    live: Mapping[tuple[str, int, int], Link],
+    named: Mapping[int, tuple[str, int]],
+) -> Iterator[str]:
+    """Rows that older entries do not cover, and that do not follow from what these cover."""
+    for table, query in MIGRATED.items():
+        older = {place for place, link in live.items() if link.version < SINCE[table]}
+        if not older:
+            continue
+        present = {repr(row): row for row in database.execute(f"SELECT * FROM {table}")}
+        expected = {repr(row): row for row in database.execute(query)}
+        differing = {**present, **expected}
+        for row in differing.keys() - (present.keys() & expected.keys()):
+            lane, round_num = differing[row][:2]
+            method, seed = named.get(lane, ("unknown", lane))
+            if (method, seed, round_num) in older:
+                yield f"{_round(method, seed, round_num)}, {table}: was changed"
 
 
 def _best_rounds(live: Mapping[tuple[str, int, int], Link]) -> dict[tuple[str, int], int]:
@@ -205,7 +250,8 @@ def _members(chain: Sequence[Link]) -> dict[tuple[str, int, int], int]:
     listed: Counter[str] = Counter()
     for link in chain:
         if link.kind == "facts":
-            listed = Counter(label.split()[1] for label in link.leaves if label.startswith(CLIENTS))
+            labels = [label.split() for label in link.leaves if label.startswith(CLIENTS)]
+            listed = Counter(parts[1] for parts in labels if len(parts) > 1)
         elif link.kind == "round":
             method, seed = link.lane
             found[method, seed, link.number("round")] = listed[str(seed)]
@@ -220,24 +266,26 @@ def _faults_of_facts(
         yield "no entry is about the facts of the run"
         return
     last = about_facts[-1]
-    leaves = leaves_of_run(database, last.version)
-    yield from _faults_of_leaves(last, leaves)
+    # As entries of each version have them
+    leaves = {link.version: leaves_of_run(database, link.version) for link in about_facts}
+    yield from _faults_of_leaves(last, leaves[last.version])
     found.changed += _changed_facts(about_facts, leaves, chain)
     yield from _faults_of_clients(chain, leaves)
 
 
 def _changed_facts(
-    about_facts: Sequence[Link], leaves: Leaves, chain: Sequence[Link]
+    about_facts: Sequence[Link], leaves: Mapping[int, Leaves], chain: Sequence[Link]
 ) -> Iterator[str]:
     """Facts that are as they are now only since an entry after the first round, or were deleted."""
     first_round = next((link.position for link in chain if link.kind == "round"), len(chain))
     # A finished method changes its row of `lanes`; of clients, every change is a fault
     others = ("lanes ", CLIENTS)
-    facts = {label: rows for label, rows in leaves.items() if not label.startswith(others)}
     since: dict[str, Link] = {}
     for link in about_facts:
         signed = set(link.leaves.values())
-        for label, own in digests_of(link.salt, facts).items():
+        for label, own in digests_of(link.salt, leaves[link.version]).items():
+            if label.startswith(others):
+                continue
             if own not in signed:
                 since.pop(label, None)
             else:
@@ -250,23 +298,24 @@ def _changed_facts(
             yield f"{label}: deleted in entry {link.position} ({link.fields.get('time')})"
 
 
-def _faults_of_clients(chain: Sequence[Link], leaves: Leaves) -> Iterator[str]:
+def _faults_of_clients(chain: Sequence[Link], leaves: Mapping[int, Leaves]) -> Iterator[str]:
     """Clients that had another name or other data when their rounds were signed.
 
     Digests are compared, and not labels: the signature does not cover these.
     """
-    clients = {label: rows for label, rows in leaves.items() if label.startswith(CLIENTS)}
     live = {link.position for link in live_rounds(chain).values()}
     said: set[str] = set()
     changed: set[str] = set()
     for link in chain:
         if link.kind == "facts":
             signed = set(link.leaves.values())
-            present = digests_of(link.salt, clients)
-            changed = {label for label, own in present.items() if own not in signed}
+            present = digests_of(link.salt, leaves[link.version]).items()
+            changed = {
+                label for label, own in present if label.startswith(CLIENTS) and own not in signed
+            }
         elif link.position in live and changed:
             seed = link.number("seed")
-            own = {f"{CLIENTS}{seed} {label.split()[-1]}" for label in link.leaves}
+            own = {f"{CLIENTS}{seed} {label.rpartition(' ')[2]}" for label in link.leaves}
             for label in sorted(own & changed - said):
                 said.add(label)
                 yield f"{label}: is not what it was when entry {link.position} was signed"
@@ -277,6 +326,21 @@ def _faults_of_file(database: sqlite3.Connection) -> Iterator[str]:
     (found,) = database.execute("PRAGMA main.integrity_check(1)").fetchone()
     if found != "ok":
         yield f"the database contradicts itself ({found})"
+
+
+def _faults_of_versions(folder: Path, database: sqlite3.Connection) -> Iterator[str]:
+    """A file of versions that is not the one that the record has; that of 0.2.0 has none."""
+    sql = "SELECT value FROM facts WHERE key = ?"
+    for (recorded,) in database.execute(sql, (VERSIONS,)).fetchall():
+        try:
+            written = read_whole(folder / VERSIONS, MOST_VERSIONS_BYTES).decode()
+        except FileNotFoundError:
+            yield f"{VERSIONS}: was deleted"
+        except (OSError, UnicodeDecodeError):
+            yield f"{VERSIONS}: was changed"
+        else:
+            if json.dumps(written) != recorded:
+                yield f"{VERSIONS}: was changed"
 
 
 def _faults_of_leaves(link: Link, leaves: Leaves, without: Collection[str] = ()) -> Iterator[str]:
@@ -337,7 +401,7 @@ class _Compared:
             yield f"{about}: the round was deleted later"
         elif now.position != link.position and (method, seed) in self._lanes:
             lane = self._lanes[method, seed]
-            leaves = leaves_of_round(self._database, lane, round_num, now.version)
+            leaves = leaves_of_round(self._database, lane, round_num, link.version)
             after = leaves.get(receipt["label"], [])
             may_lack = {LOCAL} if self._was_extended(now, leaves) else set()
             for change in _differences(receipt["rows"], after, may_lack):
@@ -356,7 +420,7 @@ def _differences(
     may_lack: Collection[str],
 ) -> Iterator[str]:
     """How the rows about a client changed, except for times; those of some tables may be missing."""
-    now = {_key(row): row for row in json.loads(canonical(after))}
+    now = {_key(row): row for row in after}
     for key in now.keys() - {_key(row) for row in before}:
         yield f"{' '.join(map(str, key))}: inserted"
     for row in before:
@@ -367,13 +431,13 @@ def _differences(
                 yield f"{' '.join(map(str, _key(row)))}: deleted"
             continue
         for column in {**row, **other}:
-            if column not in TIMES and row.get(column) != other.get(column):
+            if column not in NOT_COMPARED and row.get(column) != other.get(column):
                 name = row.get("criterion", row.get("table"))
                 yield f"{name}, {column}: {row.get(column)} became {other.get(column)}"
 
 
 def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row.get("table"), row.get("criterion", "")
+    return str(row.get("table")), str(row.get("criterion", ""))
 
 
 def _fault_of_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) -> str | None:
@@ -381,13 +445,17 @@ def _fault_of_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) ->
     try:
         fields = json.loads(receipt["entry"])
         rows = [dict(row) for row in receipt["rows"]]
-        own = leaf_digest(bytes.fromhex(receipt["salt"]), receipt["label"], rows)
+        salt = bytes.fromhex(receipt["salt"])
+        own = leaf_digest(salt, receipt["label"], rows)
         digests = [str(one) for one in receipt["digests"]]
+        hashed = hash_of_leaves(digests)
         fault = _fault_of_signature(receipt["entry"], bytes.fromhex(receipt["signature"]), trusted)
         position = int(fields["position"])
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         return "not a receipt of clientwise"
-    if fault is None and (own not in digests or hash_of_leaves(digests) != fields.get("leaves")):
+    if len(salt) != SALT_BYTES:  # what is hashed would not show where the salt ends
+        return "not a receipt of clientwise"
+    if fault is None and (own not in digests or hashed != fields.get("leaves")):
         fault = "its rows are not in the entry"
     return f"the receipt of entry {position} is not valid: {fault}" if fault else None
 
@@ -406,7 +474,7 @@ def _read_receipts(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             receipt = json.loads(line)
         except (ValueError, RecursionError):
             receipt = None
-        yield f"{file.name}, line {number}", receipt if isinstance(receipt, dict) else {}
+        yield f"{file}, line {number}", receipt if isinstance(receipt, dict) else {}
 
 
 def _signed_again(chain: Sequence[Link]) -> Iterator[str]:

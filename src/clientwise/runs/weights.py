@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 
-from ..core.clock import ABSENT
 from .reader import RunReader, thinned
 from .rows import (
     ArrivedRow,
@@ -17,10 +16,10 @@ from .rows import (
     OmittedRow,
     ParticipantRow,
     PolicyRow,
+    ReasonRow,
     RefusalRow,
     WeightGrid,
 )
-from .schema import ALL_REFUSALS
 
 
 class WeightReader(RunReader):
@@ -56,7 +55,7 @@ class WeightReader(RunReader):
         return bool(self._rows(tuple[int], "SELECT 1 FROM omitted WHERE lane = ? LIMIT 1", lane))
 
     def policies(self, method: str, seed: int) -> list[PolicyRow]:
-        """The bounds on weights, in the order in which they were in force; older runs have none."""
+        """The bounds on weights, in the order in which they were in force."""
         return self._rows(
             PolicyRow,
             "SELECT round_num, policy, note FROM policies WHERE lane = ? ORDER BY round_num",
@@ -232,8 +231,8 @@ class WeightReader(RunReader):
         """(reason, how many updates were refused for it)."""
         return self._rows(
             tuple[str, int],
-            f"""SELECT refusal, SUM(refused) FROM {ALL_REFUSALS} JOIN lanes USING (lane)
-                WHERE method = ? GROUP BY refusal""",
+            """SELECT reason, SUM(refused) FROM refusals JOIN lanes USING (lane)
+               WHERE method = ? GROUP BY reason""",
             method,
         )
 
@@ -250,18 +249,18 @@ class WeightReader(RunReader):
             method,
         )
         reasons = self._rows(
-            tuple[str, int, int],
-            f"""SELECT refusal, SUM(refused), SUM(honest)
-                FROM {ALL_REFUSALS} JOIN lanes USING (lane)
-                WHERE method = ? GROUP BY refusal ORDER BY 3 DESC, 2 DESC""",
+            ReasonRow,
+            """SELECT reason, kind, SUM(refused), SUM(honest)
+               FROM refusals JOIN lanes USING (lane)
+               WHERE method = ? GROUP BY reason, kind ORDER BY 4 DESC, 3 DESC""",
             method,
         )
-        absent = sum(count for reason, count, _ in reasons if reason in ABSENT)
-        refused = [row for row in reasons if row[0] not in ABSENT]
-        honest = sum(of_honest for _, _, of_honest in refused)
+        absent = sum(row.refused for row in reasons if row.kind == "absent")
+        refused = [row for row in reasons if row.kind != "absent"]
+        honest = sum(row.honest for row in refused)
         return ArrivedRow(
             arrived=total - absent,
-            refused=sum(count for _, count, _ in refused),
+            refused=sum(row.refused for row in refused),
             refused_honest=honest,
-            reason=refused[0][0] if honest else None,
+            usual=refused[0] if honest else None,
         )

@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 from torch import Tensor
 
-from ..core.guard import likely_cause
 from ..core.problem import Problem
+from ..core.reasons import likely_cause
 from ..core.types import RoundRecord, ServerState
 from ..errors import RunError, shortened
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -30,12 +30,13 @@ from .records import (
     look_back_rows,
     omitted_row,
     participant_rows,
+    refusal_rows,
     reported_evaluation,
     round_columns,
     sampled_rows,
     thinned,
 )
-from .schema import ALL_REFUSALS, DATABASE, SCHEMA, SCHEMA_VERSION, TABLES_BY_ROUND
+from .schema import DATABASE, SCHEMA, SCHEMA_VERSION, TABLES_BY_ROUND
 from .signed import SignedChain
 from .structure import refuse_missing_columns, refuse_programs
 
@@ -56,6 +57,7 @@ class Store:
         self.folder = folder
         self._chain: SignedChain | None = None
         self._facts_are_signed = False
+        self._machine: int | None = None
         self._checkpoints = folder / "checkpoints"
         refuse_links(folder)
         if self._checkpoints.is_symlink():
@@ -100,6 +102,10 @@ class Store:
             sql = "INSERT OR IGNORE INTO facts (key, value) VALUES (?, ?)"
             if database.execute(sql, row).rowcount:
                 self._facts_are_signed = False
+
+    def set_machine(self, number: int) -> None:
+        """Write with every round from now on which machine of the fact `machines` computes it, from 1."""
+        self._machine = number
 
     def fact(self, key: str) -> str | None:
         """A fact about the whole run as JSON; None where there is none."""
@@ -228,10 +234,13 @@ class Store:
             if record.local is not None and record.local.missing:
                 names = self._names(lane)
             shown = reported_evaluation(record, hostile)
-            row: dict[str, Any] = {"lane": lane, "seconds": seconds}
+            row: dict[str, Any] = {"lane": lane, "seconds": seconds, "machine": self._machine}
             row |= round_columns(record, shown, problem, hostile, names)
             places = ", ".join(f":{column}" for column in row)
             database.execute(f"INSERT INTO rounds ({', '.join(row)}) VALUES ({places})", row)
+            if record.kept is not None:
+                why = (record.kept.cause, record.kept.detail)
+                self._insert("kept", [(lane, record.round_num, *why)])
             if record.ended is not None:
                 self._insert("clock", [(lane, record.round_num, record.ended)])
             if (released := record.released) is not None:
@@ -244,6 +253,7 @@ class Store:
                 if self._is_best(lane, metric, problem):
                     self._write_right(lane, record.round_num, metric, shown.right[0])
             self._insert("sampled", sampled_rows(lane, record, hostile))
+            self._insert("refusals", refusal_rows(lane, record, hostile))
             if kept is not None:
                 self._insert("omitted", [omitted_row(lane, record, kept, hostile)])
                 record = thinned(record, kept)
@@ -267,10 +277,7 @@ class Store:
         found = self._database.execute(
             """SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90,
                 attack_success, testing_rounds,
-                (SELECT COUNT(*) FROM participants AS p
-                    WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NOT NULL
-                ) + (SELECT COALESCE(SUM(json_extract(value, '$[1]')), 0)
-                    FROM omitted AS o, json_each(o.refusals)
+                (SELECT COALESCE(SUM(refused), 0) FROM refusals AS o
                     WHERE o.lane = r.lane AND o.round_num = r.round_num
                 ) AS refused,
                 (SELECT COUNT(*) FROM participants AS p
@@ -305,17 +312,17 @@ class Store:
             )
         with self._explained():
             row = self._database.execute(
-                f"""SELECT refusal, SUM(refused) FROM {ALL_REFUSALS}
-                    GROUP BY refusal ORDER BY 2 DESC LIMIT 1"""
+                """SELECT reason, kind, SUM(refused) FROM refusals
+                   GROUP BY reason, kind ORDER BY 3 DESC LIMIT 1"""
             ).fetchone()
-        if row is None:
-            reason = "no client answered"
-            said = reason
-        else:
-            reason = row[0]
-            said = f"{reason}, {row[1]:,} times"
+        said = "no client answered"
+        hint = ""
+        if row is not None:
+            reason, kind, times = row
+            said = f"{reason}, {times:,} times"
+            hint = likely_cause(kind)
         message = f"{self.folder}: no update was ever accepted ({said}): nothing was learned."
-        raise RunError(f"{message} {likely_cause(reason)}".strip())
+        raise RunError(f"{message} {hint}".strip())
 
     def forget_after(self, lane: int, round_num: int) -> None:
         """Delete the rounds after a checkpoint: they are run again, with the same result."""
@@ -400,7 +407,7 @@ class Store:
         path = self._checkpoint(lane)
         if not path.exists():
             return None
-        if self.fact("id") is None:  # of an older version, or cut off
+        if self.fact("id") is None:  # the database was cut off
             return load_checkpoint(path, first)
         return load_checkpoint(path, first, self._owner(lane))
 

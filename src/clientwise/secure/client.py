@@ -14,7 +14,6 @@ from .primitives import (
     TAG_BYTES,
     Masked,
     is_signed,
-    mask,
     new_secret,
     open_sealed,
     pair_key,
@@ -28,10 +27,13 @@ from .statements import (
     checked_keys,
     commitment,
     mask_key,
-    roster_digest,
+    pair_mask,
+    roster_view,
     self_mask,
     signed_keys,
     signed_survivors,
+    sum_view,
+    survivors_view,
 )
 from .terms import (
     CONFIRM,
@@ -43,7 +45,6 @@ from .terms import (
     Message,
     ProtocolError,
     Terms,
-    digest,
     read_bytes,
     read_clients,
     read_table,
@@ -82,7 +83,11 @@ class SecureClient:
         self._identities = identities
 
     def keys(self) -> Message:
-        """Make this round's keys and sign them."""
+        """Make this round's keys and sign them.
+
+        They are random, and every later mask, share and signature depends on all of them: what others
+        sent in another round is of no use in this one, even if the server gives both the same name.
+        """
         self._expect(KEYS)
         sharing = X25519PrivateKey.generate()
         secrets = {}
@@ -98,6 +103,7 @@ class SecureClient:
         """Check everybody's keys, and share the own secrets among all."""
         self._expect(SHARES)
         roster = self._checked_roster(request)
+        view = roster_view(self.terms, roster)
         holders = sorted(map(int, roster))
         shares: dict[int, dict[str, dict[str, str]]] = {holder: {} for holder in holders}
         for purpose, secrets in self.state["secrets"].items():
@@ -109,62 +115,63 @@ class SecureClient:
         packets = {}
         commitments = {}
         for holder, mine in shares.items():
-            commitments[str(holder)] = self._commitments(self.client, holder, mine)
+            commitments[str(holder)] = self._commitments(view, self.client, holder, mine)
             if holder != self.client:
                 text = bytes.fromhex("".join(mine[p][k] for p in mine for k in KINDS))
-                key = self._sharing_key(roster, holder, self.client, holder)
-                packets[str(holder)] = seal(key, text, self.terms.context.encode()).hex()
+                key = self._sharing_key(roster, view, self.client, holder)
+                packets[str(holder)] = seal(key, text).hex()
         whole = {
-            purpose: commitment(self.terms, self.client, -1, purpose, "self", secrets["self"])
+            purpose: commitment(view, self.client, -1, purpose, "self", secrets["self"])
             for purpose, secrets in self.state["secrets"].items()
         }
         held = {str(self.client): shares[self.client]}
-        self._note(SHARES, roster=roster, held=held)
+        self._note(SHARES, roster=roster, view=view, held=held)
         return {"packets": packets, "commitments": commitments, "secrets": whole}
 
     def masked(self, purpose: str, request: Message, values: Values) -> Message:
-        """The client's values under masks that cancel in the sum."""
+        """The client's values under masks that cancel in the sum.
+
+        They cancel among clients that were told the same, from the keys to this broadcast.
+        """
         step = step_of(MASK, purpose)
         self._expect(step)
-        sharing = purpose == self.terms.purposes[0]
-        held = self.state["held"]
-        if sharing:  # the first sum brings the others' shares along
+        if purpose == self.terms.purposes[0]:  # the first sum brings the others' shares along
             peers, held = self._open_packets(request)
         else:
-            before = self.terms.purposes[self.terms.purposes.index(purpose) - 1]
-            peers = self.state["survivors"][before]
+            peers, held = self.state["survivors"], self.state["held"]
         broadcast = request.get("broadcast")
         one = self.terms.sum_for(purpose)
-        own = values(broadcast)
-        if own.shape != (one.length,) or own.dtype != value_type(one.bits):
-            raise ValueError(f"{own.shape} values of {own.dtype} do not fit the sum {purpose!r}")
-        total = own + self._self_mask(purpose)
-        key = self._mask_key(purpose, self.state["secrets"][purpose]["mask"])
+        total = values(broadcast)
+        if total.shape != (one.length,) or total.dtype != value_type(one.bits):
+            raise ValueError(
+                f"{total.shape} values of {total.dtype} do not fit the sum {purpose!r}"
+            )
+        view = sum_view(self.state["view"], purpose, peers, broadcast)
+        secrets = self.state["secrets"][purpose]
+        total = total + self_mask(one, view, self.client, bytes.fromhex(secrets["self"]))
+        key = self._mask_key(purpose, secrets["mask"])
         for peer in peers:
             if peer != self.client:
-                theirs = bytes.fromhex(self.state["roster"][str(peer)]["keys"][purpose])
-                seed = pair_key(key, theirs, "mask", self.terms.context, purpose)
-                pad = mask(seed, one.length, one.bits)
+                theirs = bytes.fromhex(self.state["roster"][str(peer)][purpose])
+                pad = pair_mask(one, view, key, theirs)
                 total = total + pad if self.client < peer else total - pad
-        all_peers = self.state.get("peers", {}) | {purpose: peers}
-        broadcasts = self.state.get("broadcasts", {}) | {purpose: digest(broadcast)}
-        self._note(step, held=held, peers=all_peers, broadcasts=broadcasts)
+        self._note(step, held=held, peers=peers, view=view)
         return {"masked": total}
 
     def confirm(self, purpose: str, request: Message) -> Message:
         """Sign who is in the sum; a client signs one list for a sum and never another."""
         step = step_of(CONFIRM, purpose)
         self._expect(step)
-        peers = self.state["peers"][purpose]
+        peers = self.state["peers"]
         survivors = read_clients(request.get("survivors"), peers, "the list of survivors")
         if self.client not in survivors:
             raise ProtocolError("the server names this client as dropped, and asks it to go on")
         self._check_enough(len(survivors), "are in the sum")
         if self.terms.exposes_dropped(purpose, len(peers), len(survivors)):
             raise ProtocolError(GONE)
-        signature = self._identity.sign(self._about_survivors(purpose, survivors))
-        lists = self.state.get("survivors", {}) | {purpose: survivors}
-        self._note(step, survivors=lists)
+        view = survivors_view(self.state["view"], survivors)
+        signature = self._identity.sign(signed_survivors(view))
+        self._note(step, survivors=survivors, view=view)
         return {"signature": signature.hex()}
 
     def unmask(self, purpose: str, request: Message) -> Message:
@@ -175,8 +182,8 @@ class SecureClient:
         """
         step = step_of(UNMASK, purpose)
         self._expect(step)
-        survivors = self.state["survivors"][purpose]
-        text = self._about_survivors(purpose, survivors)
+        survivors = self.state["survivors"]
+        text = signed_survivors(self.state["view"])
         signed = 0
         for name, value in read_table(request, "signatures").items():
             if name not in map(str, survivors):
@@ -187,7 +194,7 @@ class SecureClient:
             signed += 1
         self._check_enough(signed, "signed the list of survivors")
         shares = {}
-        for peer in self.state["peers"][purpose]:
+        for peer in self.state["peers"]:
             kind = "self" if peer in survivors else "mask"
             share = self.state["held"].get(str(peer), {}).get(purpose, {}).get(kind)
             if share is not None:
@@ -210,7 +217,7 @@ class SecureClient:
         """The state after a step; changed only once the whole step has succeeded."""
         self.state = {**self.state, **facts, "done": self.terms.steps.index(step) + 1}
 
-    def _checked_roster(self, request: Message) -> dict[str, Any]:
+    def _checked_roster(self, request: Message) -> dict[str, dict[str, str]]:
         """Everybody's keys, each signed by its client for this round, model and task."""
         roster = read_table(request, "roster")
         if len(roster) > self.terms.cohort:
@@ -220,11 +227,11 @@ class SecureClient:
         checked = {}
         for name, entry in roster.items():
             keys = checked_keys(self.terms, name, entry, self._identities)
-            checked[name] = {"keys": keys}
+            checked[name] = keys
             if seen & set(keys.values()) or len(set(keys.values())) < len(keys):
                 raise ProtocolError("two public keys of the roster are equal")
             seen |= set(keys.values())
-        if checked.get(str(self.client)) != {"keys": self.state["own"]}:
+        if checked.get(str(self.client)) != self.state["own"]:
             raise ProtocolError("the roster does not have the keys that this client sent")
         return checked
 
@@ -235,7 +242,7 @@ class SecureClient:
         """
         packets = read_table(request, "packets")
         commitments = read_table(request, "commitments")
-        roster = self.state["roster"]
+        roster, view = self.state["roster"], self.state["view"]
         names = set(packets) | {str(self.client)}
         if not names <= set(roster):
             raise ProtocolError("shares of a client that is not in the roster")
@@ -247,48 +254,39 @@ class SecureClient:
                     shares = self._open_packet(int(name), sealed)
                 except ProtocolError:
                     continue
-                if commitments.get(name) == self._commitments(int(name), self.client, shares):
+                if commitments.get(name) == self._commitments(view, int(name), self.client, shares):
                     held[name] = shares
         return sorted(map(int, names)), held
 
     def _open_packet(self, owner: int, sealed: Any) -> dict[str, dict[str, str]]:
         count = len(KINDS) * len(self.terms.purposes)
         data = read_bytes(sealed, count * SECRET_BYTES + TAG_BYTES, "an encrypted share")
-        key = self._sharing_key(self.state["roster"], owner, owner, self.client)
-        text = open_sealed(key, data, self.terms.context.encode()).hex()
+        key = self._sharing_key(self.state["roster"], self.state["view"], owner, self.client)
+        text = open_sealed(key, data).hex()
         size = 2 * SECRET_BYTES
         pieces = iter([text[start : start + size] for start in range(0, len(text), size)])
         return {purpose: {kind: next(pieces) for kind in KINDS} for purpose in self.terms.purposes}
 
     def _commitments(
-        self, owner: int, holder: int, shares: Mapping[str, Mapping[str, str]]
+        self, view: str, owner: int, holder: int, shares: Mapping[str, Mapping[str, str]]
     ) -> list[str]:
         return [
-            commitment(self.terms, owner, holder, purpose, kind, shares[purpose][kind])
+            commitment(view, owner, holder, purpose, kind, shares[purpose][kind])
             for purpose in self.terms.purposes
             for kind in KINDS
         ]
 
     def _sharing_key(
-        self, roster: Mapping[str, Any], other: int, sender: int, receiver: int
+        self, roster: Mapping[str, Any], view: str, sender: int, receiver: int
     ) -> bytes:
         """The key for shares from one client to another; each direction has its own."""
+        other = receiver if sender == self.client else sender
         mine = X25519PrivateKey.from_private_bytes(bytes.fromhex(self.state["sharing"]))
-        theirs = bytes.fromhex(roster[str(other)]["keys"]["sharing"])
-        return pair_key(mine, theirs, "shares", self.terms.context, sender, receiver)
+        theirs = bytes.fromhex(roster[str(other)]["sharing"])
+        return pair_key(mine, theirs, "shares", view, sender, receiver)
 
     def _mask_key(self, purpose: str, secret: str) -> X25519PrivateKey:
         return mask_key(self.terms, self.client, purpose, bytes.fromhex(secret))
-
-    def _self_mask(self, purpose: str) -> Masked:
-        secret = bytes.fromhex(self.state["secrets"][purpose]["self"])
-        return self_mask(self.terms, self.client, purpose, secret)
-
-    def _about_survivors(self, purpose: str, survivors: list[int]) -> bytes:
-        roster = roster_digest(self.state["roster"])
-        peers = self.state["peers"][purpose]
-        broadcast = self.state["broadcasts"][purpose]
-        return signed_survivors(self.terms, roster, purpose, peers, survivors, broadcast)
 
     def _check_enough(self, count: int, what: str) -> None:
         if count < self.terms.threshold:

@@ -74,15 +74,15 @@ def value_type(bits: int) -> numpy.dtype[Any]:
     return numpy.dtype(f"<u{bits // 8}")
 
 
-def seal(key: bytes, text: bytes, about: bytes) -> bytes:
+def seal(key: bytes, text: bytes) -> bytes:
     """Encrypt and authenticate one message."""
-    return ChaCha20Poly1305(key).encrypt(NONCE, text, about)
+    return ChaCha20Poly1305(key).encrypt(NONCE, text, None)
 
 
-def open_sealed(key: bytes, sealed: bytes, about: bytes) -> bytes:
+def open_sealed(key: bytes, sealed: bytes) -> bytes:
     """The message that was sealed."""
     try:
-        return ChaCha20Poly1305(key).decrypt(NONCE, sealed, about)
+        return ChaCha20Poly1305(key).decrypt(NONCE, sealed, None)
     except InvalidTag:
         raise ProtocolError("an encrypted share cannot be read") from None
 

@@ -14,8 +14,6 @@ from .primitives import (
     Masked,
     combine,
     is_signed,
-    mask,
-    pair_key,
     public_bytes,
     value_type,
 )
@@ -24,9 +22,12 @@ from .statements import (
     checked_keys,
     commitment,
     mask_key,
-    roster_digest,
+    pair_mask,
+    roster_view,
     self_mask,
     signed_survivors,
+    sum_view,
+    survivors_view,
 )
 from .terms import (
     GONE,
@@ -34,7 +35,6 @@ from .terms import (
     ProtocolError,
     Terms,
     VoidError,
-    digest,
     read_bytes,
     read_table,
 )
@@ -63,7 +63,9 @@ class SecureServer:
         self._whole: dict[int, Mapping[str, Any]] = {}  # commitments to whole secrets
         self._peers: list[int] = []  # clients whose masks are in the present sum
         self._survivors: list[int] = []  # clients whose values are in the present sum
-        self._broadcast: Any = None
+        self._shared_view = ""  # the clients' views (`statements`) when they shared their secrets,
+        self._masked_view = ""  # when they masked the present sum,
+        self._view = ""  # and at last
         self._total: Masked | None = None
         self._signatures: dict[str, str] = {}
 
@@ -80,6 +82,8 @@ class SecureServer:
             self._roster[str(client)] = {"keys": keys, "signature": reply["signature"]}
 
         self._holders = self._each(replies, read, "sent keys")
+        keys = {name: entry["keys"] for name, entry in self._roster.items()}
+        self._shared_view = self._view = roster_view(self.terms, keys)
         return {"roster": self._roster}
 
     def take_shares(self, replies: Mapping[int, Message]) -> dict[int, Message]:
@@ -123,7 +127,7 @@ class SecureServer:
         one = self.terms.sum_for(purpose)
         self._total = numpy.zeros(one.length, dtype=value_type(one.bits))
         self._survivors = []
-        self._broadcast = broadcast
+        self._masked_view = sum_view(self._view, purpose, self._peers, broadcast)
         return {"broadcast": broadcast}
 
     def add(self, purpose: str, client: int, reply: Any) -> None:
@@ -152,11 +156,8 @@ class SecureServer:
 
     def take_confirmed(self, purpose: str, replies: Mapping[int, Message]) -> Message:
         """Signatures of the list; the request to unmask."""
-        roster = roster_digest({name: {"keys": one["keys"]} for name, one in self._roster.items()})
-        broadcast = digest(self._broadcast)
-        text = signed_survivors(
-            self.terms, roster, purpose, self._peers, self._survivors, broadcast
-        )
+        self._view = survivors_view(self._masked_view, self._survivors)
+        text = signed_survivors(self._view)
         self._signatures = {}
 
         def read(client: int, reply: Message) -> None:
@@ -186,7 +187,7 @@ class SecureServer:
             secret: Any = reply.get("own")
             kind = "self"
             if self._whole[holder][purpose] != commitment(
-                self.terms, holder, -1, purpose, kind, secret
+                self._shared_view, holder, -1, purpose, kind, secret
             ):
                 raise ProtocolError("revealed another self-mask than it committed to")
             own[holder] = read_bytes(secret, SECRET_BYTES, "a secret")
@@ -201,14 +202,13 @@ class SecureServer:
         one = self.terms.sum_for(purpose)
         for client in self._survivors:
             secret = own.get(client) or self._restored(purpose, client, "self", shares[client])
-            total = total - self_mask(self.terms, client, purpose, secret)
+            total = total - self_mask(one, self._masked_view, client, secret)
         for client in sorted(set(self._peers) - set(self._survivors)):
             secret = self._restored(purpose, client, "mask", shares[client])
             key = mask_key(self.terms, client, purpose, secret)
             for other in self._survivors:
                 theirs = bytes.fromhex(self._roster[str(other)]["keys"][purpose])
-                seed = pair_key(key, theirs, "mask", self.terms.context, purpose)
-                pad = mask(seed, one.length, one.bits)
+                pad = pair_mask(one, self._masked_view, key, theirs)
                 total = total - pad if other < client else total + pad
         self._peers = self._survivors
         self._total = None
@@ -231,7 +231,7 @@ class SecureServer:
         kind = "self" if owner in self._survivors else "mask"
         listed = self._commitments[owner][str(holder)]
         place = self.terms.purposes.index(purpose) * len(KINDS) + KINDS.index(kind)
-        if listed[place] == commitment(self.terms, owner, holder, purpose, kind, value):
+        if listed[place] == commitment(self._shared_view, owner, holder, purpose, kind, value):
             shares[owner][holder] = read_bytes(value, SECRET_BYTES, "a share")
         else:
             self.notes.append(f"client {holder} sent a wrong share of client {owner}'s secret")
@@ -245,7 +245,7 @@ class SecureServer:
             )
         secret = combine(shares, self.terms.threshold, self._holders)
         if kind == "self":
-            whole = commitment(self.terms, client, -1, purpose, kind, secret.hex())
+            whole = commitment(self._shared_view, client, -1, purpose, kind, secret.hex())
             fits = whole == self._whole[client][purpose]
         else:
             public = public_bytes(mask_key(self.terms, client, purpose, secret)).hex()

@@ -17,9 +17,30 @@ from .primitives import (
     pair_key,
     private_key,
 )
-from .terms import ProtocolError, Terms, digest, encode, read_bytes, read_table
+from .terms import ProtocolError, Sum, Terms, digest, encode, read_bytes, read_table
 
 KINDS = ("mask", "self")  # the two secrets of a sum: one is revealed, never both
+
+
+# A view is the hash of all that a client was told in a round so far: first the terms and the roster,
+# then, for each sum, peers, broadcast and survivors. Every mask, share and signature is made with the
+# view of its client. Between clients with different views, masks do not cancel, shares cannot be
+# opened, and signatures do not count.
+
+
+def roster_view(terms: Terms, roster: Mapping[str, Mapping[str, str]]) -> str:
+    """The view with everybody's public keys. They are new in every round, and so is the view."""
+    return digest("roster", terms.context, dict(roster))
+
+
+def sum_view(view: str, purpose: str, peers: list[int], broadcast: Any) -> str:
+    """The view under which values are masked: whose masks are in the sum, what the server said."""
+    return digest("sum", view, purpose, peers, broadcast)
+
+
+def survivors_view(view: str, survivors: list[int]) -> str:
+    """The view with the list of clients whose values are in the sum."""
+    return digest("survivors", view, survivors)
 
 
 def signed_keys(terms: Terms, client: int, keys: Mapping[str, str]) -> bytes:
@@ -27,29 +48,17 @@ def signed_keys(terms: Terms, client: int, keys: Mapping[str, str]) -> bytes:
     return encode("keys", terms.context, client, dict(keys))
 
 
-def signed_survivors(
-    terms: Terms,
-    roster: str,
-    purpose: str,
-    peers: list[int],
-    survivors: list[int],
-    broadcast: str,
-) -> bytes:
-    """What a client signs about who masked a sum, and who is in it."""
-    return encode("survivors", terms.context, roster, purpose, peers, survivors, broadcast)
+def signed_survivors(view: str) -> bytes:
+    """What a client signs about who is in a sum; see `survivors_view`."""
+    return encode("confirmed", view)
 
 
-def commitment(terms: Terms, owner: int, holder: int, purpose: str, kind: str, value: str) -> str:
+def commitment(view: str, owner: int, holder: int, purpose: str, kind: str, value: str) -> str:
     """The hash that commits `owner` to a share of `holder`, or to a whole secret (holder −1).
 
     The value is 128 random bits, so that its hash does not tell it.
     """
-    return digest("commitment", terms.context, owner, holder, purpose, kind, value)
-
-
-def roster_digest(roster: Mapping[str, Any]) -> str:
-    """The hash of all clients' keys."""
-    return digest("roster", dict(roster))
+    return digest("commitment", view, owner, holder, purpose, kind, value)
 
 
 def checked_keys(
@@ -77,7 +86,11 @@ def mask_key(terms: Terms, client: int, purpose: str, secret: bytes) -> X25519Pr
     return private_key(secret, "mask", terms.context, client, purpose)
 
 
-def self_mask(terms: Terms, client: int, purpose: str, secret: bytes) -> Masked:
+def self_mask(one: Sum, view: str, client: int, secret: bytes) -> Masked:
     """The mask that hides a client's values until the client is known to be in the sum."""
-    one = terms.sum_for(purpose)
-    return mask(derive(secret, "self", terms.context, client, purpose), one.length, one.bits)
+    return mask(derive(secret, "self", view, client), one.length, one.bits)
+
+
+def pair_mask(one: Sum, view: str, mine: X25519PrivateKey, theirs: bytes) -> Masked:
+    """The mask that one client of a pair adds, and the other subtracts."""
+    return mask(pair_key(mine, theirs, "mask", view), one.length, one.bits)

@@ -16,6 +16,7 @@ MASK = "mask"
 CONFIRM = "confirm"
 UNMASK = "unmask"
 GONE = "a client dropped out between the two sums, whose difference would tell about its score"
+PROTOCOL = "clientwise secure 2"  # changes with every change of a message, key or mask
 FEWEST = 3  # clients: of two, each knows the other's value from the sum
 
 
@@ -47,7 +48,8 @@ class Terms:
     """The public facts of a round. Each party computes them from what it knows itself.
 
     Args:
-        run: names the run, seed and round; never used twice.
+        run: names the run, seed and round. The server chooses the number of a run, so no secret
+            depends on its being new: clients make new keys for every round.
         agreed: hash of the global model, the task and the experiment.
         cohort: number of clients that the round asks, n.
         threshold: clients that must take part in every step, t.
@@ -106,7 +108,7 @@ def step_of(kind: str, purpose: str) -> str:
 
 def encode(*parts: Any) -> bytes:
     """Plain values as bytes: equal only where all values are equal."""
-    return json.dumps(["clientwise secure 1", *parts], sort_keys=True).encode()
+    return json.dumps([PROTOCOL, *parts], sort_keys=True).encode()
 
 
 def digest(*parts: Any) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Le
@@ -18,6 +18,7 @@ from ..weighting import to_weights
 from .protocol import EVIDENCE, Evidence
 from .seen import enlist, with_rows
 
+Columns = Callable[[slice], Tensor]  # some columns of a matrix [n, d]
 REFERENCES = 10  # uniform samples of the gap statistic, as in the authors' code
 
 
@@ -44,6 +45,7 @@ class FLDetector(Evidence):
         window: N of the paper, in rounds.
     """
 
+    client_models: ClassVar[int] = 2
     window: Annotated[int, Ge(1), Le(100)] = 10
 
     def __call__(
@@ -72,13 +74,14 @@ class FLDetector(Evidence):
         if "steps" not in memory:
             return
         returning = (rows < len(memory["updates"])) & ~memory["removed"][rows]
+        here = returning.nonzero().flatten()
         known = rows[returning]
         found = distances_from_prediction(
-            updates[returning.to(updates.device)],
-            memory["updates"][known],
-            model - memory["models"][known],
-            memory["steps"],
-            memory["changes"],
+            lambda columns: updates[here, columns],
+            lambda columns: memory["updates"][known, columns].to(model),
+            lambda columns: model[columns] - memory["models"][known, columns].to(model),
+            memory["steps"].to(model),
+            memory["changes"].to(model),
         )
         scores = memory["scores"].roll(-1, dims=1)
         scores[:, -1] = torch.nan
@@ -124,7 +127,7 @@ class FLDetector(Evidence):
 
 
 def distances_from_prediction(
-    updates: Tensor, last: Tensor, moved: Tensor, steps: Tensor, changes: Tensor
+    updates: Columns, last: Columns, moved: Columns, steps: Tensor, changes: Tensor
 ) -> Tensor:
     """‖Δ'_a + H·moved_a − Δ_a‖ of every client [n], float64 on the CPU.
 
@@ -135,6 +138,8 @@ def distances_from_prediction(
 
     where L is the strictly lower triangle of SᵀY and D its diagonal.
 
+    The first three are read some columns at a time, so that no matrix [n, d] is copied.
+
     Args:
         updates: Δ, [n, d].
         last: Δ', the clients' previous updates, [n, d].
@@ -143,11 +148,15 @@ def distances_from_prediction(
         changes: Yᵀ, [m, d].
     """
     size = len(steps)
-    if len(updates) == 0:
+    count = len(updates(slice(0, 1)))
+    if not count:
         return torch.zeros(0, dtype=torch.float64)
-    pairs = torch.cat([steps, changes]).to(updates.device)
-    products = torch.zeros(2 * size, 2 * size + len(moved), dtype=torch.float64)
-    for basis, travelled in _blocks(pairs, moved):
+    pairs = torch.cat([steps, changes])
+
+    products = torch.zeros(2 * size, 2 * size + count, dtype=torch.float64)
+    for columns in _blocks(pairs, 2 * size + count):
+        basis = pairs[:, columns].double()
+        travelled = moved(columns).double()
         products += (basis @ torch.cat([basis, travelled]).T).cpu()
     of_steps = products[:size, :size]  # SᵀS
     mixed = products[:size, size : 2 * size]  # SᵀY
@@ -159,21 +168,22 @@ def distances_from_prediction(
     scale = torch.cat([sigma.expand(size), torch.ones(size, dtype=torch.float64)])
     right = scale[:, None] * products[:, 2 * size :]  # [σSᵀv; Yᵀv] for every client
     inverse = torch.linalg.pinv(middle.nan_to_num(), hermitian=True)
-    shares = (scale[:, None] * (inverse @ right)).nan_to_num().T.to(updates.device)  # [n, 2m]
-    sigma = sigma.nan_to_num().to(updates.device)
-    squares = torch.zeros(len(updates), dtype=torch.float64, device=updates.device)
-    for basis, now, before, travelled in _blocks(pairs, updates, last.to(updates), moved):
-        errors = before + sigma * travelled - shares @ basis - now
+    shares = (scale[:, None] * (inverse @ right)).nan_to_num().T.to(pairs.device)  # [n, 2m]
+    sigma = sigma.nan_to_num().to(pairs.device)
+    squares = torch.zeros(count, dtype=torch.float64, device=pairs.device)
+    for columns in _blocks(pairs, 2 * size + 3 * count):
+        predicted = last(columns).double() + sigma * moved(columns).double()
+        errors = predicted - shares @ pairs[:, columns].double() - updates(columns).double()
         squares += errors.square().sum(1)
     return squares.sqrt().cpu()
 
 
-def _blocks(*matrices: Tensor) -> Iterator[list[Tensor]]:
-    """The matrices in float64, some columns at a time."""
-    width = max(1, AT_ONCE // sum(len(matrix) for matrix in matrices))
-    split = [torch.split(matrix, width, dim=1) for matrix in matrices]
-    for blocks in zip(*split, strict=True):
-        yield [block.double() for block in blocks]
+def _blocks(pairs: Tensor, rows: int) -> Iterator[slice]:
+    """The columns [d], some at a time: as many as so many rows of them are worked on at once."""
+    size = pairs.shape[1]
+    width = max(1, AT_ONCE // rows)
+    for start in range(0, size, width):
+        yield slice(start, min(start + width, size))
 
 
 def suspicious_cluster(scores: Tensor, seed: int) -> Tensor:

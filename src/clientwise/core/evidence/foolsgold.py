@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ...registry import PositiveFloat, needs
-from ..robust import gram
+from ..robust import client_blocks, pair_blocks
 from ..types import Gathered, Posterior
 from ..weighting import to_weights
 from .protocol import EVIDENCE, Evidence
@@ -37,6 +38,7 @@ class FoolsGold(Evidence):
         confidence: κ of the paper.
     """
 
+    client_models: ClassVar[int] = 1
     confidence: PositiveFloat = 1.0
 
     def __call__(
@@ -46,30 +48,38 @@ class FoolsGold(Evidence):
         updates = gathered.updates[:, : gathered.spec.num_parameters]
         ids, rows = enlist(memory.get("ids"), gathered.client_ids)
         sums = with_rows(memory.get("sums"), len(ids), torch.zeros_like(updates[0]))
-        sums[rows] = (sums[rows] + updates).nan_to_num()  # a sum of huge updates stays finite
+        sums.index_add_(0, rows.to(sums.device), updates).nan_to_num_()  # of huge updates: finite
         present = prior > 0
         trust = torch.zeros_like(prior)
-        trust[present] = distinctness(_cosines(sums[rows[present]]), self.confidence)
+        trust[present] = distinctness(sums[rows[present]], self.confidence)
         after = {"ids": ids, "sums": sums}
         return Posterior(to_weights(prior * trust), after)
 
 
-def distinctness(cosines: Tensor, confidence: float = 1.0) -> Tensor:
-    """FoolsGold's α [n] from the cosines of all pairs [n, n].
+def distinctness(vectors: Tensor, confidence: float = 1.0) -> Tensor:
+    """FoolsGold's α [n] of vectors [n, d], by the cosines of all pairs.
 
-    >>> distinctness(torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]))
+    >>> distinctness(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]]))
     tensor([0., 0., 1.], dtype=torch.float64)
     """
-    others = cosines.double().clone().fill_diagonal_(0)
-    nearest = others.amax(1)
-    pardon = nearest[:, None] / nearest.clamp(min=SMALLEST)
-    pardoned = others * pardon.clamp(max=1)
-    alpha = (1 - pardoned.amax(1)).clamp(0, 1)
+    is_one_block = len(client_blocks(vectors)) == 1
+    known = list(_cosines(vectors)) if is_one_block else None  # else computed twice
+    nearest = torch.zeros(len(vectors), dtype=torch.float64)
+    for _, cosines in known or _cosines(vectors):
+        nearest = nearest.maximum(cosines.amax(1))
+    largest = torch.zeros_like(nearest)
+    for some, cosines in known or _cosines(vectors):
+        pardon = nearest[:, None] / nearest[some].clamp(min=SMALLEST)
+        largest = largest.maximum((cosines * pardon.clamp(max=1)).amax(1))
+    alpha = (1 - largest).clamp(0, 1)
     alpha = alpha / alpha.max().clamp(min=SMALLEST)
     return (confidence * (alpha.logit() + 0.5)).clamp(0, 1)
 
 
-def _cosines(vectors: Tensor) -> Tensor:
-    products = gram(vectors).cpu()
-    norms = products.diag().sqrt().clamp(min=SMALLEST)
-    return products / norms[:, None] / norms
+def _cosines(vectors: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Some clients b, and cos(H_a, H_b) of all others a with them [n, c], on the CPU; 0 of each with itself."""
+    for some, products, squares in pair_blocks(vectors):
+        norms = squares.cpu().sqrt().clamp(min=SMALLEST)
+        cosines = products.cpu() / norms[:, None] / norms[some]
+        cosines[some].fill_diagonal_(0)
+        yield some, cosines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ class Greedy(Evidence):
     Both this mean and the result are weighted by the score. Clients that are not chosen have weight 0.
     Source: Kritharakis et al., 2025.
     """
+
+    judges_all: ClassVar[bool] = True
 
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -16,6 +16,10 @@ class Evidence(Protocol):
 
     A subclass inherits "no memory" and "judges no model".
     """
+
+    # What `check` foretells the memory of a round by:
+    client_models: ClassVar[int] = 0  # models that its memory has of every client that was seen
+    judges_all: ClassVar[bool] = False  # whether it judges a model for every client at once
 
     def first(self, num_clients: int) -> Mapping[str, Tensor]:
         """The memory before the first round: tensors [K] with a value for every client; none by default."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from annotated_types import Ge, Le, Lt
@@ -72,6 +72,7 @@ class Significance(Evidence):
         copies: whether almost equal updates share the weight of one.
     """
 
+    judges_all: ClassVar[bool] = True
     threshold: StandardErrors = 2.0
     slack: StandardErrors = 1.0
     strength: Strength = 0.5

@@ -26,12 +26,14 @@ class StackedBackend:
         samples: Samples,
         device: torch.device,
         dtype: torch.dtype,
+        evaluated: int,
     ) -> None:
         self._module = module
         self._spec = spec
         self._samples = samples
         self._device = device
         self._dtype = dtype
+        self._evaluated = evaluated
         self._trainers: dict[int, StackedTrainer] = {}
         self._evaluating: StackedNetwork | None = None
 
@@ -47,7 +49,9 @@ class StackedBackend:
         """All models side by side."""
         if self._evaluating is None:
             self._evaluating = self._stack(MAX_EVALUATED)
-        return evaluate_stacked(self._evaluating, models, self._samples, indices, targets)
+        return evaluate_stacked(
+            self._evaluating, models, self._samples, indices, targets, self._evaluated
+        )
 
     def _trainer(self, size: int) -> StackedTrainer:
         use_graphs = self._device.type == "cuda"

@@ -19,17 +19,19 @@ MAX_GRAPHS = 8  # numbers of models for which one job has a graph
 
 
 def evaluate_stacked(
-    network: StackedNetwork, models: Tensor, samples: Samples, indices: Tensor, targets: Tensor
+    network: StackedNetwork,
+    models: Tensor,
+    samples: Samples,
+    indices: Tensor,
+    targets: Tensor,
+    at_once: int,
 ) -> EvaluateResult:
     """Several models side by side."""
     results = []
     for some in torch.split(models, network.size):
         network.load(some)
-        results.append(
-            evaluate_batches(
-                partial(_forward, network, len(some)), len(some), samples, indices, targets
-            )
-        )
+        forward = partial(_forward, network, len(some))
+        results.append(evaluate_batches(forward, len(some), samples, indices, targets, at_once))
     return joined(results)
 
 

@@ -2,24 +2,70 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import os
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from ...errors import ClientwiseError
 from .app import make_app
 from .roles import Roles
 
 UNIX = "unix:"
+HEADER_SECONDS = 10.0  # for a request's header to arrive
+MOST_FILES = 16_384  # open connections, where the system allows so many
 
 
 class ServeError(ClientwiseError, OSError):
     """The server cannot be started."""
+
+
+# One of two classes, by what is installed.
+class Prompt(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Uvicorn's protocol, which waits for a header for ever, with a limit for that.
+
+    A thousand connections that never end their header would else keep everybody out.
+    """
+
+    _limit: asyncio.TimerHandle | None = None
+    _end = b""  # of what has arrived of a header
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._expect_header()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._limit is None:  # the next request
+            self._expect_header()
+        arrived = self._end + data
+        self._end = arrived[-3:]
+        if b"\r\n\r\n" in arrived:
+            self._stop_waiting()
+        super().data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _expect_header(self) -> None:
+        self._limit = asyncio.get_running_loop().call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        self._end = b""
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
 
 
 def serve(
@@ -45,8 +91,10 @@ def serve(
     app = make_app(folders, token or None, roles)
     listener = _listen(host, port)
     address = _address(host, listener)
+    _allow_many_connections()
     config = uvicorn.Config(
         app,
+        http=Prompt,
         log_level="error",
         access_log=False,
         server_header=False,
@@ -64,6 +112,17 @@ def serve(
         pass
     finally:
         listener.close()
+
+
+def _allow_many_connections() -> None:
+    """Raise this process's limit of open files, which is often 1,024."""
+    with suppress(ImportError, OSError, ValueError):  # Windows; a system that does not allow it
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+        if 0 <= soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def is_loopback(host: str) -> bool:

@@ -111,11 +111,8 @@ class Roles:
                 del hashes.sites[reader.site]
             else:
                 hashes.sites[reader.site] = value
-            before = os.umask(ONLY_OWNER)
-            try:
-                write_atomically(self.path, f"{hashes.model_dump_json(indent=2)}\n".encode())
-            finally:
-                os.umask(before)
+            content = f"{hashes.model_dump_json(indent=2)}\n"
+            write_atomically(self.path, content.encode(), mode=0o600)
 
     def _read(self) -> _Hashes:
         refuse_shared(self.path)

@@ -22,6 +22,7 @@ from typing import Any
 from cryptography.x509 import load_pem_x509_certificate
 
 from clientwise.runs.lock import is_locked
+from clientwise.writing import write_atomically
 
 SOON = timedelta(days=30)
 CONNECT_SECONDS = 10
@@ -157,7 +158,7 @@ def _alert(state: Path, problems: list[str]) -> None:
         as_owner = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
     command = os.environ["CLIENTWISE_ALERT"]
     subprocess.run(command, shell=True, input=line, text=True, check=True, **as_owner)
-    file.write_text(json.dumps(problems), encoding="utf-8")  # after the alert was sent
+    write_atomically(file, json.dumps(problems).encode())  # after the alert was sent
     os.chown(file, owner.st_uid, owner.st_gid)
 
 

@@ -65,4 +65,5 @@ http {
 }
 NGINX
 log_as proxy
+"$APP/deploy/rotate.sh" $$ &
 exec "$(PATH="$PATH:/usr/sbin" command -v nginx)" -c "$folder/nginx.conf"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On a node, keeps running: the SuperNode. It connects to the server; the node needs no open port.
-# It runs only apps that agree.sh approved, and reads DATA with data.py of this folder.
+# It runs only the app that agree.sh approved last, and reads DATA with data.py of this folder.
 # SMALLEST_CELL: counts are multiples of this number, and results of models have noise
 # (docs/security.md). SMALLEST_CELL=1: exact numbers, for a trial without real patients.
 # $STATE/nodes/NAME/ledger.jsonl lists what was asked and answered; ledger.sh prints a summary.
@@ -29,7 +29,8 @@ if [[ -n "${UPLINK:-}" ]]; then  # a Unix socket to the server, for a node witho
 fi
 node_config="data=\"$data\" loader=\"${LOADER:-$APP/data.py}\""
 node_config+=" smallest-cell=${SMALLEST_CELL:-5}"
-node_config+=" ledger=\"$STATE/nodes/$name/ledger.jsonl\" agreed=\"$STATE/agreed\""
+ledger="$STATE/nodes/$name/ledger.jsonl"
+node_config+=" ledger=\"$ledger\""
 node_config+=" server-keys=\"$server_keys\" seen=\"$STATE/nodes/$name/seen\""
 if [[ -e "$STATE/keys/$name.identity" ]]; then  # for secure aggregation
     refuse_open "$STATE/keys/$name.identity"
@@ -38,7 +39,7 @@ fi
 log_as "$name"
 export FLWR_HOME="$STATE/nodes/$name"
 mkdir -p "$FLWR_HOME"
-exec python -m clientwise.flower.node start "${options[@]}" "$STATE/agreed" \
+exec python -m clientwise.flower.node start "${options[@]}" "$ledger" \
     --superlink "$HOST:$PORT" --root-certificates "$STATE/certificates/ca.crt" \
     --auth-supernode-private-key "$STATE/keys/$name" --port "${NODE_PORT:-9094}" \
     --node-config "$node_config"

@@ -1,0 +1,257 @@
+"""Fingerprints are of what was given: another CPU, which returns other last bits, does not change them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from small_files import write_air, write_cells, write_domains, write_table
+from torch import nn
+
+from clientwise.data import digit_domains
+from clientwise.data.datasets import DATASETS
+from clientwise.data.features import FEATURES, Backbone, with_features
+from clientwise.data.federated import FederatedData, Samples
+from clientwise.data.partition import federate, iid
+from clientwise.experiment.build import build_data, load_samples
+from clientwise.experiment.config import load_experiment
+from clientwise.registry import Part
+
+pytestmark = pytest.mark.bits
+SPLIT = {"test_fraction": 0.25, "server_fraction": 0.2, "report_fraction": 0.5}
+
+
+def next_up(values: Any) -> Any:
+    """Each value as another CPU may return it: the next larger number.
+
+    It is the next number of float32, since inputs are float32: the last bit of a float64 seldom changes them.
+    """
+    if isinstance(values, torch.Tensor):
+        return torch.from_numpy(next_up(values.numpy())).to(values.dtype)
+    return numpy.nextafter(values.astype(numpy.float32), numpy.float32(numpy.inf))
+
+
+def elsewhere(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function on another CPU."""
+    return lambda *given, **options: next_up(function(*given, **options))
+
+
+def federated(samples: Samples) -> FederatedData:
+    return federate(samples, partial(iid, clients=3), 1, **SPLIT)
+
+
+def built(config: dict[str, Any]) -> FederatedData:
+    experiment = load_experiment(config)
+    return build_data(experiment, load_samples(experiment), 1)[0]
+
+
+def diabetes(folder: Path) -> FederatedData:
+    return federated(DATASETS.get("diabetes")(None))
+
+
+def air(folder: Path) -> FederatedData:
+    return federated(DATASETS.get("beijing_air")(folder, standardise="off"))
+
+
+def cells(folder: Path, augment: bool = True) -> FederatedData:
+    return federated(DATASETS.get("vgg_cells")(folder, size=16, augment=augment))
+
+
+def domains(folder: Path) -> FederatedData:
+    return federated(DATASETS.get("digit_domains")(folder))
+
+
+def own_table(folder: Path, standardise: str = "pooled") -> FederatedData:
+    table = DATASETS.get("table")
+    samples = table(
+        folder,
+        files="own/*.csv",
+        target="ill",
+        categories=["sex"],
+        standardise=standardise,
+    )
+    return federated(samples)
+
+
+def some_ages(folder: Path) -> FederatedData:
+    """A regression with a hostile client, south."""
+    table = {"name": "table", "files": "ages.csv", "target": "age", "kind": "regression"}
+    table |= {"client": "site"}
+    config = {
+        "name": "ages",
+        "rounds": 1,
+        "data": table,
+        "data_dir": str(folder),
+        "partition": "by_id",
+        "server_set": {"fraction": 0.0},
+        "hostile": [{"clients": ["south"], "attack": "wrong_labels"}],
+        "model": "linear",
+        "methods": ["FedAvg"],
+    }
+    return built(config)
+
+
+def lognormal_devices(folder: Path) -> FederatedData:
+    config = {
+        "name": "slow",
+        "rounds": 1,
+        "data": "digits",
+        "partition": {"name": "iid", "clients": 4},
+        "devices": {"speed": {"name": "lognormal", "median": 5.0}},
+        "model": "linear",
+        "methods": ["FedAvg"],
+    }
+    return built(config)
+
+
+def features(folder: Path) -> FederatedData:
+    network = nn.Conv2d(3, 2, 1, bias=False)
+    nn.init.constant_(network.weight, 0.25)
+
+    @FEATURES.register("mean_colour")
+    def mean_colour(data_dir: Path | None) -> Backbone:
+        """The mean of two linear colours."""
+        return Backbone(network, 8, lambda images: images, lambda found: found.mean((2, 3)))
+
+    images = torch.arange(12 * 192, dtype=torch.int32).reshape(12, 3, 8, 8).to(torch.uint8)
+    samples = replace(DATASETS.get("digits")(None), inputs=images, scale=1 / 255)
+    samples = replace(samples, targets=samples.targets[:12])
+    part = Part("mean_colour", {})
+    cpu = torch.device("cpu")
+    found = federated(with_features(Part("tiles", {}), part, folder, cpu, lambda: samples))
+    FEATURES._parts.pop("mean_colour")
+    return found
+
+
+COMPUTED = {
+    "exp of device speeds": (lognormal_devices, torch.Tensor, "exp"),
+    "deviations of a table": (own_table, torch.Tensor, "sqrt"),
+    "deviations by client": (partial(own_table, standardise="client"), torch.Tensor, "sqrt"),
+    "targets beside hostile ones": (some_ages, torch.Tensor, "sqrt"),
+    "scaled diabetes": (diabetes, "sklearn.datasets", "load_diabetes"),
+    "logarithms of air": (air, numpy, "log10"),
+    "blurred cells": (cells, "scipy.ndimage", "gaussian_filter"),
+    "blurred cells alone": (partial(cells, augment=False), "scipy.ndimage", "gaussian_filter"),
+    "resized digits": (domains, digit_domains, "interpolate"),
+    "features": (features, nn.Conv2d, "forward"),
+}
+
+
+@pytest.fixture
+def everything(small: Path) -> Path:
+    """A data folder with small files of all these datasets."""
+    write_air(small)
+    write_cells(small, zipped=False)
+    write_domains(small)
+    write_table(small)
+    rows = [f"{('north', 'south')[n % 2]},{n * 7 % 11},{40 + n}" for n in range(20)]
+    (small / "ages.csv").write_text("\n".join(["site,dose,age", *rows]))
+    return small
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_the_last_bit_of_a_function_changes_no_fingerprint(
+    name: str, everything: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, where, function = COMPUTED[name]
+    here = make(everything)
+    if isinstance(where, str):
+        where = pytest.importorskip(where)
+    original = getattr(where, function)
+    changed = elsewhere(original)
+    if function == "load_diabetes":
+
+        def changed(**options: Any) -> Any:
+            inputs, targets = original(**options)
+            return (inputs if options.get("scaled") is False else next_up(inputs)), targets
+
+    monkeypatch.setattr(where, function, changed)
+    monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path / "cache elsewhere"))
+    there = make(everything)
+    assert there.fingerprints() == here.fingerprints()
+    assert there.is_computed
+    assert there.computed_fingerprints() != here.computed_fingerprints()
+
+
+def changed_holders(one: FederatedData, other: FederatedData) -> list[int]:
+    pairs = zip(one.fingerprints(), other.fingerprints(), strict=True)
+    return [holder for holder, (before, now) in enumerate(pairs) if before != now]
+
+
+def test_a_cell_of_a_table_changes_the_fingerprint_of_its_holder(everything: Path) -> None:
+    before = own_table(everything)
+    path = everything / "own" / "north.csv"
+    path.write_text(path.read_text().replace("44,", "44.5,"))
+    (changed,) = changed_holders(before, own_table(everything))
+    held = before.samples.given
+    assert held is not None
+    row = int((held.values[0][:, 0] == 44).nonzero()[0])
+    parts = [before.train, before.test]
+    holders = [
+        client
+        for client in range(before.num_clients)
+        if any(row in part.indices[part.slice(client)] for part in parts)
+    ]
+    assert changed == (holders[0] if holders else before.num_clients)
+
+
+def test_given_targets_and_wrong_labels_count(everything: Path) -> None:
+    before = some_ages(everything)
+    path = everything / "ages.csv"
+    path.write_text(path.read_text().replace(",52", ",53"))
+    assert changed_holders(before, some_ages(everything)) == [0]
+    truth = before.samples.targets[before.train.indices]
+    honest = replace(before, train=replace(before.train, targets=truth))
+    assert changed_holders(before, honest) == [1]
+
+
+def test_dots_of_cells_count(everything: Path) -> None:
+    before = cells(everything)
+    (everything / "vgg_cells" / "cells" / "005dots.png").write_bytes(
+        moved_dots(everything / "vgg_cells" / "cells" / "005dots.png")
+    )
+    assert len(changed_holders(before, cells(everything))) == 1
+
+
+def moved_dots(path: Path) -> bytes:
+    """The same number of cells in other places."""
+    import io
+
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.fromarray(numpy.roll(numpy.asarray(Image.open(path)), 1, 0)).save(content, "PNG")
+    return content.getvalue()
+
+
+def test_devices_of_traces_count_by_client(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    path = tmp_path / "devices.csv"
+    rows = [f"{client},{10 + client}" for client in range(6)]
+    path.write_text("\n".join(["client,speed", *rows]))
+    config = tiny | {"devices": {"traces": str(path)}}
+    before = built(config)
+    path.write_text("\n".join(["client,speed", *rows]).replace("3,13", "3,14"))
+    assert changed_holders(before, built(config)) == [3]
+    distribution = {"up": {"name": "uniform", "low": 1.0, "high": 2.0}}
+    other = built(tiny | {"devices": {"traces": str(path), **distribution}})
+    assert changed_holders(before, other) == list(range(6))
+
+
+def test_copies_of_samples_know_what_they_come_from(everything: Path) -> None:
+    samples = own_table(everything).samples
+    assert samples.given is not None
+    copied = samples.with_copies(torch.tensor([4]), samples.inputs[4:5])
+    assert copied.given is not None
+    assert copied.given.rows is not None
+    assert copied.given.rows.tolist() == [*range(len(samples.targets)), 4]
+    again = copied.with_copies(torch.tensor([18]), samples.inputs[4:5])
+    assert again.given is not None
+    assert again.given.rows is not None
+    assert again.given.rows[-1] == 4
+    assert copied.rows(torch.tensor([18])).given is None  # not sent to shards

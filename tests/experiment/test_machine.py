@@ -1,0 +1,177 @@
+"""A run that goes on under other conditions says so, and records which rounds were computed where."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+
+import clientwise as cw
+import processes
+from clientwise.experiment import machine
+from clientwise.experiment.matrix import load_matrix
+from clientwise.experiment.matrix_runs import run_matrix
+from clientwise.report.series import series_of
+from clientwise.report.verdict import headline
+
+pytestmark = pytest.mark.bits
+MACHINES = "SELECT round_num, machine FROM rounds ORDER BY lane, round_num"
+MEANING = (
+    "They may differ in their last bits from those of an uninterrupted run; metrics stay "
+    "comparable. The record has the machine of every round"
+)
+
+
+@pytest.fixture
+def config(tiny: dict[str, Any]) -> dict[str, Any]:
+    return tiny | {"rounds": 2, "methods": ["FedAvg"]}
+
+
+def move(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
+    """To a machine with other vector instructions."""
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+
+
+def test_a_run_on_one_machine_says_nothing(
+    config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = cw.run(config, tmp_path / "run")
+    cw.run(config | {"rounds": 4}, folder, resume=True)
+    run = cw.Run(folder)
+    assert caplog.messages == []
+    assert run.query(MACHINES) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    (only,) = run.machines
+    assert only.rounds == 0
+    assert only.facts["vector instructions"] == torch.backends.cpu.get_cpu_capability()
+    assert only.facts["threads"] == "1"  # a small network
+    assert only.facts["workers"] == str(torch.get_num_threads())
+    assert {"system", "CPU", "MKL", "oneDNN", "GPU", *machine.SETTINGS} <= only.facts.keys()
+
+
+def test_another_machine_is_said_and_recorded(
+    config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    move(monkeypatch, "AVX2")
+    folder = cw.run(config, tmp_path / "run")
+    move(monkeypatch, "AVX512")
+    cw.run(config, folder, resume=True)  # nothing is left to compute
+    assert caplog.messages == []
+    assert len(cw.Run(folder).machines) == 1
+    cw.run(config | {"rounds": 3}, folder, resume=True)
+    changed = "vector instructions AVX512, before AVX2"
+    assert caplog.messages == [
+        f"warning: {folder}: the next rounds are computed under other conditions than those before: {changed}. "
+        f"{MEANING}"
+    ]
+    caplog.clear()
+    cw.run(config | {"rounds": 4}, folder, resume=True)
+    assert caplog.messages == []  # said once
+    run = cw.Run(folder)
+    assert run.query(MACHINES) == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    assert [one.rounds for one in run.machines] == [0, 2]
+    (line,) = (one for one in headline(series_of([run])) if "other conditions" in one)
+    assert f"after 2 rounds in total: {changed}. Later rounds may differ in their last bits" in line
+    assert run.changes == []
+
+
+def test_a_run_without_rounds_has_no_machine_before(
+    config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    move(monkeypatch, "AVX2")
+    monkeypatch.setattr(machine.Store, "write_round", lambda *given: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cw.run(config, tmp_path / "run")
+    monkeypatch.undo()
+    move(monkeypatch, "AVX512")
+    run = cw.Run(cw.run(config, tmp_path / "run", resume=True))
+    assert caplog.messages == []
+    assert [one.facts["vector instructions"] for one in run.machines] == ["AVX512"]
+    assert run.query(MACHINES) == [(1, 1), (2, 1)]
+
+
+def test_threads_of_a_large_network_and_workers_count(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = cw.run(config | {"workers": 1}, tmp_path / "run")
+    monkeypatch.setattr("clientwise.engine.device.SMALL", 100)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        cw.run(config | {"rounds": 3, "workers": 2}, folder, resume=True)
+    finally:
+        torch.set_num_threads(before)
+    facts = cw.Run(folder).machines[-1].facts
+    assert (facts["threads"], facts["workers"]) == (str(before + 1), "2")
+
+
+def test_a_signed_record_has_the_machine_of_every_round(
+    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
+    from clientwise.keys import make_private_key
+    from clientwise.runs.verify import verify
+
+    key = tmp_path / "key"
+    make_private_key(key)
+    move(monkeypatch, "AVX2")
+    folder = cw.run(config, tmp_path / "run", signing_key=key)
+    move(monkeypatch, "AVX512")
+    cw.run(config | {"rounds": 3}, folder, resume=True, signing_key=key)
+    found = verify(folder)
+    assert found.faults == []
+    assert any(line.startswith("facts machines: as it is since entry") for line in found.changed)
+    with sqlite3.connect(folder / "run.sqlite") as database:
+        database.execute("UPDATE rounds SET machine = 1 WHERE round_num = 3")
+    assert verify(folder).faults == ["FedAvg, seed 1, round 3, round: was changed"]
+
+
+def test_a_matrix_says_it_once(
+    config: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table = config | {"matrix": {"attacks": {"flip": {"attack": "sign_flip"}}, "shares": [0.2]}}
+    move(monkeypatch, "AVX2")
+    folder = run_matrix(load_matrix(table), tmp_path / "matrix")
+    move(monkeypatch, "AVX512")
+    run_matrix(load_matrix(table | {"rounds": 3}), folder, resume=True)
+    (message,) = caplog.messages
+    assert message.startswith(f"warning: {folder}: the next rounds are computed under other")
+    cells = sorted(path.parent for path in folder.glob("*/run.sqlite"))
+    assert [len(cw.Run(cell).machines) for cell in cells] == [2, 2]
+
+
+def test_a_setting_of_the_environment_is_said_by_the_command(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(config))
+    plain = {name: value for name, value in os.environ.items() if name not in machine.SETTINGS}
+    folder = tmp_path / "run"
+    first = processes.run(
+        processes.COMMAND, "run", tmp_path / "mine.toml", "--out", folder, env=plain
+    )
+    assert first.returncode == 0, first.stderr
+    assert "other conditions" not in first.stderr
+    other = plain | {"ATEN_CPU_CAPABILITY": "default"}
+    options = ["run", folder, "--resume", "--set", "rounds=3"]
+    again = processes.run(processes.COMMAND, *options, env=other)
+    assert again.returncode == 0, again.stderr
+    text = " ".join(again.stderr.split())
+    assert "ATEN_CPU_CAPABILITY default, before not set" in text
+    assert "may differ in their last bits" in text
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    shown = processes.run(processes.COMMAND, "show", copy, env=plain)
+    assert "copy was resumed under other conditions on" in " ".join(shown.stdout.split())

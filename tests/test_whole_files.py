@@ -1,0 +1,142 @@
+"""Commands that are killed, or find the disk full, leave the earlier files as they were."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pandas
+import pytest
+
+import clientwise as cw
+import processes
+from clientwise.keys import make_private_key
+
+if sys.platform == "win32":
+    pytest.skip("Windows has no limit on the size of files", allow_module_level=True)
+
+LIMIT = 3_000  # bytes: less than any of the files below
+COMMANDS = {
+    "predict": ("predict", "model.safetensors", "new.csv", "--out", "predicted.csv"),
+    "report": ("report", "run", "--out", "report"),
+    "onnx": ("export", "run", "--out", "models", "--onnx"),
+    "receipts": ("receipts", "run", "--out", "receipts"),
+}
+# The function with which each command begins to write: from there on, files have the limit.
+WRITERS = {
+    "predict": ("pandas", "DataFrame.to_csv"),
+    "report": ("clientwise.report.export", "write_items"),
+    "onnx": ("clientwise.results", "_write_onnx"),
+    "receipts": ("clientwise.cli.signing", "writing_to"),
+}
+# Beyond the limit, the kernel kills the process, or refuses to write, as `action` says.
+LIMITED = """import resource, signal
+import {module} as module
+inner = module.{name}
+def limited(*given, **named):
+    signal.signal(signal.SIGXFSZ, signal.{action})
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({limit},) * 2)
+    return inner(*given, **named)
+module.{name} = limited
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A signed run on a table, new rows, and what every command wrote about it."""
+    folder = tmp_path_factory.mktemp("whole")
+    rows = pandas.DataFrame({"a": range(400), "b": 1.5, "y": [0, 1] * 200, "site": [1, 2] * 200})
+    rows.to_csv(folder / "table.csv", index=False)
+    pandas.concat([rows] * 300).to_csv(folder / "new.csv", index=False)
+    config = folder / "config.toml"
+    config.write_text(
+        f"""name = "whole"
+rounds = 6
+data_dir = "{folder}"
+partition = "by_id"
+model = {{ name = "mlp", hidden = [640] }}
+methods = ["FedAvg"]
+[data]
+name = "table"
+files = "table.csv"
+target = "y"
+client = "site"
+"""
+    )
+    make_private_key(folder / "key")
+    run = cw.Run(cw.run(config, folder / "run", progress=False, signing_key=folder / "key"))
+    run.export("FedAvg", 1, folder)[0].rename(folder / "model.safetensors")
+    for command in COMMANDS.values():
+        done = processes.run(processes.COMMAND, *command, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture
+def place(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "place"))
+
+
+def run_limited(name: str, action: str, place: Path) -> CompletedProcess[str]:
+    module, function = WRITERS[name]
+    program = LIMITED.format(module=module, name=function, action=action, limit=LIMIT)
+    return processes.run(program + processes.COMMAND, *COMMANDS[name], cwd=place)
+
+
+def content(folder: Path) -> Mapping[str, bytes]:
+    """All files but SQLite's own."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "sqlite-" not in path.name]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def without(content: Mapping[str, bytes], ending: str) -> dict[str, bytes]:
+    return {name: found for name, found in content.items() if not name.endswith(ending)}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_killed_command_leaves_the_earlier_files(name: str, place: Path) -> None:
+    before = content(place)
+    done = run_limited(name, "SIG_DFL", place)
+    assert done.returncode == -signal.SIGXFSZ
+    after = content(place)
+    assert without(after, ".part") == before
+    assert len(after) == len(before) + 1, "it was not killed while it wrote"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_on_a_full_disk_the_earlier_files_stay_and_nothing_is_left(name: str, place: Path) -> None:
+    before = content(place)
+    done = run_limited(name, "SIG_IGN", place)
+    assert done.returncode == 2
+    (error,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert error.endswith(": File too large")
+    assert "Traceback" not in done.stderr
+    assert content(place) == before
+
+
+def test_predict_killed_at_any_moment_leaves_the_earlier_file(place: Path) -> None:
+    out = place / "predicted.csv"
+    before = out.read_bytes()
+    written = [out, place / "predicted.csv.part"]
+    killed = 0
+    for tries in range(3):
+        stamps = [file.stat().st_mtime_ns if file.exists() else 0 for file in written]
+        process = processes.start(processes.COMMAND, *COMMANDS["predict"], cwd=place)
+        deadline = time.monotonic() + 120
+
+        def has_begun(stamps: list[int] = stamps) -> bool:
+            return stamps != [file.stat().st_mtime_ns if file.exists() else 0 for file in written]
+
+        while process.is_alive() and not has_begun() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.02 * tries)
+        process.kill()
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+        assert out.read_bytes() == before
+    assert killed, "no process was killed while it wrote"
