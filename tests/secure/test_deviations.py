@@ -27,6 +27,7 @@ from clientwise.secure.client import SecureClient
 from clientwise.secure.primitives import public_bytes
 from clientwise.secure.statements import mask_key
 from clientwise.secure.terms import Message, Sum, Terms
+from fire_share import EVERY
 
 STEPS = some_terms().steps
 VICTIMS = ((0,), (4,), (0, 1), (1, 2, 3, 4))
@@ -298,7 +299,7 @@ def test_several_deviations_at_once() -> None:
 @pytest.mark.fire
 @pytest.mark.timeout(1800)
 def test_a_thousand_deviations_at_once() -> None:
-    combined(1_000)
+    combined(1_000 // EVERY)
 
 
 def combined(rounds: int) -> None:
