@@ -27,7 +27,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "models": {"core", "registry", "limits"},
     "secure": set(),
     "attacks": {"core", "data", "registry"},
-    "engine": {"core", "data", "models", "attacks", "registry", "errors"},
+    "engine": {"core", "data", "models", "attacks", "registry", "errors", "limits"},
     "privacy": {"core", "errors"},
     "runs": {"core", "encoding", "keys", "registry", "errors", "writing"},
     "trackers": {"core", "registry", "errors", "writing"},

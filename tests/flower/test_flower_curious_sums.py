@@ -17,6 +17,7 @@ from torch import Tensor
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
+from approvals import approve_once
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from curious_server import NEAR, patients_in_traps, trap_model
@@ -92,6 +93,8 @@ class Federation:
         (self.method,) = self.experiment.build_methods()
         self.scores = SecretScores.of(self.method, Classification(2), len(HOSPITALS))
         self.app = client_app(config)
+        for context in self.contexts:
+            approve_once(context.node_config["ledger"], config)
         self.refusals: list[str] = []
         self.round = 0
 
