@@ -62,7 +62,7 @@ def gpu_memory(device: torch.device) -> int:
 
 def return_unused_gpu_memory() -> None:
     """Return to the GPU what this process has reserved and does not use, so that other processes can have it."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         gc.collect()  # objects that refer to each other may hold tensors and graphs
         torch.cuda.empty_cache()
 
