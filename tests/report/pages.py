@@ -116,8 +116,10 @@ def carried(page: Path) -> dict[str, Any]:
 
 def unpacked(text: str) -> dict[str, Any]:
     """What the text of a report file carries."""
-    (letters,) = re.findall(r'id="embedded">([^<]*)<', text)
-    return json.loads(gzip.decompress(base64.b64decode(letters)))
+    (document,) = re.findall(r'id="document">([^<]*)<', text)
+    (letters,) = re.findall(r'id="audits">([^<]*)<', text)
+    audits = gzip.decompress(base64.b64decode(letters))
+    return {"document": json.loads(document), "audits": json.loads(audits)}
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -513,6 +514,25 @@ def test_a_report_prints(open_page: Any, report: Path) -> None:
     page.emulate_media(media="print")
     assert page.locator("#contents").is_hidden()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_a_report_prints_as_soon_as_it_is_loaded(report: Path, tmp_path: Path) -> None:
+    """Without a delay for scripts, as a cron job would print it. A page "Loading …" has 20 kB."""
+    assert CHROMIUM is not None
+    paper = tmp_path / "report.pdf"
+    subprocess.run(
+        [
+            CHROMIUM,
+            *QUIET,
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--print-to-pdf={paper}",
+            (report / "report.html").as_uri(),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=200,
+    )
+    assert paper.stat().st_size > 100_000
 
 
 def test_a_bad_folder_says_so_on_the_page(open_page: Any, tmp_path: Path) -> None:

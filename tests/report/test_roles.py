@@ -124,7 +124,7 @@ def _bearer(token: str) -> dict[str, str]:
 
 def _said(answer: httpx.Response) -> str:
     """Everything that an answer tells, also what is packed into a page."""
-    packed = 'id="embedded"' in answer.text
+    packed = 'id="audits"' in answer.text
     return json.dumps(unpacked(answer.text), ensure_ascii=False) if packed else answer.text
 
 

@@ -74,11 +74,12 @@ def _inline(document: Document, audits: Audits) -> dict[str, str]:
     app = _script("app.js")
     meta = f'<meta http-equiv="Content-Security-Policy" content="{file_policy()}">'
     carried = {kind: _all_as_json(found) for kind, found in audits.items()}
-    data = _packed(to_json({"document": as_json(document), "audits": carried}))
-    embedded = f'<script type="text/plain" id="embedded">{data}</script>'
+    # Browsers unpack only asynchronously: a page that is printed as soon as it is loaded would be empty.
+    shown = f'<script type="application/json" id="document">{to_json(as_json(document))}</script>'
+    packed = f'<script type="text/plain" id="audits">{_packed(to_json(carried))}</script>'
     return {
         "style.css": f"{meta}\n<style>{style}</style>",
-        PLOTLY: f"{embedded}\n<script>{plotly}</script>",
+        PLOTLY: f"{shown}\n{packed}\n<script>{plotly}</script>",
         "app.js": f'<script type="module">{app}</script>',
     }
 

@@ -60,18 +60,21 @@ async function getJson(url) {
 }
 
 /** A report file: everything is in the page. */
-function fileSource({ document: content, audits }) {
+function fileSource(content) {
+  let unpacking = null;
+  const carried = () => unpacking ??= unpacked(byId("audits").textContent);
   return {
     live: false,
     document: async () => content,
     isComparison: content.isComparison,
     seed: async (seed) => {
-      if (audits.seed?.[seed]) return audits.seed[seed];
+      const found = (await carried()).seed?.[seed];
+      if (found) return found;
       throw new Refusal(`Seed ${seed} is not in this file; \`clientwise serve\` has all seeds.`);
     },
     audit: async ({ kind, method, seed, number, run }) => {
       const key = [method, seed, number].join("|");
-      const found = audits[kind]?.[run ? `${run}|${key}` : key];
+      const found = (await carried())[kind]?.[run ? `${run}|${key}` : key];
       if (found) return found;
       throw new Refusal("This audit is not in this file; `clientwise serve` has all audits.");
     },
@@ -108,15 +111,15 @@ function serverSource() {
   };
 }
 
-/** What a report file carries: JSON, compressed, in letters. */
+/** The audits that a report file carries: JSON, compressed, in letters. */
 async function unpacked(letters) {
   const bytes = Uint8Array.from(atob(letters), (letter) => letter.charCodeAt(0));
   const plain = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return new Response(plain).json();
 }
 
-const embedded = byId("embedded");
-const source = embedded ? fileSource(await unpacked(embedded.textContent)) : serverSource();
+const embedded = byId("document");
+const source = embedded ? fileSource(JSON.parse(embedded.textContent)) : serverSource();
 
 // ------------------------------------------------------------------------- links to audits, runs
 
