@@ -229,9 +229,9 @@ def test_memory_follows_from_the_constants_and_not_from_the_table(
     more_rows = rows[1] - rows[0]
     assert more_rows >= 4_000
     assert reading[1] - reading[0] < 32 * more_rows  # bytes; a row of the table has 808
-    assert preparing[1] - preparing[0] < 64 * more_rows
+    assert preparing[1] - preparing[0] < 80 * more_rows
     assert reading[0] < 4 * table_files.CHUNK + 32 * rows[0]
-    assert preparing[0] < 10 * columns.BLOCK + 64 * rows[0]
+    assert preparing[0] < 10 * columns.BLOCK + 80 * rows[0]
 
 
 def test_long_rows_make_chunks_of_fewer_rows(

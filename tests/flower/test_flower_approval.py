@@ -124,13 +124,15 @@ def test_the_ledger_tells_no_row(tmp_path: Path) -> None:
 
 def test_without_an_approval_nothing_is_answered(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    before = node.ledger.read_bytes()
+    assert not node.train(1, 1).has_error()
+    withdraw(Ledger(node.ledger), "the officer says so")
+    assert "nothing is approved" in node.train(1, 1).error.reason
     node.ledger.unlink()
     assert "nothing is approved" in node.train(1, 1).error.reason
     assert "nothing is approved" in node.evaluate(2, 1).error.reason
-    node.ledger.write_bytes(before)
-    withdraw(Ledger(node.ledger), "the officer says so")
-    assert "nothing is approved" in node.train(1, 1).error.reason
+    node.approve()
+    node.ledger.with_name("ledger.jsonl.key").unlink()
+    assert "the key of this node's ledger is missing" in node.train(1, 1).error.reason
 
 
 def test_nothing_but_an_approval_grants_more(tmp_path: Path) -> None:
@@ -286,7 +288,12 @@ def test_a_disk_that_is_full_ends_in_no_answer(
 def test_two_processes_make_one_key(tmp_path: Path) -> None:
     found: list[bytes] = []
     ledgers = [Ledger(tmp_path / str(number // 8) / "ledger.jsonl") for number in range(64)]
-    threads = [Thread(target=lambda one=one: found.append(one.key())) for one in ledgers]
+
+    def make(one: Ledger) -> None:
+        one.make_key()
+        found.append(one.key())
+
+    threads = [Thread(target=make, args=[one]) for one in ledgers]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import multiprocessing
+import secrets
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -76,7 +77,8 @@ def agree(app: Path, node: Node, words: str = "") -> Iterator[str]:
         yield from describe_nodes(experiment, node.cell)
         yield f"{'not hidden':<12}{NOT_HIDDEN}"
         yield from _identities(experiment, node)
-        yield from _data(config, node)
+        # The first approval makes the key.
+        yield from _data(config, node, ledger.key() if ledger.has_key else secrets.token_bytes())
         yield from _history(experiment, ledger, node.cell, was_used)
         if was_used and not words.strip():
             raise ClientwiseError(
@@ -87,6 +89,7 @@ def agree(app: Path, node: Node, words: str = "") -> Iterator[str]:
         approval = approve(ledger, config, experiment, node.cell, found, words)
     yield f"approved {found}"
     yield f"{'approval':<12}{approval['approval']}, for one run of this app; earlier approvals have ended"
+    yield f"{'next':<12}restart this node, if it runs: it forgets the apps that it received before"
 
 
 @contextmanager
@@ -131,15 +134,15 @@ def _identities(experiment: Experiment, node: Node) -> Iterator[str]:
         yield f"{'':<12}{name} = {key}{mine}"
 
 
-def _data(config: Path, node: Node) -> Iterator[str]:
+def _data(config: Path, node: Node, key: bytes) -> Iterator[str]:
     """How many rows the node uses; ClientwiseError if its loader returns others the second time.
 
     Other rows are another release, with noise of its own.
     """
-    train, test = first = _rows(config, node)
+    train, test = first = _rows(config, node, key)
     # In a process of its own: the order of a set of texts, for one, differs between processes.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        second = pool.submit(_rows, config, node).result()
+        second = pool.submit(_rows, config, node, key).result()
     if first != second:
         raise ClientwiseError(
             f"{node.loader} returned other rows of {node.data} when it was called again: every call would "
@@ -149,13 +152,12 @@ def _data(config: Path, node: Node) -> Iterator[str]:
     yield f"{'data':<12}{train[0]:,} rows to train on and {test[0]:,} to test on; two loads gave the same"
 
 
-def _rows(config: Path, node: Node) -> tuple[tuple[int, str], tuple[int, str]]:
+def _rows(config: Path, node: Node, key: bytes) -> tuple[tuple[int, str], tuple[int, str]]:
     """Number and digest of a node's training rows and of its test rows."""
     experiment = _read(config)
     members = experiment.flower.clients
     if node.name not in members:
         raise ClientwiseError(f"{node.name} is not in flower.clients: {', '.join(members)}")
-    key = Ledger(node.ledger).key()
     own = read_own(loader_in(node.loader), node.data, node.cell, key)
     data = data_held_by(experiment, {members.index(node.name): own}, {})
     held = [(len(one.targets), rows_digest(key, data, one)) for one in (data.train, data.test)]

@@ -51,6 +51,7 @@ def approve(
         words: why the operator approves.
     """
     allowance = Allowance(experiment)
+    ledger.make_key()
     with ledger.locked() as entries:
         entry = ledger.add(
             entries,

@@ -81,8 +81,9 @@ def _answer(
                 load = loader_in(str(settings["loader"]))
             ledger = _ledger_of(settings)
             gate = Gate(load_experiment(tomllib.loads(text)), name, ledger, cell, context.run_id)
-            own = partial(read_own, load, str(path), cell, ledger.key())
-            engine_of = partial(_engine_of_node, text, own)
+            engine_of = partial(
+                _engine_of_node, text, lambda: read_own(load, str(path), cell, ledger.key())
+            )
         elif "partition-id" in settings:  # set by Flower's simulation
             engine_of = partial(_simulated_engine, text, context.run_config)
         else:

@@ -12,6 +12,7 @@ import hmac
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,7 +65,6 @@ class Gate:
         self._cell = cell
         self._allowance = Allowance(experiment)
         self._about: dict[str, Any] = {"run": str(run), "experiment": name}
-        self._release = Release(cell, self._allowance.models, ledger.key())
 
     def check(self, request: Request) -> None:
         """RefusedError for a request that the approved experiment does not ask for."""
@@ -218,6 +218,10 @@ class Gate:
 
     _asked = b""
 
+    @cached_property
+    def _release(self) -> Release:
+        return Release(self._cell, self._allowance.models, self._ledger.key())
+
     def _approved(self, entries: list[Entry]) -> str:
         """The id of the approval that covers this app and this run; RefusedError without one."""
         approval = present(entries)
@@ -228,6 +232,8 @@ class Gate:
             )
         if lost := self._ledger.missing(entries):
             raise RefusedError(f"{lost} entries of this node's ledger are missing: {ASK_OPERATOR}")
+        if not self._ledger.has_key:
+            raise RefusedError(f"the key of this node's ledger is missing: {ASK_OPERATOR}")
         if approval["experiment"] != self._about["experiment"]:
             raise RefusedError(
                 f"an approval ends the earlier ones, and the last names another app: {ASK_OPERATOR}"

@@ -80,13 +80,15 @@ class Ledger:
         """From now on, an entry that gets lost is missing."""
         self._write(self._count_file, f"{len(entries)}\n".encode())
 
+    def make_key(self) -> None:
+        """Make the node's secret, if there is none."""
+        with self.locked():
+            if not self.has_key:
+                self._write(self._beside("key"), secrets.token_bytes(KEY_BYTES))
+
     def key(self) -> bytes:
-        """The node's secret, made at the first call. It must not leave the node."""
+        """The node's secret, which `make_key` made. It must not leave the node."""
         path = self._beside("key")
-        if not path.exists():
-            with self.locked():
-                if not path.exists():  # another process was faster
-                    self._write(path, secrets.token_bytes(KEY_BYTES))
         found = path.read_bytes()
         if len(found) != KEY_BYTES:
             raise ValueError(
@@ -95,9 +97,14 @@ class Ledger:
         return found
 
     @property
+    def has_key(self) -> bool:
+        """Whether there is a secret: an approval makes it, and a ledger that is lost leaves it behind."""
+        return self._beside("key").exists()
+
+    @property
     def was_used(self) -> bool:
-        """Whether this node has answered before, as far as its files tell."""
-        return self._beside("key").exists() or bool(read(self.path))
+        """Whether this node was approved before, or has answered, as far as its files tell."""
+        return self.has_key or any(entry["event"] == "asked" for entry in read(self.path))
 
     @property
     def _count_file(self) -> Path:

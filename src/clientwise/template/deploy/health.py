@@ -62,7 +62,7 @@ def _members(count: int) -> str:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return tomllib.loads(path.read_text(encoding="utf-8-sig")) if path.exists() else {}
 
 
 def _online(state: Path) -> list[str] | None:
