@@ -93,7 +93,8 @@ def combine(files: list[Path]) -> str:
         deviation.append(float(max(squares - total**2, 1e-12) ** 0.5))
     if not names:
         return json.dumps({"mean": mean, "deviation": deviation})
-    columns = tomllib.loads(EXPERIMENT.read_text(encoding="utf-8-sig"))["flower"]["table"]["columns"]
+    experiment = tomllib.loads(EXPERIMENT.read_text(encoding="utf-8-sig"))
+    columns = experiment["flower"]["table"]["columns"]
     known = {column["name"]: column for column in columns}
     lines = []
     for name, centre, spread in zip(names, mean, deviation, strict=True):
