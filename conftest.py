@@ -9,9 +9,9 @@ import pytest
 # Test processes share the cores: PyTorch's threads must not spin while they wait. Read when PyTorch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-collect_ignore = ["src/clientwise/template"]  # the template of `clientwise new`
+collect_ignore = ["src/clientwise/hosts/deployment/template"]  # the template of `clientwise new`
 if find_spec("flwr") is None:
-    collect_ignore.append("src/clientwise/flower")
+    collect_ignore.append("src/clientwise/hosts/flower")
 # `--doctest-modules` would import each of these as `conftest`, and fail at the second one.
 collect_ignore_glob = ["*/conftest.py"]
 

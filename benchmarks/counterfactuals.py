@@ -24,7 +24,7 @@ from torch import Tensor
 
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Task, Updates
-from clientwise.engine.wrapping import WrappingEngine
+from clientwise.engine.wrappers.engine import WrappingEngine
 from clientwise.experiment.build import (
     build_data,
     build_engine,
@@ -32,10 +32,10 @@ from clientwise.experiment.build import (
     build_plan,
     load_samples,
 )
-from clientwise.experiment.config import load_experiment
-from clientwise.keys import make_private_key
+from clientwise.experiment.load import load_experiment
 from clientwise.launch import run
-from clientwise.runs.signed import SignedChain
+from clientwise.record.signed.chain import SignedChain
+from clientwise.record.signed.keys import make_private_key
 
 CLIENTS = 10
 NETWORKS = ("linear", "mlp", "cnn")

@@ -20,9 +20,9 @@ from torch import Tensor
 import clientwise as cw
 from clientwise.core.cohort import Cohort
 from clientwise.core.types import Evaluation
-from clientwise.experiment.config import load_experiment
-from clientwise.flower.allowance import Allowance
-from clientwise.flower.small_numbers import loss_deviation
+from clientwise.experiment.load import load_experiment
+from clientwise.hosts.deployment.allowance import Allowance
+from clientwise.hosts.deployment.small_numbers import loss_deviation
 
 CLIENTS = 20
 CLASSES = 10

@@ -22,23 +22,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clientwise.core import robust
-from clientwise.core.before import BEFORE
+from clientwise.core.aggregation import robust
+from clientwise.core.aggregation.before import BEFORE
+from clientwise.core.aggregation.rules import RULES
 from clientwise.core.counterfactuals import MOST_CLIENTS
 from clientwise.core.evidence import EVIDENCE, fldetector
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.core.round import first_state, run_round
-from clientwise.core.rules import RULES
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.engine import evaluation
 from clientwise.engine.device import threads_for
 from clientwise.engine.jobs import TrainJob, TrainResult
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked import backend
-from clientwise.experiment.build import build_data, build_engine, build_executor, build_plan
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.named import METHODS
-from clientwise.experiment.round_memory import round_bytes
+from clientwise.experiment.build import (
+    build_data,
+    build_engine,
+    build_executor,
+    build_plan,
+)
+from clientwise.experiment.checks.round_memory import round_bytes
+from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.load import load_experiment
 
 # glibc, and mimalloc in PyTorch for ARM: nothing that is freed is kept
 ALLOCATOR = {

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import torch
 
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.core.types import Evaluation
-from clientwise.flower.small_numbers import USUAL_CELL, Release
+from clientwise.hosts.deployment.small_numbers import USUAL_CELL, Release
 
 PATIENTS = (50, 500, 5_000)
 MODELS = (3, 11, 110)  # that a run may evaluate: 2, 10 and 100 of them planned

@@ -17,7 +17,7 @@ import clientwise as cw  # before PyTorch, whose allocator it sets (docs/perform
 # isort: split
 import torch
 
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from works import WARMUP, WORKS, Work, make_data
 

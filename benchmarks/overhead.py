@@ -27,8 +27,8 @@ from rich.console import Console
 import clientwise as cw
 from clientwise.core.types import Task
 from clientwise.experiment.build import build_engine, build_executor
-from clientwise.experiment.lanes import Progress
-from clientwise.progress import show_progress
+from clientwise.experiment.running.lanes import Progress
+from clientwise.report.output.progress import show_progress
 from ours import config, federated
 from works import WARMUP, WORKS, Work
 

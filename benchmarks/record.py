@@ -19,14 +19,14 @@ from pathlib import Path
 import torch
 
 import clientwise as cw
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.core.types import Refusal, RoundRecord
-from clientwise.experiment.settings import RecordSettings
-from clientwise.report.html import to_json
-from clientwise.report.page_json import as_json
+from clientwise.experiment.config.settings import RecordSettings
+from clientwise.record.reading.folder import RunFolder
+from clientwise.record.writer import Store
+from clientwise.report.output.html import to_json
+from clientwise.report.output.page_json import as_json
 from clientwise.report.views import overview
-from clientwise.runs.folder import RunFolder
-from clientwise.runs.writer import Store
 
 MOST_SECONDS = 2.0
 SHOWN = 3  # times that the page is made; the fastest counts

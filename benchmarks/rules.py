@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import oracles
-from clientwise.core.before import BEFORE
-from clientwise.core.rules import RULES
+from clientwise.core.aggregation.before import BEFORE
+from clientwise.core.aggregation.rules import RULES
 from clientwise.core.types import Gathered, ModelSpec
 from clientwise.limits import memory
 

@@ -18,11 +18,11 @@ import clientwise as cw  # before PyTorch, whose allocator it sets (docs/perform
 # isort: split
 import torch
 
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.experiment.build import build_executor, lanes_that_fit
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.round_memory import fixed_bytes, largest_round
+from clientwise.experiment.checks.round_memory import fixed_bytes, largest_round
+from clientwise.experiment.load import load_experiment
 from method_memory import memory
 from ours import evenly
 from scale import CLASSES, FEATURES, HIDDEN

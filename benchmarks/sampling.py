@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 import clientwise as cw
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from works import WORKS
 

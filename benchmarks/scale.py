@@ -30,7 +30,7 @@ import clientwise as cw  # before PyTorch, whose allocator it sets (docs/perform
 # isort: split
 import torch
 
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.data.federated import Samples
 from ours import evenly
 from works import WORKS

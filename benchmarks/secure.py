@@ -31,9 +31,15 @@ from flwr.common.secure_aggregation.secaggplus_utils import (
     share_keys_plaintext_concat,
 )
 
-from clientwise.secure.client import SecureClient
-from clientwise.secure.primitives import combine, mask, seal, split, value_type
-from clientwise.secure.terms import Sum, Terms
+from clientwise.secrecy.masks.client import SecureClient
+from clientwise.secrecy.masks.primitives import (
+    combine,
+    mask,
+    seal,
+    split,
+    value_type,
+)
+from clientwise.secrecy.masks.terms import Sum, Terms
 
 # The module, not the function of the same name that its package exports
 plus: Any = import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")

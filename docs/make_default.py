@@ -25,13 +25,10 @@ import pandas
 from matplotlib.figure import Figure
 from PIL import Image
 
-from clientwise.experiment.matrix import MatrixCell, look_at
-from clientwise.report.arena_tables import FOOTNOTE, NOT_AVAILABLE, by_mean, federation_section
-from clientwise.report.differences import p_number
-from clientwise.report.document import Chart
-from clientwise.report.figures import draw_into
-from clientwise.report.marks import HeatMap
-from clientwise.report.standings import (
+from clientwise.experiment.matrix.grid import MatrixCell, look_at
+from clientwise.record.reading.config_view import RecordedConfig, recorded_config
+from clientwise.record.reading.folder import RunFolder
+from clientwise.report.arena.standings import (
     Federation,
     MethodStanding,
     Results,
@@ -41,9 +38,17 @@ from clientwise.report.standings import (
     significant_leads,
     standings,
 )
+from clientwise.report.arena.tables import (
+    FOOTNOTE,
+    NOT_AVAILABLE,
+    by_mean,
+    federation_section,
+)
+from clientwise.report.differences import p_number
+from clientwise.report.document import Chart
+from clientwise.report.marks import HeatMap
+from clientwise.report.output.figures import draw_into
 from clientwise.report.statistics import Difference, holm, paired_difference
-from clientwise.runs.folder import RunFolder
-from clientwise.runs.recorded import RecordedConfig, recorded_config
 
 DOCS = Path(__file__).parent
 RAW = DOCS / "results"

@@ -18,7 +18,7 @@ from pathlib import Path
 import clientwise as cw
 from clientwise.experiment.build import build_data, load_samples
 from clientwise.report.document import in_bytes, in_time, percent_of
-from clientwise.report.figures import draw
+from clientwise.report.output.figures import draw
 from clientwise.report.scales import TIME, rescaled
 from clientwise.report.sections.curves import metric_chart
 from clientwise.report.sections.targets import median_rounds, rounds_cell

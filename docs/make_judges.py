@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas
 
-from clientwise.experiment.matrix import look_at
-from clientwise.runs.folder import RunFolder
+from clientwise.experiment.matrix.grid import look_at
+from clientwise.record.reading.folder import RunFolder
 
 ROUND = ["method", "seed", "round"]
 

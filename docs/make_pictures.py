@@ -15,10 +15,10 @@ import make_screenshots
 from rich.console import Console
 
 import clientwise as cw
-from clientwise.experiment.runner import new_folder
-from clientwise.progress import show_progress
-from clientwise.report.figures import draw
-from clientwise.report.terminal import summary_table
+from clientwise.experiment.running.runner import new_folder
+from clientwise.report.output.figures import draw
+from clientwise.report.output.progress import show_progress
+from clientwise.report.output.terminal import summary_table
 from clientwise.report.views import result_charts
 
 DOCS = Path(__file__).parent

@@ -17,15 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import clientwise as cw
+from clientwise.record.reading.reader import is_finished
+from clientwise.record.reading.rows import SHARES
 from clientwise.report.differences import difference_between
 from clientwise.report.document import percent_of
-from clientwise.report.figures import draw
+from clientwise.report.output.figures import draw
 from clientwise.report.sections.curves import metric_chart
 from clientwise.report.sections.targets import gain_against
 from clientwise.report.series import Series, series_of
-from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
-from clientwise.runs.reader import is_finished
-from clientwise.runs.rows import SHARES
+from clientwise.report.statistics import (
+    Contingency,
+    Difference,
+    contingency,
+    paired_difference,
+)
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

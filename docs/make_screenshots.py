@@ -13,10 +13,10 @@ from urllib.parse import quote
 import uvicorn
 from playwright.sync_api import Browser, sync_playwright
 
-from clientwise.report.html import write_html
+from clientwise.record.reading.folder import RunFolder
+from clientwise.report.output.html import write_html
 from clientwise.report.server import make_app
 from clientwise.report.statement import statement
-from clientwise.runs.folder import RunFolder
 
 DOCS = Path(__file__).parent
 MARGIN = 16  # around a section, in pixels

@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import clientwise as cw
-from clientwise.experiment.runner import Progress
-from clientwise.runs.pack import pack
-from clientwise.runs.reader import is_finished
+from clientwise.experiment.running.runner import Progress
+from clientwise.record.pack import pack
+from clientwise.record.reading.reader import is_finished
 
 HERE = Path(__file__).parent
 

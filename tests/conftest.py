@@ -14,11 +14,11 @@ from hypothesis import settings
 from clientwise.core.method import Method, Plan
 from clientwise.data.datasets import digits
 from clientwise.data.partition import dirichlet, federate
-from clientwise.engine.hostile import HostileEngine
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.wrapping import EmbeddedEngine
+from clientwise.engine.wrappers.engine import EmbeddedEngine
+from clientwise.engine.wrappers.hostile import HostileEngine
+from clientwise.experiment.reference import KINDS
 from clientwise.models.networks import linear
-from clientwise.reference import KINDS
 
 # The same examples every time, and no deadline: the machines that run this are shared.
 settings.register_profile("clientwise", deadline=None, derandomize=True, max_examples=50)

@@ -25,9 +25,9 @@ _SERVER = multiprocessing.get_context("forkserver")
 _PRELOADED = [
     "clientwise.cli",
     "clientwise.launch",
-    "clientwise.progress",
-    "clientwise.report.export",
-    "clientwise.report.terminal",
+    "clientwise.report.output.progress",
+    "clientwise.report.output.export",
+    "clientwise.report.output.terminal",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "sklearn.datasets",

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from clientwise.data.federated import FederatedData
-from clientwise.engine.shards import Build, Place, Shard, Shards, divided
-from clientwise.experiment import ray_shards, runner
+from clientwise.engine.ray.shards import (
+    Build,
+    Place,
+    Shard,
+    Shards,
+    divided,
+)
+from clientwise.experiment.running import ray_shards, runner
 
 
 def places(count: int) -> list[Place]:

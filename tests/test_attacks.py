@@ -12,14 +12,25 @@ import torch
 from torch import Tensor
 
 from clientwise import attacks
-from clientwise.attacks import ATTACKS, Attack, Honest, Hostile, Knowledge
-from clientwise.core.problem import Classification, Regression, Survival
+from clientwise.attacks import (
+    ATTACKS,
+    Attack,
+    Honest,
+    Hostile,
+    Knowledge,
+)
+from clientwise.core.objective.problem import Classification, Regression, Survival
 from clientwise.core.round import first_state, run_round
 from clientwise.core.seeding import generator
-from clientwise.core.types import Evaluation, RoundRecord, ServerState, Task
+from clientwise.core.types import (
+    Evaluation,
+    RoundRecord,
+    ServerState,
+    Task,
+)
 from clientwise.data.federated import Samples
-from clientwise.engine.hostile import HostileEngine
-from clientwise.engine.wrapping import EmbeddedEngine
+from clientwise.engine.wrappers.engine import EmbeddedEngine
+from clientwise.engine.wrappers.hostile import HostileEngine
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.build import (
     build_data,
@@ -28,13 +39,13 @@ from clientwise.experiment.build import (
     build_plan,
     load_samples,
 )
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.runner import run
-from clientwise.experiment.validation import deployment_issues, validate
+from clientwise.experiment.checks.validation import deployment_issues, validate
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.runner import run
+from clientwise.record.reading.folder import RunFolder
 from clientwise.report.document import Table
-from clientwise.report.terminal import summary_table
+from clientwise.report.output.terminal import summary_table
 from clientwise.report.views import overview
-from clientwise.runs.folder import RunFolder
 
 TINY = {
     "name": "tiny",

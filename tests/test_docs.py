@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
-from clientwise.reference import KINDS, markdown
+from clientwise.experiment.reference import KINDS, markdown
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -294,7 +294,7 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
         assert not re.findall(
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*", page
         ), name
-    assert 'id="clientwise.core.weighting.weigh"' in pages["api.html"]
+    assert 'id="clientwise.core.weights.weighting.weigh"' in pages["api.html"]
     assert "label_diversity" in (site / "search.js").read_text(encoding="utf-8")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import clientwise
 from clientwise.errors import ClientwiseError, ConfigError
-from clientwise.experiment.matrix_runs import CellsFailedError
+from clientwise.experiment.matrix.runs import CellsFailedError
 
 SOURCE = Path(clientwise.__file__).parent
 

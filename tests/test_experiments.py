@@ -18,8 +18,8 @@ from _pytest.mark import ParameterSet
 
 import clientwise as cw
 from clientwise.data.folder import DataError
-from clientwise.experiment.matrix import load_matrix
-from clientwise.experiment.parts import make
+from clientwise.experiment.config.parts import make
+from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.models.networks import MODELS
 from clientwise.report.series import series_of
 

@@ -17,10 +17,10 @@ from clientwise.engine.device import share_gpu
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.graphs import CudaGraph
 from clientwise.errors import ClientwiseError
-from clientwise.experiment import matrix_runs
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.describe import describe
-from clientwise.experiment.named import METHODS
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.matrix import runs as matrix_runs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

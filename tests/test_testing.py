@@ -12,11 +12,11 @@ from torch import Tensor
 
 import clientwise as cw
 from clientwise.attacks import ATTACKS
+from clientwise.core.aggregation.rules import RULES, Ruled, State
 from clientwise.core.criteria import CRITERIA, Arrivals
-from clientwise.core.metrics import METRICS
-from clientwise.core.problem import Classification
-from clientwise.core.rules import RULES, Ruled, State
-from clientwise.core.scores import SCORES, Score, Term
+from clientwise.core.objective.metrics import METRICS
+from clientwise.core.objective.problem import Classification
+from clientwise.core.weights.scores import SCORES, Score, Term
 from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import MODELS
 from clientwise.registry import needs

@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import clientwise as cw
 import processes
-from clientwise.experiment.folders import find_unfinished
-from clientwise.experiment.lanes import Progress
+from clientwise.experiment.running.folders import find_unfinished
+from clientwise.experiment.running.lanes import Progress
 
 ROOT = Path(__file__).parents[1]
 Curves = dict[str, list[tuple[int, float]]]
@@ -424,7 +424,9 @@ def test_a_tracker_that_raises_is_switched_off_and_the_run_goes_on(
     folder = cw.run(tiny, tmp_path / "run")
     assert cw.Run(folder).finished
     assert [
-        record.getMessage() for record in caplog.records if record.name == "clientwise.trackers"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "clientwise.experiment.trackers"
     ] == [
         "warning: tracker faulty is switched off for the rest of this run: ConnectionError: the server is away"
     ]

@@ -15,7 +15,7 @@ import pytest
 
 import clientwise as cw
 import processes
-from clientwise.keys import make_private_key
+from clientwise.record.signed.keys import make_private_key
 
 if sys.platform == "win32":
     pytest.skip("Windows has no limit on the size of files", allow_module_level=True)
@@ -30,7 +30,7 @@ COMMANDS = {
 # The function with which each command begins to write: from there on, files have the limit.
 WRITERS = {
     "predict": ("pandas", "DataFrame.to_csv"),
-    "report": ("clientwise.report.export", "write_items"),
+    "report": ("clientwise.report.output.export", "write_items"),
     "onnx": ("clientwise.results", "_write_onnx"),
     "receipts": ("clientwise.cli.signing", "writing_to"),
 }

@@ -13,13 +13,13 @@ from torch import nn
 
 from .data.federated import FederatedData, Samples
 from .errors import ClientwiseError, ConfigError
-from .experiment import runner
-from .experiment.config import load_experiment
-from .experiment.lanes import Progress
-from .experiment.runner import EngineFactory
-from .experiment.schema import Experiment
+from .experiment.config.schema import Experiment
+from .experiment.load import load_experiment
+from .experiment.running import runner
+from .experiment.running.lanes import Progress
+from .experiment.running.runner import EngineFactory
 from .models.own import OwnModel
-from .progress import show_progress, somebody_watches
+from .report.output.progress import show_progress, somebody_watches
 
 log = logging.getLogger("clientwise")
 
@@ -121,7 +121,7 @@ def _showing(
 def members_data(experiment: Experiment) -> FederatedData:
     """The samples in the participants' files (`flower.files`)."""
     with _flower_is_needed(experiment):
-        from .flower.data import from_files
+        from .hosts.flower.data import from_files
     return from_files(experiment)
 
 
@@ -136,7 +136,7 @@ def deployed_data(experiment: Experiment, server: Path | None) -> FederatedData 
         if experiment.reads_files and Path(str(experiment.flower.files)).is_dir():
             return members_data(experiment)
     with _flower_is_needed(experiment):
-        from .flower.data import server_side
+        from .hosts.flower.data import server_side
     return server_side(experiment, str(server or ""))
 
 
@@ -145,7 +145,7 @@ def nodes_of(experiment: Experiment) -> list[str]:
     if experiment.data is not None or not experiment.flower.clients:
         return []
     with _flower_is_needed(experiment):
-        from .flower.allowance import describe_nodes
+        from .hosts.deployment.allowance import describe_nodes
     return describe_nodes(experiment)
 
 
@@ -176,7 +176,7 @@ def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> En
         message = "simulated nodes cannot use your arrays; use 'local'"
         raise ConfigError(experiment.source, [("engine", message)])
     with _flower_is_needed(experiment):
-        from .flower.simulation import simulation
+        from .hosts.flower.simulation import simulation
     return simulation(experiment)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .experiment.config import load_experiment
+from .experiment.load import load_experiment
 from .models.own import OwnNetwork
 from .prediction import load_predictor
-from .runs.model_file import ENDING
+from .record.model_file import ENDING
 
 
 def load(

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core.problem import Problem, named_problem
-from .data.new_rows import encode_rows, read_rows, remarks
-from .encoding import Encoder, Encoding
+from .core.objective.problem import Problem, named_problem
+from .data.tables.encoding import Encoder, Encoding
+from .data.tables.new_rows import encode_rows, read_rows, remarks
 from .errors import ClientwiseError
-from .experiment.parts import make, read_recorded
+from .experiment.config.parts import make, read_recorded
 from .limits import gigabytes, memory
 from .models.call import outputs_of
 from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel, OwnNetwork
 from .models.size import check_parameters, described
-from .runs.model_file import ModelHeader, read_model
+from .record.model_file import ModelHeader, read_model
 
 log = logging.getLogger("clientwise")
 BATCH = 4096  # rows

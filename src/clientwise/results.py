@@ -14,21 +14,27 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ClientwiseError, RunError
-from .experiment.config import load_experiment
-from .experiment.parts import make
+from .experiment.config.parts import make
+from .experiment.load import load_experiment
 from .models.flat import fill
 from .models.networks import MODELS, initialised
 from .models.own import OwnModel, OwnNetwork
 from .prediction import Predictor, predictor
+from .record.files import plain_name
+from .record.model_file import (
+    ENDING,
+    ModelHeader,
+    header_of,
+    metadata_of,
+    write_model,
+)
+from .record.reading.config_view import CONFIG, read_table, recorded_config
+from .record.reading.folder import RunFolder
+from .record.reading.frames import FrameName
+from .record.reading.models import After
 from .registry import suggest
 from .report.document import Chart
 from .report.views import overview, result_charts
-from .runs.files import plain_name
-from .runs.folder import RunFolder
-from .runs.frames import FrameName
-from .runs.model_file import ENDING, ModelHeader, header_of, metadata_of, write_model
-from .runs.models import After
-from .runs.recorded import CONFIG, read_table, recorded_config
 from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
@@ -46,7 +52,7 @@ class Run(RunFolder):
     - `run.frame("rounds")`: a table for pandas.
     - `run.figure()`: a figure. A notebook shows a run as a table and a figure, a Python session
       as text.
-    - `run.query(sql)`: your own query; `clientwise/runs/schema.py` describes the tables.
+    - `run.query(sql)`: your own query; `clientwise/record/schema.py` describes the tables.
     """
 
     @property
@@ -74,7 +80,7 @@ class Run(RunFolder):
         Args:
             chart: the chart, "curves-metric" say; by default the result.
         """
-        from .report.picture import Picture
+        from .report.output.picture import Picture
 
         if chart is None:
             return Picture(result_charts(self))
@@ -88,7 +94,7 @@ class Run(RunFolder):
         return Picture([charts[chart]])
 
     def __repr__(self) -> str:
-        from .report.terminal import run_text
+        from .report.output.terminal import run_text
 
         try:
             return run_text(self)
@@ -97,7 +103,7 @@ class Run(RunFolder):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the result in words, as a table and as a figure."""
-        from .report.picture import run_html
+        from .report.output.picture import run_html
 
         return run_html(self)
 

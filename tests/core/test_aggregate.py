@@ -8,10 +8,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientwise.core.aggregate import Stack, SubsetSums, can_fold
-from clientwise.core.scores import Mean, Prioritized, Product, WeightedMean
-from clientwise.core.server_step import SERVER_STEPS
-from clientwise.core.weighting import NORMALISERS, divide, to_weights
+from clientwise.core.aggregation.server_step import SERVER_STEPS
+from clientwise.core.aggregation.sums import Stack, SubsetSums, can_fold
+from clientwise.core.weights.scores import (
+    Mean,
+    Prioritized,
+    Product,
+    WeightedMean,
+)
+from clientwise.core.weights.weighting import NORMALISERS, divide, to_weights
 
 pytestmark = pytest.mark.bits
 

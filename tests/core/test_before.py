@@ -9,7 +9,12 @@ from torch import Tensor
 
 import clientwise as cw
 import oracles
-from clientwise.core.before import Mixed, bucketing, clip, nearest_neighbours
+from clientwise.core.aggregation.before import (
+    Mixed,
+    bucketing,
+    clip,
+    nearest_neighbours,
+)
 from clientwise.core.types import Gathered, Layer, ModelSpec
 
 byzfl = oracles.byzfl("aggregators")

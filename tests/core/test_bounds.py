@@ -10,7 +10,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clientwise.core.bounds import Bounds, Group, InfeasibleError, Probation
+from clientwise.core.weights.bounds import (
+    Bounds,
+    Group,
+    InfeasibleError,
+    Probation,
+)
 
 WEIGHTS = st.lists(st.floats(0.001, 1) | st.just(0.0), min_size=1, max_size=12).filter(any)
 

@@ -9,9 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from clientwise.core.clock import HOUR, Clock, Devices, Pace
-from clientwise.core.criteria import Arrivals, ClientFacts, Outcome, make_criterion
-from clientwise.core.problem import Classification
+from clientwise.core.clock import (
+    HOUR,
+    Clock,
+    Devices,
+    Pace,
+)
+from clientwise.core.criteria import (
+    Arrivals,
+    ClientFacts,
+    Outcome,
+    make_criterion,
+)
+from clientwise.core.objective.problem import Classification
 from clientwise.core.sampling import sample_clients
 from clientwise.core.types import LocalTraining, ModelSpec
 

@@ -21,8 +21,13 @@ from clientwise.core.criteria import (
     make_criterion,
     measure_clients,
 )
-from clientwise.core.problem import Classification, Regression
-from clientwise.core.types import Evaluation, Layer, LocalTraining, ModelSpec
+from clientwise.core.objective.problem import Classification, Regression
+from clientwise.core.types import (
+    Evaluation,
+    Layer,
+    LocalTraining,
+    ModelSpec,
+)
 from clientwise.registry import Part
 
 SPEC = ModelSpec(

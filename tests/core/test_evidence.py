@@ -14,7 +14,13 @@ from clientwise.core.evidence.significance import (
     z_despite,
     z_values,
 )
-from clientwise.core.types import Evaluation, Gathered, Layer, ModelSpec, Posterior
+from clientwise.core.types import (
+    Evaluation,
+    Gathered,
+    Layer,
+    ModelSpec,
+    Posterior,
+)
 
 SPEC = ModelSpec((Layer("kernel", (2,), 0, 2),), 2, 2)
 TRUTH = torch.tensor([1.0, 0.0])  # where the loss of every sample is least, about

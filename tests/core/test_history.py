@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 import clientwise as cw
-from clientwise.core.evidence.history import SKETCH, History, count_copies, larger, sketch
+from clientwise.core.evidence.history import (
+    SKETCH,
+    History,
+    count_copies,
+    larger,
+    sketch,
+)
 
 SIZE = 5_000
 
@@ -167,7 +173,7 @@ def test_a_client_that_turns_loses_its_weight_and_the_audit_says_why(tmp_path) -
         assert rows[client].weight < 0.01
     honest = [row for client, row in rows.items() if client not in (2, 5)]
     assert max(row.history_z for row in honest) < 0
-    from clientwise.report.chain import Chain
+    from clientwise.report.audit.weight_steps import Chain
 
     said = Chain.of(run, "Recommended", 1, 8).remarks(run, "Recommended", 1, 8, rows)
     assert "points against what it sent before" in " ".join(said[2])

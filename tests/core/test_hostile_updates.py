@@ -10,19 +10,25 @@ from typing import Any
 import pytest
 import torch
 
-from clientwise.core.adapt_loss import class_weights
-from clientwise.core.before import BEFORE
+from clientwise.core.aggregation.before import BEFORE
+from clientwise.core.aggregation.rules import RULES
 from clientwise.core.criteria import make_criterion
 from clientwise.core.evidence import EVIDENCE
 from clientwise.core.method import Method, Plan
+from clientwise.core.objective.adapt_loss import class_weights
 from clientwise.core.priority import best_order
 from clientwise.core.round import first_state, run_round
-from clientwise.core.rules import RULES
-from clientwise.core.scores import Choquet, Mean, Owa, Prioritized, Product
 from clientwise.core.types import LocalTraining, Updates
-from clientwise.core.weighting import max_scale, no_scale, sum_scale
+from clientwise.core.weights.scores import (
+    Choquet,
+    Mean,
+    Owa,
+    Prioritized,
+    Product,
+)
+from clientwise.core.weights.weighting import max_scale, no_scale, sum_scale
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.parts import make
+from clientwise.experiment.config.parts import make
 from clientwise.registry import Part
 from fire_share import EVERY
 

@@ -7,10 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientwise.core.adapt_loss import LOSS_ADAPTERS
-from clientwise.core.loss import CrossEntropy, RobustLoss, class_scores, robust_loss
-from clientwise.core.metrics import confusion, error_sums
-from clientwise.core.problem import Classification, Regression
+from clientwise.core.objective.adapt_loss import LOSS_ADAPTERS
+from clientwise.core.objective.loss import (
+    CrossEntropy,
+    RobustLoss,
+    class_scores,
+    robust_loss,
+)
+from clientwise.core.objective.metrics import confusion, error_sums
+from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.types import Evaluation
 
 LOGITS, TARGETS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), torch.tensor([0, 0, 1])

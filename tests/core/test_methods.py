@@ -12,12 +12,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from clientwise.core.before import BEFORE
+from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.evidence.agnostic import Agnostic, onto_simplex
 from clientwise.core.evidence.greedy import Greedy
 from clientwise.core.evidence.law import Law
 from clientwise.core.evidence.shapley import Shapley
-from clientwise.core.types import Evaluation, Gathered, LocalTraining, ModelSpec
+from clientwise.core.types import (
+    Evaluation,
+    Gathered,
+    LocalTraining,
+    ModelSpec,
+)
 
 TARGET = torch.tensor([1.0, -2.0, 0.5])  # the server's loss is the squared distance from here
 START = torch.tensor([0.0, 0.0, 0.0, 7.0])  # three parameters and a buffer

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from clientwise.core.metrics import METRICS, confusion, error_sums, per_class_f1, performance
+from clientwise.core.objective.metrics import (
+    METRICS,
+    confusion,
+    error_sums,
+    per_class_f1,
+    performance,
+)
 
 labels = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clientwise.core import robust
-from clientwise.core.before import BEFORE
+from clientwise.core.aggregation import robust
+from clientwise.core.aggregation.before import BEFORE
+from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
-from clientwise.core.rules import RULES
 from clientwise.core.types import Gathered, ModelSpec
 
 pytestmark = pytest.mark.bits

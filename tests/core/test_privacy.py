@@ -11,10 +11,18 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from clientwise.core.bounds import Bounds
-from clientwise.core.privacy import LocalNoise, Privacy, Released, capped, release
+from clientwise.core.privacy import (
+    LocalNoise,
+    Privacy,
+    Released,
+    capped,
+    release,
+)
 from clientwise.core.sampling import poisson_sample, secret_sample
-from clientwise.core.scores import (
+from clientwise.core.seeding import standard_normal, uniform
+from clientwise.core.types import LocalTraining, Task
+from clientwise.core.weights.bounds import Bounds
+from clientwise.core.weights.scores import (
     Choquet,
     Mean,
     Owa,
@@ -23,10 +31,13 @@ from clientwise.core.scores import (
     Score,
     WeightedMean,
 )
-from clientwise.core.seeding import standard_normal, uniform
-from clientwise.core.types import LocalTraining, Task
-from clientwise.core.weighting import NORMALISERS, divide, fixed_scale, is_constant
-from clientwise.engine.wrapping import EmbeddedEngine
+from clientwise.core.weights.weighting import (
+    NORMALISERS,
+    divide,
+    fixed_scale,
+    is_constant,
+)
+from clientwise.engine.wrappers.engine import EmbeddedEngine
 from clientwise.registry import Part
 
 NAMES = ("a", "b", "c")
@@ -177,7 +188,7 @@ def test_the_bounds_are_reached() -> None:
 
 
 def test_scores_that_compare_clients_say_so() -> None:
-    from clientwise.core.scores import SCORES as REGISTERED
+    from clientwise.core.weights.scores import SCORES as REGISTERED
 
     options: dict[str, Any] = {"weighted_mean": SCORES["weighted mean"], "owa": SCORES["owa"]}
     options |= {"choquet": SCORES["choquet"]}

@@ -8,8 +8,18 @@ import pytest
 import torch
 
 import clientwise
-from clientwise.core.loss import CoxLoss, CrossEntropy, LossRecord, RobustLoss
-from clientwise.core.problem import Classification, Problem, Regression, Survival
+from clientwise.core.objective.loss import (
+    CoxLoss,
+    CrossEntropy,
+    LossRecord,
+    RobustLoss,
+)
+from clientwise.core.objective.problem import (
+    Classification,
+    Problem,
+    Regression,
+    Survival,
+)
 
 SOURCE = Path(clientwise.__file__).parent
 ALL = [Classification(3), Classification(2), Regression(), Regression(sums=True), Survival()]

@@ -11,7 +11,7 @@ import clientwise as cw
 from clientwise.core import clock, guard, reasons
 from clientwise.core.reasons import SENTENCES, Cause, Reason
 from clientwise.errors import RunError
-from clientwise.experiment.resume import Difference
+from clientwise.experiment.running.resume import Difference
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
 
@@ -70,8 +70,8 @@ def test_other_words_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         reworded = Reason(f"in other words {name}", getattr(module, name).kind)
         monkeypatch.setattr(module, name, reworded)
-    monkeypatch.setattr("clientwise.engine.timed.LATE", clock.LATE)
-    monkeypatch.setattr("clientwise.engine.timed.DROPPED_OUT", clock.DROPPED_OUT)
+    monkeypatch.setattr("clientwise.engine.wrappers.timed.LATE", clock.LATE)
+    monkeypatch.setattr("clientwise.engine.wrappers.timed.DROPPED_OUT", clock.DROPPED_OUT)
     after = cw.Run(cw.run(CONFIG, tmp_path / "after", progress=False))
     assert facts(after) == wanted
     assert {reason for reason, _ in after.refusal_counts("in time")} == {

@@ -13,16 +13,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clientwise.core.before import BEFORE
+from clientwise.core.aggregation.before import BEFORE
+from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
 from clientwise.core.evidence.fldetector import distances_from_prediction, suspicious_cluster
 from clientwise.core.evidence.foolsgold import distinctness
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
-from clientwise.core.rules import RULES
 from clientwise.core.types import Gathered, LocalTraining, ModelSpec
 from clientwise.engine.local import LocalEngine
-from clientwise.runs.checkpoint import load_checkpoint, save_checkpoint
+from clientwise.record.checkpoint import load_checkpoint, save_checkpoint
 
 Array = NDArray[numpy.float64]
 PARAMETERS = 40

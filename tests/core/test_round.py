@@ -11,17 +11,33 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clientwise.core.adapt_loss import class_weights
-from clientwise.core.before import nova
-from clientwise.core.criteria import Arrivals, Criterion, criterion, make_criterion
+from clientwise.core.aggregation.before import nova
+from clientwise.core.aggregation.server_step import momentum_step, sgd_step
+from clientwise.core.criteria import (
+    Arrivals,
+    Criterion,
+    criterion,
+    make_criterion,
+)
 from clientwise.core.method import Method, Plan
-from clientwise.core.metrics import accuracy, per_class_f1
+from clientwise.core.objective.adapt_loss import class_weights
+from clientwise.core.objective.metrics import accuracy, per_class_f1
 from clientwise.core.priority import best_order, first_improvement
 from clientwise.core.round import first_state, run_round
-from clientwise.core.scores import Choquet, Owa, Prioritized, Product
-from clientwise.core.server_step import momentum_step, sgd_step
-from clientwise.core.types import LocalTraining, Refusal, RoundRecord, Task, Updates
-from clientwise.core.weighting import max_scale, no_scale, sum_scale
+from clientwise.core.types import (
+    LocalTraining,
+    Refusal,
+    RoundRecord,
+    Task,
+    Updates,
+)
+from clientwise.core.weights.scores import (
+    Choquet,
+    Owa,
+    Prioritized,
+    Product,
+)
+from clientwise.core.weights.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
 from clientwise.data.partition import federate, iid
 from clientwise.engine.local import LocalEngine

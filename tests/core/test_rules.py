@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import oracles
-from clientwise.core import robust
-from clientwise.core.method import Method, Plan
-from clientwise.core.round import first_state, run_round
-from clientwise.core.rules import (
+from clientwise.core.aggregation import robust
+from clientwise.core.aggregation.rules import (
     RULES,
     Ruled,
     State,
@@ -24,6 +22,8 @@ from clientwise.core.rules import (
     geometric_median,
     median,
 )
+from clientwise.core.method import Method, Plan
+from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining
 from clientwise.engine.local import LocalEngine
 

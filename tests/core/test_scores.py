@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import clientwise as cw
-from clientwise.core.scores import (
+from clientwise.core.weights.scores import (
     SCORES,
     Choquet,
     Disco,

@@ -17,10 +17,16 @@ from clientwise.core.criteria import make_criterion
 from clientwise.core.fixed_point import FixedPoint, SecureAggregation
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
-from clientwise.core.scores import Mean, Prioritized, Product, Score, WeightedMean
 from clientwise.core.secrecy import SecretScores
-from clientwise.core.weighting import no_scale
-from clientwise.engine.wrapping import EmbeddedEngine
+from clientwise.core.weights.scores import (
+    Mean,
+    Prioritized,
+    Product,
+    Score,
+    WeightedMean,
+)
+from clientwise.core.weights.weighting import no_scale
+from clientwise.engine.wrappers.engine import EmbeddedEngine
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clientwise.core import metrics
-from clientwise.core.loss import CoxLoss, cox_losses
-from clientwise.core.metrics import concordance, pair_counts
+from clientwise.core.objective import metrics
+from clientwise.core.objective.loss import CoxLoss, cox_losses
+from clientwise.core.objective.metrics import concordance, pair_counts
 
 # Few different times and scores, so that there are ties; −0 is alive at the first look.
 patients = st.lists(

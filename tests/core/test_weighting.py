@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clientwise as cw
-from clientwise.core.weighting import NORMALISERS, divide, to_weights, without_effect, zero_for_all
+from clientwise.core.weights.weighting import (
+    NORMALISERS,
+    divide,
+    to_weights,
+    without_effect,
+    zero_for_all,
+)
 
 positive = st.floats(0, 1000)
 cohorts = st.lists(st.tuples(positive, positive), min_size=1, max_size=8)

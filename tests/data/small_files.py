@@ -16,7 +16,7 @@ import numpy
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from clientwise.data import (
+from clientwise.data.published import (
     beijing_air,
     cifar10,
     digit_domains,

@@ -21,7 +21,7 @@ from clientwise.data.devices import (
 from clientwise.data.folder import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, load_samples
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "devices.csv"
 SHARES = torch.linspace(0, 1, 10_001, dtype=torch.float64)[:-1]

@@ -13,9 +13,15 @@ from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 
 import clientwise as cw
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.data.catalogue import DATASETS
-from clientwise.data.features import FEATURES, Backbone, extract, vgg19_convolutions, with_features
+from clientwise.data.features import (
+    FEATURES,
+    Backbone,
+    extract,
+    vgg19_convolutions,
+    with_features,
+)
 from clientwise.data.federated import Samples
 from clientwise.data.folder import DataError
 from clientwise.registry import Part

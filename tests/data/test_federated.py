@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 import clientwise as cw
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.data import federated
 from clientwise.data.datasets import digits
 from clientwise.data.federated import FederatedData, Holdings, Samples

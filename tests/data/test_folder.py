@@ -13,7 +13,12 @@ from PIL import Image
 from small_files import picture, write_files
 
 from clientwise.data import npz
-from clientwise.data.folder import Archive, DataError, find, read_file
+from clientwise.data.folder import (
+    Archive,
+    DataError,
+    find,
+    read_file,
+)
 from clientwise.data.npz import read_npz
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
-from clientwise.core.problem import Regression
-from clientwise.data import table as _  # noqa: F401
+from clientwise.core.objective.problem import Regression
 from clientwise.data.datasets import DATASETS
 from clientwise.data.federated import Samples
-from clientwise.data.hints import column_hints
-from clientwise.encoding import Encoding, InputColumn
+from clientwise.data.tables import table as _  # noqa: F401
+from clientwise.data.tables.encoding import Encoding, InputColumn
+from clientwise.data.tables.hints import column_hints
 
 
 @pytest.fixture(autouse=True)

@@ -19,12 +19,13 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import large_table
-from clientwise.data import columns, table, table_files
-from clientwise.data.columns import Standardise
 from clientwise.data.datasets import DATASETS
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id, federate
+from clientwise.data.tables import columns, table
+from clientwise.data.tables import files as table_files
+from clientwise.data.tables.columns import Standardise
 
 ROWS = 700
 MODES: list[Standardise] = ["pooled", "client", "off"]

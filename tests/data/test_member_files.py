@@ -15,8 +15,8 @@ import pytest
 from clientwise.data.folder import DataError
 
 pytest.importorskip("flwr", reason="members' files are read where Flower is installed")
-from clientwise.experiment.config import load_experiment
-from clientwise.flower.data import data_held_by, load_npz, server_side
+from clientwise.experiment.load import load_experiment
+from clientwise.hosts.flower.data import data_held_by, load_npz, server_side
 
 CONFIG = {
     "name": "members",

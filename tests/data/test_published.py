@@ -28,10 +28,15 @@ from small_files import (
     write_writers,
 )
 
-from clientwise.data import celeba, malaria, movie_reviews, vgg_cells
 from clientwise.data.datasets import DATASETS, DataError
 from clientwise.data.federated import Samples
 from clientwise.data.partition import by_id, federate, iid
+from clientwise.data.published import (
+    celeba,
+    malaria,
+    movie_reviews,
+    vgg_cells,
+)
 
 FOLDER_DATASETS = (
     *("mnist", "cifar10", "celeba", "malaria", "vgg_cells", "movie_reviews", "femnist"),

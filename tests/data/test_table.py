@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import clientwise as cw
-from clientwise.data import table
-from clientwise.data.columns import Standardise, prepare
 from clientwise.data.datasets import DATASETS
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id, federate
-from clientwise.encoding import Encoder, Encoding, InputColumn
+from clientwise.data.tables import table
+from clientwise.data.tables.columns import Standardise, prepare
+from clientwise.data.tables.encoding import Encoder, Encoding, InputColumn
 from clientwise.errors import ConfigError
 
 NAN = float("nan")

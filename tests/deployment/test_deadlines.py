@@ -14,7 +14,7 @@ from federation import Federation
 
 import clientwise as cw
 import processes
-from clientwise.runs.lock import is_locked
+from clientwise.record.lock import is_locked
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own
 

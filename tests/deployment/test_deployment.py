@@ -17,9 +17,9 @@ from federation import Federation
 
 import processes
 from clientwise.core.guard import NOT_FINITE
-from clientwise.flower.replies import DIED, WENT_AWAY
-from clientwise.runs.lock import is_locked
-from clientwise.runs.verify import verify
+from clientwise.hosts.flower.replies import DIED, WENT_AWAY
+from clientwise.record.lock import is_locked
+from clientwise.record.signed.verify import verify
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own
 NAMES = ["ward-a", "ward-b", "ward-c", "ward-d"]

@@ -54,7 +54,7 @@ def test_what_is_installed_is_what_was_locked(tmp_path: Path) -> None:
     ours = wheel(tmp_path, "clientwise", "0.1.0", needs)
     environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
     deploy = tmp_path / "deploy"
-    with as_file(files("clientwise") / "template" / "deploy") as template:
+    with as_file(files("clientwise") / "hosts" / "deployment" / "template" / "deploy") as template:
         shutil.copytree(template, deploy)
     subprocess.run(
         [sys.executable, str(deploy / "lock.py"), str(ours)],

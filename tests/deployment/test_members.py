@@ -37,7 +37,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 import processes
-from clientwise.flower.wire import Request, pack, write_request
+from clientwise.hosts.flower.wire import Request, pack, write_request
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own
 VICTIM = "ward-a"
@@ -184,7 +184,7 @@ def test_a_node_obeys_nobody_but_its_server(federation: Federation) -> None:
     """Flower's own SuperLink stores the instruction of a member; the node refuses it."""
     script = federation.app / "deploy" / "superlink.sh"
     script.write_text(
-        script.read_text().replace("python -m clientwise.flower.link", "flower-superlink")
+        script.read_text().replace("python -m clientwise.hosts.deployment.link", "flower-superlink")
     )
     with start_run(federation) as attacker:
         assert status(attacker.command, SUPERLINK_NODE_ID) == 200

@@ -23,7 +23,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from federation import Federation, free_port, require
 
 import processes
-from clientwise.runs.lock import is_locked
+from clientwise.record.lock import is_locked
 
 pytestmark = [
     pytest.mark.flower,

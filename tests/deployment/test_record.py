@@ -13,10 +13,10 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 from federation import Federation
 
 import clientwise as cw
-from clientwise.experiment.recompute import recompute
-from clientwise.flower.ledger import read
-from clientwise.runs.folder import RunFolder
-from clientwise.runs.verify import verify
+from clientwise.experiment.running.recompute import recompute
+from clientwise.hosts.deployment.ledger import read
+from clientwise.record.reading.folder import RunFolder
+from clientwise.record.signed.verify import verify
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(1800)]
 NAMES = ["ward-a", "ward-b", "ward-c"]

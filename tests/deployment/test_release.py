@@ -28,7 +28,7 @@ def office(tmp_path_factory: pytest.TempPathFactory) -> App:
     folder = tmp_path_factory.mktemp("office")
     one = App(folder / "app")
     use_these_sources(one)
-    with as_file(files("clientwise") / "template") as template:
+    with as_file(files("clientwise") / "hosts" / "deployment" / "template") as template:
         shutil.copytree(template, one.folder, dirs_exist_ok=True)
     assert one.script("certificates.sh").returncode == 0
     ours = wheel(folder, "clientwise", "0.1.0")

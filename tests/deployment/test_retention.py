@@ -12,8 +12,8 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from federation import Federation
 
-from clientwise.flower.retention import TABLES
-from clientwise.runs.wipe import wipe_tables
+from clientwise.hosts.deployment.retention import TABLES
+from clientwise.record.wipe import wipe_tables
 
 PLANTED = b"Planted update. "  # four float32 numbers, all finite
 # The app of a member whose model consists of these bytes.

@@ -39,7 +39,9 @@ class App:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.state = folder / "state"
-        with as_file(files("clientwise") / "template" / "deploy") as deploy:
+        with as_file(
+            files("clientwise") / "hosts" / "deployment" / "template" / "deploy"
+        ) as deploy:
             shutil.copytree(deploy, folder / "deploy")
         for script in (folder / "deploy").glob("*.sh"):
             script.chmod(0o755)
@@ -136,7 +138,7 @@ def test_the_scripts_find_their_environment(app: App) -> None:
     app.program("python", 'echo "$0 $*"')
     here = app.folder / ".venv" / "bin" / "python"
     agree = ("agree.sh", "ward-a", "/data")
-    assert app.script(*agree).stdout.startswith(f"{here} -m clientwise.flower.node agree")
+    assert app.script(*agree).stdout.startswith(f"{here} -m clientwise.hosts.deployment.node agree")
     (app.folder / ".venv").rename(app.folder / "other")
     there = app.folder / "other" / "bin" / "python"
     assert app.script(*agree, VENV=str(app.folder / "other")).stdout.startswith(f"{there} -m")

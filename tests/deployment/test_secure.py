@@ -19,9 +19,14 @@ from torch import Tensor
 import processes
 from clientwise.core.secrecy import SecretScores
 from clientwise.core.types import Task
-from clientwise.experiment.build import build_data, build_engine, build_executor, build_plan
-from clientwise.experiment.config import load_experiment
-from clientwise.flower.data import from_files
+from clientwise.experiment.build import (
+    build_data,
+    build_engine,
+    build_executor,
+    build_plan,
+)
+from clientwise.experiment.load import load_experiment
+from clientwise.hosts.flower.data import from_files
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(3600)]  # the waits have limits of their own
 NAMES = ["ward-a", "ward-b", "ward-c", "ward-d"]
@@ -38,7 +43,7 @@ def heard(message):
     if message is not None:
         os.write(FILE, message.SerializeToString())
 
-if "clientwise.flower.link" in sys.orig_argv:
+if "clientwise.hosts.deployment.link" in sys.orig_argv:
     from clientwise.flower.fleet_calls import FleetCalls
     refusal, answered = FleetCalls.refusal, FleetCalls.answered
     def heard_request(self, request):
@@ -152,7 +157,7 @@ def server_processes(federation: Federation) -> list[int]:
             environment = (folder / "environ").read_bytes()
         except OSError:
             continue
-        is_server = b"flwr-serverapp" in command or b"clientwise.flower.link" in command
+        is_server = b"flwr-serverapp" in command or b"clientwise.hosts.deployment.link" in command
         if is_server and str(federation.state).encode() in environment:
             found.append(int(folder.name))
     return found

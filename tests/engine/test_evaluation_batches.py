@@ -14,8 +14,8 @@ from clientwise.engine import evaluation, executor
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.jobs import EvaluateJob
 from clientwise.errors import ConfigError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.describe import describe
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.load import load_experiment
 from clientwise.models import size
 from clientwise.models.networks import cnn, mlp
 

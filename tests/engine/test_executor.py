@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import clientwise as cw
-from clientwise.core.loss import CrossEntropy
+from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import threads_for

@@ -16,8 +16,8 @@ from clientwise.attacks import (
     SignFlip,
     WrongLabels,
 )
-from clientwise.core.loss import CrossEntropy, Loss, RobustLoss
-from clientwise.core.problem import Classification, Regression
+from clientwise.core.objective.loss import CrossEntropy, Loss, RobustLoss
+from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.seeding import client_keys, generator, mixed
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import diabetes

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import clientwise as cw
-from clientwise.core.loss import CrossEntropy, Loss, RobustLoss
+from clientwise.core.objective.loss import CrossEntropy, Loss, RobustLoss
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import Mode, Precision

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clientwise.core.loss import CrossEntropy
+from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine, _noise_names
 from clientwise.errors import ConfigError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.validation import validate
+from clientwise.experiment.checks.validation import validate
+from clientwise.experiment.load import load_experiment
 from clientwise.models.networks import mlp
 from clientwise.registry import Part
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import clientwise as cw
-from clientwise.core.loss import CrossEntropy
+from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import digits
 from clientwise.data.partition import federate, iid
@@ -18,7 +18,7 @@ from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.jobs import TrainJob
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.scheduler import LaneExecutor, Scheduler
-from clientwise.experiment import runner
+from clientwise.experiment.running import runner
 from clientwise.models.networks import mlp
 
 pytestmark = pytest.mark.bits

@@ -14,14 +14,19 @@ from safetensors.torch import load_file
 
 import clientwise as cw
 import shards_here
+from clientwise.core.aggregation.rules import median
 from clientwise.core.criteria import make_criterion
 from clientwise.core.method import Method, Plan
-from clientwise.core.round import evaluate_clients, first_state, fold, run_round
-from clientwise.core.rules import median
+from clientwise.core.round import (
+    evaluate_clients,
+    first_state,
+    fold,
+    run_round,
+)
 from clientwise.core.types import LocalTraining
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.shards import ShardedEngine
+from clientwise.engine.ray.shards import ShardedEngine
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
 from shards_here import AllHere

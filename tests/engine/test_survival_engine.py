@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from clientwise.core.loss import CoxLoss
-from clientwise.core.metrics import concordance, pair_counts
+from clientwise.core.objective.loss import CoxLoss
+from clientwise.core.objective.metrics import concordance, pair_counts
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine import executor as executors

@@ -14,7 +14,7 @@ import clientwise as cw
 from clientwise.core.clock import DROPPED_OUT, LATE
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, Task
-from clientwise.engine.timed import TimedEngine
+from clientwise.engine.wrappers.timed import TimedEngine
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.build import (
     build_data,
@@ -23,7 +23,7 @@ from clientwise.experiment.build import (
     build_plan,
     load_samples,
 )
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
 from clientwise.testing import check_engine
 
 pytestmark = pytest.mark.bits

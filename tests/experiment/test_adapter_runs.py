@@ -16,9 +16,9 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining, Task
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment import round_memory
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.describe import describe
+from clientwise.experiment.checks import round_memory
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.load import load_experiment
 from clientwise.models.own import OwnModel
 from clientwise.report.views import overview
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import clientwise as cw
-from clientwise.experiment.named import METHODS
+from clientwise.experiment.config.named import METHODS
 from clientwise.report import views
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline

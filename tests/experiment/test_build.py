@@ -13,10 +13,11 @@ import clientwise as cw
 from clientwise.data.datasets import DATASETS, DataError, digits
 from clientwise.data.federated import Samples
 from clientwise.errors import ConfigError
-from clientwise.experiment import build, trial
+from clientwise.experiment import build
 from clientwise.experiment.build import build_data, load_samples
-from clientwise.experiment.describe import describe
-from clientwise.experiment.validation import validate
+from clientwise.experiment.checks import trial
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.checks.validation import validate
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import tomli_w
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.experiment import origin
-from clientwise.experiment.folders import annotate
-from clientwise.experiment.origin import versions
-from clientwise.runs.recorded import read_table
+from clientwise.experiment.running import origin
+from clientwise.experiment.running.folders import annotate
+from clientwise.experiment.running.origin import versions
+from clientwise.record.reading.config_view import read_table
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import clientwise as cw
-from clientwise.core.scores import Owa, Prioritized
+from clientwise.core.weights.scores import Owa, Prioritized
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
 
 
 def issues(config: dict[str, Any], *overrides: str) -> list[tuple[str, str]]:

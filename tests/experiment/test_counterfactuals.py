@@ -12,21 +12,21 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
-from clientwise.core.bounds import Bounds
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining, Task
+from clientwise.core.weights.bounds import Bounds
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.counterfactual import with_policy, without_client
-from clientwise.experiment.presets import merge
-from clientwise.report.counterfactuals import round_table
-from clientwise.report.export import as_csv
+from clientwise.experiment.config.presets import merge
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.rerun import with_policy, without_client
+from clientwise.record.reading.counterfactuals import NOBODY, REPORTED
+from clientwise.record.reading.folder import RunFolder
+from clientwise.report.audit.what_if import round_table
+from clientwise.report.output.export import as_csv
 from clientwise.report.views import audit_round, overview
-from clientwise.runs.counterfactuals import NOBODY, REPORTED
-from clientwise.runs.folder import RunFolder
 
 CONFIG: dict[str, Any] = {
     "name": "otherwise",
@@ -228,7 +228,7 @@ def test_runs_that_cannot_be_run_again(folder: Path, tmp_path: Path) -> None:
 
 
 def test_nodes_count_every_candidate() -> None:
-    allowance = pytest.importorskip("clientwise.flower.allowance")
+    allowance = pytest.importorskip("clientwise.hosts.deployment.allowance")
     deployed = {key: value for key, value in CONFIG.items() if key not in ("data", "partition")}
     deployed |= {"flower": {"clients": ["a", "b", "c"], "input_shape": [64], "num_classes": 10}}
     plain = merge(deployed, {"evaluation": {"counterfactuals": False}})

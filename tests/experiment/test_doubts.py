@@ -13,8 +13,8 @@ from torch import nn
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, ConfigError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.describe import describe
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.load import load_experiment
 
 CONFIG: dict[str, Any] = {"name": "doubts", "rounds": 1, "methods": ["FedAvg"], "model": "linear"}
 WITHOUT_MODEL = {key: value for key, value in CONFIG.items() if key != "model"}

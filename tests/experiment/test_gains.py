@@ -10,10 +10,10 @@ import torch
 
 import clientwise as cw
 from clientwise.errors import ConfigError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.presets import merge
+from clientwise.experiment.config.presets import merge
+from clientwise.experiment.load import load_experiment
+from clientwise.record.reading.folder import RunFolder
 from clientwise.report.views import overview
-from clientwise.runs.folder import RunFolder
 
 CONFIG: dict[str, Any] = {
     "name": "contributions",

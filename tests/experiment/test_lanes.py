@@ -13,8 +13,8 @@ import torch
 
 import clientwise as cw
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment import lanes
-from clientwise.experiment.runner import Progress
+from clientwise.experiment.running import lanes
+from clientwise.experiment.running.runner import Progress
 
 
 def alone(config: dict[str, Any]) -> dict[str, Any]:

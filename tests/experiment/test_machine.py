@@ -14,9 +14,9 @@ import torch
 
 import clientwise as cw
 import processes
-from clientwise.experiment import machine
-from clientwise.experiment.matrix import load_matrix
-from clientwise.experiment.matrix_runs import run_matrix
+from clientwise.experiment.matrix.grid import load_matrix
+from clientwise.experiment.matrix.runs import run_matrix
+from clientwise.experiment.running import machine
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
 
@@ -120,8 +120,8 @@ def test_a_signed_record_has_the_machine_of_every_round(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
-    from clientwise.keys import make_private_key
-    from clientwise.runs.verify import verify
+    from clientwise.record.signed.keys import make_private_key
+    from clientwise.record.signed.verify import verify
 
     key = tmp_path / "key"
     make_private_key(key)

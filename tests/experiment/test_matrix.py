@@ -26,8 +26,9 @@ from scipy.stats import friedmanchisquare, ttest_rel
 import clientwise as cw
 import processes
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment import matrix_runs
-from clientwise.experiment.matrix import (
+from clientwise.experiment.checks.validation import validate
+from clientwise.experiment.matrix import runs as matrix_runs
+from clientwise.experiment.matrix.grid import (
     Matrix,
     MatrixCell,
     _outline,
@@ -35,13 +36,10 @@ from clientwise.experiment.matrix import (
     load_matrix,
     open_matrix,
 )
-from clientwise.experiment.matrix_runs import CellsFailedError, find_unfinished_matrix, run_matrix
-from clientwise.experiment.validation import validate
-from clientwise.report.arena import arena
-from clientwise.report.document import Chart, Document, Table, text_of, value_of
-from clientwise.report.export import as_csv
-from clientwise.report.marks import HeatMap
-from clientwise.report.standings import (
+from clientwise.experiment.matrix.runs import CellsFailedError, find_unfinished_matrix, run_matrix
+from clientwise.record.reading.reader import is_finished
+from clientwise.report.arena.report import arena
+from clientwise.report.arena.standings import (
     Federation,
     Results,
     critical_difference,
@@ -53,8 +51,16 @@ from clientwise.report.standings import (
     standings,
     worst_cell_difference,
 )
-from clientwise.report.terminal import matrix_tables
-from clientwise.runs.reader import is_finished
+from clientwise.report.document import (
+    Chart,
+    Document,
+    Table,
+    text_of,
+    value_of,
+)
+from clientwise.report.marks import HeatMap
+from clientwise.report.output.export import as_csv
+from clientwise.report.output.terminal import matrix_tables
 
 ATTACKS = {
     "flip": {"attack": {"name": "sign_flip", "strength": 5.0}},

@@ -10,8 +10,8 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import ConfigError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.named import METHODS, method_toml
+from clientwise.experiment.config.named import METHODS, method_toml
+from clientwise.experiment.load import load_experiment
 
 
 def test_a_name_is_what_its_toml_says(tiny: dict[str, Any]) -> None:

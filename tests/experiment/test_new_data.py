@@ -11,9 +11,9 @@ import torch
 import clientwise as cw
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, load_samples
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.matrix import load
-from clientwise.report.audit import audit
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.matrix.grid import load
+from clientwise.report.audit.rounds import audit
 
 CONFIG: dict[str, Any] = {
     "name": "new data",

@@ -13,18 +13,18 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment import lanes
-from clientwise.experiment.describe import describe
-from clientwise.experiment.presets import merge
-from clientwise.experiment.validation import deployment_issues
-from clientwise.privacy.accountant import Accountant
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.checks.validation import deployment_issues
+from clientwise.experiment.config.presets import merge
+from clientwise.experiment.running import lanes
+from clientwise.record.reading.folder import RunFolder
 from clientwise.registry import Part
 from clientwise.report.server.runs import progress
 from clientwise.report.views import audit_round, overview
-from clientwise.runs.folder import RunFolder
+from clientwise.secrecy.accountant import Accountant
 
 LANE = "checkpoints/lane-1.safetensors"
 PRIVATE = {

@@ -13,14 +13,14 @@ from test_runner import content
 import clientwise as cw
 import shards_here
 from clientwise.data.folder import DataError
+from clientwise.engine.ray.shards import answers
 from clientwise.engine.scheduler import Scheduler
-from clientwise.engine.shards import answers
 from clientwise.errors import ClientwiseError
-from clientwise.experiment import runner
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.describe import describe
-from clientwise.experiment.lanes import Lane, run_lanes
-from clientwise.experiment.ray_lanes import connected_to_ray
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running import runner
+from clientwise.experiment.running.lanes import Lane, run_lanes
+from clientwise.experiment.running.ray_lanes import connected_to_ray
 from test_trackers import assert_same, stored, tensorboard
 
 

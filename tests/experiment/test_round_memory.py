@@ -16,10 +16,9 @@ import run_memory
 from clientwise.core.method import Method, Plan
 from clientwise.core.types import Layer, ModelSpec
 from clientwise.errors import ConfigError
-from clientwise.experiment import round_memory
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.describe import describe
-from clientwise.experiment.round_memory import (
+from clientwise.experiment.checks import round_memory
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.checks.round_memory import (
     BLOCKS,
     DOUBLE_BYTES,
     FACTOR_COPIES,
@@ -30,6 +29,7 @@ from clientwise.experiment.round_memory import (
     largest_round,
     round_bytes,
 )
+from clientwise.experiment.load import load_experiment
 
 pytestmark = pytest.mark.bits
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
@@ -128,7 +128,7 @@ def test_lanes_that_run_side_by_side_are_added_up() -> None:
 
 
 def test_check_says_what_rounds_take_with_their_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clientwise.experiment.describe.WORTH_SAYING", 0)
+    monkeypatch.setattr("clientwise.experiment.checks.describe.WORTH_SAYING", 0)
     seeds = {"mode": "stacked", "workers": 1, "methods": ["Krum"]}
     one, three = (
         next(line for line in describe(load_experiment(config)) if line.startswith("memory"))

@@ -22,13 +22,13 @@ from torch import Tensor
 
 import clientwise as cw
 import processes
-from clientwise.core.problem import Regression
+from clientwise.core.objective.problem import Regression
 from clientwise.data.federated import Holdings, Samples
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment import folders, runner
+from clientwise.experiment.running import folders, runner
 from clientwise.models.flat import FlatModel
 from clientwise.models.networks import MODELS
-from clientwise.runs.lock import locked
+from clientwise.record.lock import locked
 
 TABLES = {  # everything but how long it took
     "lanes": "lane, method, seed, finished",

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from clientwise.errors import ConfigError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.methods import MethodSettings
-from clientwise.experiment.secure_issues import ALLOWED, REFUSED, identity_issues
-from clientwise.experiment.validation import validate
+from clientwise.experiment.checks.secure import ALLOWED, REFUSED, identity_issues
+from clientwise.experiment.checks.validation import validate
+from clientwise.experiment.config.methods import MethodSettings
+from clientwise.experiment.load import load_experiment
 
 CRITERIA = ["label_diversity", "dataset_size"]
 NOISE = {"clip": 1.0, "delta": 0.01, "noise_multiplier": 1.0}

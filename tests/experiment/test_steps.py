@@ -13,19 +13,19 @@ import clientwise as cw
 from clientwise.cli import app
 from clientwise.core.types import LocalTraining
 from clientwise.experiment.build import build_data, load_samples
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.describe import describe
-from clientwise.experiment.matrix import load_matrix, open_matrix
-from clientwise.experiment.named import METHODS
-from clientwise.experiment.steps import count_steps
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.checks.steps import count_steps
+from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.matrix.grid import load_matrix, open_matrix
+from clientwise.record.reading.config_view import recorded_config
+from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about
-from clientwise.report.export import as_latex
+from clientwise.report.output.export import as_latex
+from clientwise.report.output.terminal import remarks
 from clientwise.report.sections.result import result_section
 from clientwise.report.series import series_of
-from clientwise.report.terminal import remarks
 from clientwise.report.verdict import headline
-from clientwise.runs.folder import RunFolder
-from clientwise.runs.recorded import recorded_config
 
 ON_SERVER = ["BR-DRAG", "FLTrust", "FedLAW", "KnowsHonestTuned", "Recommended", "ServerOnly"]
 ON_SERVER += ["ServerTuning"]

@@ -16,14 +16,14 @@ pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.errors import RunError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.describe import describe
-from clientwise.experiment.recompute import recompute
-from clientwise.keys import make_private_key
-from clientwise.report.audit import audit
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.recompute import recompute
+from clientwise.record.reading.folder import RunFolder
+from clientwise.record.signed.keys import make_private_key
+from clientwise.record.signed.verify import verify
+from clientwise.report.audit.rounds import audit
 from clientwise.report.statement import statement
-from clientwise.runs.folder import RunFolder
-from clientwise.runs.verify import verify
 
 CLIENTS = 20
 KEPT = 5

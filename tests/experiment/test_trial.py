@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import clientwise as cw
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.errors import ConfigError
 
 CONFIG: dict[str, Any] = {

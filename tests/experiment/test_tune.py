@@ -12,9 +12,14 @@ import torch
 import clientwise as cw
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, load_samples
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.search import Range, read_space, search, search_by_optuna
-from clientwise.experiment.tune import (
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.tune.search import (
+    Range,
+    read_space,
+    search,
+    search_by_optuna,
+)
+from clientwise.experiment.tune.tune import (
     Trial,
     Tuning,
     best_trial,
@@ -22,10 +27,10 @@ from clientwise.experiment.tune import (
     load_tuning,
     tune,
 )
+from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
-from clientwise.runs.folder import RunFolder
 
 RATE = ("training", "learning_rate")
 STEP = ("server_step", "learning_rate")

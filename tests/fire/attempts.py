@@ -20,8 +20,8 @@ from clientwise.data.datasets import DATASETS, DataError
 from clientwise.data.npz import read_npz
 from clientwise.data.partition import federate, iid
 from clientwise.errors import RunError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.runner import run as run_experiment
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.runner import run as run_experiment
 
 LONGEST = 2_000  # characters of a message that is still a line
 

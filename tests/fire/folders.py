@@ -19,14 +19,14 @@ import httpx
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, RunError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.runner import run as run_experiment
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.runner import run as run_experiment
+from clientwise.record.reading import reader
 from clientwise.report import server
-from clientwise.report.export import audits
-from clientwise.report.html import write_html
+from clientwise.report.output.export import audits
+from clientwise.report.output.html import write_html
 from clientwise.report.server import runs as served
 from clientwise.report.views import overview
-from clientwise.runs import reader
 
 CONFIG = {
     "name": "stopped",

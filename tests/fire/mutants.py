@@ -11,15 +11,15 @@ from typing import Any
 
 import tomli_w
 
-from clientwise.experiment.methods import MethodSettings
-from clientwise.experiment.schema import Experiment
-from clientwise.experiment.tables import ConfigTable
-from clientwise.reference import KINDS
+from clientwise.experiment.config.methods import MethodSettings
+from clientwise.experiment.config.schema import Experiment
+from clientwise.experiment.config.tables import ConfigTable
+from clientwise.experiment.reference import KINDS
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = [
     ROOT / "src/clientwise/demo.toml",
-    ROOT / "src/clientwise/template/federation/experiment.toml",
+    ROOT / "src/clientwise/hosts/deployment/template/federation/experiment.toml",
     *sorted((ROOT / "examples").glob("*.toml")),
     *sorted((ROOT / "experiments").glob("*.toml")),
 ]

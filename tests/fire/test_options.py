@@ -12,7 +12,7 @@ import guarded
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
-from clientwise.reference import KINDS
+from clientwise.experiment.reference import KINDS
 from clientwise.registry import Option
 from fire_share import EVERY
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clientwise.experiment.config import load_experiment
-from clientwise.flower.approval import approve
-from clientwise.flower.data import Config
-from clientwise.flower.ledger import Ledger
-from clientwise.flower.small_numbers import USUAL_CELL
+from clientwise.experiment.load import load_experiment
+from clientwise.hosts.deployment.approval import approve
+from clientwise.hosts.deployment.ledger import Ledger
+from clientwise.hosts.deployment.small_numbers import USUAL_CELL
+from clientwise.hosts.flower.data import Config
 
 
 def approve_once(ledger: str | Path, config: Config, cell: int = USUAL_CELL) -> None:

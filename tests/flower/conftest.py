@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from grid import FakeClock
 
-from clientwise.flower import engine
+from clientwise.hosts.flower import engine
 
 
 @pytest.fixture

@@ -32,18 +32,25 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from flwr.supercore.task_identity import TaskIdentity
 from grid import LoopGrid
 
-import clientwise.secure.statements
+import clientwise.secrecy.masks.statements
 from clientwise.core.secrecy import SecretScores
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.runner import run
-from clientwise.flower import client_app, secure_node
-from clientwise.flower.connections import connector
-from clientwise.flower.data import server_side
-from clientwise.flower.secure_rounds import SecureRound
-from clientwise.flower.secure_wire import VECTOR, read_step
-from clientwise.secure.primitives import Masked, value_type
-from clientwise.secure.terms import CONFIRM, MASK, UNMASK, VoidError, step_of
-from clientwise.secure.terms import Message as Plain
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.runner import run
+from clientwise.flower import client_app
+from clientwise.hosts.flower import secure_node
+from clientwise.hosts.flower.connections import connector
+from clientwise.hosts.flower.data import server_side
+from clientwise.hosts.flower.secure_rounds import SecureRound
+from clientwise.hosts.flower.secure_wire import VECTOR, read_step
+from clientwise.secrecy.masks.primitives import Masked, value_type
+from clientwise.secrecy.masks.terms import (
+    CONFIRM,
+    MASK,
+    UNMASK,
+    VoidError,
+    step_of,
+)
+from clientwise.secrecy.masks.terms import Message as Plain
 
 PIECE = 16  # bytes of a vector: so many in a row occur nowhere by chance
 LENGTHS = struct.Struct(">II")
@@ -56,7 +63,7 @@ def main(settings: Mapping[str, Any]) -> None:
     torch.set_num_threads(1)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     if not settings["masked"]:
-        clientwise.secure.statements.mask = no_mask
+        clientwise.secrecy.masks.statements.mask = no_mask
     if settings["role"] == "nodes":
         os.setsid()  # the test ends the whole group
         for client in range(len(settings["nodes"])):

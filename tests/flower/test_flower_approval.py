@@ -21,12 +21,12 @@ from test_flower_ledger import CONFIG, Node, content_of
 from test_flower_secure import Deployment, reason_of
 from test_flower_secure import _own_data as own_data
 
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app
-from clientwise.flower import ledger as ledger_file
-from clientwise.flower.approval import lifetime, released, withdraw
-from clientwise.flower.gate import MOST_REPEATS
-from clientwise.flower.ledger import Ledger, read
+from clientwise.hosts.deployment import ledger as ledger_file
+from clientwise.hosts.deployment.approval import lifetime, released, withdraw
+from clientwise.hosts.deployment.gate import MOST_REPEATS
+from clientwise.hosts.deployment.ledger import Ledger, read
 
 NOISE = {"epochs": 1, "batch_size": 20, "sample_clip": 1.0, "sample_noise": 3.2}
 PRIVATE = CONFIG | {"training": NOISE}

@@ -16,14 +16,14 @@ from flwr.app import Message
 from grid import LoopGrid, client_of
 
 import clientwise as cw
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.runner import run
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.runner import run
 from clientwise.flower import client_app, write_parts
-from clientwise.flower.allowance import Allowance, describe_nodes
-from clientwise.flower.connections import connector
-from clientwise.flower.data import server_side
-from clientwise.flower.ledger import read
-from clientwise.flower.wire import ARRAYS, unpack
+from clientwise.hosts.deployment.allowance import Allowance, describe_nodes
+from clientwise.hosts.deployment.ledger import read
+from clientwise.hosts.flower.connections import connector
+from clientwise.hosts.flower.data import server_side
+from clientwise.hosts.flower.wire import ARRAYS, unpack
 
 NAMES = ["a", "b", "c"]
 SQL = """SELECT method, round_num, kind, excluded, tested, metric, loss

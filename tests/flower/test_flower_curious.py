@@ -33,16 +33,23 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from sklearn.datasets import load_breast_cancer
 
-from clientwise.core.loss import CrossEntropy
-from clientwise.core.problem import Classification
+from clientwise.core.objective.loss import CrossEntropy
+from clientwise.core.objective.problem import Classification
 from clientwise.core.types import Evaluation, Task
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app, load_npz, write_parts
-from clientwise.flower.client import answer
-from clientwise.flower.client_app import _engine_of_node
-from clientwise.flower.ledger import read as read_ledger
-from clientwise.flower.small_numbers import USUAL_CELL, Release, in_groups
-from clientwise.flower.wire import ARRAYS, NUMBERS, Request, pack, unpack, write_request
+from clientwise.hosts.deployment.ledger import read as read_ledger
+from clientwise.hosts.deployment.small_numbers import USUAL_CELL, Release, in_groups
+from clientwise.hosts.flower.client import answer
+from clientwise.hosts.flower.client_app import _engine_of_node
+from clientwise.hosts.flower.wire import (
+    ARRAYS,
+    NUMBERS,
+    Request,
+    pack,
+    unpack,
+    write_request,
+)
 
 ROUNDS = 100
 HOSPITALS = ["Cleveland", "Hungarian", "Switzerland", "VA"]

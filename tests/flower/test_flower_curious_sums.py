@@ -24,20 +24,25 @@ from curious_server import NEAR, patients_in_traps, trap_model
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-import clientwise.secure.client
-import clientwise.secure.server
-from clientwise.core.loss import CrossEntropy
-from clientwise.core.problem import Classification
+import clientwise.secrecy.masks.client
+import clientwise.secrecy.masks.server
+from clientwise.core.objective.loss import CrossEntropy
+from clientwise.core.objective.problem import Classification
 from clientwise.core.secrecy import SecretScores
 from clientwise.core.types import Task
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app, load_npz, write_parts
-from clientwise.flower.secure_wire import SecureRun, Step, read_reply, write_step
-from clientwise.flower.small_numbers import USUAL_CELL, in_groups
-from clientwise.flower.wire import Request, pack, write_request
-from clientwise.secure import statements
-from clientwise.secure.server import SecureServer
-from clientwise.secure.terms import VoidError
+from clientwise.hosts.deployment.small_numbers import USUAL_CELL, in_groups
+from clientwise.hosts.flower.secure_wire import (
+    SecureRun,
+    Step,
+    read_reply,
+    write_step,
+)
+from clientwise.hosts.flower.wire import Request, pack, write_request
+from clientwise.secrecy.masks import statements
+from clientwise.secrecy.masks.server import SecureServer
+from clientwise.secrecy.masks.terms import VoidError
 
 HOSPITALS = ["Cleveland", "Hungarian", "Switzerland", "VA"]
 UNITS = 32
@@ -227,7 +232,7 @@ def test_one_member_that_is_told_other_sums_is_not_read(
     """
     hospitals = federation()
     if not bound:
-        for side in (clientwise.secure.client, clientwise.secure.server):
+        for side in (clientwise.secrecy.masks.client, clientwise.secrecy.masks.server):
             monkeypatch.setattr(side, "sum_view", view_of_any_broadcast)
     model = traps(hospitals.attributes, 0.5, 1 / len(hospitals.rows[0]))
     found = hospitals.sum(

@@ -20,12 +20,12 @@ from clientwise.cli import app
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, load_samples
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.schema import Experiment
-from clientwise.experiment.validation import validate
-from clientwise.flower.client_app import _all_clients
-from clientwise.flower.connections import registered_clients, simulated_clients
-from clientwise.flower.data import (
+from clientwise.experiment.checks.validation import validate
+from clientwise.experiment.config.schema import Experiment
+from clientwise.experiment.load import load_experiment
+from clientwise.hosts.flower.client_app import _all_clients
+from clientwise.hosts.flower.connections import registered_clients, simulated_clients
+from clientwise.hosts.flower.data import (
     OwnData,
     data_held_by,
     from_files,

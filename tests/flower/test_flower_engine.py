@@ -35,14 +35,25 @@ from clientwise.experiment.build import (
     choose_hostile,
     load_samples,
 )
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.settings import FlowerSettings
-from clientwise.flower.client_app import client_app
-from clientwise.flower.connections import simulated_clients
-from clientwise.flower.engine import CHUNK, LOSS_TOO_LARGE, FlowerEngine, TooFewRepliesError
-from clientwise.flower.wire import ARRAYS, KEPT, NUMBERS, pack, unpack
+from clientwise.experiment.config.settings import FlowerSettings
+from clientwise.experiment.load import load_experiment
+from clientwise.hosts.flower.client_app import client_app
+from clientwise.hosts.flower.connections import simulated_clients
+from clientwise.hosts.flower.engine import (
+    CHUNK,
+    LOSS_TOO_LARGE,
+    FlowerEngine,
+    TooFewRepliesError,
+)
+from clientwise.hosts.flower.wire import (
+    ARRAYS,
+    KEPT,
+    NUMBERS,
+    pack,
+    unpack,
+)
 from clientwise.models.networks import MODELS
-from clientwise.runs.writer import Store
+from clientwise.record.writer import Store
 
 pytestmark = pytest.mark.usefixtures("clock")
 METHODS: dict[str, dict[str, Any]] = {

@@ -19,11 +19,11 @@ from clientwise.core.method import Method, Plan
 from clientwise.core.reasons import Kept
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Refusal
-from clientwise.experiment.lanes import Progress
-from clientwise.flower.engine import NOT_CONNECTED
-from clientwise.flower.events import Events
-from clientwise.flower.server_app import was_asked_to_stop
-from clientwise.flower.wire import RUNS_HERE
+from clientwise.experiment.running.lanes import Progress
+from clientwise.hosts.deployment.events import Events
+from clientwise.hosts.flower.engine import NOT_CONNECTED
+from clientwise.hosts.flower.server_app import was_asked_to_stop
+from clientwise.hosts.flower.wire import RUNS_HERE
 
 
 def test_events_are_written_and_some_of_them_told(
@@ -123,7 +123,7 @@ def test_what_members_run_is_recorded_and_compared(
 
 def test_what_services_say_becomes_json() -> None:
     said = '\x1b[92mINFO \x1b[0m:     Uvicorn "running"\n\nINFO :\nERROR: no\nTraceback\n'
-    program = files("clientwise") / "template" / "deploy" / "log.py"
+    program = files("clientwise") / "hosts" / "deployment" / "template" / "deploy" / "log.py"
     done = subprocess.run(
         [sys.executable, str(program), "superlink"],
         input=said,
@@ -143,7 +143,7 @@ def test_what_services_say_becomes_json() -> None:
 
 def test_what_services_say_has_no_control_characters() -> None:
     said = b"\x1b[92mINFO \x1b[0m:\thash=\x1b[2J\x1b]0;all is well\x07\xff\nnext\n"
-    program = files("clientwise") / "template" / "deploy" / "log.py"
+    program = files("clientwise") / "hosts" / "deployment" / "template" / "deploy" / "log.py"
     done = subprocess.run(
         [sys.executable, str(program), "superlink"], input=said, capture_output=True, check=True
     )

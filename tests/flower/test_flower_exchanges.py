@@ -21,7 +21,7 @@ from clientwise.core.clock import Clock, Pace
 from clientwise.core.method import Method
 from clientwise.core.round import run_round
 from clientwise.core.types import ServerState
-from clientwise.flower.replies import NO_ANSWER
+from clientwise.hosts.flower.replies import NO_ANSWER
 
 pytestmark = pytest.mark.usefixtures("clock")
 ROUNDS = 4

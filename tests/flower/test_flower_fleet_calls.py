@@ -25,7 +25,7 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.node_pb2 import Node
 
-from clientwise.flower.fleet_calls import KEPT_SECONDS, FleetCalls
+from clientwise.hosts.deployment.fleet_calls import KEPT_SECONDS, FleetCalls
 
 MINE = Node(node_id=7)
 OTHER = Node(node_id=8)

@@ -18,14 +18,22 @@ from approvals import approve_again, approve_once
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from clientwise.core.loss import CrossEntropy
+from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import Task
-from clientwise.experiment.config import load_experiment
-from clientwise.flower import client_app, ledger
-from clientwise.flower.allowance import Allowance
-from clientwise.flower.ledger import read, summary
-from clientwise.flower.small_numbers import USUAL_CELL
-from clientwise.flower.wire import ARRAYS, NUMBERS, Request, pack, unpack, write_request
+from clientwise.experiment.load import load_experiment
+from clientwise.flower import client_app
+from clientwise.hosts.deployment import ledger
+from clientwise.hosts.deployment.allowance import Allowance
+from clientwise.hosts.deployment.ledger import read, summary
+from clientwise.hosts.deployment.small_numbers import USUAL_CELL
+from clientwise.hosts.flower.wire import (
+    ARRAYS,
+    NUMBERS,
+    Request,
+    pack,
+    unpack,
+    write_request,
+)
 
 CONFIG: dict[str, Any] = {
     "name": "counted",

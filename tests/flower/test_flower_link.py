@@ -16,8 +16,8 @@ from flwr.proto.message_pb2 import Message, Metadata
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import PushAppMessagesRequest
 
-from clientwise.flower import link
-from clientwise.flower.link import HeldCalls
+from clientwise.hosts.deployment import link
+from clientwise.hosts.deployment.link import HeldCalls
 
 LIMIT = 0.5  # seconds, in the place of HOLD_SECONDS
 

@@ -18,18 +18,18 @@ from grid import LoopGrid, client_of
 
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.recompute import recompute
-from clientwise.experiment.runner import run
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.recompute import recompute
+from clientwise.experiment.running.runner import run
 from clientwise.flower import client_app, write_parts
-from clientwise.flower.approval import config_digest
-from clientwise.flower.connections import connector
-from clientwise.flower.data import server_side
-from clientwise.flower.wire import ARRAYS, unpack
-from clientwise.keys import make_private_key
+from clientwise.hosts.deployment.approval import config_digest
+from clientwise.hosts.flower.connections import connector
+from clientwise.hosts.flower.data import server_side
+from clientwise.hosts.flower.wire import ARRAYS, unpack
+from clientwise.record.reading.folder import RunFolder
+from clientwise.record.signed.keys import make_private_key
+from clientwise.record.signed.verify import verify
 from clientwise.report.about import about
-from clientwise.runs.folder import RunFolder
-from clientwise.runs.verify import verify
 
 NAMES = ["a", "b", "c", "d"]
 METHODS = [

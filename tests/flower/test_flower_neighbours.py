@@ -23,14 +23,21 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from clientwise.core.criteria import CRITERIA, CriterionDeclaration
-from clientwise.core.loss import CrossEntropy
+from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import Task
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
 from clientwise.flower import OwnData, client_app, load_table
-from clientwise.flower.allowance import Allowance
-from clientwise.flower.data import dividing_by
-from clientwise.flower.small_numbers import USUAL_CELL, read_own
-from clientwise.flower.wire import ARRAYS, NUMBERS, Request, pack, unpack, write_request
+from clientwise.hosts.deployment.allowance import Allowance
+from clientwise.hosts.deployment.small_numbers import USUAL_CELL, read_own
+from clientwise.hosts.flower.data import dividing_by
+from clientwise.hosts.flower.wire import (
+    ARRAYS,
+    NUMBERS,
+    Request,
+    pack,
+    unpack,
+    write_request,
+)
 
 COLUMNS = [{"name": "age", "mean": 50.0, "deviation": 10.0}, {"name": "pressure", "mean": 130.0}]
 CONFIG: dict[str, Any] = {

@@ -25,10 +25,10 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab import Fab
 
 from clientwise.errors import ClientwiseError
-from clientwise.flower.agree import Node, agree
-from clientwise.flower.approval import config_digest, withdraw
-from clientwise.flower.ledger import Ledger, read
-from clientwise.flower.node import is_agreed
+from clientwise.hosts.deployment.agree import Node, agree
+from clientwise.hosts.deployment.approval import config_digest, withdraw
+from clientwise.hosts.deployment.ledger import Ledger, read
+from clientwise.hosts.deployment.node import is_agreed
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:GitWildMatchPattern"
@@ -37,7 +37,11 @@ pytestmark = pytest.mark.filterwarnings(
 
 @pytest.fixture
 def app(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(str(files("clientwise") / "template"), tmp_path / "app"))
+    return Path(
+        shutil.copytree(
+            str(files("clientwise") / "hosts" / "deployment" / "template"), tmp_path / "app"
+        )
+    )
 
 
 @pytest.fixture
@@ -48,7 +52,7 @@ def node(tmp_path: Path) -> Node:
         arrays[f"{part}_inputs"] = numpy.random.default_rng(1).random((count, 1, 8, 8), "float32")
         arrays[f"{part}_targets"] = numpy.arange(count) % 10
     numpy.savez(tmp_path / "own.npz", **arrays)
-    template = str(files("clientwise") / "template" / "data.py")
+    template = str(files("clientwise") / "hosts" / "deployment" / "template" / "data.py")
     data = str(tmp_path / "own.npz")
     return Node(
         "ward-a", tmp_path / "ledger.jsonl", data, template, tmp_path / "a.identity", cell=5

@@ -18,9 +18,14 @@ from test_flower_engine import Setup
 
 from clientwise.core.privacy import LocalNoise
 from clientwise.core.types import Task
-from clientwise.experiment.config import load_experiment
-from clientwise.flower.connections import connector
-from clientwise.flower.wire import ARRAYS, NUMBERS, Request, unpack
+from clientwise.experiment.load import load_experiment
+from clientwise.hosts.flower.connections import connector
+from clientwise.hosts.flower.wire import (
+    ARRAYS,
+    NUMBERS,
+    Request,
+    unpack,
+)
 
 pytestmark = pytest.mark.usefixtures("clock")
 CENTRAL = {

@@ -20,7 +20,7 @@ from test_flower_engine import Setup
 from clientwise.core.clock import LATE, Clock, Pace
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, Task
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
 
 pytestmark = pytest.mark.usefixtures("clock")
 AGED = {"name": "aged", "criteria": ["staleness", "response_time"], "score": "product"}

@@ -1,4 +1,4 @@
-"""Flower still has, and still calls, what `clientwise.flower.patches` and `node` build on.
+"""Flower still has, and still calls, what `clientwise.hosts.deployment.patches` and `node` build on.
 
 Run against every supported version of Flower; pyproject.toml names them.
 """
@@ -59,11 +59,11 @@ from packaging.requirements import Requirement
 from starlette.middleware import Middleware
 
 from clientwise.errors import ClientwiseError
-from clientwise.flower import node, patches, superexec
-from clientwise.flower.ledger import Ledger
-from clientwise.flower.link import HeldCalls, OwnCalls
-from clientwise.flower.retention import keep_updates_in_memory
-from clientwise.flower.zygote import PROGRAM
+from clientwise.hosts.deployment import node, patches, superexec
+from clientwise.hosts.deployment.ledger import Ledger
+from clientwise.hosts.deployment.link import HeldCalls, OwnCalls
+from clientwise.hosts.deployment.retention import keep_updates_in_memory
+from clientwise.hosts.deployment.zygote import PROGRAM
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:GitWildMatchPattern"
@@ -118,7 +118,11 @@ class FakeSuperLink:
 @pytest.fixture
 def bundle(tmp_path: Path) -> bytes:
     return build_fab_from_disk(
-        Path(shutil.copytree(str(files("clientwise") / "template"), tmp_path / "app"))
+        Path(
+            shutil.copytree(
+                str(files("clientwise") / "hosts" / "deployment" / "template"), tmp_path / "app"
+            )
+        )
     )
 
 

@@ -21,13 +21,13 @@ import clientwise as cw
 from clientwise.core.round import first_state, run_round
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build import build_engine, build_executor, build_plan
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.schema import Experiment
-from clientwise.experiment.settings import FlowerSettings
-from clientwise.flower.client_app import client_app
-from clientwise.flower.data import load_npz, server_side, write_parts
-from clientwise.flower.engine import FlowerEngine
-from clientwise.flower.wire import RUNS_HERE
+from clientwise.experiment.config.schema import Experiment
+from clientwise.experiment.config.settings import FlowerSettings
+from clientwise.experiment.load import load_experiment
+from clientwise.hosts.flower.client_app import client_app
+from clientwise.hosts.flower.data import load_npz, server_side, write_parts
+from clientwise.hosts.flower.engine import FlowerEngine
+from clientwise.hosts.flower.wire import RUNS_HERE
 
 NUMBERS = {  # the documented names: docs/flower.md
     "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
@@ -173,7 +173,7 @@ def test_the_wire_needs_no_pickle() -> None:
     """An array of objects is refused by the sender, and by whoever would have to read it."""
     from flwr.app import Array, ArrayRecord
 
-    from clientwise.flower.wire import unpack
+    from clientwise.hosts.flower.wire import unpack
 
     buffer = io.BytesIO()
     numpy.save(buffer, numpy.array([{"a": 1}], dtype=object), allow_pickle=True)

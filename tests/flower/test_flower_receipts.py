@@ -17,15 +17,15 @@ from flwr.app import ConfigRecord, RecordDict
 from grid import LoopGrid
 
 import clientwise as cw
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.runner import run as run_experiment
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.runner import run as run_experiment
 from clientwise.flower import client_app
-from clientwise.flower.connections import connector, simulated_clients
-from clientwise.flower.receipts import RECORD, Outbox, keep_receipts
-from clientwise.flower.signing import Signer
-from clientwise.keys import make_private_key, private_key
-from clientwise.runs.signed import SignedChain
-from clientwise.runs.verify import receipts, verify
+from clientwise.hosts.deployment.receipts import RECORD, Outbox, keep_receipts
+from clientwise.hosts.deployment.signing import Signer
+from clientwise.hosts.flower.connections import connector, simulated_clients
+from clientwise.record.signed.chain import SignedChain
+from clientwise.record.signed.keys import make_private_key, private_key
+from clientwise.record.signed.verify import receipts, verify
 
 CONFIG: dict[str, Any] = {
     "name": "receipts",

@@ -30,13 +30,13 @@ from clientwise.experiment.build import (
     build_plan,
     load_samples,
 )
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.settings import FlowerSettings
-from clientwise.flower import replies
-from clientwise.flower.claims import Claims
-from clientwise.flower.client_app import client_app
-from clientwise.flower.engine import FlowerEngine
-from clientwise.flower.wire import ARRAYS, NUMBERS, pack
+from clientwise.experiment.config.settings import FlowerSettings
+from clientwise.experiment.load import load_experiment
+from clientwise.hosts.flower import replies
+from clientwise.hosts.flower.claims import Claims
+from clientwise.hosts.flower.client_app import client_app
+from clientwise.hosts.flower.engine import FlowerEngine
+from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, pack
 from fire_share import EVERY
 
 pytestmark = pytest.mark.usefixtures("clock")

@@ -24,8 +24,8 @@ from flwr.common.serde import recorddict_to_proto
 from grid import FakeClock, LoopGrid
 from torch import Tensor
 
-import clientwise.flower.engine
-import clientwise.secure.statements
+import clientwise.hosts.flower.engine
+import clientwise.secrecy.masks.statements
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.secrecy import SecretScores
@@ -37,14 +37,19 @@ from clientwise.experiment.build import (
     build_plan,
     load_samples,
 )
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.schema import Experiment
+from clientwise.experiment.config.schema import Experiment
+from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app
-from clientwise.flower.connections import connector
-from clientwise.flower.secure_wire import SecureRun, Step, read_step, write_step
-from clientwise.flower.wire import Request, pack, write_request
-from clientwise.secure.primitives import value_type
-from clientwise.secure.terms import PROTOCOL
+from clientwise.hosts.flower.connections import connector
+from clientwise.hosts.flower.secure_wire import (
+    SecureRun,
+    Step,
+    read_step,
+    write_step,
+)
+from clientwise.hosts.flower.wire import Request, pack, write_request
+from clientwise.secrecy.masks.primitives import value_type
+from clientwise.secrecy.masks.terms import PROTOCOL
 
 CLIENTS = 5
 STEPS = ["keys", "shares"]
@@ -56,7 +61,7 @@ Change = Callable[[str, int, Message], Message | None]
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clientwise.flower.engine, "time", FakeClock())
+    monkeypatch.setattr(clientwise.hosts.flower.engine, "time", FakeClock())
 
 
 class KeepingGrid(LoopGrid):
@@ -183,7 +188,7 @@ def test_no_reply_has_a_clients_update_criteria_or_score(
 ) -> None:
     """All replies of a round are searched. Without masks, the search must find everything."""
     if not masked:
-        monkeypatch.setattr(clientwise.secure.statements, "mask", no_mask)
+        monkeypatch.setattr(clientwise.secrecy.masks.statements, "mask", no_mask)
     trial = Trial(tiny)
     trial.run(trial.remote)
     _, known = trial.run(trial.local)

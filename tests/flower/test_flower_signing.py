@@ -28,17 +28,28 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 from grid import LoopGrid
 
-from clientwise.core.loss import CrossEntropy
+from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import Task
 from clientwise.errors import ClientwiseError
-from clientwise.experiment.build import build_data, build_engine, build_executor, load_samples
-from clientwise.experiment.config import load_experiment
-from clientwise.experiment.settings import FlowerSettings
+from clientwise.experiment.build import (
+    build_data,
+    build_engine,
+    build_executor,
+    load_samples,
+)
+from clientwise.experiment.config.settings import FlowerSettings
+from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app
-from clientwise.flower.engine import FlowerEngine
-from clientwise.flower.gate import RefusedError
-from clientwise.flower.sealing import seal
-from clientwise.flower.signing import CLOCK_TOLERANCE, RECORD, Signer, digest, verify
+from clientwise.hosts.deployment.gate import RefusedError
+from clientwise.hosts.deployment.sealing import seal
+from clientwise.hosts.deployment.signing import (
+    CLOCK_TOLERANCE,
+    RECORD,
+    Signer,
+    digest,
+    verify,
+)
+from clientwise.hosts.flower.engine import FlowerEngine
 
 NODE = 2
 RUN = 1

@@ -18,14 +18,20 @@ from approvals import approve_once
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from clientwise.core.objective.problem import Classification
 from clientwise.core.privacy import LocalNoise
-from clientwise.core.problem import Classification
 from clientwise.core.types import LocalTraining, Task, Updates
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
 from clientwise.flower import OwnData, client_app
-from clientwise.flower.allowance import Allowance, describe_nodes
-from clientwise.flower.small_numbers import Release, in_groups
-from clientwise.flower.wire import NUMBERS, Request, pack, read_evaluation, write_request
+from clientwise.hosts.deployment.allowance import Allowance, describe_nodes
+from clientwise.hosts.deployment.small_numbers import Release, in_groups
+from clientwise.hosts.flower.wire import (
+    NUMBERS,
+    Request,
+    pack,
+    read_evaluation,
+    write_request,
+)
 from clientwise.registry import Part
 
 CONFIG: dict[str, Any] = {

@@ -23,7 +23,7 @@ import clientwise as cw
 import processes
 from clientwise.core.guard import NOT_FINITE, TOO_FAR
 from clientwise.flower import Weighted, measure
-from clientwise.flower.strategy import WEIGHT
+from clientwise.hosts.flower.strategy import WEIGHT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 GLOBAL = ArrayRecord(

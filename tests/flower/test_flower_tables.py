@@ -21,7 +21,7 @@ from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data
 from clientwise.flower import load_table, training_values
-from clientwise.flower.data import from_files, server_side
+from clientwise.hosts.flower.data import from_files, server_side
 
 MEMBERS = ["north", "south", "west"]
 

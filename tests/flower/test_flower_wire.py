@@ -11,12 +11,22 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from clientwise.core.loss import CrossEntropy, RobustLoss
+from clientwise.core.objective.loss import CrossEntropy, RobustLoss
+from clientwise.core.objective.problem import (
+    Classification,
+    Problem,
+    Regression,
+    Survival,
+)
 from clientwise.core.privacy import LocalNoise
-from clientwise.core.problem import Classification, Problem, Regression, Survival
-from clientwise.core.types import Evaluation, LocalTraining, Task, Updates
-from clientwise.flower import wire
-from clientwise.flower.wire import Request, pack
+from clientwise.core.types import (
+    Evaluation,
+    LocalTraining,
+    Task,
+    Updates,
+)
+from clientwise.hosts.flower import wire
+from clientwise.hosts.flower.wire import Request, pack
 from clientwise.registry import Part
 
 DIGITS, VALUES, TIMES = Classification(2), Regression(), Survival()

@@ -78,7 +78,7 @@ def test_without_flower_all_else_works_and_a_run_says_what_to_install(
 
 def test_an_unknown_engine_is_refused(tiny: dict[str, Any]) -> None:
     from clientwise.errors import ConfigError
-    from clientwise.experiment.config import load_experiment
+    from clientwise.experiment.load import load_experiment
 
     with pytest.raises(ConfigError, match=r"engine = .*: must be 'local' or 'flower'"):
         load_experiment(tiny | {"engine": "flwr"})

@@ -23,8 +23,8 @@ from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
 from clientwise.hosts.methods import build, settings_of
+from clientwise.record.reading.folder import RunFolder
 from clientwise.report.views import overview
-from clientwise.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 6

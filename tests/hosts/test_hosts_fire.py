@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 import clientwise as cw
-from clientwise.runs.folder import RunFolder
+from clientwise.record.reading.folder import RunFolder
 from fire_share import EVERY
 from hostile_replies import GLOBAL, Net, hostile_arrays, hostile_metrics, server_samples
 

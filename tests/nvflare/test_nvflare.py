@@ -26,7 +26,7 @@ from nvflare.job_config.fed_job_config import FedJobConfig
 import clientwise as cw
 import processes
 from clientwise.nvflare import MethodAggregator
-from clientwise.runs.folder import RunFolder
+from clientwise.record.reading.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "nvflare_job"

@@ -16,7 +16,7 @@ from scipy import stats
 from clientwise.core.method import Method, Plan
 from clientwise.core.privacy import Privacy, release
 from clientwise.core.sampling import poisson_sample
-from clientwise.privacy.accountant import Accountant, accountant_of
+from clientwise.secrecy.accountant import Accountant, accountant_of
 
 
 def test_poisson_sampling_has_the_epsilon_of_the_library() -> None:

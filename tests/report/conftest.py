@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import clientwise as cw
-from clientwise.report.export import write_report
+from clientwise.report.output.export import write_report
 
 CONFIG: dict[str, Any] = {
     "name": "shown",

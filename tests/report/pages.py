@@ -17,9 +17,9 @@ from typing import Any
 import uvicorn
 
 import clientwise as cw
-from clientwise.experiment.config import load_experiment
+from clientwise.experiment.load import load_experiment
+from clientwise.record.writer import Store
 from clientwise.report.server import Roles, make_app
-from clientwise.runs.writer import Store
 
 CONFIG: dict[str, Any] = {
     "name": "small",

@@ -10,11 +10,11 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.experiment.folders import annotate
+from clientwise.experiment.running.folders import annotate
+from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about, differences
 from clientwise.report.runs import chosen, list_runs
 from clientwise.report.views import overview
-from clientwise.runs.folder import RunFolder
 
 
 @pytest.fixture(scope="module")

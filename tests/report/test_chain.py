@@ -13,10 +13,11 @@ import pytest
 from rich.console import Console
 
 import clientwise as cw
-from clientwise.report import terminal, views
-from clientwise.report.audit import Audit, audit
+from clientwise.report import views
+from clientwise.report.audit.rounds import Audit, audit
 from clientwise.report.document import Table
-from clientwise.report.terminal import audit_tables
+from clientwise.report.output import terminal
+from clientwise.report.output.terminal import audit_tables
 
 SINCE = "evidence has lowered its weight since round 3"
 CHAINS = {

@@ -8,13 +8,25 @@ import pytest
 import torch
 from rich.console import Console
 
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.data.datasets import diabetes, digits
 from clientwise.data.federated import FederatedData, Samples
-from clientwise.data.partition import Pool, federate, iid, shards, table
+from clientwise.data.partition import (
+    Pool,
+    federate,
+    iid,
+    shards,
+    table,
+)
 from clientwise.data.summary import DataSummary, summarise
-from clientwise.report.data import BLOCKS, class_table, data_charts, remarks, size_table
-from clientwise.report.figures import draw
+from clientwise.report.data import (
+    BLOCKS,
+    class_table,
+    data_charts,
+    remarks,
+    size_table,
+)
+from clientwise.report.output.figures import draw
 
 COUNTS = [[30, 0, 5] + [0] * 7, [30, 40, 0] + [0] * 7, [100] + [0] * 9]
 

@@ -13,8 +13,20 @@ from pages import carried, write_run
 
 import clientwise as cw
 from clientwise.report import views
-from clientwise.report.document import Cell, Chart, Document, Section, table
-from clientwise.report.export import (
+from clientwise.report.document import (
+    Cell,
+    Chart,
+    Document,
+    Section,
+    table,
+)
+from clientwise.report.marks import (
+    Axis,
+    HeatMap,
+    Line,
+    Lines,
+)
+from clientwise.report.output.export import (
     _file_name,
     as_csv,
     as_latex,
@@ -24,10 +36,9 @@ from clientwise.report.export import (
     write_items,
     write_report,
 )
-from clientwise.report.figures import draw_into
-from clientwise.report.html import write_html
-from clientwise.report.marks import Axis, HeatMap, Line, Lines
-from clientwise.report.plotly import traces_and_layout
+from clientwise.report.output.figures import draw_into
+from clientwise.report.output.html import write_html
+from clientwise.report.output.plotly import traces_and_layout
 from clientwise.report.views import overview
 
 TABLE = table(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from clientwise.report.document import Table, table
-from clientwise.report.latex import COLUMN_POINTS, PAGE_POINTS, as_latex
+from clientwise.report.output.latex import COLUMN_POINTS, PAGE_POINTS, as_latex
 
 LETTER_POINTS = 4.2  # of an average letter of 8 points
 LONG = "a long remark with a path /a/very/long/path/to/some/file_of_somebody.csv in it " * 3

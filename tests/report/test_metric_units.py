@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 import clientwise as cw
-from clientwise.core.problem import Regression
-from clientwise.experiment.matrix import load_matrix
-from clientwise.experiment.matrix_runs import run_matrix
-from clientwise.progress import describe
-from clientwise.report.arena import arena
+from clientwise.core.objective.problem import Regression
+from clientwise.experiment.matrix.grid import load_matrix
+from clientwise.experiment.matrix.runs import run_matrix
+from clientwise.report.arena.report import arena
 from clientwise.report.document import Document, Table, text_of
-from clientwise.report.latex import as_latex
 from clientwise.report.marks import HeatMap
-from clientwise.report.plotly import traces_and_layout
-from clientwise.report.terminal import run_text
+from clientwise.report.output.latex import as_latex
+from clientwise.report.output.plotly import traces_and_layout
+from clientwise.report.output.progress import describe
+from clientwise.report.output.terminal import run_text
 from clientwise.report.views import audit_client, headline, overview
 from clientwise.results import Run
 

@@ -17,13 +17,18 @@ import tomli_w
 from pages import HOSTILE_NAME, config, name_clients, served, write_run
 
 import processes
-from clientwise.report.document import Cell, Document, Section, table
-from clientwise.report.export import audits
-from clientwise.report.html import write_html
+from clientwise.record.reading.folder import RunFolder
+from clientwise.report.document import (
+    Cell,
+    Document,
+    Section,
+    table,
+)
+from clientwise.report.output.export import audits
+from clientwise.report.output.html import write_html
 from clientwise.report.server import Roles
 from clientwise.report.server.roles import BOARD, Reader
 from clientwise.report.views import overview
-from clientwise.runs.folder import RunFolder
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = (

@@ -19,12 +19,12 @@ from starlette.routing import Route
 
 import processes
 from clientwise.errors import ClientwiseError
-from clientwise.report.html import ASSETS
+from clientwise.record.reading.folder import RunFolder
+from clientwise.report.output.html import ASSETS
 from clientwise.report.server import Roles, make_app
 from clientwise.report.server.responses import assets_fingerprint
 from clientwise.report.server.roles import BOARD, Reader
 from clientwise.report.statement import statement
-from clientwise.runs.folder import RunFolder
 
 OPERATOR = "the operator's token"
 SITES = {  # by run
@@ -177,8 +177,8 @@ def test_the_list_has_what_the_token_opens(client: httpx.Client, tokens: dict[Re
 def test_a_statement_is_that_of_the_command(
     folder: Path, client: httpx.Client, tokens: dict[Reader, str]
 ) -> None:
-    from clientwise.report.html import to_json
-    from clientwise.report.page_json import as_json
+    from clientwise.report.output.html import to_json
+    from clientwise.report.output.page_json import as_json
 
     for run, sites in SITES.items():
         for site in set(sites) & set(WITH_TOKEN):

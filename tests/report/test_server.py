@@ -24,14 +24,14 @@ from starlette.exceptions import HTTPException
 import processes
 from clientwise.cli.serve import token_in
 from clientwise.errors import ClientwiseError
+from clientwise.record.reading.folder import RunFolder
 from clientwise.report import views
 from clientwise.report.document import Document
-from clientwise.report.html import to_json, write_html
-from clientwise.report.metrics import samples_of
+from clientwise.report.output.html import to_json, write_html
 from clientwise.report.server import is_loopback, make_app
 from clientwise.report.server import runs as served_runs
+from clientwise.report.server.prometheus import samples_of
 from clientwise.report.server.runs import ServedRuns
-from clientwise.runs.folder import RunFolder
 
 ODD_PORTS = ("127.0.0.1:99999999", "localhost:65536", "localhost:-1", "localhost:x", "localhost:")
 

@@ -17,13 +17,19 @@ from pages import carried
 import clientwise as cw
 import processes
 from clientwise.errors import RunError
-from clientwise.report.audit_pages import audit_round
-from clientwise.report.document import Document, Table, percent_of, text_of, value_of
-from clientwise.report.export import as_csv
-from clientwise.report.html import write_html
+from clientwise.record.reading.folder import RunFolder
+from clientwise.report.audit.pages import audit_round
+from clientwise.report.document import (
+    Document,
+    Table,
+    percent_of,
+    text_of,
+    value_of,
+)
+from clientwise.report.output.export import as_csv
+from clientwise.report.output.html import write_html
 from clientwise.report.statement import named_sites, sites, statement
 from clientwise.report.views import overview
-from clientwise.runs.folder import RunFolder
 
 SIZES = {"north": 41, "=south": 53, "<img src=x onerror=alert(1)>": 67, "west/../[red]": 83}
 CONFIG: dict[str, Any] = {

@@ -12,17 +12,17 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
+from clientwise.record.writer import Store
 from clientwise.report import sections, views
 from clientwise.report.differences import all_differences
 from clientwise.report.document import Cell, Chart, Table
-from clientwise.report.export import as_csv
 from clientwise.report.marks import Bars
+from clientwise.report.output.export import as_csv
+from clientwise.report.output.terminal import remarks
 from clientwise.report.sections.targets import average_gain, rounds_cell
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Difference, holm
-from clientwise.report.terminal import remarks
 from clientwise.report.verdict import NOT_RANKED
-from clientwise.runs.writer import Store
 
 Values = Mapping[str, Sequence[float]]  # by method, one per seed
 SEEDS = 6

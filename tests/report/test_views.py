@@ -18,18 +18,28 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
+from clientwise.record.lock import locked
+from clientwise.record.writer import Store
 from clientwise.report import run_list, sections, views
-from clientwise.report.audit import audit
-from clientwise.report.figures import draw
+from clientwise.report.audit.rounds import audit
 from clientwise.report.marks import Lines
-from clientwise.report.page_json import as_json
+from clientwise.report.output.figures import draw
+from clientwise.report.output.page_json import as_json
+from clientwise.report.output.terminal import (
+    audit_tables,
+    remarks,
+    sparkline,
+    summary_table,
+)
 from clientwise.report.series import series_of
 from clientwise.report.server.runs import progress
-from clientwise.report.statistics import Contingency, Difference, contingency, paired_difference
-from clientwise.report.terminal import audit_tables, remarks, sparkline, summary_table
+from clientwise.report.statistics import (
+    Contingency,
+    Difference,
+    contingency,
+    paired_difference,
+)
 from clientwise.report.verdict import NOT_RANKED
-from clientwise.runs.lock import locked
-from clientwise.runs.writer import Store
 
 Json = dict[str, Any]
 

@@ -12,10 +12,10 @@ import torch
 from safetensors.torch import save
 
 import clientwise as cw
-from clientwise.core.loss import CrossEntropy, RobustLoss
+from clientwise.core.objective.loss import CrossEntropy, RobustLoss
 from clientwise.core.types import ServerState
 from clientwise.errors import RunError
-from clientwise.runs.checkpoint import CHECKPOINT_VERSION, load_checkpoint, save_checkpoint
+from clientwise.record.checkpoint import CHECKPOINT_VERSION, load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.bits
 

@@ -24,17 +24,23 @@ import clientwise as cw
 import processes
 from clientwise.core.reasons import Kept
 from clientwise.errors import RunError
-from clientwise.experiment.machine import system
-from clientwise.experiment.matrix import MATRIX_FILE, load_matrix, open_matrix
-from clientwise.experiment.matrix_runs import run_matrix
-from clientwise.report.export import audits
-from clientwise.report.html import write_html
+from clientwise.experiment.matrix.grid import MATRIX_FILE, load_matrix, open_matrix
+from clientwise.experiment.matrix.runs import run_matrix
+from clientwise.experiment.running.machine import system
+from clientwise.record import (
+    database,
+    migrations,
+    schema,
+    structure,
+    writer,
+)
+from clientwise.record.migrations import MIGRATIONS, OLDEST_VERSION
+from clientwise.record.reading.reader import is_finished
+from clientwise.record.schema import SCHEMA, SCHEMA_VERSION
+from clientwise.record.writer import Store
+from clientwise.report.output.export import audits
+from clientwise.report.output.html import write_html
 from clientwise.report.views import overview
-from clientwise.runs import database, migrations, schema, structure, writer
-from clientwise.runs.migrations import MIGRATIONS, OLDEST_VERSION
-from clientwise.runs.reader import is_finished
-from clientwise.runs.schema import SCHEMA, SCHEMA_VERSION
-from clientwise.runs.writer import Store
 
 pytestmark = pytest.mark.bits
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -253,7 +259,7 @@ def test_other_data_of_a_folder_of_0_2_0_are_refused(
 
 def test_a_signed_record_of_an_older_version_is_verified_and_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
-    from clientwise.runs.verify import verify
+    from clientwise.record.signed.verify import verify
 
     folder = unpacked(RELEASE, "signed", tmp_path)
     found = verify(folder)

@@ -12,13 +12,13 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import NotBegunError, RunError
+from clientwise.record.facts import recorded_fact
+from clientwise.record.lock import locked
+from clientwise.record.reading.reader import is_finished
+from clientwise.record.writer import Store
 from clientwise.report import sections
 from clientwise.report.document import Table
 from clientwise.report.series import series_of
-from clientwise.runs.facts import recorded_fact
-from clientwise.runs.lock import locked
-from clientwise.runs.reader import is_finished
-from clientwise.runs.writer import Store
 
 ADJUSTED = ("all of it", 1)
 

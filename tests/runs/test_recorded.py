@@ -9,10 +9,16 @@ from typing import Any
 import pytest
 import tomli_w
 
-from clientwise.core.bounds import Bounds
-from clientwise.core.scores import SCORES, Prioritized
+from clientwise.core.weights.bounds import Bounds
+from clientwise.core.weights.scores import SCORES, Prioritized
+from clientwise.record.reading.config_view import (
+    CONFIG,
+    RecordedConfig,
+    build,
+    read_table,
+    recorded_config,
+)
 from clientwise.registry import Part
-from clientwise.runs.recorded import CONFIG, RecordedConfig, build, read_table, recorded_config
 
 WHOLE: dict[str, Any] = {
     "note": "before the change",

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 import clientwise as cw
 import processes
 from clientwise.errors import RunError
-from clientwise.experiment import origin
-from clientwise.experiment.origin import versions
+from clientwise.experiment.running import origin
+from clientwise.experiment.running.origin import versions
 
 pytestmark = pytest.mark.bits
 

@@ -16,7 +16,7 @@ import clientwise as cw
 import processes
 from clientwise import writing
 from clientwise.errors import ClientwiseError
-from clientwise.runs.files import read_whole
+from clientwise.record.files import read_whole
 from clientwise.writing import naming, replacing, write_atomically
 
 
@@ -50,7 +50,7 @@ def test_a_key_is_written_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half a key would be in the way of the next: a key is never replaced."""
-    keys = pytest.importorskip("clientwise.keys", reason="needs cryptography")
+    keys = pytest.importorskip("clientwise.record.signed.keys", reason="needs cryptography")
     with monkeypatch.context() as patch:
         patch.setattr(writing.os, "fsync", full)
         with pytest.raises(ClientwiseError, match=r"key: cannot be written: No space left"):

@@ -16,13 +16,18 @@ pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, RunError
-from clientwise.experiment.recompute import Recomputed, recompute
-from clientwise.keys import make_private_key, private_key, public_bytes
-from clientwise.runs.folder import RunFolder
-from clientwise.runs.schema import DATABASE, SCHEMA, TABLES_BY_ROUND
-from clientwise.runs.signed import OF_THE_RUN, TABLES, SignedChain, links
-from clientwise.runs.verify import receipts, verify
-from clientwise.runs.writer import Store
+from clientwise.experiment.running.recompute import Recomputed, recompute
+from clientwise.record.reading.folder import RunFolder
+from clientwise.record.schema import DATABASE, SCHEMA, TABLES_BY_ROUND
+from clientwise.record.signed.chain import (
+    OF_THE_RUN,
+    TABLES,
+    SignedChain,
+    links,
+)
+from clientwise.record.signed.keys import make_private_key, private_key, public_bytes
+from clientwise.record.signed.verify import receipts, verify
+from clientwise.record.writer import Store
 
 BOUNDS = {"cap": 0.3, "groups": [{"name": "two", "clients": [0, 1], "cap": 0.45}]}
 CONFIG: dict[str, Any] = {

@@ -18,13 +18,20 @@ pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
 
 import clientwise as cw
 import processes
-from clientwise.experiment.recompute import recompute
-from clientwise.keys import make_private_key, private_key, public_bytes
-from clientwise.runs import migrations
-from clientwise.runs.folder import RunFolder
-from clientwise.runs.schema import DATABASE, SCHEMA_VERSION
-from clientwise.runs.signed import OF_THE_RUN, TABLES, SignedChain, canonical, leaf_digest, links
-from clientwise.runs.verify import is_valid_receipt, receipts, verify
+from clientwise.experiment.running.recompute import recompute
+from clientwise.record import migrations
+from clientwise.record.reading.folder import RunFolder
+from clientwise.record.schema import DATABASE, SCHEMA_VERSION
+from clientwise.record.signed.chain import (
+    OF_THE_RUN,
+    TABLES,
+    SignedChain,
+    canonical,
+    leaf_digest,
+    links,
+)
+from clientwise.record.signed.keys import make_private_key, private_key, public_bytes
+from clientwise.record.signed.verify import is_valid_receipt, receipts, verify
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CONFIG: dict[str, Any] = {

@@ -25,9 +25,14 @@ import clientwise as cw
 import processes
 from clientwise.cli import app
 from clientwise.errors import RunError
-from clientwise.keys import make_private_key
-from clientwise.runs import stamps
-from clientwise.runs.stamps import FILE, count_stamps, stamp_head, verify_stamps
+from clientwise.record.signed import stamps
+from clientwise.record.signed.keys import make_private_key
+from clientwise.record.signed.stamps import (
+    FILE,
+    count_stamps,
+    stamp_head,
+    verify_stamps,
+)
 
 pytestmark = pytest.mark.skipif(not shutil.which("openssl"), reason="needs openssl")
 CONFIG: dict[str, Any] = {
@@ -198,7 +203,7 @@ def test_an_authority_that_cannot_be_reached_is_an_error(run: Path, url: str) ->
 def test_an_authority_that_answers_wrongly_or_too_slowly_is_an_error(
     run: Path, answers: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clientwise.runs.stamps.SECONDS", 0.5)
+    monkeypatch.setattr("clientwise.record.signed.stamps.SECONDS", 0.5)
 
     def answer(listening: socket.socket) -> None:
         connection, _ = listening.accept()

@@ -12,9 +12,9 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.runs.files import read_whole
-from clientwise.runs.lock import is_locked, locked, wait_until_free
-from clientwise.runs.writer import Store
+from clientwise.record.files import read_whole
+from clientwise.record.lock import is_locked, locked, wait_until_free
+from clientwise.record.writer import Store
 
 FACTS = {"name": "made", "metric": "accuracy", "target": None, "rounds": 1, "lanes": 1}
 
@@ -84,7 +84,7 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from clientwise.runs.lock import locked\n"
+        "from clientwise.record.lock import locked\n"
         "with locked(Path(sys.argv[1])):\n"
         "    print('locked', flush=True)\n"
         "    sys.stdin.read()\n"

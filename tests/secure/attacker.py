@@ -23,10 +23,20 @@ pytest.importorskip("Crypto", reason="needs clientwise[flower]")
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from clientwise.secure.client import SecureClient
-from clientwise.secure.primitives import Masked, is_signed, public_bytes, value_type
-from clientwise.secure.statements import mask_key, pair_mask, self_mask, signed_survivors
-from clientwise.secure.terms import Message, Sum, Terms
+from clientwise.secrecy.masks.client import SecureClient
+from clientwise.secrecy.masks.primitives import (
+    Masked,
+    is_signed,
+    public_bytes,
+    value_type,
+)
+from clientwise.secrecy.masks.statements import (
+    mask_key,
+    pair_mask,
+    self_mask,
+    signed_survivors,
+)
+from clientwise.secrecy.masks.terms import Message, Sum, Terms
 
 SUMS = (Sum("criteria", 12, 64), Sum("vector", 12, 32))
 FULL = 1 << 20  # a client's values are below it, and so small that a sum of them is told from noise

@@ -13,10 +13,10 @@ pytest.importorskip("Crypto", reason="needs clientwise[flower]")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from clientwise.secure.client import SecureClient
-from clientwise.secure.primitives import Masked, value_type
-from clientwise.secure.server import SecureServer
-from clientwise.secure.terms import Message, Sum, Terms
+from clientwise.secrecy.masks.client import SecureClient
+from clientwise.secrecy.masks.primitives import Masked, value_type
+from clientwise.secrecy.masks.server import SecureServer
+from clientwise.secrecy.masks.terms import Message, Sum, Terms
 
 SUMS = (Sum("criteria", 12, 64), Sum("vector", 20, 32))
 # What happens to an answer: (step, client, message) -> the message, or None for a client that is gone

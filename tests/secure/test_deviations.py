@@ -21,12 +21,12 @@ from attacker import SUMS, Attack, some_terms
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-import clientwise.secure.client
-from clientwise.secure import statements
-from clientwise.secure.client import SecureClient
-from clientwise.secure.primitives import public_bytes
-from clientwise.secure.statements import mask_key
-from clientwise.secure.terms import Message, Sum, Terms
+import clientwise.secrecy.masks.client
+from clientwise.secrecy.masks import statements
+from clientwise.secrecy.masks.client import SecureClient
+from clientwise.secrecy.masks.primitives import public_bytes
+from clientwise.secrecy.masks.statements import mask_key
+from clientwise.secrecy.masks.terms import Message, Sum, Terms
 from fire_share import EVERY
 
 STEPS = some_terms().steps
@@ -427,6 +427,6 @@ def test_a_weaker_client_is_found_out(
     if weakened == "GONE":
         monkeypatch.setattr(Terms, "exposes_dropped", lambda *given: False)
     else:
-        monkeypatch.setattr(clientwise.secure.client, weakened, by)
+        monkeypatch.setattr(clientwise.secrecy.masks.client, weakened, by)
     with pytest.raises(AssertionError):
         attacked(SETTINGS[0], deviations).check()

@@ -13,7 +13,7 @@ pytest.importorskip("Crypto", reason="needs clientwise[flower]")
 
 from rounds import Parties, is_noise, some_terms
 
-from clientwise.secure.terms import VoidError
+from clientwise.secrecy.masks.terms import VoidError
 from fire_share import EVERY
 
 SHARE = 0.12  # of the messages of a round that are mutated

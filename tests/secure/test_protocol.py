@@ -15,10 +15,10 @@ pytest.importorskip("Crypto", reason="needs clientwise[flower]")
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds import Parties, is_noise, some_terms
 
-from clientwise.secure.client import SecureClient
-from clientwise.secure.primitives import combine, split
-from clientwise.secure.statements import signed_keys, signed_survivors
-from clientwise.secure.terms import ProtocolError, Terms, VoidError
+from clientwise.secrecy.masks.client import SecureClient
+from clientwise.secrecy.masks.primitives import combine, split
+from clientwise.secrecy.masks.statements import signed_keys, signed_survivors
+from clientwise.secrecy.masks.terms import ProtocolError, Terms, VoidError
 
 STEPS = some_terms().steps
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..core.problem import Problem
+from ..core.objective.problem import Problem
 from ..core.seeding import generator
 from ..core.types import Evaluation
 from ..data.federated import Samples

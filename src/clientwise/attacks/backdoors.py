@@ -12,7 +12,12 @@ from torch import Tensor
 
 from ..data.federated import FederatedData, Holdings, Samples
 from ..registry import Pixels, Share, needs
-from .attack import ATTACKS, Attack, Hostile, Triggered
+from .attack import (
+    ATTACKS,
+    Attack,
+    Hostile,
+    Triggered,
+)
 from .labels import ClassNumber, check_class, draw_some
 
 

@@ -9,7 +9,7 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..core.problem import Problem
+from ..core.objective.problem import Problem
 from ..data.federated import Samples
 from ..registry import Share, needs
 from .attack import ATTACKS, Attack
@@ -44,7 +44,7 @@ class WrongLabels(Attack):
         fraction: of the client's samples, 0 to 1.
 
     Example:
-        >>> from clientwise.core.problem import Classification
+        >>> from clientwise.core.objective.problem import Classification
         >>> random = torch.Generator().manual_seed(1)
         >>> targets = torch.tensor([0, 1, 2])
         >>> bool((WrongLabels().relabel(targets, Classification(3), random) == targets).any())
@@ -73,7 +73,7 @@ class MirroredLabels(Attack):
         fraction: of the client's samples, 0 to 1.
 
     Example:
-        >>> from clientwise.core.problem import Classification
+        >>> from clientwise.core.objective.problem import Classification
         >>> random = torch.Generator().manual_seed(1)
         >>> MirroredLabels().relabel(torch.tensor([0, 1, 9]), Classification(10), random)
         tensor([9, 8, 0])

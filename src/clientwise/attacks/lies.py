@@ -11,8 +11,13 @@ import torch
 from torch import Tensor
 
 from ..core.criteria import ANY
-from ..core.metrics import METRICS, measured
-from ..core.problem import Classification, Problem, Regression, Survival
+from ..core.objective.metrics import METRICS, measured
+from ..core.objective.problem import (
+    Classification,
+    Problem,
+    Regression,
+    Survival,
+)
 from ..core.types import Evaluation
 from ..registry import NonNegativeFloat, Share, needs
 from .attack import ATTACKS, Attack, Knowledge

@@ -16,8 +16,18 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..core.evidence.significance import z_values
-from ..registry import NonNegativeFloat, PositiveFloat, PositiveInt, needs
-from .attack import ATTACKS, Attack, Honest, Knowledge
+from ..registry import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    needs,
+)
+from .attack import (
+    ATTACKS,
+    Attack,
+    Honest,
+    Knowledge,
+)
 
 SEES_ALL = needs("whole_cohort")
 LITTLE = 0.1  # the step at which evidence evaluates

@@ -20,9 +20,20 @@ from .export import export
 from .new import new
 from .parts import data, list_parts, schema
 from .predict import predict
-from .results import diff, note, report, runs, show
+from .results import (
+    diff,
+    note,
+    report,
+    runs,
+    show,
+)
 from .serve import serve, token
-from .signing import key, receipts, stamp, verify
+from .signing import (
+    key,
+    receipts,
+    stamp,
+    verify,
+)
 from .statement import statement
 
 __all__ = ["app", "main"]

@@ -12,7 +12,7 @@ from .console import fail, out, print_lines
 from .experiments import stop_politely
 
 if TYPE_CHECKING:
-    from ..experiment.schema import Experiment
+    from ..experiment.config.schema import Experiment
 
 
 def counterfactual(
@@ -52,8 +52,8 @@ def counterfactual(
     Example: clientwise counterfactual runs/mine --without Basel
     """
     from ..launch import run as run_experiment
-    from ..progress import show_progress
-    from ..runs.files import plain_name
+    from ..record.files import plain_name
+    from ..report.output.progress import show_progress
 
     if [without is not None, uniform, policy is not None].count(True) != 1:
         fail("give one of --without CLIENT, --uniform and --policy FILE")
@@ -68,7 +68,7 @@ def counterfactual(
 
 def _changed(folder: Path, without: str | None, policy: Path | None) -> tuple[Experiment, str]:
     """The experiment with one thing changed, and a name for the change."""
-    from ..experiment.counterfactual import with_equal_weights, with_policy, without_client
+    from ..experiment.running.rerun import with_equal_weights, with_policy, without_client
 
     if without is not None:
         return without_client(folder, without), f"without-{without}"
@@ -78,9 +78,9 @@ def _changed(folder: Path, without: str | None, policy: Path | None) -> tuple[Ex
 
 
 def _print_comparison(before: Path, after: Path) -> None:
+    from ..record.reading.folder import RunFolder
+    from ..report.output.terminal import plain_table
     from ..report.paired import comparison
-    from ..report.terminal import plain_table
-    from ..runs.folder import RunFolder
 
     sentences, tables = comparison(RunFolder(before), RunFolder(after))
     for found in tables:

@@ -40,8 +40,8 @@ from .options import (
 from .results import print_matrix, print_results
 
 if TYPE_CHECKING:
-    from ..experiment.matrix import Matrix, MatrixCell
-    from ..experiment.schema import Experiment
+    from ..experiment.config.schema import Experiment
+    from ..experiment.matrix.grid import Matrix, MatrixCell
 
 
 # Options of `run`
@@ -173,9 +173,9 @@ def run(
         folder = out_folder or file
     with stop_politely(folder if resume else None):
         # Imported here: this takes seconds, in which the command may be stopped
-        from ..experiment.folders import find_unfinished
-        from ..experiment.matrix import Matrix
-        from ..experiment.matrix_runs import find_unfinished_matrix
+        from ..experiment.matrix.grid import Matrix
+        from ..experiment.matrix.runs import find_unfinished_matrix
+        from ..experiment.running.folders import find_unfinished
 
         loaded = load(
             _config_in(file) if file.is_dir() else file,
@@ -226,9 +226,9 @@ def check(
 
     Example: clientwise check my.toml
     """
-    from ..experiment.config import presets_of
-    from ..experiment.describe import describe
-    from ..experiment.matrix import Matrix
+    from ..experiment.checks.describe import describe
+    from ..experiment.load import presets_of
+    from ..experiment.matrix.grid import Matrix
     from ..launch import deployed_data, nodes_of
 
     loaded = load(file, changes, preset, methods=methods, data_dir=data_dir)
@@ -268,8 +268,8 @@ def tune(
 
     Example: clientwise tune my.toml --over training.learning_rate=0.01..1 --trials 10
     """
-    from ..experiment.tune import tune as search
-    from ..report.terminal import trials_table
+    from ..experiment.tune.tune import tune as search
+    from ..report.output.terminal import trials_table
     from ..report.units import Unit
     from ..writing import write_atomically
 
@@ -312,10 +312,10 @@ def run_and_show(
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
     from ..launch import run as run_experiment
-    from ..progress import show_progress
-    from ..report.figures import draw
+    from ..record.reading.folder import RunFolder
+    from ..report.output.figures import draw
+    from ..report.output.progress import show_progress
     from ..report.views import result_charts
-    from ..runs.folder import RunFolder
 
     with stop_politely(folder if resume else None), show_progress(out) as on_round:
         folder = run_experiment(
@@ -336,7 +336,7 @@ def run_and_show(
 
 def _refuse_no_stamps(signing_key: Path | None) -> None:
     """End the command before a run that could not be stamped."""
-    from ..runs.stamps import library
+    from ..record.signed.stamps import library
 
     if signing_key is None:
         fail("--tsa: stamps signed records only; give --sign, too.")
@@ -346,7 +346,7 @@ def _refuse_no_stamps(signing_key: Path | None) -> None:
 def _stamp(folder: Path, tsa: str) -> None:
     """Have the record of a finished run stamped. The run counts also where that fails."""
     from ..errors import ClientwiseError
-    from ..runs.stamps import stamp_head
+    from ..record.signed.stamps import stamp_head
 
     try:
         stamp_head(folder, tsa)
@@ -358,8 +358,8 @@ def _stamp(folder: Path, tsa: str) -> None:
 
 def _config_in(folder: Path) -> Path:
     """The config of a run folder or of the folder of a matrix, which is to be resumed."""
-    from ..experiment.matrix import MATRIX_FILE, is_matrix
-    from ..experiment.resume import refuse_run_of_host
+    from ..experiment.matrix.grid import MATRIX_FILE, is_matrix
+    from ..experiment.running.resume import refuse_run_of_host
 
     refuse_run_of_host(folder)
     file = folder / (MATRIX_FILE if is_matrix(folder) else "config.toml")
@@ -372,9 +372,9 @@ def _run_matrix(
     matrix: Matrix, folder: Path | None, resume: bool, jobs: int, accept_changes: bool
 ) -> None:
     """Run the cells of a matrix with progress, then print and report their results."""
-    from ..experiment.matrix_runs import CellsFailedError, run_matrix
-    from ..progress import show_progress
-    from ..report.arena import write_arena
+    from ..experiment.matrix.runs import CellsFailedError, run_matrix
+    from ..report.arena.report import write_arena
+    from ..report.output.progress import show_progress
 
     def on_cell(cell: MatrixCell, number: int, count: int) -> None:
         print_lines([f"{number} of {count}: {cell.name}"])
@@ -406,8 +406,8 @@ def _run_matrix(
 
 def _check_matrix(matrix: Matrix) -> None:
     """Describe every federation, and check every attack on it."""
-    from ..experiment.describe import describe
-    from ..experiment.validation import validate
+    from ..experiment.checks.describe import describe
+    from ..experiment.checks.validation import validate
     from ..report.document import counted
 
     for name in matrix.federations:

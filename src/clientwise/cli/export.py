@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import err, fail, print_lines, writing_to
+from .console import (
+    err,
+    fail,
+    print_lines,
+    writing_to,
+)
 from .options import RunArgument
 
 if TYPE_CHECKING:
+    from ..record.reading.models import After
     from ..results import Run
-    from ..runs.models import After
 
 
 def export(
@@ -47,7 +52,7 @@ def export(
 
     Example: clientwise export runs/mine --method FedAvg --round best
     """
-    from ..experiment.folders import newest_run
+    from ..experiment.running.folders import newest_run
     from ..results import Run
 
     wanted = parse_round(after)

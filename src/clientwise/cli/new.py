@@ -10,7 +10,12 @@ from typing import Annotated
 
 import typer
 
-from .console import command_name, fail, print_lines, print_next_steps
+from .console import (
+    command_name,
+    fail,
+    print_lines,
+    print_next_steps,
+)
 
 
 def new(
@@ -24,7 +29,7 @@ def new(
 
     if folder.exists() and not _is_empty_folder(folder):
         fail(f"{folder}: exists already; name a new folder")
-    with as_file(files("clientwise") / "template") as template:
+    with as_file(files("clientwise") / "hosts" / "deployment" / "template") as template:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(template, folder, dirs_exist_ok=True, ignore=ignored)
     config = folder / "federation" / "experiment.toml"

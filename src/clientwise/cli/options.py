@@ -13,9 +13,9 @@ import typer
 from .console import fail
 
 if TYPE_CHECKING:
-    from ..experiment.matrix import Matrix
-    from ..experiment.schema import Experiment
-    from ..experiment.tune import TuneSettings
+    from ..experiment.config.schema import Experiment
+    from ..experiment.matrix.grid import Matrix
+    from ..experiment.tune.tune import TuneSettings
 
 ConfigArgument = Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)]
 SetOption = Annotated[
@@ -70,7 +70,7 @@ def load(
         preset: the name of a preset.
         keys: texts of other options, by the key of the config's top level that they replace.
     """
-    from ..experiment import matrix
+    from ..experiment.matrix import grid as matrix
 
     return matrix.load(file, changes or [], _values(keys), preset)
 
@@ -79,7 +79,7 @@ def load_single(
     file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any
 ) -> Experiment:
     """The experiment of a config file, for commands that do not take a matrix; see `load`."""
-    from ..experiment.config import load_experiment
+    from ..experiment.load import load_experiment
 
     return load_experiment(file, changes or [], _values(keys), preset)
 
@@ -92,7 +92,7 @@ def load_tuning(
     **keys: Any,
 ) -> tuple[Experiment, TuneSettings]:
     """The experiment of a config file and its [tune], in which `options` replace keys; see `load`."""
-    from ..experiment.tune import load_tuning as load_both
+    from ..experiment.tune.tune import load_tuning as load_both
 
     given = {key: value for key, value in options.items() if value is not None}
     return load_both(file, changes or [], _values(keys), preset, given)
@@ -112,7 +112,7 @@ def _values(keys: dict[str, Any]) -> dict[str, Any]:
 
 def parse_seeds(text: str) -> list[int]:
     """Seeds from "1,2,3" or "1-5"; another text ends the command."""
-    from ..experiment import values
+    from ..experiment.config import values
 
     try:
         return values.parse_seeds(text)
@@ -158,7 +158,7 @@ def _values_of(text: str, values: str) -> Any:
 
 def _value(text: str) -> Any:
     """A value as TOML has it; a bare word is text."""
-    from ..runs.recorded import parse_toml
+    from ..record.reading.config_view import parse_toml
 
     try:
         return parse_toml(f"value = {text}")["value"]

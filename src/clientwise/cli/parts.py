@@ -8,8 +8,19 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from .console import fail, out, print_lines, writing_to
-from .options import ConfigArgument, DataDirOption, PresetOption, SetOption, load_single
+from .console import (
+    fail,
+    out,
+    print_lines,
+    writing_to,
+)
+from .options import (
+    ConfigArgument,
+    DataDirOption,
+    PresetOption,
+    SetOption,
+    load_single,
+)
 
 
 def data(
@@ -35,11 +46,17 @@ def data(
 
     Example: clientwise data my.toml --out clients.png
     """
-    from ..data.hints import column_hints
     from ..data.summary import summarise
+    from ..data.tables.hints import column_hints
     from ..experiment.build import build_data, load_samples
-    from ..report.data import class_table, column_table, data_charts, remarks, size_table
-    from ..report.figures import draw
+    from ..report.data import (
+        class_table,
+        column_table,
+        data_charts,
+        remarks,
+        size_table,
+    )
+    from ..report.output.figures import draw
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
         fail(f"--out {picture}: write a name that ends in .png or .svg")
@@ -81,8 +98,8 @@ def schema(
     """
     import json
 
-    from ..experiment.config import load_experiment
     from ..experiment.json_schema import config_schema
+    from ..experiment.load import load_experiment
 
     if plugins is not None:
         load_experiment(plugins)
@@ -103,8 +120,8 @@ def list_parts(
 
     Examples: clientwise list criteria, clientwise list table, clientwise list FedYogi
     """
-    from ..experiment.named import METHODS, method_toml
-    from ..reference import KINDS, explained
+    from ..experiment.config.named import METHODS, method_toml
+    from ..experiment.reference import KINDS, explained
 
     named = [registry for registry in KINDS.values() if kind in registry]
     if kind is None:
@@ -126,8 +143,8 @@ def list_parts(
 
 def _suggestion(word: str) -> str:
     """The closest name of any part, method or kind; otherwise the kinds."""
-    from ..experiment.named import METHODS
-    from ..reference import KINDS
+    from ..experiment.config.named import METHODS
+    from ..experiment.reference import KINDS
     from ..registry import closest, suggest
 
     kinds = ["methods", *KINDS]
@@ -137,7 +154,7 @@ def _suggestion(word: str) -> str:
 
 
 def _list_methods() -> None:
-    from ..experiment.named import METHODS
+    from ..experiment.config.named import METHODS
 
     out.print(
         "\n[bold]methods[/]: Methods with a name; `clientwise list FedYogi` shows one as TOML"
@@ -148,7 +165,7 @@ def _list_methods() -> None:
 
 def _list_kind(kind: str) -> None:
     from ..core.criteria import CRITERIA, source_of
-    from ..reference import KINDS, signature
+    from ..experiment.reference import KINDS, signature
     from ..registry import Part
 
     registry = KINDS[kind]

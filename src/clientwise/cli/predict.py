@@ -9,8 +9,14 @@ import typer
 from rich import box
 from rich.table import Table
 
-from ..report.markup import escape
-from .console import err, fail, out, print_lines, writing_to
+from ..report.output.markup import escape
+from .console import (
+    err,
+    fail,
+    out,
+    print_lines,
+    writing_to,
+)
 
 MOST_ROWS = 20  # in the terminal
 
@@ -36,8 +42,8 @@ def predict(
 
     Example: clientwise predict runs/mine/models/FedAvg-seed1.safetensors new.csv --out predicted.csv
     """
-    from ..data.new_rows import read_rows
-    from ..data.table_files import separator_of
+    from ..data.tables.files import separator_of
+    from ..data.tables.new_rows import read_rows
     from ..prediction import load_predictor
     from ..writing import replacing
 

@@ -8,11 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from .console import err, fail, out, print_lines, writing_to
+from .console import (
+    err,
+    fail,
+    out,
+    print_lines,
+    writing_to,
+)
 from .options import RunArgument
 
 if TYPE_CHECKING:
-    from ..runs.folder import RunFolder
+    from ..record.reading.folder import RunFolder
 
 
 def show(
@@ -35,11 +41,11 @@ def show(
 
     Example: clientwise show runs/mine --round 10 --method FedAvg
     """
-    from ..experiment.folders import newest_run
-    from ..experiment.matrix import is_matrix
+    from ..experiment.matrix.grid import is_matrix
+    from ..experiment.running.folders import newest_run
+    from ..record.reading.folder import RunFolder
     from ..report.about import about
-    from ..report.terminal import audit_tables
-    from ..runs.folder import RunFolder
+    from ..report.output.terminal import audit_tables
 
     if method is not None and round_num is None:
         fail("--method goes with --round; add the number of a round")
@@ -89,8 +95,8 @@ def runs(
     Example: clientwise runs --with thesis --sort best
     """
     from ..report.document import counted
+    from ..report.output.terminal import plain_table
     from ..report.runs import chosen, list_runs
-    from ..report.terminal import plain_table
 
     for folder in folders or ():
         if not folder.is_dir():
@@ -112,10 +118,10 @@ def diff(
 
     Example: clientwise diff runs/one runs/two
     """
+    from ..record.reading.folder import RunFolder
     from ..report.about import differences
-    from ..report.export import unique_names
-    from ..report.terminal import plain_table
-    from ..runs.folder import RunFolder
+    from ..report.output.export import unique_names
+    from ..report.output.terminal import plain_table
 
     if len(folders) < 2:
         fail("name two or more run folders")
@@ -137,7 +143,7 @@ def note(
 
     Example: clientwise note runs/mine "larger learning rate" --tag thesis
     """
-    from ..experiment.folders import annotate
+    from ..experiment.running.folders import annotate
 
     if text is None and not tags:
         fail("write a note, or --tag and a word")
@@ -162,11 +168,11 @@ def report(
 
     Example: clientwise report runs/one runs/two
     """
-    from ..experiment.folders import newest_run
-    from ..experiment.matrix import is_matrix
-    from ..report.arena import write_arena
-    from ..report.export import unique_names, write_report
-    from ..runs.folder import RunFolder
+    from ..experiment.matrix.grid import is_matrix
+    from ..experiment.running.folders import newest_run
+    from ..record.reading.folder import RunFolder
+    from ..report.arena.report import write_arena
+    from ..report.output.export import unique_names, write_report
 
     names = unique_names(folders or [newest_run()])
     first, *others = names.values()
@@ -196,8 +202,8 @@ def report(
 
 def print_results(run: RunFolder) -> None:
     """A run's table, and what it shows in a few sentences."""
+    from ..report.output.terminal import remarks, summary_table
     from ..report.series import series_of
-    from ..report.terminal import remarks, summary_table
     from ..report.views import headline
 
     out.print(summary_table(run))
@@ -207,8 +213,8 @@ def print_results(run: RunFolder) -> None:
 
 def print_matrix(folder: Path) -> None:
     """A matrix's tables, and what they show in a few sentences."""
-    from ..report.arena import arena
-    from ..report.terminal import matrix_tables
+    from ..report.arena.report import arena
+    from ..report.output.terminal import matrix_tables
 
     document = arena(folder)
     for table in matrix_tables(document):

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..report.markup import escape
-from .console import err, fail, out, print_lines, writing_to
+from ..report.output.markup import escape
+from .console import (
+    err,
+    fail,
+    out,
+    print_lines,
+    writing_to,
+)
 
 if TYPE_CHECKING:
-    from ..runs.stamps import Stamped
+    from ..record.signed.stamps import Stamped
 
 Folder = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
 SHOWN_FAULTS = 20
@@ -28,7 +34,7 @@ def key(
 
     Example: clientwise key federation.key
     """
-    from ..keys import make_private_key, public_bytes
+    from ..record.signed.keys import make_private_key, public_bytes
 
     made = make_private_key(file)
     print_lines(
@@ -80,10 +86,10 @@ def verify(
     Example: clientwise verify runs/mine --key federation.key.pub --receipts receipts more-receipts
     """
     from ..errors import RunError
-    from ..experiment.recompute import Recomputed, recompute
-    from ..keys import public_bytes, public_keys
-    from ..runs.folder import RunFolder
-    from ..runs.verify import verify as verify_record
+    from ..experiment.running.recompute import Recomputed, recompute
+    from ..record.reading.folder import RunFolder
+    from ..record.signed.keys import public_bytes, public_keys
+    from ..record.signed.verify import verify as verify_record
 
     if more and not receipts:
         fail(f"{more[0]}: one run folder is verified at a time. Give receipts with --receipts")
@@ -137,8 +143,8 @@ def receipts(
 
     Example: clientwise receipts runs/mine --out receipts
     """
-    from ..runs.files import plain_names
-    from ..runs.verify import receipts as receipts_of
+    from ..record.files import plain_names
+    from ..record.signed.verify import receipts as receipts_of
     from ..writing import make_folder, write_atomically
 
     found = receipts_of(folder)
@@ -166,7 +172,7 @@ def stamp(
 
     Example: clientwise stamp runs/mine --tsa https://tsa.example.org
     """
-    from ..runs.stamps import stamp_head
+    from ..record.signed.stamps import stamp_head
 
     with err.status("Waiting for the stamp"), writing_to(folder):
         position = stamp_head(folder, tsa)
@@ -175,7 +181,7 @@ def stamp(
 
 def _stamps(folder: Path, certificates: Path | None, entries: int) -> tuple[Stamped, str]:
     """What the time stamps show, also in words; "" where there are none and none are asked for."""
-    from ..runs.stamps import Stamped, count_stamps, verify_stamps
+    from ..record.signed.stamps import Stamped, count_stamps, verify_stamps
 
     if certificates:
         stamps = verify_stamps(folder, certificates)

@@ -35,13 +35,13 @@ def statement(
 
     Example: clientwise statement runs/mine --site Basel
     """
-    from ..experiment.folders import newest_run
+    from ..experiment.running.folders import newest_run
+    from ..record.files import plain_names
+    from ..record.reading.folder import RunFolder
     from ..report.document import counted
-    from ..report.html import write_html
+    from ..report.output.html import write_html
     from ..report.statement import NotRecordedError, sites
     from ..report.statement import statement as statement_of
-    from ..runs.files import plain_names
-    from ..runs.folder import RunFolder
 
     run = RunFolder(folder or newest_run())
     target = out_folder or run.folder / "statements"

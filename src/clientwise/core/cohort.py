@@ -11,19 +11,23 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .adapters import average_products
-from .aggregate import Aggregator, Stack, SubsetSums, can_fold, weighted_mean
-from .bounds import InfeasibleError
+from .aggregation.adapters import average_products
+from .aggregation.rules import Ruled, mean
+from .aggregation.server_step import StepState
+from .aggregation.sums import (
+    Aggregator,
+    Stack,
+    SubsetSums,
+    can_fold,
+    weighted_mean,
+)
 from .criteria import Arrivals, Outcome
 from .engine import Engine
 from .guard import inspect_measurements, inspect_updates
 from .method import Method, Plan
+from .objective.problem import Problem
 from .privacy import release
-from .problem import Problem
-from .rules import Ruled, mean
-from .scores import Score, Term
 from .seeding import derive_seed
-from .server_step import StepState
 from .types import (
     Candidate,
     Evaluation,
@@ -37,7 +41,14 @@ from .types import (
     Task,
     Updates,
 )
-from .weighting import divide, to_weights, without_effect, zero_for_all
+from .weights.bounds import InfeasibleError
+from .weights.scores import Score, Term
+from .weights.weighting import (
+    divide,
+    to_weights,
+    without_effect,
+    zero_for_all,
+)
 
 RUINED = 10.0  # an error beyond this counts as this much, or one client would dominate all values
 

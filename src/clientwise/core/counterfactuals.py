@@ -18,10 +18,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .bounds import InfeasibleError
 from .cohort import Cohort
 from .contributions import Contributions, shapley
 from .types import Candidate, Counterfactual, Evaluation
+from .weights.bounds import InfeasibleError
 
 AT_ONCE = 64  # models evaluated together
 MOST_CLIENTS = 50  # in a round: each is one more model to evaluate

@@ -26,10 +26,18 @@ from annotated_types import MinLen
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from ..registry import Declaration, Names, Need, NonNegativeFloat, Part, PositiveFloat, Registry
+from ..registry import (
+    Declaration,
+    Names,
+    Need,
+    NonNegativeFloat,
+    Part,
+    PositiveFloat,
+    Registry,
+)
 from .clock import Devices
-from .metrics import METRICS, highest_performance, performance
-from .problem import Problem
+from .objective.metrics import METRICS, highest_performance, performance
+from .objective.problem import Problem
 from .types import Evaluation, LocalTraining, ModelSpec
 
 ANY = 1e12  # the default upper end: no honest measurement exceeds it, and products of a few stay finite

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor
 
 from .clock import Clock
-from .problem import Problem
-from .types import Evaluation, Folded, ModelSpec, ServerPart, ServerState, Task, Updates
+from .objective.problem import Problem
+from .types import (
+    Evaluation,
+    Folded,
+    ModelSpec,
+    ServerPart,
+    ServerState,
+    Task,
+    Updates,
+)
 
 
 class Engine(Protocol):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .criteria import Criterion
-from .problem import Problem
+from .objective.problem import Problem
 from .reasons import Reason
 from .types import Refusal, Updates
 

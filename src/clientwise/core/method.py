@@ -7,22 +7,22 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ..registry import Need, Part
-from .adapt_loss import LossAdapter
-from .adapters import Pair, pairs_of
-from .before import Before
-from .bounds import Bounds
+from .aggregation.adapters import Pair, pairs_of
+from .aggregation.before import Before
+from .aggregation.rules import Rule
+from .aggregation.server_step import ServerStep, replace_model
 from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
 from .fixed_point import SecureAggregation
+from .objective.adapt_loss import LossAdapter
 from .priority import Adjustment
 from .privacy import LocalNoise, Privacy
-from .rules import Rule
 from .sampling import poisson_sample, sample_clients, secret_sample
-from .scores import Prioritized, Score
-from .server_step import ServerStep, replace_model
 from .types import LocalTraining, ModelSpec
-from .weighting import Normaliser, sum_scale
+from .weights.bounds import Bounds
+from .weights.scores import Prioritized, Score
+from .weights.weighting import Normaliser, sum_scale
 
 Control = Literal["pooled", "server_only", "alone"]
 Adapters = Literal["products", "factors"]

@@ -15,15 +15,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .adapt_loss import Adapted
 from .clock import Pace
 from .cohort import Cohort
 from .contributions import Contributions
 from .counterfactuals import contributions, counterfactuals, evaluated
 from .engine import AsksAhead, Engine, FoldingEngine
-from .loss import Loss
 from .method import Method, Plan
-from .metrics import accuracy
+from .objective.adapt_loss import Adapted
+from .objective.loss import Loss
+from .objective.metrics import accuracy
 from .priority import Search, all_orders
 from .reasons import Kept
 from .secrecy import SecretCohort
@@ -39,7 +39,7 @@ from .types import (
     ServerState,
     Task,
 )
-from .weighting import divide
+from .weights.weighting import divide
 
 LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model

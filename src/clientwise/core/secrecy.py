@@ -20,9 +20,14 @@ from .cohort import Cohort
 from .fixed_point import Fixed, FixedPoint, SecureAggregation
 from .guard import inspect_measurements, inspect_updates, inspect_values
 from .method import Method
-from .problem import Problem
-from .types import Candidate, Refusal, Task, Updates
-from .weighting import divide
+from .objective.problem import Problem
+from .types import (
+    Candidate,
+    Refusal,
+    Task,
+    Updates,
+)
+from .weights.weighting import divide
 
 CRITERIA_BITS = 64  # of the sums of the criteria, which are few
 LARGEST_COARSENESS = 1e-3

@@ -15,9 +15,15 @@ from annotated_types import Gt, Le, doc
 from torch import Tensor
 
 from ..errors import plain
-from ..registry import Decay, NonNegativeFloat, Part, PositiveFloat, PositiveInt
+from ..registry import (
+    Decay,
+    NonNegativeFloat,
+    Part,
+    PositiveFloat,
+    PositiveInt,
+)
 from .contributions import Contributions
-from .loss import Loss
+from .objective.loss import Loss
 from .privacy import LocalNoise, Released
 from .reasons import Kept, Kind, Reason
 

@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from ..core.problem import Classification, Problem, Regression, Survival
+from ..core.objective.problem import (
+    Classification,
+    Problem,
+    Regression,
+    Survival,
+)
 
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 MOST_SHOWN = 3  # of labels, in a message

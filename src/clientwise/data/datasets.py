@@ -10,9 +10,12 @@ from pathlib import Path
 import numpy
 import torch
 
-from ..core.problem import Classification, Regression
-from . import (  # noqa: F401  they register
-    array_files,
+from ..core.objective.problem import Classification, Regression
+from . import array_files  # noqa: F401
+from .catalogue import DATASETS
+from .federated import Given, Samples
+from .folder import DataError
+from .published import (  # noqa: F401  they register
     beijing_air,
     celeba,
     cifar10,
@@ -24,14 +27,11 @@ from . import (  # noqa: F401  they register
     mnist,
     movie_reviews,
     parkinsons,
-    table,
     tcga_brca,
     vgg_cells,
     wisdm,
 )
-from .catalogue import DATASETS
-from .federated import Given, Samples
-from .folder import DataError
+from .tables import table  # noqa: F401
 
 __all__ = ["DATASETS", "DataError", "diabetes", "digits", "mnist5k"]
 

@@ -16,7 +16,12 @@ from torch import Tensor
 
 from ..core.clock import Devices
 from ..core.seeding import generator
-from ..registry import NonNegativeFloat, PositiveFloat, Registry, suggest
+from ..registry import (
+    NonNegativeFloat,
+    PositiveFloat,
+    Registry,
+    suggest,
+)
 from .folder import DataError, read_file
 
 FASTEST = 1e15  # samples or bytes per second

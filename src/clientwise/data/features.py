@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ..core.problem import Classification, Regression
+from ..core.objective.problem import Classification, Regression
 from ..registry import Part, PositiveInt, Registry
 from ..writing import put_in_place
 from .cache import cache_folder

@@ -17,11 +17,18 @@ from torch.utils.data import Dataset
 
 from ..core.clock import Devices
 from ..core.criteria import fact_columns
-from ..core.problem import Problem
+from ..core.objective.problem import Problem
 from ..core.seeding import generator
-from ..encoding import Encoding
-from .arrays import NamedInput, join, problem_of, read_columns, read_dataset, unpack
+from .arrays import (
+    NamedInput,
+    join,
+    problem_of,
+    read_columns,
+    read_dataset,
+    unpack,
+)
 from .folder import DataError
+from .tables.encoding import Encoding
 
 MOST_NAMED = 3  # of clients or columns, in a message
 MANY_ROWS = 4_000_000  # samples; to make a digest of each takes a microsecond or more

@@ -15,7 +15,12 @@ from torch import Tensor
 
 from ..core.seeding import derive_seed, generator
 from ..registry import PositiveFloat, PositiveInt, Registry
-from .federated import FederatedData, Given, Holdings, Samples
+from .federated import (
+    FederatedData,
+    Given,
+    Holdings,
+    Samples,
+)
 from .folder import DataError
 
 OfficialTest = Literal["pooled", "server", "clients"]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..encoding import Encoding
 from ..errors import shortened
 from .federated import FederatedData, Holdings
+from .tables.encoding import Encoding
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..core.problem import Problem
+from ..core.objective.problem import Problem
 from ..core.types import Evaluation
 from ..data.federated import Inputs, Samples
 from .jobs import EvaluateJob, EvaluateResult

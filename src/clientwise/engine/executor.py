@@ -32,7 +32,12 @@ from .device import (
     set_precision,
 )
 from .evaluation import samples_at_once, summarise
-from .jobs import EvaluateJob, EvaluateResult, TrainJob, TrainResult
+from .jobs import (
+    EvaluateJob,
+    EvaluateResult,
+    TrainJob,
+    TrainResult,
+)
 from .loop import LoopBackend
 from .probes import (
     capture_error,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.loss import Loss
+from ..core.objective.loss import Loss
 from ..core.types import LocalTraining
 from ..data.federated import Holdings
 

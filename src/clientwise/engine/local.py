@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from ..core.clock import Clock
 from ..core.criteria import HONEST, ClientFacts, measure_clients
 from ..core.seeding import client_keys
-from ..core.types import Evaluation, LocalTraining, Refusal, ServerPart, Task, Updates
+from ..core.types import (
+    Evaluation,
+    LocalTraining,
+    Refusal,
+    ServerPart,
+    Task,
+    Updates,
+)
 from ..data.federated import FederatedData, Holdings
 from ..data.folder import DataError
 from ..models.flat import flattened

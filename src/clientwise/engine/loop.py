@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from ..core.loss import Loss
+from ..core.objective.loss import Loss
 from ..core.seeding import mixed, seeded_default_generator, standard_normal
 from ..core.types import LocalTraining
 from ..data.federated import Inputs, Samples

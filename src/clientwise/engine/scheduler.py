@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ..core.loss import Loss
+from ..core.objective.loss import Loss
 from ..core.types import Evaluation, LocalTraining
 from .executor import DeviceExecutor
 from .jobs import EvaluateJob, TrainJob, TrainResult

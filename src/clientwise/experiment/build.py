@@ -24,26 +24,48 @@ from ..core.sampling import cohort_size
 from ..core.seeding import generator
 from ..data.arrays import channels_last_hint
 from ..data.datasets import DATASETS, DataError
-from ..data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices, read_traces
+from ..data.devices import (
+    DEVICE_FACTS,
+    DISTRIBUTIONS,
+    draw_devices,
+    read_traces,
+)
 from ..data.features import with_features
 from ..data.federated import FederatedData, Holdings, Samples
-from ..data.partition import PARTITIONS, Division, client_names, contribute, divide, hand_out
-from ..engine.alone import AloneEngine
+from ..data.partition import (
+    PARTITIONS,
+    Division,
+    client_names,
+    contribute,
+    divide,
+    hand_out,
+)
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
-from ..engine.hostile import HostileEngine
 from ..engine.local import LocalEngine
-from ..engine.timed import TimedEngine
-from ..engine.wrapping import EmbeddedEngine
+from ..engine.wrappers.alone import AloneEngine
+from ..engine.wrappers.engine import EmbeddedEngine
+from ..engine.wrappers.hostile import HostileEngine
+from ..engine.wrappers.timed import TimedEngine
 from ..errors import ClientwiseError, ConfigError
 from ..models.flat import fill
 from ..models.networks import MODELS, initialised
-from ..models.size import check_parameters, count_parameters, described, zeros
+from ..models.size import (
+    check_parameters,
+    count_parameters,
+    described,
+    zeros,
+)
 from ..registry import Need, Part
-from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
-from .parts import make
-from .schema import Experiment
-from .settings import HostileClients
+from .config.parts import make
+from .config.schema import Experiment
+from .config.settings import HostileClients
+from .trackers import (
+    TRACKERS,
+    Tracker,
+    Trackers,
+    check_tracker,
+)
 
 MISSING = {
     "data": "is missing; it may be left out only where arrays are passed to `cw.run`",

@@ -8,11 +8,11 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from .matrix import MatrixSettings
-from .named import METHODS
-from .schema import Experiment
-from .tables import to_plain
-from .tune import TuneSettings
+from .config.named import METHODS
+from .config.schema import Experiment
+from .config.tables import to_plain
+from .matrix.grid import MatrixSettings
+from .tune.tune import TuneSettings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -14,25 +14,17 @@ deployment a node is the client under whose name its key was registered, and its
 path in its own node config.
 """
 
-# ruff: noqa: E402  the switches must be set before Flower and Ray are imported
-import os
-
-# No usage statistics are sent. Flower and Ray read these variables when they are imported.
-for _switch, _value in {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's future default; avoids its warning
-}.items():
-    os.environ.setdefault(_switch, _value)
-
-# isort: split
-
-from .client_app import client_app
-from .data import OwnData, load_npz, load_table, training_values, write_parts
-from .method_strategy import MethodStrategy
-from .server_app import server_app
-from .strategy import RoundWeights, Weighted, measure
+from ..hosts.flower.client_app import client_app
+from ..hosts.flower.data import (
+    OwnData,
+    load_npz,
+    load_table,
+    training_values,
+    write_parts,
+)
+from ..hosts.flower.method_strategy import MethodStrategy
+from ..hosts.flower.server_app import server_app
+from ..hosts.flower.strategy import RoundWeights, Weighted, measure
 
 __all__ = [
     "MethodStrategy",

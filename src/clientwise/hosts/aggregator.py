@@ -21,14 +21,29 @@ from ..core.guard import inspect_models, inspect_values
 from ..core.method import Method, Plan
 from ..core.reasons import Reason
 from ..core.round import first_state, run_round
-from ..core.scores import Score
-from ..core.types import Refusal, RoundRecord, ServerState, Updates
+from ..core.types import (
+    Refusal,
+    RoundRecord,
+    ServerState,
+    Updates,
+)
+from ..core.weights.scores import Score
 from ..errors import plain
 from ..models.flat import FlatModel
 from .arrays import Arrays, Layout
-from .engine import HostEngine, Pair, ServerSet, problem_of
-from .methods import build, recorded_table, settings_of, with_criteria
-from .record import HostRecord, refuse_run
+from .engine import (
+    HostEngine,
+    Pair,
+    ServerSet,
+    problem_of,
+)
+from .host_run import HostRecord, refuse_run
+from .methods import (
+    build,
+    recorded_table,
+    settings_of,
+    with_criteria,
+)
 
 MAX_REASON = 300  # characters
 MAX_NAME = 100  # characters of a client's name

@@ -11,8 +11,14 @@ from torch import Tensor, nn
 
 from ..core.clock import Clock
 from ..core.criteria import ANY
-from ..core.problem import Classification, Problem
-from ..core.types import Evaluation, ModelSpec, ServerPart, Task, Updates
+from ..core.objective.problem import Classification, Problem
+from ..core.types import (
+    Evaluation,
+    ModelSpec,
+    ServerPart,
+    Task,
+    Updates,
+)
 from ..data.federated import FederatedData
 from ..engine.local import LocalEngine
 

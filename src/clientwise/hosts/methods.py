@@ -9,16 +9,22 @@ from typing import Any
 from torch import Tensor
 
 from ..core.clock import Pace
-from ..core.criteria import ANY, CRITERIA, Arrivals, Criterion, make_criterion
+from ..core.criteria import (
+    ANY,
+    CRITERIA,
+    Arrivals,
+    Criterion,
+    make_criterion,
+)
 from ..core.method import Method
-from ..core.scores import SCORES, Prioritized, Score
-from ..core.weighting import NORMALISERS, check_normaliser
+from ..core.weights.scores import SCORES, Prioritized, Score
+from ..core.weights.weighting import NORMALISERS, check_normaliser
 from ..errors import ConfigError
-from ..experiment.config import load_method
-from ..experiment.methods import MethodSettings
-from ..experiment.schema import Experiment
-from ..experiment.settings import Training
-from ..experiment.validation import config_issues, needs_server_set
+from ..experiment.checks.validation import config_issues, needs_server_set
+from ..experiment.config.methods import MethodSettings
+from ..experiment.config.schema import Experiment
+from ..experiment.config.settings import Training
+from ..experiment.load import load_method
 from ..registry import Part
 
 NEED_SAMPLES = {"server_set", "server_samples"}

@@ -6,14 +6,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..encoding import InputColumn
-from ..experiment.steps import steps_in_words
+from ..data.tables.encoding import InputColumn
+from ..experiment.checks.steps import steps_in_words
+from ..record.files import VERSIONS, read_whole
+from ..record.reading.config_view import RecordedConfig, recorded_config
+from ..record.reading.folder import RunFolder
 from ..registry import Part
-from ..runs.files import VERSIONS, read_whole
-from ..runs.folder import RunFolder
-from ..runs.recorded import RecordedConfig, recorded_config
-from .chain import described
-from .document import Content, Section, Table, counted, table
+from .audit.weight_steps import described
+from .document import (
+    Content,
+    Section,
+    Table,
+    counted,
+    table,
+)
 
 SECTION = "about"
 MOST_BYTES = 2**16  # of versions.json

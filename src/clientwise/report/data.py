@@ -11,11 +11,17 @@ from rich.text import Text
 from torch import Tensor
 
 from ..data.summary import DataSummary
-from ..encoding import InputColumn
+from ..data.tables.encoding import InputColumn
 from ..errors import shortened
 from .document import Chart, counted
-from .marks import COLOURS, Axis, HeatMap, Line, Lines
-from .markup import escape
+from .marks import (
+    COLOURS,
+    Axis,
+    HeatMap,
+    Line,
+    Lines,
+)
+from .output.markup import escape
 
 MOST_ROWS = 24
 MOST_COLUMNS = 12  # with more classes, a cell is a block instead of a number

@@ -7,7 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from .series import Series
-from .statistics import MIN_SEEDS, Difference, holm, paired_difference
+from .statistics import (
+    MIN_SEEDS,
+    Difference,
+    holm,
+    paired_difference,
+)
 from .units import Unit
 
 SMALLEST_P = 0.001  # a smaller p-value is not spelt out

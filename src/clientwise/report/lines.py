@@ -8,7 +8,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from .document import Chart, value_text
-from .marks import Axis, Band, Line, Lines, value_axis
+from .marks import (
+    Axis,
+    Band,
+    Line,
+    Lines,
+    value_axis,
+)
 from .series import Series
 
 MAX_BANDS = 2  # that can overlap and still be read

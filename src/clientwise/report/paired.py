@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..runs.folder import RunFolder
+from ..record.reading.folder import RunFolder
 from .differences import difference_between, in_words, signed
-from .document import Cell, Content, Table, table
+from .document import (
+    Cell,
+    Content,
+    Table,
+    table,
+)
 from .sections.clients import by_client
 from .series import Series, series_of
-from .statistics import Difference, holm, mean_of, paired_difference
+from .statistics import (
+    Difference,
+    holm,
+    mean_of,
+    paired_difference,
+)
 
 NOTE = (
     "Paired by seed: same data, cohorts, batches and initial model. Differences are the counterfactual "

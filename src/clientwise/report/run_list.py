@@ -7,9 +7,16 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import RunError
-from ..runs.folder import RunFolder
+from ..record.reading.folder import RunFolder
 from .about import data_name, labels
-from .document import Cell, Content, Document, Section, Table, table
+from .document import (
+    Cell,
+    Content,
+    Document,
+    Section,
+    Table,
+    table,
+)
 from .series import ranked, series_of
 from .views import run_state
 

@@ -7,11 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import RunError
+from ..record.reading.config_view import CONFIG
+from ..record.schema import DATABASE
 from ..registry import suggest
-from ..runs.recorded import CONFIG
-from ..runs.schema import DATABASE
-from .document import Cell, Content, Table, text_of
-from .export import unique_names
+from .document import (
+    Cell,
+    Content,
+    Table,
+    text_of,
+)
+from .output.export import unique_names
 from .run_list import RUNS, run_row, runs_table
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..runs.folder import RunFolder
-from ..runs.recorded import recorded_config
-from ..runs.rows import ArrivedRow, MethodSummary
+from ..record.reading.config_view import recorded_config
+from ..record.reading.folder import RunFolder
+from ..record.reading.rows import ArrivedRow, MethodSummary
 from .marks import COLOURS, AuditLinks, Dash
 from .statistics import mean_of
 from .units import Unit

@@ -12,17 +12,32 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from ..core.criteria import CRITERIA
-from ..core.metrics import METRICS
+from ..core.objective.metrics import METRICS
 from ..errors import RunError
+from ..record.reading.config_view import RecordedMethod, recorded_config
+from ..record.reading.folder import RunFolder
+from ..record.reading.rows import ClientRoundRow
 from ..registry import suggest
-from ..runs.folder import RunFolder
-from ..runs.recorded import RecordedMethod, recorded_config
-from ..runs.rows import ClientRoundRow
-from .audit import Audit, Participant, audit
-from .chain import PRIOR
-from .document import Chart, Content, Document, Section, Table, counted, number, percent_of, table
+from .audit.rounds import Audit, Participant, audit
+from .audit.weight_steps import PRIOR
+from .document import (
+    Chart,
+    Content,
+    Document,
+    Section,
+    Table,
+    counted,
+    number,
+    percent_of,
+    table,
+)
 from .lines import ROUNDS
-from .marks import COLOURS, Axis, Line, Lines
+from .marks import (
+    COLOURS,
+    Axis,
+    Line,
+    Lines,
+)
 from .sections.clients import client_means
 from .sections.contributions import control_series, gains
 from .series import Series, series_of

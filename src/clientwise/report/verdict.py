@@ -8,12 +8,22 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from ..core.reasons import likely_cause
-from ..experiment.steps import unequal_steps
-from ..runs.recorded import recorded_config
-from ..runs.rows import changed_facts
-from .differences import Differences, all_differences, in_words, p_text
+from ..experiment.checks.steps import unequal_steps
+from ..record.reading.config_view import recorded_config
+from ..record.reading.rows import changed_facts
+from .differences import (
+    Differences,
+    all_differences,
+    in_words,
+    p_text,
+)
 from .document import counted, percent_of
-from .series import Series, comparable, is_unmeasured, ranked
+from .series import (
+    Series,
+    comparable,
+    is_unmeasured,
+    ranked,
+)
 from .statistics import MIN_SEEDS, Difference, mean_of
 
 NOTHING_YET = "No round has been recorded yet."

@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from ..errors import RunError
-from ..runs.database import reading
-from ..runs.folder import RunFolder
-from ..runs.lock import is_locked
+from ..record.database import reading
+from ..record.lock import is_locked
+from ..record.reading.folder import RunFolder
 from . import sections
 from .about import about_section, config_section
-from .audit_pages import audit_client, audit_round
-from .document import Chart, Document, Section, counted
+from .audit.pages import audit_client, audit_round
+from .document import (
+    Chart,
+    Document,
+    Section,
+    counted,
+)
 from .sections.curves import metric_chart
 from .sections.weights import hostile_chart
 from .series import Series, series_of

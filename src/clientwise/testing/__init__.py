@@ -12,8 +12,18 @@ measures it, its largest value, what it needs) with what it does, so that a wron
 here and not in the first round of a run.
 """
 
-from .formula import check_criterion, check_engine, check_rule, check_score
-from .surroundings import check_attack, check_dataset, check_metric, check_model
+from .formula import (
+    check_criterion,
+    check_engine,
+    check_rule,
+    check_score,
+)
+from .surroundings import (
+    check_attack,
+    check_dataset,
+    check_metric,
+    check_model,
+)
 
 __all__ = [
     "check_attack",

@@ -9,13 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.aggregation.rules import RULES
 from ..core.clock import Devices
-from ..core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
+from ..core.criteria import (
+    HONEST,
+    Arrivals,
+    ClientFacts,
+    Criterion,
+    make_criterion,
+)
 from ..core.engine import Engine
-from ..core.problem import Classification
-from ..core.rules import RULES
-from ..core.scores import Score
-from ..core.types import Evaluation, Layer, LocalTraining, ModelSpec, Task, Updates
+from ..core.objective.problem import Classification
+from ..core.types import (
+    Evaluation,
+    Layer,
+    LocalTraining,
+    ModelSpec,
+    Task,
+    Updates,
+)
+from ..core.weights.scores import Score
 from ..registry import Part
 
 # The small federation that criteria are tried on; its images are SIZE × SIZE.

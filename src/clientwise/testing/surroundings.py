@@ -12,9 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attacks import ATTACKS, Attack, Honest, Knowledge
-from ..core.metrics import METRICS, Measure, confusion, error_sums, measured, pair_counts
-from ..core.problem import PREDICTED, Classification, Problem
+from ..attacks import (
+    ATTACKS,
+    Attack,
+    Honest,
+    Knowledge,
+)
+from ..core.objective.metrics import (
+    METRICS,
+    Measure,
+    confusion,
+    error_sums,
+    measured,
+    pair_counts,
+)
+from ..core.objective.problem import PREDICTED, Classification, Problem
 from ..core.seeding import seeded_default_generator
 from ..core.types import Evaluation
 from ..data.datasets import DATASETS

@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from ...registry import OpenShare, PositiveFloat, needs
-from ..robust import TIE, column_blocks, cosines_to, weighted_median
+from ..aggregation.robust import (
+    TIE,
+    column_blocks,
+    cosines_to,
+    weighted_median,
+)
 from ..types import Gathered, Posterior
-from ..weighting import to_weights
+from ..weights.weighting import to_weights
 from .protocol import EVIDENCE, Evidence
 
 

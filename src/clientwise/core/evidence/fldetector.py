@@ -11,10 +11,10 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from ...registry import needs
-from ..robust import AT_ONCE, combine
+from ..aggregation.robust import AT_ONCE, combine
 from ..seeding import generator
 from ..types import Gathered, Posterior
-from ..weighting import to_weights
+from ..weights.weighting import to_weights
 from .protocol import EVIDENCE, Evidence
 from .seen import enlist, with_rows
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ...registry import PositiveFloat, needs
-from ..robust import client_blocks, pair_blocks
+from ..aggregation.robust import client_blocks, pair_blocks
 from ..types import Gathered, Posterior
-from ..weighting import to_weights
+from ..weights.weighting import to_weights
 from .protocol import EVIDENCE, Evidence
 from .seen import enlist, with_rows
 

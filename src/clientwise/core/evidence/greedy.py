@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...registry import needs
 from ..types import Gathered, Posterior
-from ..weighting import to_weights
+from ..weights.weighting import to_weights
 from .protocol import EVIDENCE, Evidence
 
 

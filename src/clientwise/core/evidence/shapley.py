@@ -14,7 +14,7 @@ from ...registry import NonNegativeFloat, needs
 from ..contributions import all_coalitions, exact_shapley
 from ..seeding import generator
 from ..types import Gathered, Posterior
-from ..weighting import to_weights
+from ..weights.weighting import to_weights
 from .protocol import EVIDENCE, Evidence
 
 AT_ONCE = 64  # models judged together

@@ -11,10 +11,15 @@ from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
 from ...registry import needs
-from ..robust import combine
+from ..aggregation.robust import combine
 from ..types import Evaluation, Gathered, Posterior
 from .history import larger, look_back
-from .page import PageTest, StandardErrors, Strength, moved
+from .page import (
+    PageTest,
+    StandardErrors,
+    Strength,
+    moved,
+)
 from .protocol import EVIDENCE, Evidence
 
 LEAST_SAMPLES = 8  # held-out samples of the server; with fewer there is no evidence

@@ -10,14 +10,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...core.loss import Loss
+from ...core.objective.loss import Loss
 from ...core.seeding import mixed
 from ...core.types import LocalTraining
 from ...data.federated import Samples
 from ..batches import BatchSchedule
 from ..graphs import CudaGraph
 from ..jobs import TrainJob, TrainResult
-from ..optimizers import is_plain_sgd, make_optimizer, restart, state_of
+from ..optimizers import (
+    is_plain_sgd,
+    make_optimizer,
+    restart,
+    state_of,
+)
 from .network import StackedNetwork
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..differences import shared_seeds
-from ..document import Cell, Content, Section, table
+from ..document import (
+    Cell,
+    Content,
+    Section,
+    table,
+)
 from ..series import Series
 from ..statistics import contingency, holm_p_values
 

@@ -6,10 +6,22 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ...runs.folder import RunFolder
-from ..document import Cell, Chart, Content, Section, Table, table
+from ...record.reading.folder import RunFolder
+from ..document import (
+    Cell,
+    Chart,
+    Content,
+    Section,
+    Table,
+    table,
+)
 from ..lines import has_lines, line_chart
-from ..marks import MAX_POINTS, Box, Boxes, value_axis
+from ..marks import (
+    MAX_POINTS,
+    Box,
+    Boxes,
+    value_axis,
+)
 from ..series import Series
 from ..statistics import mean_of, paired_difference
 from ..units import Unit

@@ -6,13 +6,24 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from ...runs.recorded import recorded_config
+from ...record.reading.config_view import recorded_config
 from ..differences import signed
-from ..document import Cell, Content, Section, Table, table
+from ..document import (
+    Cell,
+    Content,
+    Section,
+    Table,
+    table,
+)
 from ..series import Series
 from ..statistics import Difference, holm, paired_difference
 from ..units import Unit
-from .clients import by_client, client_means, client_word, evaluated_clients
+from .clients import (
+    by_client,
+    client_means,
+    client_word,
+    evaluated_clients,
+)
 
 LEAD = (
     "A contribution is what a client's updates did to the metric of the model. "

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..document import Cell, Content, Section, in_bytes, in_time, number_cell, table
+from ..document import (
+    Cell,
+    Content,
+    Section,
+    in_bytes,
+    in_time,
+    number_cell,
+    table,
+)
 from ..scales import scales
 from ..series import Series
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..counterfactuals import run_table
+from ..audit.what_if import run_table
 from ..document import Section, Table
 from ..series import Series
 

@@ -7,10 +7,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-from ...runs.reader import thinned
-from ...runs.rows import PriorityRow
+from ...record.reading.reader import thinned
+from ...record.reading.rows import PriorityRow
 from ..document import Chart, Section
-from ..marks import MAX_CELLS, MAX_POINTS, HeatMap, Timeline
+from ..marks import (
+    MAX_CELLS,
+    MAX_POINTS,
+    HeatMap,
+    Timeline,
+)
 from ..series import Series
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ...runs.recorded import recorded_config
-from ...runs.rows import PrivacyRow
-from ..document import Content, Section, number_cell, table, text_of
+from ...record.reading.config_view import recorded_config
+from ...record.reading.rows import PrivacyRow
+from ..document import (
+    Content,
+    Section,
+    number_cell,
+    table,
+    text_of,
+)
 from ..lines import line_chart
 from ..series import Series
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ..document import AuditLink, Cell, Content, Section, client_cell, table
+from ..document import (
+    AuditLink,
+    Cell,
+    Content,
+    Section,
+    client_cell,
+    table,
+)
 from ..series import Series
 
 MAX_REFUSALS = 100  # of a method

@@ -6,7 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..differences import Differences, all_differences, signed
-from ..document import Cell, Content, Section, number_cell, percent_cell, table
+from ..document import (
+    Cell,
+    Content,
+    Section,
+    number_cell,
+    percent_cell,
+    table,
+)
 from ..scales import Scale, scales
 from ..series import (
     TRAINS_ON_SERVER_MEANS,

@@ -7,7 +7,13 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from ..differences import shared_seeds, signed_rounds
-from ..document import Cell, Content, Section, Table, table
+from ..document import (
+    Cell,
+    Content,
+    Section,
+    Table,
+    table,
+)
 from ..scales import Scale, scales
 from ..series import Series
 from ..statistics import Difference, paired_difference

@@ -6,11 +6,16 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ...runs.recorded import recorded_config
-from ...runs.rows import WeightGrid
-from ..audit import audit
-from ..audit_pages import audit_table, steps_charts
-from ..document import Chart, Section, Table, percent_of
+from ...record.reading.config_view import recorded_config
+from ...record.reading.rows import WeightGrid
+from ..audit.pages import audit_table, steps_charts
+from ..audit.rounds import audit
+from ..document import (
+    Chart,
+    Section,
+    Table,
+    percent_of,
+)
 from ..lines import Curve, has_lines, line_chart
 from ..marks import MAX_CELLS, MAX_POINTS, HeatMap
 from ..series import Series

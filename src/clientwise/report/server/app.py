@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ...errors import RunError
-from ..html import ASSETS, file_policy
-from ..page_json import as_json
+from ..output.html import ASSETS, file_policy
+from ..output.page_json import as_json
 from .responses import (
     CACHED_FOR_GOOD,
     MEDIA_TYPES,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from ..html import ASSETS, asset, to_json
+from ..output.html import ASSETS, asset, to_json
 
 NOT_CACHED = {"Cache-Control": "no-store"}
 CACHED_FOR_GOOD = {"Cache-Control": "private, max-age=31536000, immutable"}

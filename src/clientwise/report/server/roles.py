@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from ...errors import ClientwiseError
-from ...runs.files import read_whole
+from ...record.files import read_whole
 from ...writing import write_atomically
 
 MAX_BYTES = 1_000_000

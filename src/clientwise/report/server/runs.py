@@ -16,20 +16,28 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from ...errors import NotBegunError, RunError
-from ...runs.database import time_limit
-from ...runs.folder import RunFolder
-from ...runs.lock import is_locked
-from ...runs.recorded import recorded_config
-from ...runs.rows import LaneProgress
-from ...runs.schema import DATABASE
+from ...record.database import time_limit
+from ...record.lock import is_locked
+from ...record.reading.config_view import recorded_config
+from ...record.reading.folder import RunFolder
+from ...record.reading.rows import LaneProgress
+from ...record.schema import DATABASE
 from .. import views
-from ..document import Cell, Content, Document, Section, counted, table, without_none
-from ..html import as_file, to_json
-from ..metrics import Sample, as_text, samples_of
-from ..page_json import as_json
+from ..document import (
+    Cell,
+    Content,
+    Document,
+    Section,
+    counted,
+    table,
+    without_none,
+)
+from ..output.html import as_file, to_json
+from ..output.page_json import as_json
 from ..run_list import run_row, runs_document
 from ..runs import find_runs
 from ..statement import named_sites, statement
+from .prometheus import Sample, as_text, samples_of
 from .responses import Packed, hashed, pack
 from .roles import Reader
 

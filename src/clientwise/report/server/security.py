@@ -12,7 +12,12 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .responses import send_error
-from .roles import OPERATOR, Reader, Roles, RolesError
+from .roles import (
+    OPERATOR,
+    Reader,
+    Roles,
+    RolesError,
+)
 
 # Starlette 1.3, which Flower needs, reads only "[" of "[::1]:8000", so "[" must be allowed. Then
 # any IPv6 address passes, which is harmless: the check is against foreign names that resolve to

@@ -1,0 +1,176 @@
+"""Server steps: what the server makes of the weighted mean of the clients' models.
+
+A server step is a function of the global model [d], the weighted mean [d] and its own state of the
+round before. It returns the new model [d] and the state for the next round. Δ is the mean update,
+mean − model. The adaptive steps are those of Reddi et al., "Adaptive Federated Optimization" (2021),
+without bias correction, as published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+import torch
+from annotated_types import Ge, Le
+from torch import Tensor
+
+from ...registry import Decay, PositiveFloat, Registry
+
+Tau = Annotated[float, Ge(1e-12), Le(1e12)]  # neither it nor its square is lost in float32
+StepState = Mapping[str, Tensor]
+ServerStep = Callable[..., tuple[Tensor, StepState]]
+SERVER_STEPS: Registry[ServerStep] = Registry(
+    "server step", "server_steps", "What the server makes of the weighted mean"
+)
+
+
+@SERVER_STEPS.register("replace")
+def replace_model(model: Tensor, mean: Tensor, state: StepState) -> tuple[Tensor, StepState]:
+    """The weighted mean is the new model (P1 Eq. 4)."""
+    return mean, state
+
+
+@SERVER_STEPS.register("sgd")
+def sgd_step(
+    model: Tensor, mean: Tensor, state: StepState, *, learning_rate: PositiveFloat = 1.0
+) -> tuple[Tensor, StepState]:
+    """Θ ← Θ + η·Δ with the weighted update Δ (P1 Eq. 2); η = 1 is `replace`.
+
+    Args:
+        model: global model [d].
+        mean: weighted mean of the clients' models [d].
+        state: unused; the step keeps no state.
+        learning_rate: η.
+
+    Returns:
+        The new model [d] and the unchanged state.
+
+    Example:
+        >>> sgd_step(torch.tensor([1.0]), torch.tensor([3.0]), {}, learning_rate=0.5)[0]
+        tensor([2.])
+    """
+    return model + learning_rate * (mean - model), state
+
+
+@SERVER_STEPS.register("momentum")
+def momentum_step(
+    model: Tensor,
+    mean: Tensor,
+    state: StepState,
+    *,
+    learning_rate: PositiveFloat = 1.0,
+    momentum: Decay = 0.9,
+) -> tuple[Tensor, StepState]:
+    """v ← β·v + Δ; Θ ← Θ + η·v (FedAvgM, Hsu et al., 2019).
+
+    Args:
+        model: global model [d].
+        mean: weighted mean of the clients' models [d].
+        state: `velocity` v [d]; zero in the first round.
+        learning_rate: η.
+        momentum: β.
+
+    Returns:
+        The new model [d] and the state with the new velocity.
+
+    Example:
+        >>> model, state = momentum_step(torch.tensor([0.0]), torch.tensor([1.0]), {}, momentum=0.5)
+        >>> momentum_step(model, torch.tensor([2.0]), state, momentum=0.5)[0]
+        tensor([2.5000])
+    """
+    velocity = momentum * _remembered(state, "velocity", model) + (mean - model)
+    return model + learning_rate * velocity, {"velocity": velocity}
+
+
+@SERVER_STEPS.register("adam")
+def adam_step(
+    model: Tensor,
+    mean: Tensor,
+    state: StepState,
+    *,
+    learning_rate: PositiveFloat = 0.01,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.99,
+    tau: Tau = 1e-3,
+) -> tuple[Tensor, StepState]:
+    """m ← β₁m + (1−β₁)Δ; v ← β₂v + (1−β₂)Δ², from v = τ²; Θ ← Θ + η·m/(√v + τ) (FedAdam, Reddi et al., 2021).
+
+    Args:
+        model: global model [d].
+        mean: weighted mean of the clients' models [d].
+        state: the moments `first` m and `second` v, each [d]; they start at 0 and τ².
+        learning_rate: η.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        tau: τ, the degree of adaptivity: the smaller, the more adaptive.
+
+    Returns:
+        The new model [d] and the new moments.
+    """
+    update = mean - model
+    first = _moment(_remembered(state, "first", model), update, beta1)
+    second = _remembered(state, "second", model, start=tau**2)
+    second = _moment(second, update.square(), beta2)
+    return _adaptive_step(model, first, second, learning_rate, tau)
+
+
+@SERVER_STEPS.register("yogi")
+def yogi_step(
+    model: Tensor,
+    mean: Tensor,
+    state: StepState,
+    *,
+    learning_rate: PositiveFloat = 0.01,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.99,
+    tau: Tau = 1e-3,
+) -> tuple[Tensor, StepState]:
+    """As adam, but v ← v − (1−β₂)·Δ²·sign(v − Δ²), from v = τ² (FedYogi, Reddi et al., 2021).
+
+    Arguments and return value are those of `adam`.
+    """
+    update = mean - model
+    squared = update.square()
+    first = _moment(_remembered(state, "first", model), update, beta1)
+    second = _remembered(state, "second", model, start=tau**2)
+    second = second - (1 - beta2) * squared * (second - squared).sign()
+    return _adaptive_step(model, first, second, learning_rate, tau)
+
+
+@SERVER_STEPS.register("adagrad")
+def adagrad_step(
+    model: Tensor,
+    mean: Tensor,
+    state: StepState,
+    *,
+    learning_rate: PositiveFloat = 0.01,
+    beta1: Decay = 0.0,
+    tau: Tau = 1e-3,
+) -> tuple[Tensor, StepState]:
+    """m ← β₁m + (1−β₁)Δ; v ← v + Δ², from v = τ²; Θ ← Θ + η·m/(√v + τ) (FedAdagrad, Reddi et al., 2021).
+
+    Arguments and return value are those of `adam`, without `beta2`.
+    """
+    update = mean - model
+    first = _moment(_remembered(state, "first", model), update, beta1)
+    second = _remembered(state, "second", model, start=tau**2) + update.square()
+    return _adaptive_step(model, first, second, learning_rate, tau)
+
+
+def _remembered(state: StepState, name: str, model: Tensor, start: float = 0.0) -> Tensor:
+    """A tensor [d] of the state; filled with `start` in the first round."""
+    return state[name] if name in state else torch.full_like(model, start)
+
+
+def _moment(before: Tensor, value: Tensor, decay: float) -> Tensor:
+    """Exponential moving average: decay · before + (1 − decay) · value."""
+    return decay * before + (1 - decay) * value
+
+
+def _adaptive_step(
+    model: Tensor, first: Tensor, second: Tensor, learning_rate: float, tau: float
+) -> tuple[Tensor, StepState]:
+    """Θ + η·m/(√v + τ), and both moments for the next round."""
+    moved = model + learning_rate * first / (second.sqrt() + tau)
+    return moved, {"first": first, "second": second}

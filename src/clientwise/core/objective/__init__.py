@@ -1,0 +1,1 @@
+"""What is learned and measured: problems, losses, metrics."""

@@ -1,0 +1,1 @@
+"""Criteria to weights: normalisers, scores, bounds."""

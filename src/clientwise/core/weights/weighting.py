@@ -1,0 +1,201 @@
+"""From criteria to weights: normalise over the cohort, score, divide by the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ...registry import Declaration, PositiveFloat, Registry
+from .scores import Score
+
+Normaliser = Callable[..., Tensor]
+NORMALISERS: Registry[Normaliser] = Registry(
+    "normaliser", "normalisers", "What a criterion is divided by so that criteria compare"
+)
+
+
+class Constant(Declaration):
+    """Declared by a normaliser whose scales do not depend on the values."""
+
+
+class KeepsUnits(Constant):
+    """Declared by a normaliser that leaves the values in the criterion's own units."""
+
+
+class DividesBySums(Declaration):
+    """Declared by a normaliser that needs the cohort's sums of the criteria, and nothing else."""
+
+
+@NORMALISERS.register("sum", DividesBySums())
+def sum_scale(raw: Tensor) -> Tensor:
+    """Divide by the cohort's sum, so that Σ_a c_a = 1 (the papers). In a cohort of n a value is about 1/n.
+
+    Args:
+        raw: criteria as measured, [n, m].
+
+    Returns:
+        What each criterion is divided by, [m].
+
+    Example:
+        >>> sum_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        tensor([ 4., 10.])
+    """
+    return raw.sum(0)
+
+
+@NORMALISERS.register("max")
+def max_scale(raw: Tensor) -> Tensor:
+    """Divide by the cohort's maximum: the best client has 1, whatever the size of the cohort.
+
+    Args:
+        raw: criteria as measured, [n, m].
+
+    Returns:
+        What each criterion is divided by, [m].
+
+    Example:
+        >>> max_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+        tensor([3., 5.])
+    """
+    return raw.max(0).values
+
+
+@NORMALISERS.register("none", KeepsUnits())
+def no_scale(raw: Tensor) -> Tensor:
+    """Leave the values as they were measured: divide by 1."""
+    return torch.ones(raw.shape[1], dtype=raw.dtype)
+
+
+@NORMALISERS.register("fixed", Constant())
+def fixed_scale(raw: Tensor, *, by: Sequence[PositiveFloat]) -> Tensor:
+    """Divide by constants, which say nothing about the cohort: for differential privacy.
+
+    Args:
+        raw: criteria as measured, [n, m].
+        by: one constant for each criterion, in the order in which the criteria are listed.
+
+    Returns:
+        What each criterion is divided by, [m].
+
+    Example:
+        >>> fixed_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), by=[2.0, 10.0])
+        tensor([ 2., 10.])
+    """
+    if len(by) != raw.shape[1]:
+        raise ValueError(f"normalise.by has {len(by)} values for {raw.shape[1]} criteria")
+    return torch.tensor(by, dtype=raw.dtype)
+
+
+def is_constant(normaliser: str) -> bool:
+    """Whether the scales of a normaliser, given by its name, do not depend on the values."""
+    return isinstance(NORMALISERS.declared(normaliser), Constant)
+
+
+def check_normaliser(score: Score, normaliser: str) -> None:
+    """ValueError if a score does not fit a normaliser, given by its name."""
+    if score.needs_units and not isinstance(NORMALISERS.declared(normaliser), KeepsUnits):
+        raise ValueError('a threshold is in the criterion\'s own units: use normalise = "none"')
+
+
+def divide(raw: Tensor, scales: Tensor) -> Tensor:
+    """Values [n, m] over the cohort's scales [m]; a criterion that is zero for all clients stays zero."""
+    return torch.where(scales == 0, 0.0, raw / scales)
+
+
+def to_weights(scores: Tensor) -> Tensor:
+    """w_a = f(c_a) / Σ f (P1 Eq. 5); all zero if the sum of the scores is zero or not finite.
+
+    >>> to_weights(torch.tensor([3.0, 1.0]))
+    tensor([0.7500, 0.2500])
+    """
+    total = scores.sum()
+    return scores / total if 0 < total < torch.inf else torch.zeros_like(scores)
+
+
+def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
+    """Criteria that are constant across the clients of the cohort (P1 4.2's rule of thumb).
+
+    >>> without_effect(("size", "balance"), torch.tensor([[5.0, 0.7], [3.0, 0.7]]))
+    ('balance',)
+    """
+    if len(raw) < 2:
+        return ()
+    equal = torch.isclose(raw.min(0).values, raw.max(0).values, rtol=1e-9, atol=0.0)
+    return tuple(name for name, constant in zip(names, equal.tolist(), strict=True) if constant)
+
+
+def zero_for_all(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
+    """Criteria that are zero for all clients: in a product, or first in the order, all weights are then zero.
+
+    >>> zero_for_all(("size", "balance"), torch.tensor([[5.0, 0.0], [3.0, 0.0]]))
+    ('balance',)
+    """
+    return tuple(name for name, some in zip(names, raw.any(0).tolist(), strict=True) if not some)
+
+
+def weigh(
+    criteria: Mapping[str, Any], *, score: Score, normalise: str | None = None
+) -> NDArray[numpy.float64]:
+    """The weights of n clients from criteria that you measured.
+
+    Args:
+        criteria: a list, NumPy array or tensor [n] per criterion, finite and zero or more.
+        score: how a client's criteria become one number: `cw.prioritized(...)`, `cw.mean()` ...
+        normalise: "sum", "max" or "none". The default is the score's own: "none" for a product,
+            "sum" for most others.
+
+    Returns:
+        The weights [n], which sum to 1. They are all zero if every score is zero.
+
+    Raises:
+        ValueError: the criteria differ in length, have a value that is negative or not finite, or do not
+            fit the score.
+
+    Example:
+        >>> import clientwise as cw
+        >>> criteria = {"size": [600, 600, 60], "accuracy": [0.9, 0.3, 0.9]}
+        >>> score = cw.prioritized("accuracy", "size")
+        >>> cw.weigh(criteria, score=score, normalise="max").round(3).tolist()
+        [0.531, 0.177, 0.292]
+    """
+    if not criteria:
+        raise ValueError("no criteria given")
+    if not isinstance(score, Score):
+        raise TypeError(f"score must be one of cw.prioritized(...), cw.mean() ..., got {score!r}")
+    names = tuple(criteria)
+    columns = {name: _column(values) for name, values in criteria.items()}
+    for name, column in columns.items():
+        if column.ndim != 1 or len(column) != len(columns[names[0]]):
+            raise ValueError(
+                f"{name!r} has shape {tuple(column.shape)}: every criterion needs one value per client"
+            )
+        if not bool((column.isfinite() & (column >= 0)).all()):
+            raise ValueError(
+                f"{name!r} has a value that is negative or not finite: {column.tolist()}"
+            )
+    score.check(names)
+    normaliser = normalise or score.default_normaliser
+    check_normaliser(score, normaliser)
+    if any(option.required for option in NORMALISERS.options(normaliser)):
+        raise ValueError(f"normalise = {normaliser!r} has options: divide by constants yourself")
+    raw = torch.stack(list(columns.values()), dim=1)
+    if len(raw) == 0:
+        return numpy.zeros(0)
+    scales = NORMALISERS.get(normaliser)(raw)
+    scores = score(names, divide(raw, scales))
+    if not bool(scales.isfinite().all() & scores.sum().isfinite()):
+        raise ValueError(
+            "these values are too large to weigh: their scores overflow. Use larger units."
+        )
+    return to_weights(scores).numpy()
+
+
+def _column(values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach().cpu().double()
+    return torch.as_tensor(numpy.asarray(values, dtype=numpy.float64))

@@ -1,0 +1,1 @@
+"""Tables of rows: files, columns, encoding, new rows."""

@@ -1,0 +1,133 @@
+"""Columns of a table that predict the target too well alone: identifiers, and copies of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy
+import torch
+
+from ...errors import shortened
+from ..federated import Samples
+from .encoding import InputColumn
+
+MOST_COLUMNS = 2_000  # that are looked at
+MOST_ROWS = 2_000  # of a column
+MOST_VALUES = 400_000  # of all columns together: a second
+FEWEST_ROWS = 30  # below that, numbers differ by chance
+TOO_WELL = 0.8  # of what the most frequent class, or the mean, gets wrong
+MOST_LINES = 5
+
+
+def column_hints(samples: Samples) -> list[str]:
+    """A line for each column that should probably be left out; none where there is no table.
+
+    A row is predicted by the rows of the other half that are nearest in this one column. A column
+    with a different whole number in every row is named whatever it predicts.
+
+    Args:
+        samples: as they were read, before clients hold them.
+    """
+    table = samples.table
+    if table is None or samples.inputs.ndim != 2:
+        return []
+    if samples.inputs.shape[1] != len(table.columns) or len(samples.targets) < FEWEST_ROWS:
+        return []
+    columns = table.columns[:MOST_COLUMNS]
+    count = max(FEWEST_ROWS, min(MOST_ROWS, MOST_VALUES // len(columns)))
+    order = torch.randperm(len(samples.targets), generator=torch.Generator().manual_seed(0))
+    rows = order[:count]
+    values = samples.inputs[rows][:, : len(columns)].double().numpy()
+    targets = samples.targets[rows].abs().numpy()
+    lines = list(_hints(columns, values, targets, table.target, bool(table.classes)))
+    if len(lines) > MOST_LINES:
+        more = len(lines) - MOST_LINES
+        lines = [*lines[:MOST_LINES], f"{more} more columns look like these."]
+    return lines
+
+
+def _hints(
+    columns: tuple[InputColumn, ...],
+    values: numpy.ndarray,
+    targets: numpy.ndarray,
+    target: str,
+    is_class: bool,
+) -> Iterator[str]:
+    usual = _score_of_the_usual(targets) if is_class else 0.0
+    for index, column in enumerate(columns):
+        cells = values[:, index]
+        found = []
+        if _is_identifier(cells):
+            found.append("It has a different value in every row, like an identifier.")
+        score = _score_alone(cells, targets, is_class)
+        if score - usual >= TOO_WELL * (1 - usual):
+            found.append(
+                f"Alone it predicts {shortened(target, 40)!r} {_said(score, usual, is_class)}."
+            )
+        if found:
+            yield (
+                f"column {shortened(column.name, 60)!r}: {' '.join(found)} If it is an identifier, or is "
+                "not known when you predict, put it into `ignore`."
+            )
+
+
+def _is_identifier(cells: numpy.ndarray) -> bool:
+    """Whether all cells differ, and are whole numbers or categories."""
+    given = cells[~numpy.isnan(cells)]
+    if len(given) < max(FEWEST_ROWS, 0.9 * len(cells)):
+        return False
+    is_whole = bool(numpy.all(given == numpy.round(given)))
+    return is_whole and len(numpy.unique(given)) == len(given)
+
+
+def _score_of_the_usual(targets: numpy.ndarray) -> float:
+    """The accuracy of the most frequent class."""
+    _, counts = numpy.unique(targets, return_counts=True)
+    return float(counts.max() / counts.sum())
+
+
+def _score_alone(cells: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -> float:
+    """Accuracy, or R², on each half of the rows by the nearest value in the other half; the lower one."""
+    given = ~numpy.isnan(cells)
+    if len(numpy.unique(cells[given])) < 2:
+        return 0.0
+    filled = numpy.where(given, cells, cells[given].min() - 1)
+    half = len(cells) // 2
+    first = slice(half)
+    second = slice(half, None)
+    scores = []
+    for learned, scored in ((first, second), (second, first)):
+        known, places = numpy.unique(filled[learned], return_inverse=True)
+        predicted = _usual_by_place(places, targets[learned], is_class)
+        right = numpy.searchsorted(known, filled[scored]).clip(1, max(1, len(known) - 1))
+        left = right - 1
+        right = right.clip(max=len(known) - 1)
+        is_left = filled[scored] - known[left] <= known[right] - filled[scored]
+        found = predicted[numpy.where(is_left, left, right)]
+        scores.append(_accuracy_or_r2(found, targets[scored], is_class))
+    return min(scores)
+
+
+def _usual_by_place(places: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -> numpy.ndarray:
+    """The most frequent class, or the mean, of the targets at every place."""
+    counts = numpy.bincount(places)
+    if not is_class:
+        means: numpy.ndarray = numpy.bincount(places, targets) / counts
+        return means
+    classes, codes = numpy.unique(targets, return_inverse=True)
+    cells = numpy.bincount(places * len(classes) + codes, minlength=len(counts) * len(classes))
+    usual: numpy.ndarray = classes[cells.reshape(len(counts), -1).argmax(1)]
+    return usual
+
+
+def _accuracy_or_r2(found: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -> float:
+    if is_class:
+        return float((found == targets).mean())
+    spread = float(((targets - targets.mean()) ** 2).sum())
+    return 1 - float(((targets - found) ** 2).sum()) / spread if spread else 0.0
+
+
+def _said(score: float, usual: float, is_class: bool) -> str:
+    if is_class:
+        return f"with {score:.1%} accuracy (the most frequent class: {usual:.1%})"
+    return f"with R² = {score:.2f}"

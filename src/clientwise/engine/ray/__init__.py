@@ -1,0 +1,1 @@
+"""Clients spread over the machines or GPUs of a Ray cluster."""

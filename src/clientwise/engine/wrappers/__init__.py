@@ -1,0 +1,1 @@
+"""Engines around another engine: hostile clients, devices that take time, clients alone."""

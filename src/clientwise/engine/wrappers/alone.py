@@ -1,0 +1,83 @@
+"""The control without federated learning: every client trains a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ...core.types import (
+    Evaluation,
+    ServerPart,
+    Task,
+    Updates,
+)
+from ..local import Changes, LocalEngine
+from .engine import WrappingEngine
+
+
+class AloneEngine(WrappingEngine):
+    """Clients that continue with their own models, whatever they are sent.
+
+    Every client begins with the initial model. On its test set, its own model is evaluated
+    instead of the global one. On the server's set all of them are, and the mean is reported.
+
+    Args:
+        honest: the engine that trains and evaluates.
+        hostile: clients whose models do not count in the mean, unless all clients are hostile.
+    """
+
+    def __init__(self, honest: LocalEngine, hostile: Collection[int] = ()) -> None:
+        super().__init__(honest)
+        self._honest = honest
+        self._models: dict[int, Tensor] = {}  # of clients that have trained
+        counted = [client for client in range(self.num_clients) if client not in hostile]
+        self._counted = counted or list(range(self.num_clients))
+
+    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
+        """See `core.types.Engine`; no client uses `model`."""
+        own = {client: self._models.get(client, self.initial_model) for client in client_ids}
+        for updates in self._honest.train(client_ids, model, task, Changes(starts=own)):
+            self._models |= dict(zip(updates.client_ids, updates.models.clone(), strict=True))
+            yield updates
+
+    def _models_of(self, clients: Sequence[int]) -> Tensor:
+        """The model of each client [n, d]."""
+        return torch.stack([self._models.get(client, self.initial_model) for client in clients])
+
+    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
+        """See `core.types.Engine`: each client's own model on its own test set."""
+        each = []
+        for client, own in zip(client_ids, self._models_of(client_ids), strict=True):
+            each.append(self.inner.evaluate([client], own[None]))
+        right = None
+        if each[0].right is not None:
+            right = torch.cat([one.right for one in each if one.right is not None], 1)
+        return Evaluation(
+            torch.cat([one.num_samples for one in each]),
+            torch.cat([one.values for one in each], 1),
+            torch.cat([one.losses for one in each], 1),
+            torch.stack([one.counts for one in each]).sum(0),
+            right=right,
+        )
+
+    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
+        """See `core.types.Engine`: the mean over the clients' own models."""
+        every = self.inner.evaluate_server(self._models_of(self._counted), part)
+        if every is None:
+            return None
+        return Evaluation(
+            every.num_samples,
+            every.values.mean(0, keepdim=True),
+            every.losses.mean(0, keepdim=True),
+            every.counts.sum(0, keepdim=True),
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """See `core.types.Engine`: the model of every client that has trained."""
+        return {str(client): model for client, model in self._models.items()}
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """See `core.types.Engine`."""
+        self._models = {int(client): model.to(self.device) for client, model in state.items()}

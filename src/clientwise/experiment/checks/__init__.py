@@ -1,0 +1,1 @@
+"""What is refused or doubted before a run."""

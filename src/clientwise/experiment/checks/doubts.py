@@ -1,0 +1,165 @@
+"""What runs, but is probably not meant: a line for each, in `check` and when a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ...data.arrays import channels_last_hint
+from ...data.federated import FederatedData
+from ...engine.executor import DeviceExecutor
+from ...models.call import outputs_of
+from ..build import foreign_types
+from ..config.schema import Experiment
+from .adapters import adapter_doubts
+
+MOST_VALUES = 20  # different targets of a regression that may be classes
+FEW_SAMPLES = 10  # of a class
+MOST_NAMED = 3  # of clients, in a line
+TRIED_SAMPLES = 16  # that the network predicts
+ROUNDING = 1e-4  # of probabilities that sum to 1
+
+
+def doubts(
+    experiment: Experiment,
+    data: FederatedData,
+    hostile: Collection[int],
+    executor: DeviceExecutor,
+) -> list[str]:
+    """What is probably not meant, found by the data and the network of one seed."""
+    found = []
+    if len(hostile) == data.num_clients:
+        found.append(f"all {data.num_clients} clients are hostile: no honest update is sent")
+    if not len(data.train.indices):  # the server of a deployment
+        return found
+    return [
+        *found,
+        *_about_targets(data),
+        *_about_clients(data),
+        *_about_pictures(data),
+        *_about_types(experiment, executor),
+        *_about_outputs(data, executor),
+        *_about_single_samples(experiment, data, executor),
+        *adapter_doubts(experiment, executor.spec),
+    ]
+
+
+def _about_targets(data: FederatedData) -> Iterator[str]:
+    targets = data.samples.targets
+    if data.samples.problem.num_classes:
+        least = int(targets.min())
+        if least > 0:
+            said = f"labels begin at {least}: no sample has a lower one, and the network has outputs for them"
+            yield f"{said}. Subtract {least} from all labels"
+        if data.samples.table and _may_be_numbers(data.samples.table.classes, len(targets)):
+            classes = len(data.samples.table.classes)
+            said = f"the target has {classes} different numbers, and each of them is a class"
+            yield f'{said}. To predict a number: kind = "regression"'
+        return
+    if targets.ndim > 1 or data.samples.problem.predicts != "numbers":
+        return
+    zeros = int((targets == 0).sum())
+    problem = data.samples.problem
+    if zeros and problem.is_share and not problem.higher_is_better:  # a relative error
+        name = problem.metric.upper()
+        said = f"{zeros:,} of {len(targets):,} targets are 0, and the metric {name} divides by the target"
+        yield f"{said}: its values are huge. Set another evaluation.metric"
+    values = sorted(set(targets.tolist()))
+    if len(values) <= MOST_VALUES and all(value.is_integer() for value in values):
+        shown = ", ".join(f"{value:g}" for value in values[:MOST_NAMED])
+        more = ", ..." if len(values) > MOST_NAMED else ""
+        said = f"targets have {len(values)} different values ({shown}{more}) and are predicted as numbers"
+        yield f'{said}. For classes give integers; in a table, kind = "classification"'
+
+
+def _may_be_numbers(classes: Sequence[str], samples: int) -> bool:
+    """Whether classes are many numbers: with decimals, or with few samples each."""
+    try:
+        numbers = [float(name) for name in classes]
+    except ValueError:
+        return False
+    if len(numbers) <= MOST_VALUES:
+        return False
+    has_decimals = not all(number.is_integer() for number in numbers)
+    return has_decimals or samples < FEW_SAMPLES * len(numbers)
+
+
+def _about_clients(data: FederatedData) -> Iterator[str]:
+    """Clients whose training samples have one label."""
+    if not data.samples.problem.num_classes:
+        return
+    sizes = data.train.sizes
+    owner = torch.repeat_interleave(torch.arange(data.num_clients), sizes)
+    labels = data.train.targets.cpu()
+    nothing = torch.zeros(data.num_clients, dtype=labels.dtype)
+    lowest, highest = (
+        nothing.scatter_reduce(0, owner, labels, extreme, include_self=False)
+        for extreme in ("amin", "amax")
+    )
+    alone = ((lowest == highest) & (sizes > 0)).nonzero().flatten().tolist()
+    if alone:
+        counted = f"{len(alone)} of {data.num_clients} clients"
+        yield f"{counted} train on samples of one class only: {_listed(alone, data)}"
+
+
+def _about_pictures(data: FederatedData) -> Iterator[str]:
+    hint = channels_last_hint(data.samples.inputs.shape[1:])
+    if hint and not data.samples.parts:
+        yield hint
+
+
+def _about_types(experiment: Experiment, executor: DeviceExecutor) -> Iterator[str]:
+    if types := foreign_types(experiment, executor.samples):
+        yield f"the network has parameters of {', '.join(types)}: they are trained as float32"
+
+
+def _about_outputs(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
+    """Probabilities where the loss needs logits: it applies a softmax or sigmoid itself."""
+    if not data.samples.problem.num_classes:
+        return
+    outputs = _outputs(data, executor)
+    instead = "the loss applies it again, and training is slow. Return logits, without that layer"
+    if outputs.shape[-1] > 1:
+        sums = outputs.sum(-1)
+        if bool((outputs >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):
+            yield f"the network ends in a softmax (its outputs sum to 1): {instead}"
+    elif isinstance(list(executor.flat.module.modules())[-1], nn.Sigmoid):
+        yield f"the network ends in a sigmoid: {instead}"
+
+
+@torch.no_grad()
+def _outputs(data: FederatedData, executor: DeviceExecutor) -> Tensor:
+    """What the network predicts for some training samples, [n, outputs]."""
+    indices = data.train.indices[:TRIED_SAMPLES].to(executor.device)
+    inputs = executor.samples.network_inputs(indices)
+    return outputs_of(executor.flat.module.eval(), inputs).float()
+
+
+def _about_single_samples(
+    experiment: Experiment, data: FederatedData, executor: DeviceExecutor
+) -> Iterator[str]:
+    """Batches of one sample, on which batch norm cannot train."""
+    if not executor.pairs:
+        return
+    sizes = data.train.sizes
+    single = (sizes == 1).nonzero().flatten().tolist()
+    if single:
+        yield f"batch norm cannot train on one sample: no update is sent by {_listed(single, data)}"
+    batches = {method.training.batch_size for method in experiment.build_methods()} - {None}
+    ending = [client for client, size in enumerate(sizes.tolist()) if _ends_alone(size, batches)]
+    if ending:
+        said = "an epoch ends with a batch of one sample, which batch norm cannot train on"
+        yield f"{said}: a sample of the batch before is added to it, for {_listed(ending, data)}"
+
+
+def _ends_alone(size: int, batches: Collection[int | None]) -> bool:
+    return any(size > batch and size % batch == 1 for batch in batches if batch)
+
+
+def _listed(clients: Sequence[int], data: FederatedData) -> str:
+    """Clients in a line: the first ones, and how many more."""
+    named = ", ".join(data.called(client) for client in clients[:MOST_NAMED])
+    more = len(clients) - MOST_NAMED
+    return f"{named} and {more} more" if more > 0 else named

@@ -1,0 +1,157 @@
+"""The memory that a round takes, known before it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from ...core.aggregation import robust
+from ...core.cohort import count_sums
+from ...core.method import Method, Plan
+from ...core.types import ModelSpec
+from ...data.federated import FederatedData
+from ...engine.device import KEPT_BYTES
+from ...engine.executor import DeviceExecutor
+from ...limits import gigabytes, memory
+from ..build import build_plan, lanes_that_fit
+from ..config.messages import Issue
+from ..config.schema import Experiment
+
+FLOAT_BYTES = 4
+DOUBLE_BYTES = 8
+# tests/experiment/test_round_memory.py compares these numbers with what every method takes.
+# Copies of a model that is kept alone: as it came, and beside others in one matrix
+STACKED_COPIES = 2
+# Of a model whose update is used: as it came, its update, and two while a part computes with it
+UPDATE_COPIES = 4
+# Of a counterfactual: its model, and the updates that it is made of
+COUNTERFACTUAL_COPIES = 2
+# Of a model that is kept between rounds: of the last round, of this one, and while it is renewed
+KEPT_COPIES = 3
+# Of the factors of an adapted layer, in float64: as they came, scaled, and their QR decompositions
+FACTOR_COPIES = 10
+PAIR_COPIES = 7  # matrices [n, n] of a part that declares pairs, in float64
+BLOCKS = 12  # of `robust.AT_ONCE` values that a part works on at once, in float64
+# Results of a model that is judged: of a sample, of a client that judges, and of a count (as in a confusion matrix)
+SAMPLE_BYTES = 40
+JUDGE_BYTES = 24
+COUNT_BYTES = 16
+# Of a GPU, measured on an H200: the driver's context and the kernels; the handles of a lane's thread
+GPU_PROCESS_BYTES = 600 * 2**20
+GPU_LANE_BYTES = 6 * 2**20
+
+
+def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec) -> int:
+    """Bytes of a round that grow with its clients; `fixed_bytes` are those that do not.
+
+    For n clients in a round, K clients in all, d numbers in a model, N held-out samples, up to
+
+    - 4·copies·n·d for the models of a round that are kept, or 8·t·d for t sums over them;
+    - 4·3·k·K·d for k models that are kept of every client from round to round;
+    - 8·7·n² for a part that holds matrices of all pairs of clients;
+    - (40·N + 24·j + 16·c)·n where n models are judged at once by j judges, with c counts of each.
+
+    Args:
+        method: whose rounds.
+        plan: of its rounds.
+        data: of its clients, and of the server.
+        spec: the layout of a model.
+    """
+    clients = plan.cohort_size if plan.asks is None else len(plan.asks)
+    sums = count_sums(method, plan, spec, data.samples.problem, clients)
+    copies = 0 if sums else _copies(method, plan, spec)
+    if data.devices is not None and method.pace.keeps_late:
+        copies += KEPT_COPIES
+    models = copies * clients + KEPT_COPIES * method.client_models * data.num_clients
+    needed = spec.size * (FLOAT_BYTES * models + DOUBLE_BYTES * sums)
+    needed += FLOAT_BYTES * FACTOR_COPIES * clients * _largest_factors(method, spec)
+    if method.compares_pairs:
+        needed += DOUBLE_BYTES * PAIR_COPIES * clients**2
+    return needed + _count_judged(method, data, clients) * _judged_bytes(plan, data, clients)
+
+
+def _copies(method: Method, plan: Plan, spec: ModelSpec) -> int:
+    """How many copies of the models of a round there are at once, where they are kept."""
+    has_others = plan.counterfactuals or plan.shapley
+    uses_updates = method.evidence or method.before or method.rule or method.memories
+    if not (uses_updates or method.noises_mean or method.averaged_pairs(spec) or has_others):
+        return STACKED_COPIES
+    between_steps = max(0, len(method.before) - 1)
+    return UPDATE_COPIES + between_steps + COUNTERFACTUAL_COPIES * int(has_others)
+
+
+def _largest_factors(method: Method, spec: ModelSpec) -> int:
+    """Numbers in the factors of the largest adapted layer (LoRA) whose products are averaged."""
+    factors = [math.prod(a.shape) + math.prod(b.shape) for a, b in method.averaged_pairs(spec)]
+    return max(factors, default=0)
+
+
+def _count_judged(method: Method, data: FederatedData, clients: int) -> int:
+    """How many models are judged at once, beyond those of a chunk."""
+    if method.control == "alone":
+        return data.num_clients
+    of_criteria = method.needs("server_set") and method.sees_whole_cohort
+    of_evidence = method.evidence is not None and method.evidence.judges_all
+    return clients if of_criteria or of_evidence else 0
+
+
+def _judged_bytes(plan: Plan, data: FederatedData, clients: int) -> int:
+    """Bytes of the results of one model."""
+    judges = 0
+    samples = max(len(held.indices) if held else 0 for held in (data.weigh, data.report))
+    if plan.judged_by == "clients":
+        judges = clients
+        samples = int(data.test.sizes.sort(descending=True).values[:clients].sum())
+    problem = data.samples.problem
+    if problem.scored_by:  # all scores of a sample are results
+        samples *= problem.counts_shape[-1]
+    counts = math.prod(problem.counts_shape)
+    return SAMPLE_BYTES * samples + JUDGE_BYTES * judges + COUNT_BYTES * counts
+
+
+def largest_round(
+    experiment: Experiment, data: FederatedData, spec: ModelSpec, lanes: int = 1
+) -> int:
+    """Bytes of the rounds of so many lanes, side by side, that need most together."""
+    needed = []
+    for method in experiment.build_methods():
+        plan = build_plan(experiment, data.num_clients, experiment.seeds[0], method.control)
+        needed.append(round_bytes(method, plan, data, spec))
+    in_order = needed * len(experiment.seeds)
+    starts = range(max(1, len(in_order) - lanes + 1))
+    return max(sum(in_order[start : start + lanes]) for start in starts)
+
+
+def fixed_bytes(workers: int) -> int:
+    """Bytes of rounds that do not grow with their clients.
+
+    They are what is computed in blocks, and the chunks of clients that workers train: what a chunk has freed is
+    kept for the next one.
+    """
+    return BLOCKS * DOUBLE_BYTES * robust.AT_ONCE + workers * KEPT_BYTES
+
+
+def gpu_bytes(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> int:
+    """About how many bytes of a GPU a run takes: its data, models that train together, its lanes."""
+    cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
+    all_lanes = len(experiment.seeds) * len(experiment.methods)
+    lanes = min(all_lanes, lanes_that_fit(experiment, data, executor))
+    largest = int(data.train.sizes.max())
+    together = 0
+    for method in experiment.build_methods():
+        count = min(lanes * cohort, executor.clients_at_once(method.training, largest))
+        together = max(together, count * executor.bytes_per_client(method.training, largest))
+    models = UPDATE_COPIES * FLOAT_BYTES * executor.spec.size
+    of_lanes = lanes * (GPU_LANE_BYTES + models)
+    of_lanes += largest_round(experiment, data, executor.spec, lanes)
+    return GPU_PROCESS_BYTES + executor.samples.inputs.nbytes + together + of_lanes
+
+
+def memory_issues(experiment: Experiment, data: FederatedData, spec: ModelSpec) -> Iterator[Issue]:
+    """Rounds whose models do not fit into memory."""
+    needed = largest_round(experiment, data, spec)
+    if needed > memory():
+        what = (
+            f"the models of a round take {gigabytes(needed)}, and there are {gigabytes(memory())}"
+        )
+        yield "federation", f"{what}; ask fewer clients in a round (clients_per_round)"

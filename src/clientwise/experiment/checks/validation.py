@@ -1,0 +1,602 @@
+"""Checks that concern more than one key of the config, before anything runs.
+
+First what the config alone can tell, then what the data can tell. `trial.py` tries a client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...attacks import ATTACKS
+from ...core.counterfactuals import MOST_CLIENTS
+from ...core.method import Method
+from ...core.objective.metrics import METRICS, measured
+from ...core.objective.problem import Problem
+from ...core.priority import MAX_CRITERIA
+from ...core.types import ModelSpec
+from ...core.weights.weighting import check_normaliser
+from ...data.federated import FederatedData, Holdings, Samples
+from ...engine.device import pick_device, refuse_impossible
+from ...engine.executor import DeviceExecutor
+from ...engine.local import LocalEngine
+from ...engine.wrappers.hostile import HostileEngine
+from ...errors import ConfigError
+from ...registry import Part, Registry, suggest
+from ..build import (
+    build_data,
+    build_module,
+    build_plan,
+    divide_samples,
+    load_samples,
+    names_of,
+)
+from ..config.messages import Issue
+from ..config.methods import MethodSettings
+from ..config.parts import make
+from ..config.schema import Experiment
+from ..config.settings import HostileClients
+from .adapters import adapter_issues
+from .policy import policy_issues
+from .privacy import (
+    cohort_privacy_issues,
+    deployed_privacy_issues,
+    privacy_issues,
+    private_data_issues,
+)
+from .secure import secure_data_issues, secure_issues
+from .trial import engine_issues, size_issues
+
+LOCAL = 'use engine = "local"'
+TAKES_TIME = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'
+NO_SAMPLES = "needs samples to weigh by: set server_set.fraction > 0 and report_fraction < 1"
+TEST_SETS = "test_fraction must not be 0"
+TRIED_CLASSES = 10  # of a metric
+EXACT = 1e-6  # what a share may be beyond 1 by rounding
+
+
+# What the config alone can tell -------------------------------------------------------------------
+
+
+def config_issues(experiment: Experiment) -> list[Issue]:
+    """Combinations of keys that cannot work with any data."""
+    issues = [
+        *_repeated(experiment),
+        *_member_issues(experiment),
+        *_unmeasured(experiment),
+        *_sampling_issues(experiment),
+        *_counterfactual_issues(experiment),
+        *_hostile_issues(experiment),
+    ]
+    if experiment.devices and experiment.federation.sampling == "poisson":
+        hint = '"poisson" may ask no client, and such a round has no duration: leave out [devices]'
+        issues.append(("federation.sampling", hint))
+    if experiment.devices and experiment.engine == "flower":
+        hint = f"are simulated: {LOCAL}. On Flower, response times are measured"
+        issues.append(("devices", hint))
+    for index, settings in enumerate(experiment.methods):
+        found = [
+            *_method_issues(settings, experiment),
+            *_server_set_issues(settings, experiment),
+            *_tuning_issues(settings, experiment),
+        ]
+        issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
+    return issues
+
+
+def _tuning_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+    """A result on the seeds that values were chosen by would be too good."""
+    shared = sorted({*settings.tuned.seeds} & {*experiment.seeds}) if settings.tuned else []
+    if shared:
+        listed = ", ".join(map(str, shared))
+        yield "tuned.seeds", f"{listed}: {settings.name} was tuned on these; report other seeds"
+
+
+def _repeated(experiment: Experiment) -> Iterator[Issue]:
+    """Names, seeds and numbers that are given twice."""
+    for name in _twice([method.name for method in experiment.methods]):
+        yield "methods", f"two methods are called {name!r}; give one of them another name"
+    for seed in _twice(experiment.seeds):
+        yield "seeds", f"{seed} is listed twice; it would repeat the same run"
+    federation = experiment.federation
+    if federation.fraction is not None and federation.clients_per_round is not None:
+        yield "federation", "give either fraction or clients_per_round"
+
+
+def _member_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Members of a deployment that are listed twice, are unknown or have all left."""
+    flower = experiment.flower
+    for name in _twice(flower.clients):
+        yield "flower.clients", f"{name!r} is listed twice; names must be unique"
+    unknown = [name for name in flower.left if name not in flower.clients]
+    if unknown:
+        hint = suggest(unknown[0], flower.clients)
+        yield "flower.left", f"no client is called {unknown[0]!r}{hint}"
+    elif flower.clients and len(flower.away) == len(flower.clients):
+        yield "flower.left", "all of flower.clients have left: no client can be asked"
+
+
+def _twice(values: Sequence[Any]) -> list[Any]:
+    return sorted(value for value, count in Counter(values).items() if count > 1)
+
+
+def _unmeasured(experiment: Experiment) -> Iterator[Issue]:
+    """Runs without anything to measure a model on."""
+    server = experiment.server_set
+    every = experiment.evaluation.clients_every
+    if not experiment.server_holds_samples and not every:
+        yield "evaluation.clients_every", "0 without held-out samples: nothing would be measured"
+    if experiment.clients_test:
+        return
+    if every:
+        hint = "must be 0 where test_fraction is 0: clients have no test samples"
+        yield "evaluation.clients_every", hint
+    if server.source == "held_out" and not server.shared_set and not server.report_fraction:
+        hint = "0 with test_fraction = 0: nothing would be measured"
+        yield "server_set.report_fraction", hint
+    if server.source == "clients":
+        hint = f'"clients" evaluate models on their test sets: {TEST_SETS}'
+        yield "server_set.source", hint
+
+
+def _sampling_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Samples of clients that nothing would be evaluated on, or that a search cannot use."""
+    if experiment.evaluation.clients_sample is None:
+        return
+    key = "evaluation.clients_sample"
+    if not experiment.evaluation.clients_every:
+        yield key, "has no effect with clients_every = 0: leave out one of them"
+    for settings in experiment.methods:
+        if settings.adjust:
+            hint = "compares the results of a round with those of the last, on the same clients"
+            yield key, f"the search of {settings.name} (adjust) {hint}. Leave out one of them"
+
+
+def _counterfactual_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Methods whose single updates must not show in the results of other weights."""
+    evaluation = experiment.evaluation
+    switched_on = [key for key in ("counterfactuals", "shapley") if getattr(evaluation, key)]
+    if not switched_on:
+        return
+    key = f"evaluation.{switched_on[0]}"
+    for settings in experiment.methods:
+        if settings.secure_aggregation:
+            hint = "n other weighted sums of the same n updates reveal every update"
+            yield key, f"{settings.name} uses secure aggregation: {hint}. Set it to false"
+        if settings.privacy:
+            hint = "results without a client are a release that gets no noise"
+            yield key, f"{settings.name} has differential privacy: {hint}. Set it to false"
+    server = experiment.server_set
+    reports = server.shared_set or server.report_fraction > 0 or server.source != "held_out"
+    if evaluation.shapley and not (experiment.server_holds_samples and reports):
+        hint = "needs reporting samples of the server: set server_set.fraction and report_fraction"
+        yield "evaluation.shapley", hint
+
+
+def _hostile_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Groups of hostile clients without members, and attacks that Flower cannot simulate."""
+    for index, group in enumerate(experiment.hostile):
+        if (group.clients is None) == (group.share is None):
+            yield f"hostile[{index}]", "give either clients or share"
+        yield from _change_issues(f"hostile[{index}]", group, experiment.engine)
+        if experiment.engine != "flower":
+            continue
+        for part in group.attack:
+            if ATTACKS.needs(part) & {"whole_cohort", "last_model", "judgements"}:
+                hint = f"needs more than one node has: {LOCAL}"
+                yield f"hostile[{index}].attack", f"{part.name} {hint}"
+
+
+def _change_issues(key: str, group: HostileClients, engine: str) -> Iterator[Issue]:
+    """What does not go with honest clients whose data change."""
+    changing = [part.name for part in group.attack if ATTACKS.get(part.name).honest]
+    if not changing:
+        return
+    name = changing[0]
+    if len(group.attack) > 1:
+        yield f"{key}.attack", f"{name} changes honest clients: use it without other attacks"
+    if group.from_round < 2:
+        yield f"{key}.from_round = {group.from_round}", f"must be at least 2 with {name}"
+    if group.probability < 1 or group.ignore_global or group.collude:
+        options = "probability, ignore_global and collude"
+        yield key, f"{options} do not go with {name}, which changes honest clients once"
+    if engine == "flower":
+        yield f"{key}.attack", f"{name} needs more than one node has: {LOCAL}"
+
+
+def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+    """Parts of one method that do not go together."""
+    names = [part.called for part in settings.criteria]
+    for name in _twice(names):
+        yield "criteria", f"{name} is listed twice; give one of them another name with `as`"
+    try:
+        method = settings.build(experiment.training)
+        method.score.check(names)
+    except ValueError as error:
+        yield "score", str(error)
+        return
+    yield from _training_issues(method, experiment)
+    yield from _part_issues(settings, method)
+    if method.adjust:
+        yield from _adjust_issues(method, experiment)
+    yield from _clock_issues(settings, method, experiment)
+    yield from privacy_issues(settings, method, experiment)
+    yield from secure_issues(settings, method, experiment)
+    if settings.control:
+        yield from _control_issues(settings, experiment)
+
+
+def _training_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    training = method.training
+    if training.optimizer == "adam" and training.momentum:
+        yield "training.momentum", 'needs optimizer = "sgd"; adam has its own momentum'
+    if (training.sample_clip is None) != (training.sample_noise is None):
+        yield "training.sample_clip", "and training.sample_noise go together: give both or none"
+    if training.sample_clip and training.control_variates:
+        yield "training.control_variates", "do not go with sample_clip: leave them out"
+    if not training.control_variates:
+        return
+    key = "training.control_variates"
+    if training.optimizer != "sgd" or training.momentum or training.proximal:
+        yield key, "need plain sgd: no adam, no momentum, no proximal term"
+    if experiment.engine == "flower":
+        yield key, f"are kept by the clients, and clients on Flower keep no state: {LOCAL}"
+    if method.pace.keeps_late:
+        yield key, "are renewed when a client trains: late updates cannot be kept"
+
+
+def _part_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
+    """A normaliser that does not fit the score, and parts that read criteria the method has not."""
+    score = method.score
+    normalise = settings.normalise.name if settings.normalise else score.default_normaliser
+    try:
+        check_normaliser(score, normalise)
+    except ValueError as error:
+        yield "normalise", str(error)
+    measured = {part.name for part in settings.criteria}
+    for key, registry, part in settings.parts():
+        for name in sorted(registry.declared(part.name).criteria - measured):
+            yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
+
+
+def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    if method.first_priority is None:
+        yield "adjust", 'adjusts an order of priority: use score = "prioritized"'
+    count = len(method.names)
+    if not 2 <= count <= MAX_CRITERIA:
+        yield "adjust", f"needs 2 to {MAX_CRITERIA} criteria to put in order, got {count}"
+    if method.fine_tune:
+        hint = "does not go with adjust, which compares models before the server trains them"
+        yield "fine_tune", hint
+    if not experiment.clients_test:
+        yield "adjust", f"evaluates on the clients' test sets: {TEST_SETS}"
+
+
+def _clock_issues(
+    settings: MethodSettings, method: Method, experiment: Experiment
+) -> Iterator[Issue]:
+    """Keys about time that cannot work, or that need clients that take time."""
+    pace = method.pace
+    if pace.late == "keep" and not (pace.extra or pace.deadline or pace.buffer):
+        yield "pace.late", '"keep" needs a deadline or extra: otherwise no update is late'
+    if experiment.devices or experiment.engine == "flower":
+        return
+    if settings.pace:
+        yield "pace", TAKES_TIME
+    for key, registry, part in settings.parts():
+        if "clock" in registry.needs(part):
+            yield key, f"{part.name} {TAKES_TIME}"
+
+
+def _control_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+    idle = [key for key in settings.unlike_fedavg() if key not in ("training", "control")]
+    if idle:
+        yield "control", f"is not federated learning: {', '.join(idle)} would have no effect"
+    if experiment.engine == "flower":
+        yield "control", f"needs all samples in this process: {LOCAL}"
+
+
+def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+    """Methods that need samples of the server where there are none."""
+    server = experiment.server_set
+    if server.source == "clients":
+        for key in _uses_server_samples(settings):
+            hint = "; use RecommendedJudged, which needs none" if key == "fine_tune" else ""
+            yield key, f'needs samples of the server: server_set.source = "clients" has none{hint}'
+        return
+    if server.source == "contributed":
+        return
+    has_part = server.shared_set or server.report_fraction < 1
+    if needs_server_set(settings) and not (experiment.server_holds_samples and has_part):
+        yield "", NO_SAMPLES
+
+
+def needs_server_set(settings: MethodSettings) -> bool:
+    """Whether a method judges models on held-out samples, or trains on them."""
+    judged = any("server_set" in registry.needs(part) for _, registry, part in settings.parts())
+    return judged or bool(_uses_server_samples(settings))
+
+
+def _uses_server_samples(settings: MethodSettings) -> list[str]:
+    """The keys that need samples that the server itself holds."""
+    parts = settings.parts()
+    keys = [key for key, registry, part in parts if "server_samples" in registry.needs(part)]
+    if settings.fine_tune is not None:
+        keys.append("fine_tune")
+    if settings.brake is not None:
+        keys.append("brake")
+    if settings.control == "server_only":
+        keys.append("control")
+    return keys
+
+
+def deployment_issues(experiment: Experiment) -> list[Issue]:
+    """What a deployment needs beyond other runs: its server has no data of the clients."""
+    issues: list[Issue] = [*deployed_privacy_issues(experiment)]
+    flower = experiment.flower
+    needed = {"clients": flower.clients, "input_shape": flower.sample_shape}
+    for key, value in needed.items():
+        if not value:
+            hint = "is needed in a deployment, where the server has no data of the clients"
+            issues.append((f"flower.{key}", hint))
+    if flower.table and (flower.input_shape or flower.num_classes):
+        hint = "says the shape and the classes: remove flower.input_shape and flower.num_classes"
+        issues.append(("flower.table", hint))
+    if experiment.server_set.source == "contributed":
+        hint = "no sample leaves a client of a deployment: "
+        hint += 'use "held_out" with server-data, or "clients"'
+        issues.append(("server_set.source", hint))
+    for index, method in enumerate(experiment.methods):
+        issues += _simulation_only(f"methods[{index}]", method, experiment)
+    return issues
+
+
+def _simulation_only(
+    place: str, settings: MethodSettings, experiment: Experiment
+) -> Iterator[Issue]:
+    for key, registry, part in settings.parts():
+        if "simulation" in registry.needs(part):
+            hint = "is for simulations: in a deployment it is unknown which clients are honest"
+            yield f"{place}.{key}", f"{part.name} {hint}"
+    method = settings.build(experiment.training)
+    if method.control or method.training.control_variates:
+        hint = "is for simulations: in a deployment, samples and state stay with the clients"
+        yield place, f"{method.name} {hint}"
+
+
+# What only the data can tell ----------------------------------------------------------------------
+
+
+def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
+    """Check device, data, one client and the model.
+
+    Args:
+        experiment: a config that passed `config_issues`.
+        own_data: arrays of the user's own; None: the dataset that the config names.
+
+    Returns:
+        The samples. ConfigError with all that is wrong otherwise.
+    """
+    device = pick_device(experiment.device)
+    refuse_impossible(experiment.mode, experiment.precision, device)
+    samples = own_data.samples if own_data else load_samples(experiment)
+    issues = _data_issues(experiment, samples, own_data)
+    if issues:
+        raise ConfigError(experiment.source, issues)
+    return samples
+
+
+def _data_issues(
+    experiment: Experiment, samples: Samples, own_data: FederatedData | None
+) -> list[Issue]:
+    """The issues of the first of these steps that finds any; later ones rely on earlier ones."""
+    seed = experiment.seeds[0]
+    divided = own_data or divide_samples(experiment, samples, seed)
+    names = names_of(divided, samples)
+    issues = [
+        *_problem_issues(experiment, samples.problem),
+        *_client_issues(experiment, len(divided.train), names),
+        *secure_data_issues(experiment, samples.problem, len(divided.train)),
+        *private_data_issues(experiment, samples),
+    ]
+    if issues:
+        return issues
+    if issues := list(_attack_issues(experiment, samples)):
+        return issues
+    data, hostile = build_data(experiment, samples, seed, divided)
+    module = build_module(experiment, data.samples, seed, to_try=True)
+    if issues := list(size_issues(experiment, module, data)):
+        return issues
+    # Two samples show whether the model fits, also where the clients have no test sets.
+    tested = Holdings.of([(data.train.indices[:2], data.train.targets[:2])])
+    data = replace(data, test=tested)
+    cpu = torch.device("cpu")
+    executor = DeviceExecutor(data.samples, module, cpu, mode="loop", precision="float32")
+    about_model = [
+        *_unnoised(experiment, executor.spec, data),
+        *adapter_issues(experiment, executor.spec),
+    ]
+    if about_model:
+        return about_model
+    engine = HostileEngine(LocalEngine(data, module, seed=seed, executor=executor), hostile)
+    without_set = _without_server_set(experiment, engine)
+    tried = [place for place in range(len(experiment.methods)) if place not in without_set]
+    return [*without_set.values(), *engine_issues(experiment, engine, tried)]
+
+
+def _unnoised(experiment: Experiment, spec: ModelSpec, data: FederatedData) -> Iterator[Issue]:
+    """What the noise of differential privacy would not cover, as the model and the data show."""
+    statistics = "the model has statistics of the clients' data (batch norm), which get no noise:"
+    statistics += " use a network without them"
+    for index, settings in enumerate(experiment.methods):
+        if settings.build(experiment.training).training.sample_clip:
+            place = f"methods[{index}].training.sample_clip"
+            if spec.size > spec.num_parameters:
+                yield place, statistics
+            if data.samples.problem.loss.compares_samples:
+                yield place, "the loss compares samples, so that no gradient is one sample's"
+        if settings.privacy is None:
+            continue
+        if spec.size > spec.num_parameters:
+            yield f"methods[{index}].privacy", statistics
+        if data.report is None:
+            hint = (
+                "there are no held-out samples to report on, and those of the clients get no noise"
+            )
+            yield f"methods[{index}].privacy", hint
+
+
+def _without_server_set(experiment: Experiment, engine: HostileEngine) -> dict[int, Issue]:
+    """By place in the config: methods that need a server set where the data have none."""
+    if engine.data.weigh is not None or experiment.server_set.source == "clients":
+        return {}
+    hint = "enlarge server_set.fraction, give `weigh`, or name methods that need none (FedAvg)"
+    if experiment.flower.clients and experiment.data is None:
+        hint = "give the server's own (start.sh SERVER_DATA, check --server-data)"
+        hint += ", or name methods that need none"
+    return {
+        place: (f"methods[{place}]", f"there are no samples to weigh by: {hint}")
+        for place, settings in enumerate(experiment.methods)
+        if needs_server_set(settings)
+    }
+
+
+def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]:
+    """Targets, metrics and parts that do not fit the problem."""
+    evaluation = experiment.evaluation
+    targets = {"target": [evaluation.target or 0], "client_targets": evaluation.client_targets}
+    for key, values in targets.items():
+        highest = max(values, default=0)
+        if problem.higher_is_better and problem.is_share and highest > 1:
+            yield f"evaluation.{key} = {highest}", f"{problem.metric} is at most 1"
+    yield from _metric_issues(problem)
+    for index, method in enumerate(experiment.methods):
+        for key, registry, part in method.parts():
+            yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
+    for index, group in enumerate(experiment.hostile):
+        for part in group.attack:
+            yield from _unfit(f"hostile[{index}].attack", ATTACKS, part, problem)
+
+
+def _metric_issues(problem: Problem) -> Iterator[Issue]:
+    key = "evaluation.metric"
+    unfit = list(_unfit(key, METRICS, Part(problem.metric, {}), problem))
+    if unfit:
+        yield from unfit
+    elif (value := _beyond_one(problem)) is not None:
+        hint = "a metric in percent must be in [0, 1]: declare cw.measure(..., is_share=False)"
+        yield key, f"{problem.metric} is {value:g} for some models: {hint}"
+
+
+def _beyond_one(problem: Problem) -> float | None:
+    """A value of the metric that is no share, of a perfect or an always wrong model; None if both are shares."""
+    declared = measured(problem.metric)
+    if (
+        not problem.num_classes
+        or declared.from_scores
+        or declared.is_error
+        or not declared.is_share
+    ):
+        return None
+    perfect = 10 * torch.eye(min(problem.num_classes, TRIED_CLASSES), dtype=torch.int64)
+    values = METRICS.get(problem.metric)(torch.stack([perfect, perfect.roll(1, 0)]))
+    return next((value for value in values.tolist() if not -EXACT <= value <= 1 + EXACT), None)
+
+
+def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> Iterator[Issue]:
+    """What a part, or a part that its options name, needs and this problem does not have."""
+    for option in registry.options(part.name):
+        named = option.names_part_of
+        value = part.options.get(option.name)
+        if named is not None and value is not None:
+            yield from _unfit(f"{key}.{option.name}", named, Part(value, {}), problem)
+    lacking = problem.lacks(registry.declared(part.name).needs)
+    if not lacking:
+        return
+    fitting = [name for name in registry if problem.predicts in registry.declared(name).needs]
+    instead = f"; use {' or '.join(map(repr, fitting))}" if fitting else ""
+    yield key, f"{part.name} needs {lacking} to predict, and this is {problem.kind}{instead}"
+
+
+def _attack_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
+    """Attacks that these samples do not allow."""
+    for index, group in enumerate(experiment.hostile):
+        for part in group.attack:
+            try:
+                make(ATTACKS, part).check(samples)
+            except ValueError as error:
+                yield f"hostile[{index}].attack", f"{part.name}: {error}"
+
+
+def _client_issues(
+    experiment: Experiment, num_clients: int, names: Sequence[str]
+) -> Iterator[Issue]:
+    """What does not fit the number of clients."""
+    wanted = experiment.federation.clients_per_round
+    if wanted is not None and wanted > num_clients:
+        key = f"federation.clients_per_round = {wanted}"
+        yield key, f"there are only {num_clients} clients"
+    left_out = experiment.federation.without
+    if unknown := [client for client in left_out if client >= num_clients]:
+        yield "federation.without", f"{unknown} are not clients: there are 0 to {num_clients - 1}"
+        return
+    plan = build_plan(experiment, num_clients, experiment.seeds[0])
+    if not plan.members(num_clients):
+        yield "federation.without", "lists all clients: no client can be asked"
+        return
+    if (plan.counterfactuals or plan.shapley) and plan.cohort_size > MOST_CLIENTS:
+        message = f"one more model for each of {plan.cohort_size} clients in a round: at most "
+        yield (
+            "evaluation.counterfactuals",
+            f"{message}{MOST_CLIENTS}; ask fewer (clients_per_round)",
+        )
+    for index, method in enumerate(experiment.build_methods()):
+        place = f"methods[{index}]"
+        yield from policy_issues(place, method, plan, names, num_clients)
+        yield from _buffer_issues(place, method, plan.cohort_size)
+        yield from cohort_privacy_issues(place, method, plan, num_clients, experiment.rounds)
+    for name, values in experiment.attributes.items():
+        if len(values) != num_clients:
+            yield f"attributes.{name}", f"has {len(values)} values for {num_clients} clients"
+    yield from _group_issues(experiment.hostile, num_clients, names)
+
+
+def _buffer_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
+    """Buffers that a cohort of this size cannot fill."""
+    buffer = method.pace.buffer or 0
+    at_work = method.pace.asks(size, 0)
+    if buffer > at_work:
+        message = f"must be at most {at_work}, the number of clients at work at a time"
+        yield f"{place}.pace.buffer = {buffer}", message
+
+
+def _group_issues(
+    groups: Sequence[HostileClients], num_clients: int, names: Sequence[str]
+) -> Iterator[Issue]:
+    """Groups of hostile clients that are empty, overlap, or have too many members."""
+    listed: set[int] = set()
+    count = 0
+    for index, group in enumerate(groups):
+        key = f"hostile[{index}].{'share' if group.clients is None else 'clients'}"
+        try:
+            hostile = group.wanted(num_clients, names)
+        except ValueError as error:
+            yield key, str(error)
+            continue
+        if group.share and group.share < 1 and hostile in (0, num_clients):
+            message = f"is {hostile} of {num_clients} clients: give another share, or clients"
+            yield f"{key} = {group.share:g}", message
+        members = hostile if isinstance(hostile, list) else []
+        outside = [client for client in members if not 0 <= client < num_clients]
+        if outside:
+            yield key, f"{outside} are not clients: there are 0 to {num_clients - 1}"
+        if repeated := [client for client in members if client in listed]:
+            yield key, f"{repeated} are in two groups"
+        listed.update(members)
+        count += hostile if isinstance(hostile, int) else len(members)
+        if count > num_clients:
+            yield key, f"{count} hostile clients of {num_clients}: too many"

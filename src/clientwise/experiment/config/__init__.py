@@ -1,0 +1,1 @@
+"""The config: what may be written, and how it is read."""

@@ -1,0 +1,285 @@
+"""A method in the config: its parts, and what it trains differently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from ...core.aggregation.before import BEFORE
+from ...core.aggregation.rules import RULES
+from ...core.aggregation.server_step import SERVER_STEPS
+from ...core.clock import Pace
+from ...core.criteria import CRITERIA, make_criterion
+from ...core.evidence import EVIDENCE
+from ...core.fixed_point import SecureAggregation
+from ...core.method import Adapters, Control, Method
+from ...core.objective.adapt_loss import LOSS_ADAPTERS
+from ...core.priority import ADJUSTMENTS
+from ...core.privacy import Privacy
+from ...core.types import LocalTraining
+from ...core.weights.bounds import (
+    Bounds,
+    Client,
+    Group,
+    Probation,
+)
+from ...core.weights.scores import SCORES, Score
+from ...core.weights.weighting import (
+    NORMALISERS,
+    DividesBySums,
+    Normaliser,
+    is_constant,
+    no_scale,
+)
+from ...registry import Part, PositiveInt, Registry
+from .parts import PartOf, make, make_if_named
+from .settings import FineTune, Training, TrainingOverride
+from .tables import ConfigTable, fields_of, with_fields
+from .values import Name, Seed
+
+
+@with_fields(fields_of(Pace))
+class PaceSettings(ConfigTable):
+    """When a round ends, where clients take time. Default: when all clients have answered."""
+
+    def build(self) -> Pace:
+        """The pace of a round."""
+        return Pace(**self.model_dump())
+
+
+def _listed(source: type[Any], name: str, kind: Any, least: int = 0) -> dict[str, Any]:
+    """A field that is a tuple in a class and a list in TOML, as `with_fields` takes it."""
+    _, field = fields_of(source)[name]
+    default = list(field.default) if not field.is_required() else ...
+    limits = Field(default, description=field.description, min_length=least, max_length=1_000)
+    return {name: (list[kind], limits)}
+
+
+@with_fields(fields_of(Group) | _listed(Group, "clients", Client, least=1))
+class GroupBounds(ConfigTable):
+    """Bounds on several clients together; of one client, instead of `cap` and `floor`."""
+
+    def build(self) -> Group:
+        """The group."""
+        options = self.model_dump()
+        return Group(**options | {"clients": tuple(options["clients"])})
+
+
+@with_fields(fields_of(Probation) | _listed(Probation, "clients", Client))
+class ProbationSettings(ConfigTable):
+    """A smaller cap for newcomers."""
+
+    def build(self) -> Probation:
+        """The probation."""
+        options = self.model_dump()
+        return Probation(**options | {"clients": tuple(options["clients"])})
+
+
+_PROBATION = (ProbationSettings | None, fields_of(Bounds)["probation"][1])
+
+
+@with_fields(fields_of(Bounds) | _listed(Bounds, "groups", GroupBounds) | {"probation": _PROBATION})
+class WeightBounds(ConfigTable):
+    """The policy on weights: caps, floors, groups, probation, quorum (docs/governance.md)."""
+
+    def build(self) -> Bounds:
+        """The bounds."""
+        options: dict[str, Any] = {key: getattr(self, key) for key in type(self).model_fields}
+        probation = options["probation"]
+        options["groups"] = tuple(group.build() for group in options["groups"])
+        options["probation"] = probation.build() if probation else None
+        return Bounds(**options)
+
+
+@with_fields(fields_of(Privacy))
+class PrivacySettings(ConfigTable):
+    """Differential privacy of the clients; see docs/privacy.md."""
+
+    def build(self) -> Privacy:
+        """The settings of the mechanism."""
+        return Privacy(**self.model_dump())
+
+
+@with_fields(fields_of(SecureAggregation))
+class SecureAggregationSettings(ConfigTable):
+    """Secure aggregation: the server learns the weighted sum of the updates alone (docs/privacy.md)."""
+
+    def build(self) -> SecureAggregation:
+        """The settings."""
+        return SecureAggregation(**self.model_dump())
+
+
+Criteria = Annotated[
+    list[Annotated[Part, PartOf(CRITERIA)]],
+    Field(min_length=1, max_length=64),
+]
+
+
+class Tuned(ConfigTable):
+    """How values of a method were found; `clientwise tune` writes this table."""
+
+    over: dict[str, Any] = Field(description="The keys that were searched, with their values.")
+    values: dict[str, Any] = Field(description="The best values, which the method has.")
+    trials: PositiveInt = Field(description="Number of trials.")
+    seeds: list[Seed] = Field(description="Seeds of the trials. A run with one of them is refused.")
+    rounds: PositiveInt = Field(description="Rounds of a trial.")
+    by: str = Field(description="What trials were compared by: see [tune].")
+    sampler: str = Field(description="How values were drawn: see [tune].")
+
+
+class MethodSettings(ConfigTable):
+    """One way to weigh clients. A name of docs/methods.md means that method; other defaults are FedAvg's."""
+
+    other_keys: ClassVar = ("like",)  # written out before this table is validated
+
+    name: Name = Field(description="The name of the method in tables and figures.")
+    criteria: Criteria = Field(
+        [Part("dataset_size", {})], description="What is measured about a client."
+    )
+    score: Annotated[Part, PartOf(SCORES)] = Field(
+        Part("prioritized", {}), description="How the criteria become one number."
+    )
+    normalise: Annotated[Part, PartOf(NORMALISERS)] | None = Field(
+        None,
+        description='Scaling over the cohort. Default: "sum", or "none" for the score "product".',
+    )
+    evidence: Annotated[Part, PartOf(EVIDENCE)] | None = Field(
+        None,
+        description="How the effect on held-out samples changes the weights. Default: off.",
+    )
+    bounds: WeightBounds | None = Field(
+        None,
+        description="The policy on weights: `cap` and `floor` of a client and of groups, a "
+        "`quorum`, a `probation`; see [methods.bounds]. Default: no bounds.",
+    )
+    before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = Field(
+        [], description="What is done to the updates before the rule, in this order."
+    )
+    rule: Annotated[Part, PartOf(RULES)] = Field(
+        Part("mean", {}),
+        description="How the weighted updates become one.",
+    )
+    adjust: Annotated[Part, PartOf(ADJUSTMENTS)] | None = Field(
+        None, description="Online adjustment of the order of priority (P2). Default: none."
+    )
+    adapt_loss: Annotated[Part, PartOf(LOSS_ADAPTERS)] | None = Field(
+        None, description="How the loss of the next round changes (P3). Default: it does not."
+    )
+    server_step: Annotated[Part, PartOf(SERVER_STEPS)] = Field(
+        Part("replace", {}), description="How the server applies the aggregated update."
+    )
+    training: TrainingOverride = Field(
+        TrainingOverride(),
+        description="The keys of [training] that differ for this method. Default: none.",
+    )
+    fine_tune: FineTune | None = Field(
+        None,
+        description="The server trains the aggregate on the samples it weighs by. The table holds "
+        "the keys of [training] that differ there, and `line_search`. Default: no such training.",
+    )
+    brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
+        None,
+        description="Keep the old model where the new one's loss on the samples the server weighs "
+        "by is higher by this many standard errors; 3 stops attacks and rarely anything else. "
+        "Default: off.",
+    )
+    control: Control | None = Field(
+        None,
+        description='A control without federated learning. "pooled": train on all clients\' '
+        'samples in one place. "server_only": train on the samples the server weighs by. "alone": '
+        "every client trains its own model; the mean over the honest clients is reported.",
+    )
+    pace: PaceSettings | None = Field(
+        None, description="When a round ends, where clients take time; see [methods.pace]."
+    )
+    adapters: Adapters = Field(
+        "products",
+        description='How LoRA adapters of the model are averaged. "products": the mean of the clients\' B·A, '
+        'back to its rank by a singular value decomposition. "factors": the means of A and of B, as in FedIT.',
+    )
+    tuned: Tuned | None = Field(
+        None,
+        description="How values of this method were found; `clientwise tune` writes it.",
+    )
+    privacy: PrivacySettings | None = Field(
+        None, description="Differential privacy of the clients; see [methods.privacy]."
+    )
+    secure_aggregation: SecureAggregationSettings | None = Field(
+        None,
+        description="Hide every client's update, criteria and weight from the server, which learns "
+        "their weighted sum alone; an empty table takes the defaults. Default: off.",
+    )
+
+    def unlike_fedavg(self) -> list[str]:
+        """The keys that differ from FedAvg's."""
+        mine = self.model_copy(update={"tuned": None}).to_dict()
+        fedavg = MethodSettings(name=self.name).to_dict()
+        return sorted(key for key in {*mine, *fedavg} if mine.get(key) != fedavg.get(key))
+
+    def parts(self) -> Iterator[tuple[str, Registry[Any], Part]]:
+        """The parts that may need something, each with its key and its registry."""
+        for index, part in enumerate(self.criteria):
+            yield f"criteria[{index}]", CRITERIA, part
+        for index, part in enumerate(self.before):
+            yield f"before[{index}]", BEFORE, part
+        yield "rule", RULES, self.rule
+        if self.evidence:
+            yield "evidence", EVIDENCE, self.evidence
+        if self.adapt_loss:
+            yield "adapt_loss", LOSS_ADAPTERS, self.adapt_loss
+
+    @property
+    def trains_model_on_server(self) -> bool:
+        """Whether the server trains a model on its own samples."""
+        parts = [(registry, part) for key, registry, part in self.parts() if key != "evidence"]
+        needs_update = any("server_samples" in registry.needs(part) for registry, part in parts)
+        return needs_update or self.fine_tune is not None or self.control == "server_only"
+
+    def build(self, training: Training) -> Method:
+        """The method with all its parts. ValueError where they do not fit."""
+        score: Score = make(SCORES, self.score)
+        normalise = self.normalise or Part(score.default_normaliser, {})
+        keeps_models = "models" in RULES.needs(self.rule)
+        criteria = [make_criterion(part.name, part.label, **part.options) for part in self.criteria]
+        return Method(
+            name=self.name,
+            criteria=tuple(criteria),
+            normaliser=self._normaliser(normalise),
+            score=score,
+            evidence=make_if_named(EVIDENCE, self.evidence),
+            bounds=self.bounds.build() if self.bounds else None,
+            before=tuple(make(BEFORE, part) for part in self.before),
+            rule=make(RULES, self.rule) if keeps_models else None,
+            adjust=make_if_named(ADJUSTMENTS, self.adjust),
+            adapt_loss=make_if_named(LOSS_ADAPTERS, self.adapt_loss),
+            server_step=make(SERVER_STEPS, self.server_step),
+            training=training.build(self.training),
+            control=self.control,
+            brake=self.brake,
+            fine_tune=self._server_training(training),
+            line_search=self.fine_tune is not None and self.fine_tune.line_search,
+            pace=self.pace.build() if self.pace else Pace(),
+            privacy=self.privacy.build() if self.privacy else None,
+            secure=self.secure_aggregation.build() if self.secure_aggregation else None,
+            adapters=self.adapters,
+            uses_sums=isinstance(NORMALISERS.declared(normalise.name), DividesBySums),
+            compares_pairs=any("pairs" in kind.needs(part) for _, kind, part in self.parts()),
+        )
+
+    def _normaliser(self, normalise: Part) -> Normaliser:
+        """Under differential privacy, no scale depends on the cohort.
+
+        Validation allows those that do only for scores whose weights are the same with any scale.
+        """
+        noises_mean = self.privacy is not None and not self.privacy.build().local
+        if noises_mean and not is_constant(normalise.name):
+            return no_scale
+        made: Normaliser = make(NORMALISERS, normalise)
+        return made
+
+    def _server_training(self, training: Training) -> LocalTraining | None:
+        if self.fine_tune is None:
+            return None
+        return training.build(self.training, self.fine_tune)

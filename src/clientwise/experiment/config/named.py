@@ -1,0 +1,105 @@
+"""Methods by name: `methods = ["FedAvg", { name = "mine", like = "FedYogi", brake = 3 }]`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from copy import deepcopy
+from importlib.resources import files
+from typing import Any
+
+import tomli_w
+
+from ...errors import ConfigError
+from ...registry import suggest
+from .presets import merge
+
+_TABLES = tomllib.loads(files(__package__).joinpath("methods.toml").read_text("utf-8"))
+METHODS: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
+_IN_ANY_CASE = {name.casefold(): name for name in METHODS}
+# A resolved config states all of these: its methods are already written out.
+_STATED_WHEN_RESOLVED = {"criteria", "score", "rule", "server_step"}
+
+
+def method_toml(name: str) -> str:
+    """The method that a name stands for, as TOML."""
+    return tomli_w.dumps({"methods": [{"name": name, **_TABLES[name]}]})
+
+
+def pick(methods: Any, chosen: Any, where: str) -> Any:
+    """The methods after a preset or the command line: a list of names picks some of them.
+
+    Args:
+        methods: those of the config. Picked ones stay in its order: its first is the baseline.
+        chosen: names of the config's methods or of `clientwise list methods`, also several in one
+            text with commas; or new methods, which replace those of the config.
+        where: the name of the config in messages.
+    """
+    if isinstance(chosen, str):
+        chosen = [chosen]
+    if chosen == methods or not _is_list_of_names(chosen):
+        return chosen
+    known = {_name_of(method): method for method in methods} if isinstance(methods, list) else {}
+    names = _split(chosen, known)
+    for name in names:
+        if name not in known and _known(name) is None:
+            raise ConfigError(where, [("methods", _unknown(name, {**known, **METHODS}))])
+    mine = [method for name, method in known.items() if name in names]
+    others = [name for name in dict.fromkeys(names) if name not in known]
+    return mine + others
+
+
+def write_out(methods: Any, where: str) -> Any:
+    """The methods with names and `like` written out. Anything but a list is left to the schema."""
+    if not isinstance(methods, list):
+        return methods
+    return [
+        _written_out(method, f"methods[{index}]", where) for index, method in enumerate(methods)
+    ]
+
+
+def _is_list_of_names(chosen: Any) -> bool:
+    return isinstance(chosen, list) and all(isinstance(name, str) for name in chosen)
+
+
+def _split(texts: list[str], known: Mapping[str, Any]) -> list[str]:
+    """The names in texts with commas; a known name may have commas in it."""
+    names: list[str] = []
+    for text in texts:
+        if text in known:
+            names.append(text)
+        else:
+            names += map(str.strip, text.split(","))
+    return names
+
+
+def _name_of(method: Any) -> str:
+    if isinstance(method, Mapping):
+        return str(method.get("name", method.get("like")))
+    return str(method)
+
+
+def _unknown(name: Any, known: Mapping[str, Any]) -> str:
+    return f"there is no method {name!r}{suggest(str(name), known)}"
+
+
+def _known(name: Any) -> str | None:
+    """The method of this library that a name stands for, in upper or lower case."""
+    return _IN_ANY_CASE.get(name.casefold()) if isinstance(name, str) else None
+
+
+def _written_out(method: Any, key: str, where: str) -> Any:
+    table = {"like": method} if isinstance(method, str) else method
+    if not isinstance(table, Mapping):
+        return method
+    like = table.get("like")
+    if "like" not in table:
+        like = _known(table.get("name"))
+        if like is None or table.keys() >= _STATED_WHEN_RESOLVED:
+            return table
+    base = _known(like)
+    if base is None:
+        place = key if isinstance(method, str) else f"{key}.like"
+        raise ConfigError(where, [(place, _unknown(like, METHODS))])
+    changes = {option: value for option, value in table.items() if option != "like"}
+    return merge({"name": base, **deepcopy(_TABLES[base])}, changes)  # `--set` changes the copy

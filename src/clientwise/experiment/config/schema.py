@@ -1,0 +1,247 @@
+"""An experiment as its config describes it. docs/config.md is generated from these classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import Field, PrivateAttr
+
+from ...core.method import Method
+from ...data.datasets import DATASETS
+from ...data.features import FEATURES
+from ...data.federated import Samples
+from ...data.partition import PARTITIONS
+from ...models.networks import MODELS
+from ...models.own import OwnModel
+from ...registry import NonNegativeFloat, Part, PositiveInt
+from ..trackers import TRACKERS
+from .methods import MethodSettings
+from .parts import PartOf, read_part
+from .settings import (
+    Cohorts,
+    DeviceSettings,
+    EvaluationSettings,
+    FlowerSettings,
+    HostileClients,
+    RecordSettings,
+    ServerSet,
+    Training,
+)
+from .tables import ConfigTable
+from .values import (
+    MOST_PLUGINS,
+    ClientAttributes,
+    Count,
+    DeviceName,
+    Name,
+    Note,
+    Seeds,
+    Tags,
+)
+
+
+class Experiment(ConfigTable):
+    """An experiment. Methods of one seed share data, partition, initial model and cohorts."""
+
+    name: Name = Field(description="The name of the experiment; the run folder is called after it.")
+    rounds: PositiveInt = Field(description="Rounds of federated learning, per method and seed.")
+    seeds: Seeds = Field(
+        [1],
+        description='Random seeds: `[1, 2, 3]`, or a text as in `"1-5, 9"`. Every method is run once '
+        "with each.",
+    )
+    note: Note = Field("", description="A note on the run, for you.")
+    tags: Tags = Field([], description="Words to find the run by.")
+    plugins: Annotated[list[str], Field(max_length=MOST_PLUGINS)] = Field(
+        [],
+        description="Python modules with parts of your own. They are imported before the config is "
+        "checked, from the folder of the config.",
+    )
+    plugin_dir: str | None = Field(
+        None,
+        description="The folder of the plugins. Default: the folder of the config.",
+    )
+    engine: Literal["local", "flower"] = Field(
+        "local",
+        description='Where clients run: in this process ("local"), or simulated by Flower ("flower").',
+    )
+    checkpoint_seconds: NonNegativeFloat = Field(
+        10.0, description="Least time in seconds between two checkpoints. 0: one after every round."
+    )
+    keep_every: Count = Field(
+        0,
+        description="Rounds between models that are kept for good, besides the best so far. 0: "
+        "only the last model is kept.",
+    )
+    initial_model: str | None = Field(
+        None,
+        description="File of the initial model, as `clientwise export` writes it. Default: random.",
+    )
+    device: DeviceName = Field(
+        "auto",
+        description='"cpu", "cuda", or "auto": the GPU if there is one, else the CPU.',
+    )
+    mode: Literal["auto", "loop", "graph", "stacked"] = Field(
+        "auto",
+        description='How clients are trained. "loop": one after the other. "graph": likewise, '
+        'with steps recorded as CUDA graphs. "stacked": many at once. "auto": the fastest for the '
+        "network and the device.",
+    )
+    precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
+        "auto",
+        description='Precision of matrix products. "auto": float32 on a CPU, tf32 on a GPU.',
+    )
+    workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = Field(
+        "auto",
+        description='CPU cores that train clients in parallel. "auto": as many as PyTorch has '
+        'threads. "ray": a Ray cluster (`clientwise[ray]`). Methods and seeds are spread over it; '
+        "where they are fewer than its cores or GPUs, the clients of a round are.",
+    )
+    data_dir: str | None = Field(
+        None,
+        description="Folder of datasets in their published layouts. Prefer the option --data-dir.",
+    )
+    trackers: Annotated[list[Annotated[Part, PartOf(TRACKERS)]], Field(max_length=100)] = Field(
+        [],
+        description="Where else the run is logged. By default nothing is sent anywhere.",
+    )
+    data: Annotated[Part, PartOf(DATASETS)] | None = Field(
+        None, description="The dataset. Left out when arrays are passed to `cw.run`."
+    )
+    features: Annotated[Part, PartOf(FEATURES)] | None = Field(
+        None,
+        description="A frozen network whose features replace the images as the model's input; "
+        "computed once and kept. Default: none.",
+    )
+    partition: Annotated[Part, PartOf(PARTITIONS)] | None = Field(
+        None,
+        description="Division of samples among clients. Left out when arrays are passed to `cw.run`.",
+    )
+    attributes: ClientAttributes = Field(
+        {},
+        description="Facts about the clients, one value per client: numbers, true or false, or "
+        "words. For the criteria `attribute` and `is_one_of`, and for your own.",
+    )
+    model: Annotated[Part, PartOf(MODELS)] | None = Field(
+        None,
+        description="The network that clients train. Left out when one is passed to `cw.run`.",
+    )
+    training: Training = Field(Training(), description="How every client trains.")
+    federation: Cohorts = Field(Cohorts(), description="Which clients take part in a round.")
+    server_set: ServerSet = Field(
+        ServerSet(),
+        description="The samples that the server weighs by and reports on.",
+    )
+    evaluation: EvaluationSettings = Field(
+        EvaluationSettings(),
+        description="What is measured during a run.",
+    )
+    record: RecordSettings = Field(
+        RecordSettings(), description="What a run writes about single clients."
+    )
+    devices: DeviceSettings | None = Field(
+        None,
+        description="Speed and availability of the clients' devices. Default: all are alike, and "
+        "time is counted in rounds.",
+    )
+    flower: FlowerSettings = Field(
+        FlowerSettings(),
+        description="Clients that are reached through Flower.",
+    )
+    hostile: Annotated[list[HostileClients], Field(max_length=1_000)] = Field(
+        [], description="Groups of hostile or faulty clients. Default: none."
+    )
+    methods: Annotated[list[MethodSettings], Field(min_length=1, max_length=1_000)] = Field(
+        [MethodSettings(name="FedAvg")],
+        description="The methods to compare. Default: `Recommended`; `RecommendedJudged` with "
+        'server_set.source = "clients"; `FedAvg` without held-out samples.',
+    )
+
+    _source: str = PrivateAttr("config")
+    _names_methods: bool = PrivateAttr(True)
+    _own_model: OwnModel | None = PrivateAttr(None)
+    _own_samples: Samples | None = PrivateAttr(None)
+
+    @property
+    def source(self) -> str:
+        """The file of the config, for messages."""
+        return self._source
+
+    @property
+    def own_model(self) -> OwnModel | None:
+        """The network that was passed in, which no config can hold."""
+        return self._own_model
+
+    @property
+    def own_samples(self) -> Samples | None:
+        """The samples that were passed in instead of a dataset by name."""
+        return self._own_samples
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether the samples are the members' files (`flower.files`), not a divided dataset."""
+        has_samples = self.data is not None or self._own_samples is not None
+        return not has_samples and self.flower.files is not None
+
+    @property
+    def model_name(self) -> str:
+        """The name of the network."""
+        if self.own_model:
+            return self.own_model.name
+        return self.model.name if self.model else "none"
+
+    @property
+    def server_holds_samples(self) -> bool:
+        """Whether samples are held out for the server."""
+        return self.evaluation.official_test == "server" or self.server_set.fraction > 0
+
+    @property
+    def clients_test(self) -> bool:
+        """Whether clients have test sets of their own."""
+        return self.evaluation.official_test == "clients" or self.evaluation.test_fraction > 0
+
+    @property
+    def recommended(self) -> str:
+        """The default method: the best that the held-out samples allow (docs/evidence.md)."""
+        if self.server_set.source == "clients":
+            return "RecommendedJudged"
+        if self.server_holds_samples or self.server_set.source == "contributed":
+            return "Recommended"
+        return "FedAvg"
+
+    def with_model(self, model: OwnModel) -> Experiment:
+        """The same with a network of the user's own instead of one by name."""
+        changed = self.model_copy(update={"model": None})
+        changed._own_model = model
+        return changed
+
+    def with_samples(self, samples: Samples) -> Experiment:
+        """The same with samples of the user's own; by default their client ids divide them."""
+        partition = self.partition or read_part(PARTITIONS, "by_id")
+        changed = self.model_copy(update={"data": None, "partition": partition})
+        changed._own_samples = samples
+        return changed
+
+    def with_method(self, method: Mapping[str, Any]) -> Experiment:
+        """The same with this method, where the config names none."""
+        changed = self.model_copy(update={"methods": [MethodSettings.model_validate(method)]})
+        changed._names_methods = False
+        return changed
+
+    def for_data(self, weigh: object | None) -> Experiment:
+        """The same for the user's own data: without samples to weigh by, the default is FedAvg."""
+        server = self.server_set
+        has_samples = weigh is not None or server.source != "held_out" or server.shared_set
+        if has_samples or self._names_methods:
+            return self
+        return self.with_method({"name": "FedAvg"})
+
+    def build_methods(self) -> list[Method]:
+        """All methods, ready to run."""
+        return [method.build(self.training) for method in self.methods]
+
+    def to_toml(self) -> str:
+        """The resolved config as TOML."""
+        return tomli_w.dumps(self.to_dict())

@@ -1,0 +1,399 @@
+"""The tables of the config that all methods share: training, clients, data of the server, hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from ...attacks import ATTACKS
+from ...core.clock import Seconds
+from ...core.seeding import generator
+from ...core.types import LocalTraining
+from ...data.arrays import MOST_CLASSES
+from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
+from ...data.partition import OfficialTest
+from ...data.tables.encoding import Encoding, InputColumn
+from ...registry import (
+    OpenShare,
+    Part,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    suggest,
+)
+from .parts import DrawnFrom, PartOf
+from .tables import (
+    ConfigTable,
+    fields_of,
+    optional_fields_of,
+    with_fields,
+)
+from .values import (
+    Count,
+    Fraction,
+    MetricName,
+    SampleSize,
+)
+
+_BATCH_SIZE = (  # TOML has no None
+    PositiveInt | Literal["full"],
+    Field(
+        LocalTraining.batch_size,
+        description='Batch size B. "full": all samples of a client in one batch, as in P1.',
+    ),
+)
+
+
+@with_fields(fields_of(LocalTraining) | {"batch_size": _BATCH_SIZE})
+class Training(ConfigTable):
+    """How every client trains."""
+
+    def build(self, *changes: TrainingOverride) -> LocalTraining:
+        """These options with changes, of which later ones win."""
+        options = self.model_dump()
+        for change in changes:
+            given = change.model_dump(exclude_none=True)
+            options |= {key: value for key, value in given.items() if key in options}
+        if options["batch_size"] == "full":
+            options["batch_size"] = None
+        return LocalTraining(**options)
+
+
+@with_fields(optional_fields_of(Training))
+class TrainingOverride(ConfigTable):
+    """What one method trains differently; see [training]."""
+
+
+class FineTune(TrainingOverride):
+    """How the server's training differs from the clients', and how far it goes."""
+
+    line_search: bool = Field(
+        True,
+        description="Compare five points between the mean and the trained model, and take the one "
+        "with the lowest loss on the samples that were trained on.",
+    )
+
+
+class Cohorts(ConfigTable):
+    """Which clients take part in a round: a fraction or a number, drawn at random."""
+
+    fraction: OpenShare | None = Field(
+        None, description="Fraction of all clients that a round asks. Default: all clients."
+    )
+    clients_per_round: PositiveInt | None = Field(
+        None, description="Number of clients that a round asks, instead of `fraction`."
+    )
+    without: list[Count] = Field(
+        [],
+        description="Clients, by number, that are never asked. They keep their data, and evaluate.",
+    )
+    sampling: Literal["fixed", "poisson"] = Field(
+        "fixed",
+        description='"fixed": all cohorts have the same size, drawn without replacement. '
+        '"poisson": each client is asked independently, with the same probability, so that '
+        "`fraction` or `clients_per_round` is what is expected of a cohort.",
+    )
+
+
+class ServerSet(ConfigTable):
+    """The server's held-out samples: some weigh clients, others report results."""
+
+    source: Literal["held_out", "contributed", "clients"] = Field(
+        "held_out",
+        description='Where these samples come from. "held_out": the server has its own. '
+        '"contributed": every client gives a small share. "clients": there are none; the cohort '
+        "evaluates the models, and the results are averaged.",
+    )
+    fraction: Fraction = Field(
+        0.2,
+        description="Fraction of all samples that is held out before the clients get theirs. "
+        'Unused with evaluation.official_test = "server".',
+    )
+    report_fraction: Share = Field(
+        0.5, description="Fraction of the held-out samples that reports results; the rest weighs."
+    )
+    shared_set: bool = Field(False, description="Weigh and report on the same samples, as P3 does.")
+    contributed_fraction: OpenShare = Field(
+        0.05,
+        description='Share of training samples that a client gives, with source = "contributed".',
+    )
+
+
+class EvaluationSettings(ConfigTable):
+    """What is measured during a run."""
+
+    test_fraction: Fraction = Field(
+        0.2, description="Fraction of a client's samples that is its own test set. 0: none."
+    )
+    official_test: OfficialTest = Field(
+        "pooled",
+        description='Use of the dataset\'s own test split. "pooled": joined with all other '
+        'samples. "server": it is the server set, as in P3. "clients": it is divided into the '
+        "clients' test sets, distributed like their training sets, as in P1.",
+    )
+    metric: MetricName | None = Field(
+        None,
+        description="Metric for tables, targets, P2's search and `tune`; AdaFed's criteria have "
+        "their own. Default: accuracy, MAPE (regression) or concordance (survival).",
+    )
+    clients_every: Count = Field(
+        1,
+        description="Rounds between evaluations on all clients' test sets. 0: never.",
+    )
+    clients_sample: SampleSize | None = Field(
+        None,
+        description="Clients that evaluate, where clients evaluate: a random sample, drawn by seed "
+        "and round, the same for all methods. The standard error of the sampling is recorded and "
+        "shown. Default: all clients.",
+    )
+    counterfactuals: bool = Field(
+        False,
+        description="Evaluate in every round what the same updates give with equal weights, with "
+        "weights by size, and without each client (docs/governance.md).",
+    )
+    shapley: bool = Field(
+        False,
+        description="Compute in every round the Shapley value of each client on the server's "
+        "reporting samples: exact to ten clients in a round (1,024 models), else sampled.",
+    )
+    target: PositiveFloat | None = Field(
+        None,
+        description="Value of the metric for rounds-to-target: the number of rounds until the "
+        "reported metric reaches it. Default: not counted.",
+    )
+    client_targets: list[PositiveFloat] = Field(
+        [],
+        description="Values of the metric for P1's tables: the rounds until 10% to 90% of the "
+        "clients reach each on their own test data. Default: `target`.",
+    )
+
+
+class RecordSettings(ConfigTable):
+    """What a run writes about single clients."""
+
+    clients: PositiveInt | None = Field(
+        None,
+        description="Clients, drawn by the seed, that get rows of their own in every round. Of the "
+        "others, counts and sums are written. Default: all clients.",
+    )
+
+    def of(self, num_clients: int, seed: int) -> frozenset[int] | None:
+        """The clients with rows of their own; None: all of them."""
+        if self.clients is None or self.clients >= num_clients:
+            return None
+        order = torch.randperm(num_clients, generator=generator(seed, "record", 0))
+        return frozenset(order[: self.clients].tolist())
+
+
+def _drawn(fact: DeviceFact) -> Any:
+    default = Part("constant", {"value": fact.default})
+    kind = Annotated[Part, DrawnFrom(DISTRIBUTIONS)]
+    return kind, Field(default, description=fact.meaning)
+
+
+@with_fields({name: _drawn(fact) for name, fact in DEVICE_FACTS.items()})
+class DeviceSettings(ConfigTable):
+    """The clients' devices: rounds take time on a virtual clock; see docs/devices.md.
+
+    A fact is a number, the same for all clients, or a distribution that every seed draws from.
+    """
+
+    traces: str | None = Field(
+        None,
+        description="CSV file with a device per line, facts as columns, instead of distributions.",
+    )
+
+
+class MemberColumn(ConfigTable):
+    """A column of the members' tables."""
+
+    name: str = Field(description="Name of the column in every member's file.")
+    categories: list[str] = Field(
+        [], description="Its values, each of which becomes an input. Default: it has numbers."
+    )
+    mean: float = Field(0.0, description="Mean over all members. A missing number becomes it.")
+    deviation: PositiveFloat = Field(1.0, description="Standard deviation over all members.")
+    marks_missing: bool = Field(
+        False, description="Whether one more input is 1 where the value is missing."
+    )
+
+
+class MemberTable(ConfigTable):
+    """The columns of the members' tables, on which all members agree: see docs/deployment.md."""
+
+    target: str = Field(description="The column to predict.")
+    classes: list[str] = Field([], description="Its values. Default: it has numbers.")
+    columns: Annotated[list[MemberColumn], Field(min_length=1)] = Field(
+        description="The inputs: a table for each column."
+    )
+
+    def encoding(self) -> Encoding:
+        """How a row becomes inputs; ValueError where the columns cannot be used."""
+        columns = []
+        for one in self.columns:
+            column = InputColumn(
+                one.name,
+                tuple(one.categories),
+                fill=one.mean,
+                mean=one.mean,
+                deviation=one.deviation,
+                marks_missing=one.marks_missing,
+            )
+            columns.append(column)
+        return Encoding(self.target, tuple(columns), tuple(self.classes))
+
+
+def _usable(table: MemberTable) -> MemberTable:
+    encoding = table.encoding()
+    if table.target in {column.name for column in encoding.columns}:
+        raise ValueError(f"{table.target!r} is the target and also one of the columns")
+    for words in (table.classes, *(column.categories for column in table.columns)):
+        if len(set(words)) < len(words) or len(words) == 1:
+            raise ValueError(f"{words[:3]}: give two or more different values, or none")
+    return table
+
+
+class FlowerSettings(ConfigTable):
+    """Clients reached through Flower (engine = "flower"): see docs/flower.md."""
+
+    train_seconds: Seconds = Field(
+        600.0, description="Longest time in seconds that the server waits for trained models."
+    )
+    evaluate_seconds: Seconds = Field(
+        300.0, description="Longest time in seconds that the server waits for evaluations."
+    )
+    min_replies: PositiveInt = Field(
+        1, description="Least number of answers. With fewer, a round leaves the model unchanged."
+    )
+    grace_seconds: Seconds | None = Field(
+        None,
+        description="Time in seconds to wait for the other clients after `min_replies` answers. "
+        "Default: until `train_seconds` or `evaluate_seconds` are over.",
+    )
+    repeats: Annotated[int, Field(ge=0, le=100)] = Field(
+        5,
+        description="How often a round is repeated that has too few answers because clients "
+        "cannot be reached. Then the run stops and can be resumed. 0: the round counts, and "
+        "leaves the model unchanged. With noise of the server (`privacy`), it is always 0.",
+    )
+    max_test_samples: PositiveInt = Field(
+        100_000, description="Evaluations on more test samples than this are refused."
+    )
+    max_change: Annotated[float, Field(ge=1, le=1e6)] = Field(
+        1.5,
+        description="Deployment: the factor by which a client's claims about its own data "
+        "(such as `dataset_size`) may differ from what it declared. Others are refused.",
+    )
+    clients: list[str] = Field(
+        [],
+        description="Deployment: the names of the registered nodes. The first is client 0.",
+    )
+    left: list[str] = Field(
+        [],
+        description="Deployment: clients that left. They are not asked, and keep their numbers.",
+    )
+    identities: dict[str, str] = Field(
+        {},
+        description="Deployment with secure aggregation: the public identity key of every client, in "
+        "hex, by its name (deploy/node-key.sh prints it). Every member's operator compares them.",
+    )
+    input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = Field(
+        [], description="Deployment: the shape of a sample."
+    )
+    num_classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)] = Field(
+        0, description="Deployment: the number of classes. 0: regression."
+    )
+    table: Annotated[MemberTable, AfterValidator(_usable)] | None = Field(
+        None,
+        description="Deployment: the columns of the members' CSV files, instead of `input_shape` and "
+        "`num_classes`. The model then predicts the rows of such files (`clientwise predict`).",
+    )
+    files: str | None = Field(
+        None,
+        description="To try a deployment on one machine, instead of `data`: a folder with a file "
+        "or folder for each of `clients`, and server.npz, or server.csv with `table`, for the server.",
+    )
+    loader: str | None = Field(
+        None,
+        description="The Python file whose `load` reads `files`. Default: they are NumPy files, or "
+        "tables with `table`.",
+    )
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """The shape of a sample; empty where the config does not say."""
+        return (self.table.encoding().width,) if self.table else tuple(self.input_shape)
+
+    @property
+    def class_count(self) -> int:
+        """The number of classes; 0 for regression."""
+        return len(self.table.classes) if self.table else self.num_classes
+
+    @property
+    def away(self) -> tuple[int, ...]:
+        """The numbers of the clients that have left."""
+        return tuple(client for client, name in enumerate(self.clients) if name in self.left)
+
+
+def _as_list(value: Any) -> Any:
+    """One part where several may stand."""
+    return value if isinstance(value, list) else [value]
+
+
+Attacks = Annotated[
+    list[Annotated[Part, PartOf(ATTACKS)]],
+    BeforeValidator(_as_list),
+    Field(min_length=1),
+]
+
+
+class HostileClients(ConfigTable):
+    """A group of hostile or faulty clients; see docs/attacks.md."""
+
+    clients: PositiveInt | list[int | str] | None = Field(
+        None,
+        description="How many clients (drawn by the seed), or which: a list of numbers or names.",
+    )
+    share: Share | None = Field(
+        None,
+        description="Instead of `clients`: the share of all clients that is hostile. The clients "
+        "of a small share are among those of a larger one.",
+    )
+    attack: Attacks = Field(
+        description="The attack, or a list of attacks that act one after the other."
+    )
+    ignore_global: bool = Field(
+        False,
+        description="Whether they train a model of their own instead of the global one (P3 1.C).",
+    )
+    from_round: PositiveInt = Field(
+        1,
+        description="The first round in which they attack; they are honest before it.",
+    )
+    probability: Share = Field(
+        1.0,
+        description="Probability with which each of them attacks in a round. 1: always.",
+    )
+    collude: bool = Field(
+        False,
+        description="Whether they draw the same noise, and attack in the same rounds.",
+    )
+
+    def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:
+        """How many clients are hostile, or which; ValueError for a name that no client has."""
+        if self.clients is None:
+            return round(num_clients * (self.share or 0))
+        if isinstance(self.clients, int):
+            return self.clients
+        return [_number_of(client, names) for client in self.clients]
+
+
+def _number_of(client: int | str, names: Sequence[str]) -> int:
+    if isinstance(client, int):
+        return client
+    if client not in names:
+        raise ValueError(f"no client is called {client!r}{suggest(client, names)}")
+    return names.index(client)

@@ -1,0 +1,289 @@
+"""Run a matrix: cell after cell, or several cells at once in processes of their own."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import tomli_w
+import torch
+
+from ...engine.device import (
+    gpu_memory,
+    pick_device,
+    return_unused_gpu_memory,
+    share_gpu,
+)
+from ...errors import ClientwiseError, ConfigError, RunError
+from ...limits import gigabytes
+from ...writing import make_folder, write_atomically
+from ..load import read_config
+from ..running.folders import new_folder
+from ..running.lanes import Progress
+from ..running.machine import change_of_machine, in_words
+from ..running.origin import recorded_system
+from ..running.runner import Stopped
+from ..running.runner import run as run_experiment
+from .grid import (
+    MATRIX_FILE,
+    Matrix,
+    MatrixCell,
+    open_matrix,
+)
+from .resume import grown, unfinished_cells
+
+log = logging.getLogger("clientwise")
+JOB_BYTES = 2 * 2**30  # of a GPU's memory: the least that a process gets
+
+
+class CellsFailedError(RunError):
+    """Some cells of a matrix failed; the others are finished."""
+
+    def __init__(self, folder: Path, failures: dict[str, str], cells: int) -> None:
+        self.folder = folder
+        self.failures = failures  # cell: what went wrong
+        names = "; ".join(failures)
+        super().__init__(f"{folder}: {len(failures)} of {cells} cells failed: {names}")
+
+
+def run_matrix(
+    matrix: Matrix,
+    out: Path | None = None,
+    *,
+    resume: bool = False,
+    accept_changes: bool = False,
+    jobs: int = 1,
+    on_cell: Callable[[MatrixCell, int, int], None] = lambda cell, number, count: None,
+    on_failure: Callable[[MatrixCell, str], None] = lambda cell, reason: None,
+    on_round: Callable[[Progress], None] | None = None,
+) -> Path:
+    """Run the cells that are not finished.
+
+    A cell that fails does not end the others. Where a matrix is resumed with more methods, seeds,
+    rounds, attacks, shares or federations, only what is new is run.
+
+    Args:
+        matrix: the cells.
+        out: the folder of the matrix; by default a new one in runs/.
+        resume: continue in a folder that has this matrix already, or add to the matrix there.
+        accept_changes: resume although data, plugins or versions have changed.
+        jobs: how many cells run at once, each in a process of its own.
+        on_cell: called with every cell, its number and the number of all cells: when it begins, or
+            with `jobs` when it ends.
+        on_failure: called with every cell that fails, and the reason.
+        on_round: called after every round; not with `jobs`.
+
+    Returns:
+        The folder of the matrix.
+
+    Raises:
+        CellsFailedError: at the end, where cells failed.
+    """
+    folder = new_folder(matrix.name) if out is None else out
+    matrix, todo = _prepare(matrix, folder, resume, accept_changes)
+    places = [folder / matrix.cells[place].folder for place in todo]
+    changes = change_of_machine({place: recorded_system(place) for place in places})
+    if changes:
+        log.warning("warning: %s: %s", folder, in_words(changes))
+    number = len(matrix.cells) - len(todo)
+    failures: dict[str, str] = {}
+
+    def ended(cell: MatrixCell, reason: str | None) -> None:
+        if reason is not None:
+            failures[cell.name] = reason
+            on_failure(cell, reason)
+
+    try:
+        if jobs > 1:
+            on_gpu = any(_uses_gpu(matrix.cells[place]) for place in todo)
+            for place, reason in _run_in_processes(folder, todo, jobs, on_gpu, accept_changes):
+                number += 1
+                on_cell(matrix.cells[place], number, len(matrix.cells))
+                ended(matrix.cells[place], reason)
+        else:
+            for place in todo:
+                number += 1
+                on_cell(matrix.cells[place], number, len(matrix.cells))
+                ended(
+                    matrix.cells[place], _run(folder, matrix.cells[place], on_round, accept_changes)
+                )
+    except KeyboardInterrupt:
+        raise Stopped(folder) from None
+    if failures:
+        raise CellsFailedError(folder, failures, len(matrix.cells))
+    return folder
+
+
+def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
+    """The newest folder in runs/ that was made from exactly this config."""
+
+    def is_this(path: Path) -> bool:
+        with suppress(ConfigError):  # a file that cannot be read is another matrix
+            return read_config(path)[1] == matrix.table
+        return False
+
+    written = [path for path in parent.glob(f"*/{MATRIX_FILE}") if is_this(path)]
+    if not written:
+        how = "name its folder: clientwise run FOLDER --resume"
+        raise RunError(f"{parent}/: no unfinished run of this config; {how}")
+    return max(written, key=lambda path: path.stat().st_mtime).parent
+
+
+def _prepare(
+    matrix: Matrix, folder: Path, resume: bool, accept_changes: bool
+) -> tuple[Matrix, Sequence[int]]:
+    """Write the config into the folder; where one is there already, add to it.
+
+    Returns:
+        The whole matrix, and the positions of its cells that are to be run.
+    """
+    written = folder / MATRIX_FILE
+    todo: Sequence[int] = range(len(matrix.cells))
+    if written.exists():
+        if not resume:
+            raise RunError(
+                f"{folder}: there is a matrix already. Resume it (--resume, in Python resume=True) "
+                "or choose another output folder."
+            )
+        matrix = grown(matrix, folder)
+        todo = unfinished_cells(matrix, folder, accept_changes)
+    elif _names_in(folder) - {f"{MATRIX_FILE}.part"}:  # which a run that was killed may leave
+        raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
+    make_folder(folder)
+    write_atomically(written, tomli_w.dumps(matrix.table).encode())
+    return matrix, todo
+
+
+def _names_in(folder: Path) -> set[str]:
+    if not folder.is_dir():
+        return set()
+    return {path.name for path in folder.iterdir()}
+
+
+def _uses_gpu(cell: MatrixCell) -> bool:
+    return pick_device(cell.experiment.device).type == "cuda"
+
+
+def _jobs_that_fit(jobs: int, process: ProcessPoolExecutor) -> int:
+    """As many jobs as the free memory of the GPU allows; the other cells wait.
+
+    It is read in a `process` that is to use the GPU, since whoever reads it takes some of it. An earlier run in
+    this process may have left memory to PyTorch's cache, which is returned first.
+    """
+    return_unused_gpu_memory()
+    free = process.submit(gpu_memory, torch.device("cuda")).result()
+    fitting = max(1, min(jobs, free // JOB_BYTES))
+    if fitting < jobs:
+        room = f"{gigabytes(free)} of GPU memory are free, and a job needs {gigabytes(JOB_BYTES)}"
+        log.warning("warning: %s: %d jobs at once instead of %d", room, fitting, jobs)
+    return fitting
+
+
+def _run_in_processes(
+    folder: Path, todo: Sequence[int], jobs: int, on_gpu: bool, accept_changes: bool
+) -> Iterator[tuple[int, str | None]]:
+    """Run cells side by side; gives every cell's place as it ends, and the reason where it failed.
+
+    Every process is a pool of its own, since a process that is killed breaks its whole pool.
+    """
+    waiting = deque(todo)
+    jobs = min(jobs, len(todo))
+    idle = [_new_process()]
+    if on_gpu:
+        jobs = _jobs_that_fit(jobs, idle[0])
+    idle += [_new_process() for _ in range(jobs - 1)]
+    running: dict[Future[str | None], tuple[ProcessPoolExecutor, int]] = {}
+    with _ending_children_on_error():
+        while waiting or running:
+            while waiting and idle:
+                process = idle.pop()
+                place = waiting.popleft()
+                cell = process.submit(_run_cell, folder, place, jobs, accept_changes)
+                running[cell] = process, place
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                process, place = running.pop(future)
+                try:
+                    reason = future.result()
+                except BrokenProcessPool:
+                    reason = "its process was killed, perhaps for lack of memory; try fewer --jobs"
+                    process = _new_process()
+                idle.append(process)
+                yield place, reason
+        for process in idle:
+            process.shutdown()
+
+
+@contextmanager
+def _ending_children_on_error() -> Iterator[None]:
+    """End all processes when this one is interrupted: every run can be resumed."""
+    try:
+        yield
+    except BaseException:
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+
+
+def _new_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin_process)
+
+
+def _begin_process() -> None:
+    """Use one thread, since other cells use the other cores, and end with the parent process."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it, and ends this process
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+
+
+def _run_cell(folder: Path, place: int, jobs: int, accept_changes: bool) -> str | None:
+    """In one of `jobs` processes: run a cell, and return the reason where it failed."""
+    cell = open_matrix(folder).cells[place]
+    if _uses_gpu(cell):
+        share_gpu(jobs)
+    return _run(folder, cell, None, accept_changes)
+
+
+def _run(
+    folder: Path,
+    cell: MatrixCell,
+    on_round: Callable[[Progress], None] | None,
+    accept_changes: bool,
+) -> str | None:
+    """Run a cell, or continue it.
+
+    Returns:
+        The reason where it failed, else None: text, since not every error can be pickled.
+    """
+    place = folder / cell.folder
+    begun = (place / "config.toml").exists()
+    try:
+        run_experiment(
+            cell.experiment,
+            place,
+            resume=begun,
+            accept_changes=accept_changes,
+            on_round=on_round,
+            on_warning=lambda text: None,  # most cells have the same: the report counts them
+        )
+    except ClientwiseError as error:
+        return str(error)
+    except Exception as error:  # raised by a plugin, or a fault of ours: the other cells go on
+        alone = f"clientwise run {place} --resume"
+        return f"{type(error).__name__}: {error} (for its traceback: {alone})"
+    return None

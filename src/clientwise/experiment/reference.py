@@ -1,0 +1,256 @@
+"""The config reference, generated from the code.
+
+`python -m clientwise.experiment.reference > docs/config.md` writes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from ..attacks import ATTACKS
+from ..core.aggregation.before import BEFORE
+from ..core.aggregation.rules import RULES
+from ..core.aggregation.server_step import SERVER_STEPS
+from ..core.criteria import CRITERIA, source_of
+from ..core.evidence import EVIDENCE
+from ..core.objective.adapt_loss import LOSS_ADAPTERS
+from ..core.objective.metrics import METRICS
+from ..core.priority import ADJUSTMENTS
+from ..core.weights.scores import SCORES
+from ..core.weights.weighting import NORMALISERS
+from ..data.datasets import DATASETS
+from ..data.devices import DISTRIBUTIONS
+from ..data.features import FEATURES
+from ..data.partition import PARTITIONS
+from ..models.networks import MODELS
+from ..registry import Option, Part, Registry
+from .config import settings
+from .config.methods import (
+    GroupBounds,
+    MethodSettings,
+    PaceSettings,
+    PrivacySettings,
+    ProbationSettings,
+    SecureAggregationSettings,
+    Tuned,
+    WeightBounds,
+)
+from .config.named import METHODS
+from .config.schema import Experiment
+from .config.tables import ConfigTable
+from .matrix.grid import MatrixSettings
+from .trackers import TRACKERS
+from .tune.tune import TuneSettings
+
+_REGISTRIES = (
+    CRITERIA,
+    NORMALISERS,
+    SCORES,
+    EVIDENCE,
+    BEFORE,
+    RULES,
+    ADJUSTMENTS,
+    LOSS_ADAPTERS,
+    SERVER_STEPS,
+    METRICS,
+    DATASETS,
+    FEATURES,
+    PARTITIONS,
+    MODELS,
+    ATTACKS,
+    DISTRIBUTIONS,
+    TRACKERS,
+)
+KINDS: dict[str, Registry[Any]] = {registry.plural: registry for registry in _REGISTRIES}
+
+
+def signature(registry: Registry[Any], name: str) -> str:
+    """A part with its options, as in `class_weights (epsilon: float = 0.1)`."""
+    options = [_option(option) for option in registry.options(name)]
+    if not options:
+        return name
+    return f"{name} ({'; '.join(options)})"
+
+
+def explained(registry: Registry[Any], name: str) -> list[str]:
+    """A part in lines of text: what it does, and its options with what they mean."""
+    about, meanings = _documented(registry.get(name))
+    lines = [f"{registry.kind} {name}", *about]
+    options = registry.options(name)
+    if not options:
+        return [*lines, "", "It has no options."]
+    lines += ["", "Options:"]
+    for option in options:
+        need = ", required" if option.required else ""
+        lines.append(f"  {_option(option)}{need}")
+        if option.name in meanings:
+            lines.append(f"      {meanings[option.name]}")
+    return lines
+
+
+def _documented(part: Any) -> tuple[list[str], dict[str, str]]:
+    """The lines of a docstring before its first section, and the meanings in its section Args."""
+    text = inspect.getdoc(part) or ""
+    sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", text)
+    arguments = [section for section in sections[1:] if section.startswith("Args:\n")]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", "\n".join(arguments), re.MULTILINE)
+    return sections[0].splitlines(), {name: " ".join(words.split()) for name, words in entries}
+
+
+def _option(option: Option) -> str:
+    text = f"{option.name}: {type_name(option.type)}"
+    if option.required:
+        return text
+    if option.default is None:
+        return f"{text}, optional"
+    return f"{text} = {_value(option.default)}"
+
+
+def type_name(kind: Any) -> str:
+    """A type in the words of TOML.
+
+    >>> type_name(list[int] | None), type_name(Literal["a", "b"])
+    ('list of int', '"a" or "b"')
+    """
+    origin = get_origin(kind)
+    arguments = get_args(kind)
+    if origin is typing.Annotated:
+        return type_name(arguments[0])
+    if origin is Literal:
+        return " or ".join(_value(argument) for argument in arguments)
+    if origin in (types.UnionType, typing.Union):
+        named = [argument for argument in arguments if argument is not type(None)]
+        return " or ".join(type_name(argument) for argument in named)
+    if kind is Part:
+        return "part"
+    if inspect.isclass(kind) and issubclass(kind, ConfigTable):
+        return "table"
+    name = getattr(origin or kind, "__name__", str(kind))
+    if name in ("list", "Sequence", "tuple"):
+        return f"list of {type_name(arguments[0])}" if arguments else "list"
+    if name in ("Mapping", "dict"):
+        return f"table of {type_name(arguments[1])} by name"
+    return {"str": "string", "bool": "boolean"}.get(name, name)
+
+
+def _value(value: Any) -> str:
+    """A value as TOML has it; – for None, which TOML does not have."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, Part):
+        if not value.options:
+            return f'"{value.name}"'
+        options = ", ".join(f"{key} = {_value(option)}" for key, option in value.options.items())
+        return f'{{ name = "{value.name}", {options} }}'
+    if isinstance(value, ConfigTable):
+        return "as below"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    return str(value)
+
+
+_SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
+    ("Top level", Experiment),
+    ("[training]", settings.Training),
+    ("[federation]", settings.Cohorts),
+    ("[server_set]", settings.ServerSet),
+    ("[evaluation]", settings.EvaluationSettings),
+    ("[record]", settings.RecordSettings),
+    ("[devices]", settings.DeviceSettings),
+    ("[flower]", settings.FlowerSettings),
+    ("[flower.table]", settings.MemberTable),
+    ("[[flower.table.columns]]", settings.MemberColumn),
+    ("[[hostile]]", settings.HostileClients),
+    ("[[methods]]", MethodSettings),
+    ("[methods.bounds]", WeightBounds),
+    ("[[methods.bounds.groups]]", GroupBounds),
+    ("[methods.bounds.probation]", ProbationSettings),
+    ("[methods.pace]", PaceSettings),
+    ("[methods.tuned]", Tuned),
+    ("[methods.privacy]", PrivacySettings),
+    ("[methods.secure_aggregation]", SecureAggregationSettings),
+    ("[matrix]", MatrixSettings),
+    ("[tune]", TuneSettings),
+)
+
+
+INTRODUCTION = """\
+# Config reference
+
+`make docs` generates this page from the code. `clientwise list` prints the parts in the terminal.
+
+An experiment is one TOML file. Unknown keys, wrong types and impossible combinations are errors;
+all of them are reported before anything runs. Where a key takes a *part*, write its name,
+`score = "mean"`, or a table with its name and options,
+`score = { name = "owa", quantifier = "most" }`.
+
+`clientwise run --set key=value` changes any key. `--preset quick` applies the table
+`[presets.quick]` of the file:
+
+- Tables are merged key by key.
+- A part of another name replaces the former one.
+- A list of names as `methods` keeps only those methods, as `--methods FedAvg,AdaFed` does.
+
+Editors complete and check configs by a JSON schema. Write it with
+`clientwise schema > clientwise.schema.json` and name it in the first line of the TOML file:
+`#:schema ./clientwise.schema.json`. Taplo reads that line: Even Better TOML in VS Code, and Neovim,
+Helix and Zed. In PyCharm, choose the file under JSON Schema Mappings. `clientwise schema my.toml`
+includes the parts of that file's plugins.
+"""
+NAMED = """\
+Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. Other
+keys change it: `{ name = "FedYogi", server_step.learning_rate = 0.1 }`. `like` gives the changed
+method a name of its own: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
+`clientwise list FedYogi` shows a method as TOML. [methods.md](methods.md) says what each method
+trusts and where it differs from its paper."""
+
+
+def markdown() -> str:
+    """The whole reference as a page."""
+    lines = [INTRODUCTION]
+    for title, section in _SECTIONS:
+        lines += [f"## {title}", "", inspect.getdoc(section) or "", ""]
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        lines += [_field_row(name, field) for name, field in section.model_fields.items()]
+        lines.append("")
+    lines += ["# Methods by name", "", NAMED, "", "| name | meaning |", "|---|---|"]
+    lines += [f"| `{name}` | {_cell(about)} |" for name, about in METHODS.items()]
+    lines += ["", "# Parts", ""]
+    for plural, registry in KINDS.items():
+        lines += [f"## {plural}", "", f"{registry.description}.", ""]
+        lines += ["| name | options | meaning |", "|---|---|---|"]
+        lines += [_part_row(registry, name) for name in registry]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _part_row(registry: Registry[Any], name: str) -> str:
+    options = signature(registry, name).removeprefix(name).strip(" ()") or "–"
+    meaning = _cell(registry.describe(name))
+    if registry is CRITERIA:
+        meaning += f" {source_of(Part(name, {})).capitalize()}."
+    return f"| `{name}` | {_cell(options)} | {meaning} |"
+
+
+def _field_row(name: str, field: FieldInfo) -> str:
+    default = "required" if field.is_required() else _value(field.default)
+    cells = [type_name(field.annotation), default, field.description or ""]
+    return f"| `{name}` | {' | '.join(_cell(text) for text in cells)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    print(markdown())

@@ -1,0 +1,1 @@
+"""Running an experiment: lanes, resume, the origin of data and versions."""

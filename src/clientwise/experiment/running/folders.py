@@ -1,0 +1,86 @@
+"""Run folders: make one, find one, claim one, and annotate one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import tomli_w
+from pydantic import TypeAdapter, ValidationError
+
+from ...errors import RunError
+from ...record.files import plain_name
+from ...record.reading.config_view import read_table
+from ...record.reading.reader import is_finished
+from ...writing import make_folder, write_atomically
+from ..config.messages import issues_of
+from ..config.schema import Experiment
+from ..config.values import Note, Tags
+from .resume import CONFIG, changed_keys
+
+
+def new_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """Make a new folder runs/NAME-DATE-TIME; a number follows where that folder exists."""
+    stem = f"{plain_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    make_folder(parent)
+    folder = parent / stem
+    number = 2
+    while True:
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            folder = parent / f"{stem}-{number}"
+            number += 1
+
+
+def newest_run(parent: Path = Path("runs")) -> Path:
+    """The newest run folder in runs/."""
+    written = [*parent.glob(f"*/{CONFIG}"), *parent.glob("*/matrix.toml")]
+    if not written:
+        raise RunError(f"{parent}/: no run here yet; `clientwise demo` makes one")
+    return max(written, key=_modified).parent
+
+
+def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
+    """The newest unfinished run folder in runs/ that was made by this config."""
+    wanted = experiment.to_dict()
+    found = list(parent.glob(f"*/{CONFIG}"))
+    same_config = [path for path in found if not changed_keys(read_table(path), wanted)]
+    written = [path for path in same_config if not is_finished(path.parent)]
+    if not written:
+        hint = "name its folder: clientwise run FOLDER --resume"
+        raise RunError(f"{parent}/: no unfinished run of this config; {hint}")
+    return max(written, key=_modified).parent
+
+
+def claim(folder: Path, resume: bool) -> None:
+    """Make the folder, so that it can be locked. A folder with other files is refused."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not (folder / CONFIG).is_file():  # the first file of a run, so it is looked for last
+        if names - {".lock", f"{CONFIG}.part"}:
+            raise RunError(f"{folder}: not empty, and not a run of clientwise")
+        if resume and not names:
+            raise RunError(f"{folder}: there is no run here to resume")
+    make_folder(folder)
+
+
+def annotate(folder: Path, note: str | None, tags: Sequence[str] | None) -> None:
+    """Set the note and the tags of a run, where they are given; no other key changes."""
+    written = folder / CONFIG
+    table = read_table(written)
+    if not table:
+        raise RunError(f"{folder}: not a run of clientwise (it has no config.toml)")
+    try:
+        if note is not None:
+            table["note"] = TypeAdapter(Note).validate_python(note)
+        if tags is not None:
+            table["tags"] = TypeAdapter(Tags).validate_python(list(tags))
+    except ValidationError as error:
+        raise RunError(f"{folder}: the note or a tag {issues_of(error)[0][1]}") from None
+    write_atomically(written, tomli_w.dumps(table).encode())
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime

@@ -1,0 +1,1 @@
+"""Tuning parameters of all methods with equal budgets."""

@@ -1,0 +1,658 @@
+"""The server's side: `FlowerEngine` sends requests over a Flower grid and waits for the replies.
+
+Every wait has a limit. A client that does not reply in time is refused, or counts in a later round.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from secrets import token_hex
+from typing import TypeVar
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from ...core.clock import LATE, Pace
+from ...core.objective.problem import Problem
+from ...core.reasons import Reason
+from ...core.round import LARGEST_LOSS
+from ...core.secrecy import SecretScores, SecretSum
+from ...core.types import (
+    Evaluation,
+    Refusal,
+    ServerPart,
+    Task,
+    Updates,
+)
+from ...engine.wrappers.engine import EmbeddedEngine
+from ...errors import ClientwiseError
+from ...experiment.config.settings import FlowerSettings
+from ..deployment.receipts import Outbox
+from ..deployment.signing import Signer
+from .claims import TEST_SAMPLES, Claims
+from .replies import (
+    NO_ANSWER,
+    Content,
+    pull_replies,
+    why_unreadable,
+)
+from .secure_rounds import SecureRound
+from .secure_wire import SecureRun
+from .wire import (
+    Request,
+    pack,
+    read_evaluation,
+    read_update,
+    read_versions,
+    write_request,
+)
+
+log = logging.getLogger("flwr.clientwise")
+CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
+FIRST_PAUSE = 0.05  # seconds between two looks for replies, at first
+LONGEST_PAUSE = 1.0
+CONNECT_PAUSE = 0.5  # seconds between two looks for connected nodes
+FIRST_REPEAT = 30.0  # seconds before a round is repeated; twice as long before the next repeat
+LONGEST_REPEAT = 600.0
+NO_TEST_SET = -1  # the size of a test set that is not known yet
+
+# Why a client has no part in a round.
+NOT_TAKEN = Reason("the SuperLink did not accept the message", "unreachable")
+NOT_CONNECTED = Reason("not connected", "not connected")
+OUT_OF_REACH = ("unreachable", "not connected")  # another attempt may succeed
+LOSS_TOO_LARGE = "its loss is not finite or too large"
+
+T = TypeVar("T")
+Connected = Callable[[], Mapping[int, int]]  # the node of every client that is connected now
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request to train: its round, the model [d] that was sent, and the time."""
+
+    round_num: int
+    model: Tensor
+    at: float
+
+    def now(self, update: Updates, model: Tensor, round_num: int) -> Updates:
+        """The update with the server's time and its age in rounds.
+
+        A late update is how far its client moved, added to the present model [d].
+        """
+        age = float(round_num - self.round_num)
+        if age and update.models.shape[1] == len(model):  # another size is refused in any case
+            moved = update.models.to(model) - self.model
+            update = replace(update, models=model + moved)
+        seconds = torch.tensor([time.monotonic() - self.at], dtype=torch.float64)
+        return replace(update, seconds=seconds, ages=torch.tensor([age], dtype=torch.float64))
+
+
+class TooFewRepliesError(ClientwiseError, RuntimeError):
+    """A round that could not be repeated often enough to have the replies it needs."""
+
+
+class FlowerEngine:
+    """Trains and evaluates on Flower's nodes; the embedded engine does the server's own work.
+
+    Args:
+        local: the embedded engine, for the server's samples and the problem.
+        grid: Flower's connection to the nodes.
+        connected: returns the node of every connected client.
+        seed: the lane's seed, sent with every request.
+        settings: the config's `[flower]` table.
+        keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
+            between messages, so the server keeps that model for them.
+        on_versions: called with a client and the versions it runs, for every update.
+        signer: signs requests and opens sealed replies; without a key, both stay as they are.
+        outbox: receipts of the signed record, which travel with the next request.
+        claims: compares what clients say about their data with what they declared; None in a
+            simulation.
+        on_repeat: called with a text before too few replies make the engine ask again.
+        secure: the run, for secure aggregation.
+        awaits_all: wait for every client to connect, and then as long for its reply. Under differential
+            privacy, no client may decide whether another one is asked. No round is repeated then.
+    """
+
+    def __init__(
+        self,
+        local: EmbeddedEngine,
+        grid: Grid,
+        connected: Connected,
+        *,
+        seed: int,
+        settings: FlowerSettings,
+        keepers: Collection[int] = (),
+        on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
+        signer: Signer | None = None,
+        outbox: Outbox | None = None,
+        claims: Claims | None = None,
+        on_repeat: Callable[[str], None] = lambda text: None,
+        secure: SecureRun | None = None,
+        awaits_all: bool = False,
+    ) -> None:
+        self.num_clients = local.num_clients
+        self.problem = local.problem
+        self.spec = local.spec
+        self.initial_model = local.initial_model
+        self.device = local.device
+        # Known to the server, not asked of clients
+        self.attributes: Mapping[str, Tensor] = local.attributes
+        self.idle_work: Callable[[], None] | None = None
+        self.clock = local.clock  # shows real time
+        self._local = local
+        self._grid = grid
+        self._connected = connected
+        self._seed = seed
+        self._settings = settings
+        self._on_versions = on_versions
+        self._signer = signer or Signer()
+        self._outbox = outbox or Outbox()
+        self._claims = claims
+        self._on_repeat = on_repeat
+        self._secure = secure
+        self._awaits_all = awaits_all
+        # A round that is repeated for one client asks others again
+        self._repeats = 0 if awaits_all else settings.repeats
+        self._began = time.monotonic()
+        self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
+        self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
+        # The training that comes next, if it is known, and the one that was asked for ahead
+        self._expected: tuple[tuple[int, ...], Tensor, Task] | None = None
+        self._ahead: tuple[Tensor, Task] | None = None
+        self._keepers = keepers
+        self._kept: dict[int, Tensor] = {}  # the keepers' models
+        self._round = 0  # the present one; nodes count what a round asks for
+        # Of every first evaluation
+        self._test_sizes = torch.full((local.num_clients,), NO_TEST_SET)
+        self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
+
+    def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
+        """See `core.types.Engine`. With fewer replies than `min_replies` every update is refused.
+
+        The round ends as the method's pace says. A later reply is refused, or counts in a later
+        round. Where too few replies arrive because clients cannot be reached, these clients are
+        asked again.
+        """
+        self._round = task.round_num
+        pace = self.clock.pace if self.clock else Pace()
+        ahead = self._asked_ahead(model, task)
+        possible = len({*client_ids, *self._waiting.values()})
+        needed = min(self._settings.min_replies, possible)
+        enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
+        held: list[Updates] = []
+        failures: list[Refusal] = []
+        notes: tuple[str, ...] = ()
+        arrived = 0
+        asking = client_ids
+        for attempt in range(self._repeats + 1):
+            patience = time.monotonic() + self._settings.train_seconds
+            least = min(needed - arrived, len(asking)) - len(ahead)
+            if self._awaits_all:
+                least = len(set(asking) - set(self._settings.away))
+            rest = [client for client in asking if client not in ahead]
+            ahead = frozenset()
+            nodes = self._wait_for(rest, least, patience)
+            if self._awaits_all:
+                patience = time.monotonic() + self._settings.train_seconds
+            failures += [Refusal(client, NOT_CONNECTED) for client in rest if client not in nodes]
+            failures += self._ask_to_train(nodes, model, task, patience)
+            deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
+            awaited = asking if asking and pace.buffer is None else None
+            still = enough - arrived
+            for replies in self._pull_until(
+                self._waiting, deadline, needed - arrived, still, awaited
+            ):
+                for client, content in replies:
+                    asked = self._asked.pop(client)
+                    update = self._read_update(client, content, task)
+                    if isinstance(update, Refusal):
+                        failures.append(update)
+                    else:
+                        held.append(asked.now(update, model, task.round_num))
+                        arrived += 1
+                if arrived >= needed:
+                    yield from _stacked(held, model)
+                    held.clear()
+            if not pace.keeps_late:
+                reason = LATE if arrived >= enough else NO_ANSWER
+                failures += [Refusal(client, reason) for client in self._waiting.values()]
+                self._waiting = {}
+                self._asked = {}
+            asking = self._ask_again(attempt, failures, arrived, needed)
+            if not asking:
+                break
+            notes += (self._pause(attempt, failures, arrived, needed),)
+            failures = [one for one in failures if one.kind not in OUT_OF_REACH]
+        too_few = f"only {arrived} of {needed} required replies arrived"
+        failures += [Refusal(update.client_ids[0], too_few) for update in held]
+        if failures or notes:
+            yield Updates.failed(failures, model, notes)
+        if self.clock:
+            self.clock.now = time.monotonic() - self._began
+            self.clock.at_work = frozenset(self._waiting.values())
+
+    def expect_training(self, client_ids: Sequence[int], model: Tensor, task: Task) -> None:
+        """See `core.engine.AsksAhead`. Nodes evaluate first: the SuperLink delivers messages in their order."""
+        self._expected = (tuple(client_ids), model, task)
+
+    def _train_ahead(self) -> None:
+        """Ask for the training that is expected; `train` waits for the answers."""
+        if self._expected is None:
+            return
+        clients, model, task = self._expected
+        self._expected = None
+        self._ahead = (model, task)
+        nodes = self._wait_for(clients, 0, 0.0)
+        limit = self._settings.evaluate_seconds + self._settings.train_seconds
+        self._ask_to_train(nodes, model, task, time.monotonic() + limit)
+
+    def _asked_ahead(self, model: Tensor, task: Task) -> frozenset[int]:
+        """The clients that were asked for this training already; none if it was for another one."""
+        ahead = self._ahead
+        self._expected = self._ahead = None
+        if ahead is None:
+            return frozenset()
+        if not torch.equal(ahead[0], model) or ahead[1] != task:
+            self._waiting = {}  # no round is told of a training where late updates are kept
+            self._asked = {}
+        return frozenset(self._asked)
+
+    def sum_secretly(
+        self, client_ids: Sequence[int], model: Tensor, task: Task, scores: SecretScores
+    ) -> SecretSum:
+        """See `core.secrecy.SumsSecretly`. A client that does not answer a step has dropped out.
+
+        Nothing is repeated: a second sum of the same round would differ by single clients.
+        """
+        self._round = task.round_num
+        assert self._secure is not None
+        terms = self._secure.terms(self._seed, model, task, scores)
+        patience = time.monotonic() + self._settings.train_seconds
+        nodes = self._wait_for(client_ids, min(terms.threshold, len(client_ids)), patience)
+        packed = pack(model)
+        trainings = {client: write_request(self._request(client, task), packed) for client in nodes}
+        seconds = iter([self._settings.train_seconds])  # of the first step, which trains
+
+        def exchange(requests: Mapping[int, RecordDict]) -> Iterator[tuple[int, Content]]:
+            limit = next(seconds, self._settings.evaluate_seconds)
+            deadline = time.monotonic() + limit
+            waiting, not_taken = self._push("train", requests, nodes, deadline)
+            for client in not_taken:
+                yield client, NOT_TAKEN
+            for replies in self._pull_until(waiting, deadline, terms.threshold):
+                yield from replies
+            for client in waiting.values():
+                yield client, NO_ANSWER
+
+        one = SecureRound(
+            scores,
+            terms,
+            self._secure.identities,
+            exchange,
+            seed=self._seed,
+            round_num=task.round_num,
+        )
+        found = one.run(trainings, len(model))
+        away = tuple(
+            Refusal(client, NOT_CONNECTED, was_sent=False)
+            for client in client_ids
+            if client not in nodes
+        )
+        if self.clock:
+            self.clock.now = time.monotonic() - self._began
+        return replace(found, refusals=(*found.refusals, *away))
+
+    def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
+        """See `core.types.Engine`.
+
+        A client that does not reply has zero samples and is listed as missing. Where no client
+        replies because none can be reached, they are asked again.
+        """
+        found: dict[int, Evaluation] = {}
+        missing: list[Refusal] = []
+        for attempt in range(self._repeats + 1):
+            missing = []
+            for client, one in self._evaluated(client_ids, models):
+                if isinstance(one, Refusal):
+                    missing.append(one)
+                else:
+                    found[client] = one
+            if not self._ask_again(attempt, missing, len(found), 1):
+                break
+            self._pause(attempt, missing, len(found), 1)
+        return _merged(client_ids, found, tuple(missing), len(models), self.problem)
+
+    def _evaluated(
+        self, client_ids: Sequence[int], models: Tensor
+    ) -> Iterator[tuple[int, Evaluation | Refusal]]:
+        """Ask these clients once; the evaluation of each, or why there is none."""
+        deadline = time.monotonic() + self._settings.evaluate_seconds
+        nodes = self._wait_for(client_ids, 1, deadline)
+        packed = pack(models)
+        requests = {}
+        for client in nodes:
+            request = self._request(client)
+            requests[client] = write_request(request, packed)
+        reachable = {*nodes, *self._settings.away}
+        for client in client_ids:
+            if client not in reachable:
+                yield client, Refusal(client, NOT_CONNECTED)
+        waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
+        self._train_ahead()
+        for client in not_taken:
+            yield client, Refusal(client, NOT_TAKEN)
+        for replies in self._pull_until(waiting, deadline, self._settings.min_replies):
+            for client, content in replies:
+                if client in self._asked and self._ahead:  # its training begins now
+                    self._asked[client] = replace(self._asked[client], at=time.monotonic())
+                read = partial(self._read_evaluation, client, len(models))
+                yield client, _read(client, content, read)
+        for client in waiting.values():
+            yield client, Refusal(client, NO_ANSWER)
+
+    def _ask_again(
+        self, attempt: int, failures: Sequence[Refusal], arrived: int, needed: int
+    ) -> list[int]:
+        """The clients to ask again: none if there are enough replies, or cannot be.
+
+        Raises `TooFewRepliesError` after the last repeat if too few clients can be reached. Replies
+        that were refused count as reached: no member can stop a run with them.
+        """
+        lost = [one.client_id for one in failures if one.kind in OUT_OF_REACH]
+        reached = arrived + len(failures) - len(lost)
+        lost = [client for client in lost if client not in self._settings.away]
+        if not arrived < needed <= arrived + len(lost) or not self._repeats:
+            return []
+        if attempt < self._repeats:
+            return lost
+        if reached >= needed:
+            return []
+        raise TooFewRepliesError(
+            f"only {arrived} of {needed} required replies arrived ({_reasons(failures)}), also "
+            f"after {attempt} repeats (flower.repeats). The finished rounds are kept: find out why "
+            "clients cannot be reached, then resume the run"
+        )
+
+    def _pause(self, attempt: int, failures: Sequence[Refusal], arrived: int, needed: int) -> str:
+        """Wait before a repeat, longer each time; a note for the record."""
+        pause = min(LONGEST_REPEAT, FIRST_REPEAT * 2**attempt)
+        note = (
+            f"only {arrived} of {needed} required replies arrived ({_reasons(failures)}): asked "
+            f"again after {pause:g} s, repeat {attempt + 1} of {self._repeats}"
+        )
+        log.warning("%s", note)
+        self._on_repeat(note)
+        time.sleep(pause)
+        return note
+
+    @property
+    def train_sizes(self) -> Tensor | None:
+        """See `core.types.Engine`."""
+        return self._local.train_sizes
+
+    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
+        """See `core.types.Engine`."""
+        return self._local.evaluate_server(models, part)
+
+    def train_server(self, model: Tensor, task: Task) -> Tensor:
+        """See `core.types.Engine`."""
+        return self._local.train_server(model, task)
+
+    def prefetch(self, client_ids: Sequence[int]) -> None:
+        """See `core.types.Engine`. Nothing to do: the nodes hold the data."""
+
+    def state(self) -> dict[str, Tensor]:
+        """The keepers' models, the sizes of the test sets, the clients' claims, and the time.
+
+        Not the clients at work: their replies to this process are lost with it, and a resumed run
+        asks again.
+        """
+        state = {str(client): model for client, model in self._kept.items()}
+        state["test_sizes"] = self._test_sizes.clone()
+        if self._claims:
+            state |= self._claims.state()
+        if self.clock:
+            state["clock"] = torch.tensor(self.clock.now, dtype=torch.float64)
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `state` returned."""
+        known = state.get("test_sizes", self._test_sizes).cpu()
+        self._test_sizes[: len(known)] = known  # clients that joined since have none yet
+        if self._claims:
+            self._claims.load_state(state)
+        self._kept = {int(key): model for key, model in state.items() if key.isdigit()}
+        if self.clock and "clock" in state:  # the time between the two processes does not count
+            self.clock.now = float(state["clock"])
+            self._began = time.monotonic() - self.clock.now
+
+    def _request(self, client: int, task: Task | None = None) -> Request:
+        """A request to train, or to evaluate where there is no task."""
+        round_num = self._round if task is None else 0
+        return Request(client, self._seed, task, round_num=round_num, frozen=self._local.frozen)
+
+    def _ask_to_train(
+        self, nodes: Mapping[int, int], model: Tensor, task: Task, patience: float
+    ) -> list[Refusal]:
+        """Send the requests of a round; the clients whose request was not accepted."""
+        packed = pack(model)
+        requests = {}
+        for client in nodes:
+            request = self._request(client, task)
+            requests[client] = write_request(request, packed, self._kept.get(client))
+        waiting, not_taken = self._push("train", requests, nodes, patience)
+        asked = _Asked(task.round_num, model, time.monotonic())
+        self._asked |= dict.fromkeys(waiting.values(), asked)
+        self._waiting |= waiting
+        return [Refusal(client, NOT_TAKEN) for client in not_taken]
+
+    def _read_update(self, client: int, content: Content, task: Task) -> Updates | Refusal:
+        def read(content: RecordDict) -> tuple[Updates, Tensor | None]:
+            update, kept = read_update(client, content, task.criteria)
+            if self._claims:
+                self._claims.check(client, task.criteria, update.measurements)
+            return update, kept
+
+        found = _read(client, content, read)
+        if isinstance(found, Refusal):
+            return found
+        update, kept = found
+        if isinstance(content, RecordDict):
+            self._on_versions(client, read_versions(content))
+        if kept is not None and client in self._keepers:
+            self._kept[client] = kept
+        return update
+
+    def _read_evaluation(self, client: int, num_candidates: int, content: RecordDict) -> Evaluation:
+        """A client's evaluation.
+
+        Its test set keeps the size of the first one, which bounds its influence.
+        """
+        one = read_evaluation(
+            content,
+            num_candidates,
+            self.problem,
+            most_samples=self._settings.max_test_samples,
+            outputs=self._outputs,
+        )
+        size = int(one.num_samples)
+        first = int(self._test_sizes[client])
+        if first not in (NO_TEST_SET, size):
+            raise ValueError(f"{size} test samples, {first} in its first answer")
+        if self._claims:
+            self._claims.check_one(client, TEST_SAMPLES, size)
+        self._test_sizes[client] = size
+        return one
+
+    def _wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
+        """The nodes of these clients, once `needed` are connected or the deadline has passed."""
+        wanted = [client for client in client_ids if client not in self._settings.away]
+        while True:
+            connected = self._connected()
+            nodes = {client: connected[client] for client in wanted if client in connected}
+            if len(nodes) >= needed or time.monotonic() >= deadline:
+                return nodes
+            time.sleep(CONNECT_PAUSE)
+
+    def _push(
+        self,
+        kind: str,
+        requests: Mapping[int, RecordDict],
+        nodes: Mapping[int, int],
+        deadline: float,
+    ) -> tuple[dict[str, int], list[int]]:
+        """Send all requests.
+
+        Returns clients by message id, and the clients whose message was not accepted.
+        """
+        # A message to a busy server must not expire
+        ttl = 2 * max(1.0, deadline - time.monotonic())
+        messages = {}
+        for client, content in requests.items():
+            # Makes the message's id secret: only the node that received it can reply to it
+            secret = token_hex()
+            self._outbox.attach(client, content)
+            message = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
+            messages[client] = self._signer.sign(message)
+        taken: set[str] = set()
+        if messages:
+            # Gives every message its id
+            taken.update(self._grid.push_messages(list(messages.values())))
+        if self.idle_work:
+            self.idle_work()
+        names = {message.metadata.message_id: client for client, message in messages.items()}
+        waiting = {name: client for name, client in names.items() if name in taken}
+        return waiting, [client for name, client in names.items() if name not in taken]
+
+    def _pull_until(
+        self,
+        waiting: dict[str, int],
+        deadline: float,
+        few: int,
+        enough: float = torch.inf,
+        awaited: Collection[int] | None = None,
+    ) -> Iterator[list[tuple[int, Content]]]:
+        """Yield (client, content) in chunks as replies arrive, until all or `enough` have replied.
+
+        Args:
+            waiting: clients by message id. Clients that reply are removed; the others remain at the end.
+            deadline: when to stop, by `time.monotonic`.
+            few: after so many replies only `grace_seconds` are left.
+            enough: stop after so many replies.
+            awaited: count only replies of these clients; None for all.
+        """
+        pause = FIRST_PAUSE
+        grace = self._settings.grace_seconds
+        answered = 0
+
+        def counts(client: int) -> bool:
+            return awaited is None or client in awaited
+
+        while answered < enough and any(map(counts, waiting.values())):
+            if grace is not None and answered >= few:
+                deadline = min(deadline, time.monotonic() + grace)
+                grace = None
+            in_time = time.monotonic() < deadline
+            arrived = False
+            for names in _slices(list(waiting), CHUNK):
+                pulled = pull_replies(self._grid, names, deadline, self._signer.open)
+                replies = [
+                    (waiting.pop(name), content) for name, content in pulled if name in waiting
+                ]
+                if replies:
+                    arrived = True
+                    good = [client for client, content in replies if not isinstance(content, str)]
+                    answered += sum(map(counts, good))
+                    yield replies
+            if not arrived and not in_time:
+                return
+            pause = FIRST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+
+
+def _read(client: int, content: Content, read: Callable[[RecordDict], T]) -> T | Refusal:
+    """A reply's content, or the reason why it cannot be used.
+
+    Nothing a client sends ends the run.
+    """
+    if isinstance(content, str):
+        return Refusal(client, content)
+    try:
+        return read(content)
+    except Exception as error:
+        return Refusal(client, why_unreadable(error))
+
+
+def _reasons(failures: Sequence[Refusal]) -> str:
+    return ", ".join(sorted({one.reason for one in failures if one.kind in OUT_OF_REACH}))
+
+
+def _slices(names: list[str], size: int) -> Iterator[list[str]]:
+    for first in range(0, len(names), size):
+        yield names[first : first + size]
+
+
+def _stacked(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
+    """Updates of the right shape with the usual measurements as one chunk.
+
+    The others are yielded one by one, for the guard to refuse.
+    """
+    names = [tuple(sorted(update.measurements)) for update in updates]
+    usual = max(names, key=names.count, default=())
+    alike = []
+    others = []
+    for update, measured in zip(updates, names, strict=True):
+        right_shape = update.models.shape[1] == len(model) and update.models.is_floating_point()
+        if right_shape and measured == usual:
+            alike.append(update)
+        else:
+            others.append(update)
+    if alike:
+        yield Updates(
+            tuple(update.client_ids[0] for update in alike),
+            torch.cat([update.models.to(model) for update in alike]),
+            {name: torch.cat([update.measurements[name] for update in alike]) for name in usual},
+            torch.cat([update.training_loss for update in alike]),
+            torch.cat([update.seconds for update in alike]),
+            ages=torch.cat([update.known_ages for update in alike]),
+        )
+    yield from others
+
+
+def _merged(
+    client_ids: Sequence[int],
+    found: Mapping[int, Evaluation],
+    missing: tuple[Refusal, ...],
+    num_candidates: int,
+    problem: Problem,
+) -> Evaluation:
+    """One evaluation over all clients, in their order, whatever the order of the replies.
+
+    A loss above `LARGEST_LOSS` is the model's if every client has it, else the client's.
+    """
+    usable = {}
+    for client, one in found.items():
+        if bool((one.losses < LARGEST_LOSS).all()):  # false for NaN
+            usable[client] = one
+    if usable:
+        unusable = [client for client in found if client not in usable]
+        missing += tuple(Refusal(client, LOSS_TOO_LARGE) for client in unusable)
+        found = usable
+    counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=problem.counts_dtype)
+    num_samples = torch.zeros(len(client_ids), dtype=torch.int64)
+    values = torch.zeros(num_candidates, len(client_ids), dtype=torch.float64)
+    losses = torch.zeros_like(values)
+    for column, client in enumerate(client_ids):
+        if client in found:
+            one = found[client]
+            num_samples[column] = one.num_samples[0]
+            values[:, column] = one.values[:, 0]
+            losses[:, column] = one.losses[:, 0]
+            counts += one.counts
+    return Evaluation(num_samples, values, losses, counts, missing)

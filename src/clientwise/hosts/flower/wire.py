@@ -1,0 +1,243 @@
+"""The messages between server and clients, as Flower's records: arrays, numbers and JSON.
+
+server -> client
+    train:    the model [d], the task, and the client's number
+    evaluate: c candidate models [c, d], and the client's number
+client -> server
+    trained:  the model [d], training loss, seconds, one number per requested criterion, and the
+              versions it runs
+    judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
+
+There is no pickle. Nodes keep no model between messages. A simulated hostile client that trains a
+model of its own gets it from the server and sends it back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from platform import python_version
+from typing import Any
+
+import numpy
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from ...core.objective.loss import LossRecord
+from ...core.objective.metrics import METRICS, measured
+from ...core.objective.problem import Problem
+from ...core.privacy import LocalNoise
+from ...core.types import (
+    Evaluation,
+    LocalTraining,
+    Task,
+    Updates,
+)
+from ...registry import Part
+
+# The records of a message.
+ARRAYS = "arrays"
+REQUEST = "request"
+FROZEN = "frozen"  # in the record of the request
+NUMBERS = "numbers"
+KEPT = "kept"
+VERSIONS = "versions"
+VERSION = version("clientwise")
+RUNS_HERE = {name: version(name) for name in ("clientwise", "flwr", "torch")}
+RUNS_HERE["python"] = python_version()
+CRITERION = "criterion."  # prefix of a criterion's name among the numbers
+LARGEST_COUNT = 1e300
+Numbers = Mapping[str, float | int | Sequence[float] | Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request without its models."""
+
+    client: int
+    seed: int
+    task: Task | None = None  # None: evaluate
+    version: str = VERSION  # of clientwise, at the server
+    round_num: int = 0  # of an evaluation; a task has its own
+    frozen: str = ""  # digest of the server's frozen parameters, which no message holds
+
+
+def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
+    """A message to a client. `models` comes from `pack`, so that all clients share one array."""
+    # Beside the JSON, in which a node of 0.2.0 takes no new key: it can still say that versions differ.
+    asked = ConfigRecord({"json": json.dumps(plain_request(request)), FROZEN: request.frozen})
+    content = RecordDict({ARRAYS: models, REQUEST: asked})
+    if kept is not None:
+        content[KEPT] = pack(kept)
+    return content
+
+
+def plain_request(request: Request) -> dict[str, Any]:
+    """A request as JSON can hold it, without the digest of frozen parameters."""
+    plain = asdict(request)
+    del plain["frozen"]
+    if request.task is not None:
+        plain["task"]["loss"] = asdict(request.task.loss.record())
+    return plain
+
+
+def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
+    """The request, the models, and a simulated hostile client's own model."""
+    asked = content.config_records[REQUEST]
+    plain = json.loads(str(asked["json"]))
+    frozen = str(asked.get(FROZEN, ""))
+    task = plain.pop("task")
+    if task is not None:
+        task["training"] = LocalTraining(**task["training"])
+        weights = task["loss"].pop("class_weights")
+        weights = None if weights is None else tuple(weights)
+        task["loss"] = LossRecord(class_weights=weights, **task["loss"]).loss()
+        task["criteria"] = tuple(Part(**part) for part in task["criteria"])
+        noise = task["noise"]
+        task["noise"] = LocalNoise(**noise) if noise else None
+        task = Task(**task)
+    kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
+    request = Request(task=task, frozen=frozen, **plain)
+    return request, unpack(content.array_records[ARRAYS]), kept
+
+
+def write_update(updates: Updates, kept: Tensor | None) -> RecordDict:
+    """A trained model and what the client measured."""
+    numbers = MetricRecord()
+    numbers["training_loss"] = float(updates.training_loss[0])
+    numbers["seconds"] = float(updates.seconds[0])
+    for name, values in updates.measurements.items():
+        numbers[CRITERION + name] = float(values[0])
+    content = RecordDict()
+    content[ARRAYS] = pack(updates.models[0])
+    content[NUMBERS] = numbers
+    content[VERSIONS] = ConfigRecord({**RUNS_HERE})
+    if kept is not None:
+        content[KEPT] = pack(kept)
+    return content
+
+
+def read_versions(content: RecordDict) -> dict[str, str]:
+    """The versions that a client claims to run; only short printable texts, for the log's sake."""
+    claimed = content.config_records.get(VERSIONS, ConfigRecord())
+    return {name: _printable(claimed.get(name)) for name in RUNS_HERE}
+
+
+def read_update(
+    client: int, content: RecordDict, criteria: Sequence[Part]
+) -> tuple[Updates, Tensor | None]:
+    """One client's update, unchecked: the round's guard checks it.
+
+    Only the `criteria` that were asked for are read.
+    """
+    numbers = content.metric_records[NUMBERS]
+    measured = {}
+    for part in criteria:
+        if CRITERION + part.called in numbers:  # the guard refuses an update that lacks one
+            measured[part.called] = _number(numbers, CRITERION + part.called)
+    model = unpack(content.array_records[ARRAYS]).reshape(1, -1)
+    kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
+    loss = _number(numbers, "training_loss")
+    seconds = _number(numbers, "seconds")
+    return Updates((client,), model, measured, loss, seconds), kept
+
+
+def write_evaluation(evaluation: Evaluation) -> RecordDict:
+    """The candidates' results on one client's test set."""
+    numbers = MetricRecord()
+    numbers["num_samples"] = int(evaluation.num_samples[0])
+    numbers["values"] = evaluation.values[:, 0].tolist()
+    numbers["losses"] = evaluation.losses[:, 0].tolist()
+    return RecordDict({ARRAYS: pack(evaluation.counts), NUMBERS: numbers})
+
+
+def evaluation_from(answers: Sequence[Mapping[str, Any]], problem: Problem) -> Evaluation:
+    """One client's evaluation of c models, from their results as plain numbers."""
+    samples = torch.tensor([answers[0]["samples"]])
+    values = torch.tensor([[one["value"]] for one in answers], dtype=torch.float64)
+    losses = torch.tensor([[one["loss"]] for one in answers], dtype=torch.float64)
+    counts = torch.tensor([one["counts"] for one in answers], dtype=problem.counts_dtype)
+    return Evaluation(samples, values, losses, counts)
+
+
+def read_evaluation(
+    content: RecordDict,
+    num_candidates: int,
+    problem: Problem,
+    *,
+    most_samples: int,
+    outputs: int = 1,
+) -> Evaluation:
+    """One client's evaluation; ValueError where its numbers contradict each other.
+
+    Args:
+        content: a reply, as `write_evaluation` writes it.
+        num_candidates: number of models that were sent, c.
+        problem: says which counts there are and how the metric follows from them.
+        most_samples: largest test set that is accepted.
+        outputs: numbers per sample, for regression.
+    """
+    numbers = content.metric_records[NUMBERS]
+    num_samples = _number(numbers, "num_samples")
+    values = _column(numbers, "values", num_candidates)
+    losses = _column(numbers, "losses", num_candidates)
+    counts = unpack(content.array_records[ARRAYS]).double()
+    if counts.shape != (num_candidates, *problem.counts_shape):
+        raise ValueError(f"counts of shape {tuple(counts.shape)}")
+    if not bool((counts >= 0).all() & (counts < LARGEST_COUNT).all()):
+        raise ValueError("counts that are negative, not finite or too large")
+    size = float(num_samples)
+    if not 0 <= size <= most_samples:
+        raise ValueError(f"{size:.12g} test samples, with flower.max_test_samples = {most_samples}")
+    problem.check_counts(counts, size, outputs)
+    _check_metric(problem, values, counts)
+    if bool((losses < 0).any()):
+        raise ValueError(f"a loss below zero: {losses.flatten().tolist()}")
+    return Evaluation(num_samples.long(), values, losses, counts.to(problem.counts_dtype))
+
+
+def _check_metric(problem: Problem, values: Tensor, counts: Tensor) -> None:
+    """A metric of scores is finite, a share in [0, 1]; any other follows from the counts."""
+    claimed = values.flatten().tolist()
+    declared = measured(problem.metric)
+    if declared.from_scores:
+        if not bool(values.isfinite().all()):
+            raise ValueError(f"{problem.metric} must be finite: {claimed}")
+        if declared.is_share and not bool(((values >= 0) & (values <= 1)).all()):
+            raise ValueError(f"{problem.metric} must be 0 to 1: {claimed}")
+        return
+    expected = METRICS.get(problem.metric)(counts)[:, None]
+    if not torch.allclose(values, expected, rtol=1e-9, atol=1e-9):
+        raise ValueError(f"{problem.metric} does not follow from the counts: {claimed}")
+
+
+def pack(tensor: Tensor) -> ArrayRecord:
+    """One tensor as a record."""
+    return ArrayRecord({"data": Array(numpy.ascontiguousarray(tensor.detach().cpu().numpy()))})
+
+
+def unpack(record: Mapping[str, Array]) -> Tensor:
+    """The tensor of a record; TypeError or ValueError where the record holds something else."""
+    return torch.from_numpy(record["data"].numpy().copy())
+
+
+def _number(numbers: Numbers, name: str) -> Tensor:
+    """A number as a tensor [1]; ValueError for a list."""
+    value = numbers[name]
+    if not isinstance(value, (int, float)):
+        raise ValueError(f"{name} is not one number")
+    return torch.tensor([value], dtype=torch.float64)
+
+
+def _column(numbers: Numbers, name: str, rows: int) -> Tensor:
+    """A list of numbers as a tensor [rows, 1]."""
+    return torch.tensor(numbers[name], dtype=torch.float64).reshape(rows, 1)
+
+
+def _printable(value: object) -> str:
+    if isinstance(value, str) and len(value) < 40 and value.isprintable():
+        return value
+    return "not told"

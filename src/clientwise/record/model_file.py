@@ -1,0 +1,123 @@
+"""Trained models as files: tensors by name, with what is needed to predict by them. Nothing is unpickled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import Json, TypeAdapter, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from ..data.tables.encoding import Encoding
+from ..errors import ClientwiseError
+from ..writing import write_atomically
+from .reading.rows import ModelFacts
+
+ENDING = ".safetensors"
+
+
+@dataclass(frozen=True)
+class ModelHeader:
+    """What the metadata of a file say about its model."""
+
+    run: str
+    method: str
+    seed: Json[int]
+    round: Json[int]
+    model: str
+    input_shape: Json[tuple[int, ...]]
+    outputs: Json[int]
+    input_scale: Json[float]
+    network: Json[dict[str, Any] | None]  # as the config names it; None: passed in Python
+    kind: str  # of problem
+    table: Json[Encoding | None]
+    named_shapes: Json[dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    frozen: str = ""  # the digest of the frozen parameters, which are not in the file
+
+    def __post_init__(self) -> None:
+        if self.table is not None and self.input_shape != (self.table.width,):
+            raise ValueError(f"{self.table.width} inputs of columns, not {self.input_shape}")
+
+
+_HEADER = TypeAdapter(ModelHeader)
+_TEXTS = {"run", "method", "model", "kind", "frozen"}
+
+
+def header_of(
+    facts: ModelFacts,
+    network: Mapping[str, Any] | None,
+    *,
+    run: str,
+    method: str,
+    seed: int,
+    round_num: int,
+) -> ModelHeader:
+    """The header of a method's model after a round."""
+    return ModelHeader(
+        run=run,
+        method=method,
+        seed=seed,
+        round=round_num,
+        model=facts.name,
+        input_shape=facts.input_shape,
+        outputs=facts.outputs,
+        input_scale=facts.scale,
+        network=None if network is None else dict(network),
+        kind=facts.kind,
+        table=facts.table,
+        named_shapes=facts.named_shapes,
+        frozen=facts.frozen,
+    )
+
+
+def write_model(path: Path, tensors: Mapping[str, Tensor], header: ModelHeader) -> None:
+    """Write a model; its metadata are texts, as safetensors asks for."""
+    write_atomically(path, save(dict(tensors), metadata_of(header)))
+
+
+def metadata_of(header: ModelHeader) -> dict[str, str]:
+    """A header as texts by name."""
+    values = asdict(header)
+    return {
+        key: value if key in _TEXTS else json.dumps(value, ensure_ascii=False)
+        for key, value in values.items()
+    }
+
+
+def read_model(path: Path) -> tuple[ModelHeader, dict[str, Tensor]]:
+    """A model that `write_model` wrote; ClientwiseError for any other file."""
+    if path.is_dir():
+        models = sorted(path.glob("*.safetensors"))
+        if models:
+            raise ClientwiseError(
+                f"{path}: is a folder; name one of its files, such as {models[0]}"
+            )
+        raise ClientwiseError(
+            f"{path}: is a folder; `clientwise export {path}` writes the models of a run, then name one of the files"
+        )
+    if not path.is_file():
+        raise ClientwiseError(f"{path}: no such file; `clientwise export` writes models")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = _HEADER.validate_python(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ".".join(map(str, first["loc"])) or "metadata"
+        raise _refused(path, f"{what}: {first['msg']}") from None
+    except (SafetensorError, OSError) as error:
+        raise _refused(path, str(error).splitlines()[0]) from None
+    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        raise _refused(path, "it has NaN or Inf")
+    return header, tensors
+
+
+def _refused(path: Path, reason: str) -> ClientwiseError:
+    return ClientwiseError(
+        f"{path}: not a model that `clientwise export` wrote ({reason}); export it again"
+    )

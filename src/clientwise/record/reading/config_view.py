@@ -1,0 +1,376 @@
+"""The resolved config of a run folder, read for display.
+
+Reading it imports no plugin and executes nothing that the config names. It raises no error either:
+what is missing, damaged or of another shape is unknown (None or empty).
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+
+from ...core.aggregation.before import BEFORE
+from ...core.aggregation.rules import RULES
+from ...core.criteria import CRITERIA
+from ...core.evidence import EVIDENCE
+from ...core.method import POOLING
+from ...core.weights.bounds import Bounds
+from ...registry import Part, Registry
+from ..files import read_whole
+
+CONFIG = "config.toml"
+MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
+DEEPEST = 32  # tables and lists within each other
+INTEGERS = "the largest integer of a config is 9,223,372,036,854,775,807"
+_KEY_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{DEEPEST}}}")
+_BOUNDS = TypeAdapter(Bounds)
+_CHECKED = ConfigDict(
+    extra="forbid",
+    strict=True,
+    arbitrary_types_allowed=True,
+    allow_inf_nan=False,
+)
+
+
+def recorded_config(folder: Path) -> RecordedConfig:
+    """The config that a run folder holds; read again only when the file has changed."""
+    path = folder / CONFIG
+    try:
+        modified = path.stat().st_mtime_ns
+    except OSError:
+        return RecordedConfig({})
+    return _read_once(path, modified)
+
+
+@lru_cache(maxsize=256)
+def _read_once(path: Path, modified: int) -> RecordedConfig:
+    return RecordedConfig(read_table(path))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """A config file as a plain table; empty where it cannot be read."""
+    try:
+        table = parse_toml(read_whole(path, MOST_BYTES).decode())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}
+    return table if _is_plain(table, 0) else {}
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table that a TOML text holds; TOMLDecodeError for whatever cannot be parsed.
+
+    A byte order mark, which some editors of Windows write, is left out.
+    `tomllib` fails in other ways on some texts, and takes minutes on keys of thousands of parts.
+    """
+    if _LONG_KEY.search(text):
+        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python reads no integers of thousands of digits
+        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {INTEGERS}") from None
+
+
+def _is_plain(value: object, depth: int) -> bool:
+    """Whether a value is nested no deeper, and its integers no larger, than a config's may be."""
+    if depth > DEEPEST:
+        return False
+    if isinstance(value, dict):
+        return all(_is_plain(one, depth + 1) for one in value.values())
+    if isinstance(value, list):
+        return all(_is_plain(one, depth + 1) for one in value)
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
+
+
+@dataclass(frozen=True)
+class RecordedConfig:
+    """A resolved config."""
+
+    table: Mapping[str, Any]  # as written; empty where it cannot be read
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the config could be read."""
+        return bool(self.table)
+
+    def leaves_out(self, key: str) -> bool:
+        """Whether a readable config has no such key: the value was passed in from Python."""
+        return self.is_known and key not in self.table
+
+    @property
+    def data(self) -> Part | None:
+        """The dataset; None also where samples were passed in, or lie with the clients."""
+        return _part(self.table.get("data"))
+
+    @property
+    def features(self) -> Part | None:
+        """The frozen network in front of the model."""
+        return _part(self.table.get("features"))
+
+    @property
+    def partition(self) -> Part | None:
+        """How samples were divided among the clients."""
+        return _part(self.table.get("partition"))
+
+    @property
+    def model(self) -> Part | None:
+        """The network; None also where it was passed in."""
+        return _part(self.table.get("model"))
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        """The options of local training."""
+        return _table(self.table.get("training"))
+
+    @property
+    def devices(self) -> dict[str, object]:
+        """What was simulated of the clients' devices: a distribution (`Part`), or a plain value."""
+        return {key: _drawn(value) for key, value in _table(self.table.get("devices")).items()}
+
+    @property
+    def clients_per_round(self) -> int | None:
+        """The size of a cohort, where it is a number of clients."""
+        found = _table(self.table.get("federation")).get("clients_per_round")
+        return found if isinstance(found, int) else None
+
+    @property
+    def fraction(self) -> float | None:
+        """The size of a cohort, where it is a fraction of all clients."""
+        return _number(_table(self.table.get("federation")).get("fraction"))
+
+    @property
+    def sampling(self) -> str | None:
+        """How cohorts were drawn."""
+        return _text(_table(self.table.get("federation")).get("sampling"))
+
+    @property
+    def server_set_source(self) -> str | None:
+        """Where the samples come from by which the server judges models."""
+        return _text(_table(self.table.get("server_set")).get("source"))
+
+    @property
+    def is_deployment(self) -> bool:
+        """Whether clients were registered nodes with data of their own."""
+        return bool(_table(self.table.get("flower")).get("clients"))
+
+    @property
+    def note(self) -> str:
+        """The note that somebody gave the run."""
+        return _text(self.table.get("note")) or ""
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags that somebody gave the run."""
+        return [tag for tag in _list(self.table.get("tags")) if isinstance(tag, str)]
+
+    @cached_property
+    def methods(self) -> tuple[RecordedMethod, ...]:
+        """The methods that have a name."""
+        found = (_method(_table(one)) for one in _list(self.table.get("methods")))
+        return tuple(one for one in found if one is not None)
+
+    def method(self, name: str) -> RecordedMethod | None:
+        """The method called `name`."""
+        return next((one for one in self.methods if one.name == name), None)
+
+    def flat(self) -> dict[str, Any]:
+        """Every value by its dotted key; methods by name, so that their order does not matter.
+
+        >>> methods = [{"name": "A", "rule": {"name": "mean"}}]
+        >>> RecordedConfig({"rounds": 3, "data": {"name": "digits"}, "methods": methods}).flat()
+        {'rounds': 3, 'data.name': 'digits', 'methods.A.name': 'A', 'methods.A.rule.name': 'mean'}
+        """
+        table = dict(self.table)
+        methods = table.get("methods")
+        if isinstance(methods, list):
+            tables = map(_table, methods)
+            table["methods"] = {str(one.get("name")): one for one in tables if one}
+        return dict(_flat(table))
+
+
+@dataclass(frozen=True)
+class RecordedMethod:
+    """How a method weighs, and what it is for."""
+
+    name: str
+    criteria: tuple[Part, ...] = ()
+    score: Part | None = None
+    normaliser: Part | None = None  # None: the score's own
+    evidence: Part | None = None
+    bounds: Bounds | None = None
+    before: tuple[Part, ...] = ()
+    rule: Part | None = None
+    control: str | None = None
+    fine_tunes: bool = False
+    tuned: Mapping[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
+    privacy: Mapping[str, Any] = field(default_factory=dict)  # empty without
+    is_secret: bool = False  # secure aggregation
+
+    @property
+    def trains_on_server(self) -> bool:
+        """Whether it trains on the server's samples, which other methods do not."""
+        return self.fine_tunes or self.control == "server_only" or "server_samples" in self._needs()
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is only a reference: it uses who is hostile, or is not federated."""
+        return self.control is not None or "simulation" in self._needs()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it could be used in practice.
+
+        It could not where it uses who is hostile, or pools the samples of all clients.
+        """
+        return self.control not in POOLING and "simulation" not in self._needs()
+
+    @property
+    def threshold(self) -> float:
+        """The z above which evidence counts against a client; 0 where it has none."""
+        options = self.evidence.options if self.evidence else {}
+        return _number(options.get("threshold")) or 0.0
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether its rule is another than the mean, the only one that does not need the models."""
+        if self.rule is None:
+            return False
+        name = self.rule.name
+        return name not in RULES or "models" in RULES.needs(Part(name, {}))
+
+    def _needs(self) -> set[str]:
+        """What its parts declare to need; of a plugin's parts nothing is known."""
+        found: set[str] = set()
+        for registry, part in self._parts():
+            if part.name in registry:
+                found |= registry.declared(part.name).needs
+        return found
+
+    def _parts(self) -> Iterator[tuple[Registry[Any], Part]]:
+        for criterion in self.criteria:
+            yield CRITERIA, criterion
+        for step in self.before:
+            yield BEFORE, step
+        if self.rule is not None:
+            yield RULES, self.rule
+        if self.evidence is not None:
+            yield EVIDENCE, self.evidence
+
+
+def build(registry: Registry[Any], part: Part) -> Any:
+    """The object that a recorded part names, with its options.
+
+    None where the part is not of this library, or does not take these options.
+    """
+    if part.name not in registry:
+        return None
+    try:
+        return with_options(registry, part)()
+    except ValueError:  # pydantic's ValidationError is one
+        return None
+
+
+def with_options(registry: Registry[Any], part: Part) -> partial[Any]:
+    """What a recorded part of this library names, with its options; ValueError for others."""
+    found = registry.get(part.name)
+    options = _options_of(registry, part.name, found).model_validate(part.options)
+    return partial(found, **dict(options))
+
+
+@cache  # building a model takes milliseconds, and a report has thousands of audits
+def _options_of(registry: Registry[Any], name: str, part: object) -> type[BaseModel]:
+    """The options of a part, checked as for an experiment; `part` is what `name` stands for now."""
+    fields: dict[str, Any] = {}
+    for option in registry.options(name):
+        default = ... if option.required else option.default
+        fields[option.name] = (option.type, default)
+    return create_model(name, __config__=_CHECKED, **fields)
+
+
+def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
+    name = _text(table.get("name"))
+    if name is None:
+        return None
+    return RecordedMethod(
+        name=name,
+        criteria=_parts(table.get("criteria")),
+        score=_part(table.get("score")),
+        normaliser=_part(table.get("normalise")),
+        evidence=_part(table.get("evidence")),
+        bounds=read_bounds(table.get("bounds")),
+        before=_parts(table.get("before")),
+        rule=_part(table.get("rule")),
+        control=_text(table.get("control")),
+        fine_tunes="fine_tune" in table,
+        tuned=_table(table.get("tuned")),
+        privacy=_table(table.get("privacy")),
+        is_secret=bool(_table(table.get("secure_aggregation"))),
+    )
+
+
+def _part(value: object) -> Part | None:
+    """A part: its name, or a table with its name and options."""
+    if isinstance(value, str):
+        return Part(value, {})
+    options = dict(_table(value))
+    name = _text(options.pop("name", None))
+    label = _text(options.pop("as", None))
+    return Part(name, options, label or "") if name else None
+
+
+def _parts(value: object) -> tuple[Part, ...]:
+    """A list of parts; none where one of them is unknown, since the others alone would mislead."""
+    found = [_part(one) for one in _list(value)]
+    return tuple(part for part in found if part is not None) if None not in found else ()
+
+
+def _drawn(value: object) -> object:
+    return _part(value) if isinstance(value, Mapping) else value
+
+
+def read_bounds(value: object) -> Bounds | None:
+    """Recorded bounds; None where there are none, or they cannot be read."""
+    if not isinstance(value, Mapping):
+        return None
+    try:
+        return _BOUNDS.validate_python(value)
+    except ValidationError:
+        return None
+
+
+def _flat(value: object, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values; a list of tables counts as a table by place."""
+    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
+        value = dict(enumerate(value))
+    if not isinstance(value, Mapping):
+        yield key, value
+        return
+    for name, one in value.items():
+        yield from _flat(one, f"{key}.{name}" if key else str(name))
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

@@ -1,0 +1,288 @@
+"""Opening a run folder: facts about the whole run, its lanes, and checked rows of its database."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, FailFast, Field, Json, PositiveInt, TypeAdapter, ValidationError
+
+from ...errors import NotBegunError, RunError, shortened
+from ...registry import suggest
+from ..database import reading, time_limit
+from ..lock import is_locked
+from ..migrations import refuse_older, version_of
+from ..schema import DATABASE
+from .frames import FRAMES, FrameName
+from .rows import (
+    Change,
+    LaneProgress,
+    LaneRow,
+    MachineRow,
+    StepsRow,
+)
+
+MOST_SECONDS = 10.0  # of processor time, for one query
+MOST_ROWS = 2_000_000  # of one query
+NEEDED_FACTS = {"name", "metric", "target", "rounds", "lanes"}
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+T = TypeVar("T")
+
+
+class _Facts(BaseModel, strict=True):
+    """Facts about the whole run."""
+
+    name: str
+    metric: str
+    higher_is_better: bool = Field(True, alias="higher is better")
+    is_share: bool = Field(True, alias="is a share")
+    shows: list[str] = []
+    target: float | None
+    client_targets: list[float] | None = Field(None, alias="client targets")
+    rounds: PositiveInt
+    lanes: PositiveInt
+    model_bytes: int = 0
+    reported_on: str = Field("held-out samples", alias="reported on")
+    changes: list[Change] = []
+    begun: str = ""
+    initial_model: str = Field("", alias="initial model")
+    computed: str = ""
+    warnings: list[str] = []
+    steps: list[StepsRow] = []
+    machines: list[MachineRow] = []
+
+
+def thinned(rows: list[T], max_points: int | None) -> list[T]:
+    """At most about `max_points` of the rows, evenly spaced, and always the last.
+
+    >>> thinned([1, 2, 3, 4, 5, 6, 7, 8], 3)
+    [1, 4, 7, 8]
+    """
+    if max_points is None or len(rows) <= max_points:
+        return rows
+    step = math.ceil(len(rows) / max_points)
+    kept = rows[::step]
+    has_last = (len(rows) - 1) % step == 0
+    if not has_last:
+        kept.append(rows[-1])
+    return kept
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether all lanes of a run have ended."""
+    try:
+        with time_limit(MOST_SECONDS), reading(folder) as database:
+            found = database.execute("SELECT value FROM facts WHERE key = 'lanes'")
+            planned = found.fetchone()
+            (ended,) = database.execute("SELECT COUNT(*) FROM lanes WHERE finished").fetchone()
+            return bool(planned == (str(ended),))
+    except RunError:
+        return False  # not begun, or damaged: resuming it says so
+
+
+def refuse_damaged(folder: Path, lanes: Collection[tuple[str, int]]) -> None:
+    """RunError where a finished run cannot be read, or lacks a lane or its rounds.
+
+    Args:
+        folder: the run folder.
+        lanes: method and seed of every lane that it has to have.
+    """
+    run = RunReader(folder)
+    with time_limit(MOST_SECONDS), reading(folder) as database:
+        (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise run._damage(shortened(found, 200))
+    rounds = {(one.method, one.seed): one.rounds for one in run.progress()}
+    for method, seed in lanes:
+        known = rounds.get((method, seed), 0)
+        if known != run.rounds:
+            raise run._damage(f"{known} of {run.rounds} rounds of {method}, seed {seed}")
+
+
+class RunReader:
+    """A run folder that is open for reading: what holds for the whole run."""
+
+    def __init__(self, folder: str | Path, name: str | None = None) -> None:
+        """Open a run folder; `name` is what pages and comparisons call it."""
+        self.folder = Path(folder)
+        self.id = name or self.folder.resolve().name
+        self._refuse_other_folders()
+        facts = self._read_facts()
+        self.name = facts.name
+        self.metric = facts.metric
+        self.higher_is_better = facts.higher_is_better  # whether a larger metric is a better one
+        self.is_share = facts.is_share  # whether the metric is shown in percent
+        self._shown = facts.shows
+        self.target = facts.target
+        self.client_targets = facts.client_targets or ([facts.target] if facts.target else [])
+        self.rounds = facts.rounds  # planned, per lane
+        self.num_lanes = facts.lanes  # planned
+        self.model_bytes = facts.model_bytes
+        self.reported_on = facts.reported_on
+        self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
+        # Those that computed it; the column `machine` of `rounds` counts them from 1
+        self.machines = facts.machines
+        self.begun = facts.begun  # date and time
+        self.computed = facts.computed  # how clients were trained
+        self.warnings = facts.warnings  # what was probably not meant, found when it began
+        self.steps = facts.steps  # of a round, by method; runs of `cw.Aggregator` have none
+        self.initial_model = facts.initial_model  # the file it came from; "" is a random model
+        self.data = self._read_data()  # a fingerprint of the data by seed
+        self.lanes = self._rows(LaneRow, "SELECT lane, method, seed FROM lanes ORDER BY lane")
+        if len(self.lanes) > self.num_lanes:
+            raise self._damage(f"{len(self.lanes)} lanes of {self.num_lanes}")
+        self.has_clock = self._exists("SELECT 1 FROM clock LIMIT 1")  # whether clients take time
+        ended = self._number("SELECT COUNT(*) FROM lanes WHERE finished")
+        self.finished = ended == self.num_lanes
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods in the order they ran."""
+        return list(dict.fromkeys(lane.method for lane in self.lanes))
+
+    @property
+    def has_hostile(self) -> bool:
+        """Whether any client of the run is hostile."""
+        return self._exists("SELECT 1 FROM clients WHERE hostile IS NOT NULL LIMIT 1")
+
+    def shows(self, column: Literal["macro_f1", "per_class_f1"]) -> bool:
+        """Whether this kind of problem has such values: macro F1 is for classification alone."""
+        return column in self._shown
+
+    def seeds(self, method: str) -> list[int]:
+        """The seeds of a method."""
+        return [lane.seed for lane in self.lanes if lane.method == method]
+
+    def lane(self, method: str, seed: int) -> int:
+        """The number of a method and seed in the database."""
+        for lane in self.lanes:
+            if (lane.method, lane.seed) == (method, seed):
+                return lane.lane
+        if method not in self.methods:
+            raise RunError(f"{self.id}: no method {method!r}{suggest(method, self.methods)}")
+        raise RunError(f"{self.id}: no seed {seed} of {method}")
+
+    def progress(self) -> list[LaneProgress]:
+        """How far every lane is."""
+        return self._rows(
+            LaneProgress,
+            """SELECT method, seed, finished, COUNT(round_num)
+               FROM lanes LEFT JOIN rounds USING (lane) GROUP BY lane ORDER BY lane""",
+        )
+
+    def query(self, sql: str, *values: Any) -> list[Any]:
+        """The rows of your own query against the run's database, all of them and unchecked."""
+        return self._fetch(sql, values, None)
+
+    def columns(self, what: FrameName) -> dict[str, list[Any]]:
+        """All rows of a kind, column by column and unchecked."""
+        if what not in FRAMES:
+            raise RunError(f"{self.id}: no frame {what!r}{suggest(what, FRAMES)}")
+        names, sql = FRAMES[what]
+        rows = self.query(sql)
+        if not rows:
+            return {name: [] for name in names}
+        columns = zip(*rows, strict=True)
+        return {name: list(column) for name, column in zip(names, columns, strict=True)}
+
+    # For the readers of single subjects ---------------------------------------------------------
+
+    def _rows(self, kind: type[Row], sql: str, *values: object) -> list[Row]:
+        """The rows of a query of ours, each value checked."""
+        return self._checked(kind, self._limited(sql, *values))
+
+    def _number(self, sql: str) -> int:
+        ((number,),) = self._rows(tuple[int], sql)
+        return number
+
+    def _exists(self, sql: str) -> bool:
+        return bool(self._rows(tuple[int], sql))
+
+    def _limited(self, sql: str, *values: object) -> list[Any]:
+        """The rows of a query of ours, unchecked, with limits of time and number."""
+        with time_limit(MOST_SECONDS):
+            rows = self._fetch(sql, values, MOST_ROWS + 1)
+        if len(rows) > MOST_ROWS:
+            raise self._damage(f"more than {MOST_ROWS:,} rows where few belong")
+        return rows
+
+    def _fetch(self, sql: str, values: Sequence[object], most: int | None) -> list[Any]:
+        try:
+            with reading(self.folder) as database:
+                found = database.execute(sql, values)
+                if most is None:
+                    return found.fetchall()
+                return found.fetchmany(most)
+        except OverflowError:
+            raise RunError(f"{self.id}: has nothing of that number") from None
+
+    def _checked(self, kind: type[Row], rows: list[Any]) -> list[Row]:
+        """Rows of a kind. SQLite keeps any type in any column, so damage is only seen here."""
+        try:
+            checked: list[Row] = _checker(kind).validate_python(rows, strict=True)
+        except ValidationError as error:
+            raise self._invalid(error) from None
+        return checked
+
+    def _invalid(self, error: ValidationError) -> RunError:
+        first = error.errors(include_url=False)[0]
+        found = f"{first['msg']}, not {first['input']!r}"
+        return self._damage(found[:200])
+
+    def _damage(self, reason: str) -> RunError:
+        return RunError(f"{self.folder}: its database is damaged ({reason})")
+
+    # Opening ------------------------------------------------------------------------------------
+
+    def _refuse_other_folders(self) -> None:
+        """RunError for what is not a run folder, or one that is too old."""
+        try:
+            is_folder = self.folder.is_dir()
+            has_database = (self.folder / DATABASE).exists()
+        except OSError as error:
+            raise RunError(f"{self.folder}: cannot be read ({error.strerror})") from None
+        if not is_folder:
+            raise RunError(f"{self.folder}: no such folder; `clientwise runs` lists the runs")
+        if not has_database:
+            if is_locked(self.folder):
+                raise NotBegunError(f"{self.folder}: the run is just beginning")
+            raise RunError(f"{self.folder}: not a run of clientwise (it has no {DATABASE})")
+        with time_limit(MOST_SECONDS), reading(self.folder) as database:
+            refuse_older(self.folder, version_of(database))
+
+    def _read_facts(self) -> _Facts:
+        try:
+            # A model of a wide table has megabytes, which `model_facts` reads. The origin has a
+            # fingerprint of every client, which a resumed run reads.
+            sql = """SELECT key, value FROM facts
+                     WHERE key NOT LIKE 'model of seed %' AND key != 'origin'"""
+            rows = self._rows(tuple[str, str], sql)
+        except RunError:
+            if is_locked(self.folder):  # its tables are being made at this moment
+                raise NotBegunError(f"{self.folder}: the run is just beginning") from None
+            raise
+        if not {key for key, _ in rows} >= NEEDED_FACTS:
+            raise NotBegunError(f"{self.folder}: nothing is recorded yet; resume the run")
+        facts = dict(self._checked(tuple[str, Json[Any]], rows))
+        try:
+            return _Facts.model_validate(facts)
+        except ValidationError as error:
+            raise self._invalid(error) from None
+
+    def _read_data(self) -> dict[int, str]:
+        rows = self._rows(
+            tuple[int, Json[str]],
+            """SELECT CAST(SUBSTR(key, LENGTH('data of seed ') + 1) AS INTEGER), value
+               FROM facts WHERE key LIKE 'data of seed %'""",
+        )
+        return dict(rows)
+
+
+@cache
+def _checker(kind: Hashable) -> TypeAdapter[Any]:
+    """Checks a list of rows up to the first that is wrong; kept, since it takes a while to make."""
+    return TypeAdapter(Annotated[list[kind], FailFast()])  # type: ignore[valid-type, arg-type]

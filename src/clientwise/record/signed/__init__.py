@@ -1,0 +1,1 @@
+"""The signed record: chain, verification, time stamps, keys."""

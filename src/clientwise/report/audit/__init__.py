@@ -1,0 +1,1 @@
+"""Every weight of one round, and what changed it."""

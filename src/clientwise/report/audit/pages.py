@@ -1,0 +1,288 @@
+"""The audit of a round and of a client as documents: charts and tables of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...record.reading.folder import RunFolder
+from ...record.reading.reader import thinned
+from ...record.reading.rows import ClientRoundRow
+from ..document import (
+    AuditLink,
+    Cell,
+    Chart,
+    Content,
+    Document,
+    Section,
+    Table,
+    client_cell,
+    counted,
+    number_cell,
+    percent_cell,
+    percent_of,
+    table,
+)
+from ..lines import ROUNDS, Curve
+from ..marks import (
+    COLOURS,
+    GREY,
+    MAX_POINTS,
+    AuditLinks,
+    BarGroup,
+    Bars,
+    Line,
+    Lines,
+    value_axis,
+)
+from ..units import Unit
+from .rounds import Audit, Participant, audit
+from .weight_steps import (
+    INFLUENCE,
+    PRIOR,
+    WEIGHT,
+    Chain,
+    Place,
+    Z,
+    places,
+)
+from .what_if import round_table
+
+MAX_BARS = 20  # clients in the picture of a round
+MAX_ROUNDS = 200  # in the table of a client
+
+Text = Callable[[float | None], str]
+
+
+def audit_round(run: RunFolder, method: str, seed: int, round_num: int) -> Document:
+    """The audit of one round as a document of its own."""
+    found = audit(run, method, seed, round_num)
+    items: list[Chart | Table] = [
+        *steps_charts(found, "From an equal weight to the weight", "steps"),
+        audit_table(found, "Clients", "audit"),
+    ]
+    if any(one.moved for one in found.participants):
+        items.append(_moved_table(found))
+    if found.candidates:
+        items.append(_orders_table(found))
+    items += round_table(run, method, seed, round_num)
+    lead = [line for line in (found.explanation, *found.notes) if line]
+    title = f"{method}, seed {seed}, round {round_num}"
+    return Document(title, lead, [Section("audit", "Weights", "", items)])
+
+
+def steps_charts(found: Audit, title: str, name: str) -> list[Chart]:
+    """How an equal weight becomes each client's weight, step by step; nothing without clients."""
+    # A damaged record may lack some steps.
+    known = [one for one in found.participants if len(one.path) == len(found.steps)]
+    if not known:
+        return []
+    equal = 1 / len(known)
+    shown = _farthest(known, equal)
+    last = found.places[-1].label
+    clients = [one.client for one in shown]
+    links = AuditLinks("client", found.run.id, found.method, found.seed, clients)
+    mark = Bars(
+        [f"{client_cell(one.client, one.name).text} {one.remark}".strip() for one in shown],
+        [*_step_groups(found.steps, shown, equal), _end_group(last, shown)],
+        value_axis([0.0, *(v for one in shown for v in one.path)], percent=True, label=last),
+        equal,
+        links,
+    )
+    steps = " and then ".join(found.steps)
+    verb = "move" if len(found.steps) > 1 else "moves"
+    alt = (
+        f"Every client begins with an equal weight of {percent_of(equal)} (the line); {steps} "
+        f"{verb} it to its {last}, the grey bar."
+    )
+    if len(shown) < len(known):
+        alt += f" The {len(shown)} of {len(known)} clients farthest from it are shown."
+    return [Chart(name, title, alt, mark)]
+
+
+def _farthest(known: Sequence[Participant], equal: float) -> list[Participant]:
+    """Those whose weight was farthest from equal in any step, in their order."""
+
+    def distance(one: Participant) -> float:
+        return max(abs(value - equal) for value in one.path)
+
+    farthest = sorted(known, key=lambda one: -distance(one))[:MAX_BARS]
+    return [one for one in known if one in farthest]
+
+
+def _step_groups(
+    steps: Sequence[str],
+    shown: Sequence[Participant],
+    equal: float,
+) -> list[BarGroup]:
+    groups = []
+    before = [equal] * len(shown)
+    for index, step in enumerate(steps):
+        after = [one.path[index] for one in shown]
+        colour = COLOURS[1 + index % (len(COLOURS) - 1)]
+        groups.append(BarGroup(step, after, colour, starts=before))
+        before = after
+    return groups
+
+
+def _end_group(label: str, shown: Sequence[Participant]) -> BarGroup:
+    return BarGroup(label, [one.path[-1] for one in shown], GREY)
+
+
+def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
+    """Every participant of a round: its criteria, score and weights, and what would change them."""
+    columns = ["client", "remark", *(place.label for place in found.places)]
+    for criterion in found.criteria:
+        source = found.claimed.get(criterion, "value")
+        columns += [f"{criterion}, {source}", f"{criterion}, normalised"]
+    if found.what_if:
+        columns += [f"{found.what_if_label} {criterion}" for criterion in found.criteria]
+        best = f"“{found.what_if_label.capitalize()}” is the weight a client would have"
+        note = f"{note} {best} with the best value of the round in that criterion.".strip()
+    rows = [_participant_row(found, one) for one in found.participants]
+    numeric = [True, False] + [True] * (len(columns) - 2)
+    return table(name, title, columns, rows, note, numeric)
+
+
+def _participant_row(found: Audit, one: Participant) -> list[Content]:
+    row: list[Content] = [_linked_client(found, one), one.remark, *one.chain]
+    for raw, normalised in zip(one.raw, one.normalised, strict=True):
+        row += [number_cell(raw, 4), number_cell(normalised, 3)]
+    if found.what_if:
+        row += [percent_cell(value) for value in one.what_if]
+    return row
+
+
+def _linked_client(found: Audit, one: Participant) -> Cell:
+    link = AuditLink("client", found.run.id, found.method, found.seed, one.client)
+    return client_cell(one.client, one.name, link)
+
+
+def _moved_table(found: Audit) -> Table:
+    moved = [one for one in found.participants if one.moved]
+    rows: list[list[Content]] = []
+    for one in moved:
+        rows.append([_linked_client(found, one), "; ".join(one.moved)])
+    columns = ["client", "its weight"]
+    return table("moved", "What moved the weights", columns, rows, "", [True, False])
+
+
+def _orders_table(found: Audit) -> Table:
+    unit = Unit(found.run.is_share)
+    rows: list[list[Content]] = []
+    for order, value in found.candidates:
+        chosen = "chosen" if order == found.priority else ""
+        rows.append([" > ".join(order), unit.cell(value), chosen])
+    note = f"{counted(found.testing_rounds, 'testing round')}."
+    columns = ["order of priority", found.run.metric, ""]
+    return table("orders", "Orders tried", columns, rows, note)
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """A client under a method with a seed."""
+
+    run: RunFolder
+    method: str
+    seed: int
+    client: int
+
+
+def audit_client(run: RunFolder, method: str, seed: int, client: int) -> Document:
+    """One client under one method: its weight and metric over the rounds, and all its rounds."""
+    run.lane(method, seed)  # says so if there is none
+    lane = _Lane(run, method, seed, client)
+    facts = run.client(seed, client)
+    rows = run.client_rounds(method, seed, client)
+    held = "Its samples are not counted: they are at the client."
+    if facts.num_train:
+        held = f"{facts.num_train} training and {facts.num_test} test samples."
+    if facts.hostile:
+        held += f" Hostile: {facts.hostile}."
+    name = f" ({facts.name})" if facts.name else ""
+    title = f"Client {client}{name} under {method}, seed {seed}"
+    items: list[Chart | Table] = [*_client_charts(lane, rows), _rounds_table(lane, rows)]
+    section = Section("client", "Over the rounds", "", items)
+    return Document(title, [held, *_last_move(lane, rows)], [section])
+
+
+def _last_move(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[str]:
+    """What moved the client's weight in the last round in which its update was accepted."""
+    accepted = [row for row in rows if row.refusal is None]
+    if not accepted:
+        return []
+    last = accepted[-1]
+    chain = Chain.of(lane.run, lane.method, lane.seed, last.round_num)
+    remarks = chain.remarks(lane.run, lane.method, lane.seed, last.round_num, {lane.client: last})
+    moved = remarks[lane.client]
+    return [f"Round {last.round_num}: {'; '.join(moved)}."] if moved else []
+
+
+def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
+    run = lane.run
+    unit = Unit(run.is_share)
+    own = f"{run.metric} on its own test data"
+    curve = run.client_curve(lane.method, lane.seed, lane.client)
+    known = [(round_num, value) for round_num, value in curve if value is not None]
+    weights = {place.label: _curve(place, rows) for place in (WEIGHT, PRIOR, INFLUENCE)}
+    z_title = "z: evidence against the client, in standard errors"
+    return [
+        *_client_chart(lane, "weight", "weight", weights, percent_of, percent=True),
+        *_client_chart(lane, "z", z_title, {Z.label: _curve(Z, rows)}, Z.text, percent=False),
+        *_client_chart(lane, "own", own, {own: known}, unit.text, percent=unit.percent),
+    ]
+
+
+def _curve(place: Place, rows: Sequence[ClientRoundRow]) -> Curve:
+    known = [(row.round_num, place.value(row)) for row in rows]
+    return [(round_num, value) for round_num, value in known if value is not None]
+
+
+def _client_chart(
+    lane: _Lane,
+    name: str,
+    title: str,
+    curves: dict[str, Curve],
+    text: Text,
+    *,
+    percent: bool,
+) -> list[Chart]:
+    """Curves over the rounds, the first in the method's colour; nothing without any."""
+    known = {label: curve for label, curve in curves.items() if curve}
+    if not known:
+        return []
+    first_colour = lane.run.methods.index(lane.method)
+    links = AuditLinks("round", lane.run.id, lane.method, lane.seed)
+    lines = []
+    for index, (label, curve) in enumerate(known.items()):
+        rounds, values = zip(*thinned(curve, MAX_POINTS), strict=True)
+        colour = COLOURS[(first_colour + index) % len(COLOURS)]
+        lines.append(Line(label, rounds, values, colour, markers=True, links=links))
+    heights = [value for curve in known.values() for _, value in curve]
+    axis = value_axis(heights, percent=percent)
+    changes = ", ".join(_change(label, curve, text) for label, curve in known.items())
+    alt = f"Client {lane.client}: {changes}."
+    return [Chart(f"client-{name}", title, alt, Lines(lines, ROUNDS, axis, height=260))]
+
+
+def _change(label: str, curve: Curve, text: Text) -> str:
+    first = curve[0][1]
+    last = curve[-1][1]
+    return f"{label} from {text(first)} to {text(last)}"
+
+
+def _rounds_table(lane: _Lane, rows: Sequence[ClientRoundRow]) -> Table:
+    passed = places(rows)
+    lines: list[list[Content]] = []
+    for row in rows[-MAX_ROUNDS:]:
+        link = AuditLink("round", lane.run.id, lane.method, lane.seed, row.round_num)
+        cells: list[Content] = [Cell(row.round_num, str(row.round_num), link)]
+        cells += [place.cell(row) for place in passed]
+        cells += [number_cell(row.training_loss, 3), row.refusal or ""]
+        lines.append(cells)
+    note = ""
+    if len(rows) > len(lines):
+        note = f"The last {len(lines)} of the {len(rows)} rounds it took part in."
+    head = ["round", *(place.label for place in passed), "training loss", "refused because"]
+    numeric = [True] * (len(head) - 1) + [False]
+    return table("rounds", "Rounds it took part in", head, lines, note, numeric)

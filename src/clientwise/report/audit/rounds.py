@@ -1,0 +1,325 @@
+"""The audit of a round: every weight, what was measured for it, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...core.criteria import CRITERIA, is_claimed
+from ...core.weights.scores import SCORES, Score
+from ...core.weights.weighting import (
+    NORMALISERS,
+    Normaliser,
+    divide,
+    to_weights,
+)
+from ...record.reading.config_view import RecordedMethod, build, with_options
+from ...record.reading.folder import RunFolder
+from ...record.reading.rows import (
+    CriterionRow,
+    OmittedRow,
+    ParticipantRow,
+    RoundRow,
+)
+from ...registry import Part
+from ..document import Cell, percent_of
+from .weight_steps import (
+    PRIOR,
+    Chain,
+    Place,
+    described,
+    places,
+)
+
+MAX_COHORT = 500  # with more clients, what-if weights take too long
+UNKNOWN_SCORE = (
+    "How the score was computed is unknown: it is a plugin's, or the config cannot be read. "
+    "So no what-if weights can be given."
+)
+
+Measured = Mapping[int, Mapping[str, CriterionRow]]  # by client and criterion
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One participant of a round. What does not apply to a refused update is None or empty."""
+
+    client: int
+    name: str | None
+    raw: tuple[float | None, ...]  # one per criterion
+    normalised: tuple[float | None, ...]
+    score: float | None
+    weight: float | None
+    chain: tuple[Cell, ...]  # one per place, from score to influence
+    what_if: tuple[float | None, ...]  # its weight with the cohort's best value in each criterion
+    path: tuple[float, ...]  # its weight after each of the audit's `steps`
+    remark: str  # hostile; with new data; refused, with the reason
+    moved: tuple[str, ...]  # what changed its weight, in words
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One round of one method and seed, weight by weight."""
+
+    run: RunFolder
+    method: str
+    seed: int
+    round_num: int
+    criteria: tuple[str, ...]
+    claimed: Mapping[str, str]  # by criterion: "claimed", "measured"; unknown ones are missing
+    places: tuple[Place, ...]  # of the chain from score to influence, as far as this round has them
+    participants: tuple[Participant, ...]  # heaviest first
+    what_if: bool
+    steps: tuple[str, ...]  # from equal weights on: criteria one by one, evidence, bounds, the rule
+    explanation: str
+    priority: tuple[str, ...] | None
+    candidates: tuple[tuple[tuple[str, ...], float], ...]
+    testing_rounds: int
+    notes: tuple[str, ...]
+
+    @property
+    def what_if_label(self) -> str:
+        """What `what_if` holds: weights, or prior weights where they are changed afterwards."""
+        return "prior weight with the best" if PRIOR in self.places else "weight with the best"
+
+
+def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
+    """Everything about the weights of one round."""
+    record = run.round(method, seed, round_num)
+    rows = run.participants(method, seed, round_num)
+    measured = _by_client(run.criteria(method, seed, round_num))
+    chain = Chain.of(run, method, seed, round_num)
+    accepted = {row.client: row for row in rows if row.refusal is None}
+    moved = chain.remarks(run, method, seed, round_num, accepted)
+    how = weighing(chain.parts, record.priority)
+    criteria = how.names if how else _names_of(measured)
+    omitted = run.omitted(method, seed, round_num)
+    # What a weight would be otherwise follows from the criteria of all participants.
+    recomputed = _recompute(None if omitted else how, criteria, measured)
+    passed = places(rows)
+    new_data = run.new_data(seed)
+    shares = [place for place in passed if place.text is percent_of]
+    participants = []
+    for row in rows:
+        known = measured.get(row.client, {}) if row.refusal is None else {}
+        said = moved[row.client] if row.refusal is None else ()
+        path = _path(row, recomputed, shares)
+        remark = _remark(row, new_data.get(row.client), round_num)
+        participants.append(
+            _participant(row, criteria, known, passed, recomputed, said, path, remark)
+        )
+    return Audit(
+        run=run,
+        method=method,
+        seed=seed,
+        round_num=round_num,
+        criteria=criteria,
+        claimed=_claimed(chain.parts),
+        places=tuple(passed),
+        participants=tuple(participants),
+        what_if=bool(recomputed.what_if),
+        steps=(*recomputed.order, *(place.mover for place in shares[1:])),
+        explanation=" ".join([_explain(how, record, PRIOR in passed), *chain.explain(passed)]),
+        priority=record.priority,
+        candidates=record.candidates or (),
+        testing_rounds=record.testing_rounds,
+        notes=(*record.notes, *_constant(record), *_without_rows(omitted, len(rows))),
+    )
+
+
+def _without_rows(omitted: OmittedRow | None, recorded: int) -> list[str]:
+    """A note where the record has no rows of some participants."""
+    if omitted is None:
+        return []
+    return [
+        f"The record has rows of {recorded:,} of {recorded + omitted.total:,} participants "
+        f"(record.clients). The others have {omitted.weight:.1%} of the weight together."
+    ]
+
+
+def _by_client(rows: Sequence[CriterionRow]) -> dict[int, dict[str, CriterionRow]]:
+    measured: dict[int, dict[str, CriterionRow]] = {}
+    for row in rows:
+        measured.setdefault(row.client, {})[row.criterion] = row
+    return measured
+
+
+def _names_of(measured: Measured) -> tuple[str, ...]:
+    names: set[str] = set()
+    for values in measured.values():
+        names |= values.keys()
+    return tuple(sorted(names))
+
+
+def _claimed(parts: RecordedMethod | None) -> dict[str, str]:
+    """Whether each criterion is the client's claim, or measured by the server."""
+    found = {}
+    for part in parts.criteria if parts else ():
+        if part.name in CRITERIA:
+            found[part.called] = "claimed" if is_claimed(part) else "measured"
+    return found
+
+
+def _constant(record: RoundRow) -> list[str]:
+    if not record.no_effect:
+        return []
+    names = ", ".join(record.no_effect)
+    return [f"No effect on the weights: {names} (constant across the clients of this round)."]
+
+
+def _participant(
+    row: ParticipantRow,
+    criteria: Sequence[str],
+    measured: Mapping[str, CriterionRow],
+    passed: Sequence[Place],
+    recomputed: Recomputed,
+    moved: tuple[str, ...],
+    path: tuple[float, ...],
+    remark: str,
+) -> Participant:
+    values = [measured.get(name) for name in criteria]
+    what_if: tuple[float | None, ...] = (None,) * len(criteria)
+    if row.refusal is None:
+        what_if = recomputed.what_if.get(row.client, what_if)
+    return Participant(
+        client=row.client,
+        name=row.name,
+        raw=tuple(value and value.raw for value in values),
+        normalised=tuple(value and value.normalised for value in values),
+        score=row.score,
+        weight=row.weight,
+        chain=tuple(place.cell(row) for place in passed),
+        what_if=what_if,
+        path=path,
+        remark=remark,
+        moved=moved,
+    )
+
+
+def _remark(row: ParticipantRow, new_data_from: int | None, round_num: int) -> str:
+    remarks = []
+    if new_data_from is not None and new_data_from <= round_num:
+        remarks.append(f"new data since round {new_data_from}")
+    if row.hostile:
+        remarks.append(f"hostile ({row.hostile})")
+    if row.refusal:
+        remarks.append(f"refused: {row.refusal}")
+    return "; ".join(remarks)
+
+
+def _path(
+    row: ParticipantRow,
+    recomputed: Recomputed,
+    shares: Sequence[Place],
+) -> tuple[float, ...]:
+    """A weight step by step; empty where one of the steps is unknown."""
+    path = [*recomputed.growing.get(row.client, ()), *(place.value(row) for place in shares)]
+    known = [value for value in path if value is not None]
+    return tuple(known) if row.refusal is None and len(known) == len(path) else ()
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How a method of a run turned criteria into weights."""
+
+    names: tuple[str, ...]
+    score: Score
+    normaliser: Normaliser
+    description: str
+
+    def weights(self, raw: Tensor) -> Tensor:
+        """The weights [n] that raw values [n, m] give."""
+        return to_weights(self.score(self.names, divide(raw, self.normaliser(raw))))
+
+
+def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> Weighing | None:
+    """A method's score in a round's order, and its normaliser; None where they are unknown."""
+    if parts is None or parts.score is None:
+        return None
+    built: Score | None = build(SCORES, parts.score)
+    if built is None:
+        return None
+    names = tuple(part.called for part in parts.criteria)
+    score = built.with_order(priority)
+    try:
+        score.check(names)
+    except ValueError:
+        return None
+    part = parts.normaliser or Part(score.default_normaliser, {})
+    if part.name not in NORMALISERS:
+        return None
+    try:
+        normaliser = with_options(NORMALISERS, part)
+        normaliser(torch.ones(1, len(names)))
+    except ValueError:
+        return None
+    return Weighing(names, score, normaliser, described(parts.score))
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """Weights that were not recorded, by client; empty where they cannot be computed."""
+
+    what_if: Mapping[int, tuple[float, ...]]  # with the cohort's best value, one per criterion
+    order: tuple[str, ...]  # of the criteria
+    growing: Mapping[int, Sequence[float]]  # with the first criterion, with the first two ...
+
+
+def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured) -> Recomputed:
+    clients = [client for client, values in measured.items() if values.keys() == set(criteria)]
+    if how is None or not 0 < len(clients) <= MAX_COHORT:
+        return Recomputed({}, ("criteria",), {})
+    rows = [[measured[client][name].raw for name in criteria] for client in clients]
+    raw = torch.tensor(rows, dtype=torch.float64)
+    order, growing = _one_by_one(how, raw)
+    return Recomputed(
+        dict(zip(clients, _what_if(how, raw), strict=True)),
+        order,
+        dict(zip(clients, growing, strict=True)),
+    )
+
+
+def _what_if(how: Weighing, raw: Tensor) -> list[tuple[float, ...]]:
+    """Every client's weight [n], had it the cohort's best value in one criterion [m]."""
+    best = raw.max(0).values
+    result = []
+    for client in range(len(raw)):
+        weights = []
+        for column in range(raw.shape[1]):
+            changed = raw.clone()
+            changed[client, column] = best[column]
+            weights.append(float(how.weights(changed)[client]))
+        result.append(tuple(weights))
+    return result
+
+
+def _one_by_one(how: Weighing, raw: Tensor) -> tuple[tuple[str, ...], list[list[float]]]:
+    """The criteria in their order, and each client's weights as they are added, without the last.
+
+    A criterion that is not added yet has the cohort's mean for all clients.
+    """
+    order = tuple(how.score.order(how.names) or how.names)
+    values = raw.mean(0).expand_as(raw).clone()
+    weights = []
+    for name in order[:-1]:
+        column = how.names.index(name)
+        values[:, column] = raw[:, column]
+        weights.append(how.weights(values))
+    if not weights:
+        return order, [[]] * len(raw)
+    return order, torch.stack(weights, 1).tolist()
+
+
+def _explain(how: Weighing | None, record: RoundRow, is_moved: bool) -> str:
+    """How criteria became weights."""
+    if how is None:
+        return UNKNOWN_SCORE
+    subject = "Prior weight" if is_moved else "Weight"
+    criteria = ", ".join(how.names)
+    if record.priority and len(record.priority) > 1:
+        criteria = f"{' > '.join(record.priority)} (most important first)"
+    score = f"Score function: {how.description}. Criteria: {criteria}."
+    return f"{subject} = score / sum of scores. {score}"

@@ -1,0 +1,1 @@
+"""The same tables and charts for the terminal, HTML, files and notebooks."""

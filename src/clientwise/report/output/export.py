@@ -1,0 +1,184 @@
+"""A report on disk: an HTML page, figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ...record.reading.folder import RunFolder
+from ...writing import make_folder, write_atomically
+from ..document import (
+    Cell,
+    Chart,
+    Content,
+    Document,
+    Table,
+    text_of,
+)
+from ..views import (
+    audit_client,
+    audit_round,
+    one_seed,
+    overview,
+)
+from .figures import draw
+from .html import write_html
+from .latex import as_latex
+
+MAX_AUDITED_ROUNDS = 40  # per method and seed; `clientwise serve` shows all of them
+MAX_AUDITED_CLIENTS = 100
+MAX_CARRIED_SEEDS = 20
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a text begins that a spreadsheet computes
+
+
+def write_report(
+    runs: Sequence[RunFolder],
+    folder: Path,
+    on_file: Callable[[Path], None] = lambda path: None,
+) -> Path:
+    """Write the report on one run, or several compared, and return the path of its page."""
+    document = overview(runs)
+    carried = audits(runs)
+    seeds = document.seeds or ()
+    carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
+    page = write_html(document, carried, folder / "report.html")
+    on_file(page)
+    write_items(document, folder, on_file)
+    return page
+
+
+def write_items(document: Document, folder: Path, on_file: Callable[[Path], None]) -> None:
+    """Every figure as PNG and SVG, every table as CSV, Markdown and LaTeX."""
+    for kind in ("figures", "tables"):
+        make_folder(folder / kind)
+    used: set[str] = set()
+    for section in document.sections:
+        for item in section.items:
+            name = _file_name(f"{section.id}-{item.id}", used)
+            if isinstance(item, Chart):
+                _write_figure(item, folder / "figures", name)
+            else:
+                _write_table(item, folder / "tables", name)
+            on_file(folder / name)
+
+
+def _write_figure(chart: Chart, folder: Path, name: str) -> None:
+    draw([chart], folder / f"{name}.png", folder / f"{name}.svg")
+
+
+def _write_table(table: Table, folder: Path, name: str) -> None:
+    texts = {"csv": as_csv(table), "md": as_markdown(table), "tex": as_latex(table)}
+    for suffix, text in texts.items():
+        write_atomically(folder / f"{name}.{suffix}", text.encode())
+
+
+def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
+    """RunFolder folders by name; equal names are numbered."""
+    names: dict[str, Path] = {}
+    for folder in folders:
+        plain = os.fsencode(folder.resolve().name).decode(errors="replace")
+        name = plain
+        number = 1
+        while name in names:
+            number += 1
+            name = f"{plain}~{number}"
+        names[name] = folder
+    return names
+
+
+def audits(runs: Sequence[RunFolder]) -> dict[str, dict[str, Document]]:
+    """The audits that a page contains: of each lane some rounds, the last one, and clients."""
+    found: dict[str, dict[str, Document]] = {"round": {}, "client": {}}
+    for run in runs:
+        prefix = f"{run.id}|" if len(runs) > 1 else ""
+        for _, method, seed in run.lanes:
+            lane = f"{prefix}{method}|{seed}"
+            for number in _audited_rounds(run.round_nums(method, seed)):
+                found["round"][f"{lane}|{number}"] = audit_round(run, method, seed, number)
+            for row in run.clients(seed, MAX_AUDITED_CLIENTS):
+                audit = audit_client(run, method, seed, row.client)
+                found["client"][f"{lane}|{row.client}"] = audit
+    return found
+
+
+def _audited_rounds(rounds: Sequence[int]) -> list[int]:
+    step = -(-len(rounds) // MAX_AUDITED_ROUNDS) or 1
+    return sorted({*rounds[::step], *rounds[-1:]})
+
+
+def as_csv(table: Table) -> str:
+    """The values of a table, not their wording; every number has its own column."""
+    parts = [_parts_of(table, place) for place in range(len(table.columns))]
+    head: list[str] = []
+    for column, own in zip(table.columns, parts, strict=True):
+        name = column.name or column.label
+        head += [f"{name} {part}".rstrip() for part in own] or [name]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(_inert, head))
+    for row in table.rows:
+        values: list[float | str | None] = []
+        for cell, own in zip(row, parts, strict=True):
+            values += [_numbers(cell).get(part) for part in own] or [_value(cell)]
+        writer.writerow(map(_inert, values))
+    return out.getvalue()
+
+
+def _inert(value: float | str | None) -> float | str | None:
+    """A value that no spreadsheet takes for a formula: members choose their names.
+
+    >>> _inert("=1+1"), _inert(-1.5), _inert("north")
+    ("'=1+1", -1.5, 'north')
+    """
+    is_formula = isinstance(value, str) and value.startswith(FORMULAS)
+    return f"'{value}" if is_formula else value
+
+
+def _parts_of(table: Table, place: int) -> list[str]:
+    """The names of the numbers in the cells of a column; none where a cell is one value."""
+    names: dict[str, None] = {}
+    for row in table.rows:
+        names |= dict.fromkeys(_numbers(row[place]))
+    return list(names)
+
+
+def _numbers(cell: Content) -> Mapping[str, float | str | None]:
+    return cell.numbers if isinstance(cell, Cell) else {}
+
+
+def _value(cell: Content) -> float | str | None:
+    return cell.value if isinstance(cell, Cell) else cell
+
+
+def as_markdown(table: Table) -> str:
+    """A table for a README."""
+    head = [column.label for column in table.columns]
+    rule = ["--:" if column.numeric else ":--" for column in table.columns]
+    rows = "\n".join(map(_markdown_row, [head, rule, *_texts(table)]))
+    return f"**{table.title}**\n\n{rows}\n\n{table.note}\n"
+
+
+def _markdown_row(texts: Sequence[str]) -> str:
+    cells = [text.replace("|", "\\|") for text in texts]
+    return f"| {' | '.join(cells)} |"
+
+
+def _texts(table: Table) -> Iterator[list[str]]:
+    for row in table.rows:
+        yield [text_of(cell) for cell in row]
+
+
+def _file_name(text: str, used: set[str]) -> str:
+    """A name that is valid on every file system and not used yet, whatever its case."""
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text)[:80].strip("-.")
+    name = plain
+    number = 1
+    while name.lower() in used:
+        number += 1
+        name = f"{plain}-{number}"
+    used.add(name.lower())
+    return name
