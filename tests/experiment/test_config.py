@@ -451,10 +451,10 @@ partition = { name = "iid", clients = 3 }
         ("workers = 1000000", "workers = 1000000: must be at most 1,024 or .auto. or .ray."),
         (f"seeds = {list(range(20_000))}", "seeds = .*: must have at most 10,000 entries"),
         (
-            f"methods = [{{name = '{'é' * 101}'}}]",
+            f"methods = [{{name = '{'é' * 101}', like = 'FedAvg'}}]",
             r"methods\[0\].name = .*: must have 1 to 200 bytes",
         ),
-        ('methods = [{name = "a\\nb"}]', "and no control characters"),
+        ('methods = [{name = "a\\nb", like = "FedAvg"}]', "and no control characters"),
     ],
 )
 def test_what_no_config_can_mean(tmp_path: Path, line: str, reason: str) -> None:

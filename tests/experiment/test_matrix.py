@@ -201,7 +201,7 @@ def test_a_sweep_of_any_key_is_one_table(tiny: dict[str, Any], tmp_path: Path) -
 
 def test_a_sweep_may_have_a_part_with_several_options(tiny: dict[str, Any]) -> None:
     rules = ["median", *({"name": "trimmed_mean", "hostile": share} for share in (0.1, 0.3))]
-    tiny["methods"] = [{"name": "A"}]
+    tiny["methods"] = [{"name": "A", "like": "FedAvg"}]
     tiny["matrix"] = {"sweep": {"methods": {"A": {"rule": rules}}}}
     cells = load_matrix(tiny).cells
     trimmed = ["rule trimmed_mean hostile 0.1", "rule trimmed_mean hostile 0.3"]
