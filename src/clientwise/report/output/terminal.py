@@ -6,11 +6,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import render
 from rich.table import Table
 
@@ -43,7 +43,6 @@ BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
 MAX_WIDTH = 40  # of a column
 NAME_WIDTH = 16  # characters of a method's name that other columns make room for
-NUMBER_WIDTH = 12  # characters of a number, or of a curve, that is never broken
 
 
 def run_text(run: RunFolder) -> str:
@@ -93,22 +92,53 @@ def matrix_tables(document: Document) -> Iterator[Table]:
 def plain_table(found: DocumentTable, title: str) -> Table:
     """A table of a document, without its empty columns."""
     table = _table(title)
-    shown = []
-    for column, texts in zip(found.columns, zip(*_texts(found), strict=True), strict=False):
-        if not any(texts):
-            continue
-        width = max(cell_len(render(line).plain) for text in texts for line in text.split("\n"))
-        table.add_column(
-            escape(_heading(column.label, width)),
-            justify="right" if column.numeric else "left",
-            overflow="fold",
-            max_width=MAX_WIDTH,
-            no_wrap=width <= (NUMBER_WIDTH if shown else NAME_WIDTH),
-        )
-        shown.append(texts)
-    for row in zip(*shown, strict=True):
-        table.add_row(*row)
+    rows = _texts(found)
+    kept = [place for place in range(len(found.columns)) if any(row[place] for row in rows)]
+    for place in kept:
+        column = found.columns[place]
+        side: Literal["left", "right"] = "right" if column.numeric else "left"
+        table.add_column(escape(column.label), justify=side, overflow="fold")
+    for row in rows:
+        table.add_row(*(row[place] for place in kept))
     return table
+
+
+class _FittingTable(Table):
+    """A table whose columns are made narrower until it fits, first between words."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines of the table."""
+        labels = [render(str(column.header)).plain.replace("\n", " ") for column in self.columns]
+        widths = []
+        words = []
+        for column, label in zip(self.columns, labels, strict=True):
+            texts = "\n".join(render(str(cell)).plain for cell in column.cells if cell)
+            label_width = max(cell_len(word.rstrip()) for word in _words(label))
+            widths.append(min(MAX_WIDTH, max([label_width, *map(cell_len, texts.split("\n"))])))
+            words.append(min(MAX_WIDTH, max([label_width, *map(cell_len, texts.split())])))
+        room = options.max_width - 2 * len(widths) - 1  # the rest is padding
+        least_name = widths[:1] if widths[:1] <= [NAME_WIDTH] else [1]
+        for least in (words, least_name + [1] * len(widths)):
+            widths = _fitted(widths, least, room)
+        for column, label, width in zip(self.columns, labels, widths, strict=True):
+            column.width = width
+            column.header = escape(_heading(label, width))
+        yield from super().__rich_console__(console, options)
+
+
+def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths that fit into the room: the widest become smaller, no column than its least width.
+
+    >>> _fitted([9, 5, 3], [1, 5, 1], 12), _fitted([9, 5], [8, 5], 4)
+    ([4, 5, 3], [8, 5])
+    """
+    widths = [*widths]
+    while sum(widths) > room:
+        wide = [place for place, width in enumerate(widths) if width > least[place]]
+        if not wide:
+            break
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def _texts(found: DocumentTable) -> list[list[str]]:
@@ -122,19 +152,26 @@ def _texts(found: DocumentTable) -> list[list[str]]:
 
 
 def _heading(label: str, width: int) -> str:
-    """A label in lines that are at most as wide as the cells, or one word.
+    """A label in lines of that width, if no word is wider.
 
     >>> _heading("weight of hostile clients", 9)
     'weight of\\nhostile\\nclients'
     """
-    words = re.split(r"(?<= )|(?<=[._])(?=[A-Za-z])", label)
-    width = max(width, *(len(word.rstrip()) for word in words))
     lines = [""]
-    for word in words:
-        if lines[-1] and len((lines[-1] + word).rstrip()) > width:
+    for word in _words(label):
+        if lines[-1] and cell_len((lines[-1] + word).rstrip()) > width:
             lines.append("")
         lines[-1] += word
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _words(label: str) -> list[str]:
+    """Where a label can be broken: between words, and in names of criteria and keys.
+
+    >>> _words("rounds to 0.5"), _words("training.learning_rate")
+    (['rounds ', 'to ', '0.5'], ['training.', 'learning_', 'rate'])
+    """
+    return re.split(r"(?<= )|(?<=[._])(?=[A-Za-z])", label)
 
 
 class TriedValues(Protocol):
@@ -303,4 +340,6 @@ def _is_explained(found: Audit) -> bool:
 
 def _table(title: str) -> Table:
     narrow = (0, 1, 0, 0)  # so that tables fit into 80 columns
-    return Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=narrow)
+    return _FittingTable(
+        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=narrow
+    )
