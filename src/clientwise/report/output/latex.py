@@ -17,7 +17,7 @@ from ..document import Table, text_of
 COLUMN_POINTS = 229.0  # of article in two columns; those of IEEE, ACM and ICML are wider
 PAGE_POINTS = 345.0  # of article in one column; those of other classes are wider
 GAP_POINTS = 3.0  # on either side of a column (\tabcolsep)
-LETTER_POINTS = 5.0  # a letter of 8 points, rounded up
+LETTER_POINTS = 4.4  # a letter of 8 points in the mean
 PARAGRAPH = 22  # letters: a longer text is broken into lines
 MOST_LINES = 52  # of a table on one page, without its caption
 RULE_LINES = 3  # the rules of a panel and the space around it, in lines
