@@ -11,55 +11,28 @@ from ..record.reading.folder import RunFolder
 from .about import data_name, labels
 from .document import (
     Cell,
+    Column,
     Content,
     Document,
     Section,
     Table,
-    table,
 )
 from .series import ranked, series_of
 from .views import run_state
 
-# The columns, and whether they are numbers.
-RUNS = {
-    "run": False,
-    "state": False,
-    "begun": False,
-    "data": False,
-    "methods": False,
-    "seeds": True,
-    "rounds": True,
-    "best so far": False,
-    "tags": False,
-    "note": False,
-}
+
+def _link(run: RunFolder) -> Cell:
+    return Cell(run.id, run.id, href=f"/runs/{quote(run.id, safe='')}")
 
 
-def run_row(folder: Path, name: str) -> list[Content]:
-    """A row of the list of runs; for a folder that cannot be read, the reason."""
-    try:
-        return _row(RunFolder(folder, name), name)
-    except RunError as error:
-        reason = str(error).replace(f"{folder}: ", "")
-        return [name, "unreadable", *[None] * (len(RUNS) - 3), reason]
+def _num_seeds(run: RunFolder) -> int:
+    return len({lane.seed for lane in run.lanes})
 
 
-def _row(run: RunFolder, name: str) -> list[Content]:
+def _progress(run: RunFolder) -> Cell:
     done = run.rounds_done()
     total = run.num_lanes * run.rounds
-    note, tags = labels(run)
-    return [
-        Cell(name, name, href=f"/runs/{quote(name, safe='')}"),
-        run_state(run),
-        run.begun,
-        data_name(run),
-        ", ".join(run.methods),
-        len({lane.seed for lane in run.lanes}),
-        Cell(done / total, f"{done} of {total}"),
-        _best_so_far(run),
-        tags,
-        note,
-    ]
+    return Cell(done / total, f"{done} of {total}")
 
 
 def _best_so_far(run: RunFolder) -> Cell:
@@ -70,9 +43,33 @@ def _best_so_far(run: RunFolder) -> Cell:
     return Cell(None, "–")
 
 
+COLUMNS: tuple[Column[RunFolder], ...] = (
+    Column("run", _link, numeric=False),
+    Column("state", run_state, numeric=False),
+    Column("begun", lambda run: run.begun, numeric=False),
+    Column("data", data_name, numeric=False),
+    Column("methods", lambda run: ", ".join(run.methods), numeric=False),
+    Column("seeds", _num_seeds),
+    Column("rounds", _progress),
+    Column("best so far", _best_so_far, numeric=False),
+    Column("tags", lambda run: labels(run)[1], numeric=False),
+    Column("note", lambda run: labels(run)[0], numeric=False),
+)
+
+
+def run_row(folder: Path, name: str) -> list[Content]:
+    """A row of the list of runs; for a folder that cannot be read, the reason."""
+    try:
+        run = RunFolder(folder, name)
+        return [column.content(run) for column in COLUMNS]
+    except RunError as error:
+        reason = str(error).replace(f"{folder}: ", "")
+        return [name, "unreadable", *[None] * (len(COLUMNS) - 3), reason]
+
+
 def runs_table(rows: Sequence[Sequence[Content]]) -> Table:
     """The list of runs as a table."""
-    return table("runs", "Runs", [*RUNS], rows, "", [*RUNS.values()])
+    return Table("runs", "Runs", COLUMNS, rows, "")
 
 
 def runs_document(rows: Sequence[Sequence[Content]]) -> Document:

@@ -11,13 +11,13 @@ from ..record.reading.config_view import CONFIG
 from ..record.schema import DATABASE
 from ..registry import suggest
 from .document import (
-    Cell,
     Content,
     Table,
     text_of,
+    value_of,
 )
 from .output.export import unique_names
-from .run_list import RUNS, run_row, runs_table
+from .run_list import run_row, runs_table
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
@@ -52,9 +52,10 @@ def chosen(runs: Table, containing: str | None = None, sort: str | None = None) 
     """The runs whose line contains a text, sorted by a column; the start of its name is enough."""
     rows = [row for row in runs.rows if _contains(row, containing or "")]
     if sort is not None:
-        columns = [place for place, name in enumerate(RUNS) if name.startswith(sort)]
+        labels = [column.label for column in runs.columns]
+        columns = [place for place, label in enumerate(labels) if label.startswith(sort)]
         if len(columns) != 1:
-            raise RunError(f"--sort {sort}: no such column{suggest(sort, RUNS)}")
+            raise RunError(f"--sort {sort}: no such column{suggest(sort, labels)}")
         rows.sort(key=lambda row: _key(row[columns[0]]))
     return replace(runs, rows=rows)
 
@@ -65,7 +66,7 @@ def _contains(row: Sequence[Content], text: str) -> bool:
 
 def _key(cell: Content) -> tuple[bool, float, str]:
     """Sorts numbers from the largest on, words alphabetically, and empty cells last."""
-    value = cell.value if isinstance(cell, Cell) else cell
+    value = value_of(cell)
     if isinstance(value, str):
         return (value == "", 0.0, value)
     if value is None:
