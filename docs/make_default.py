@@ -38,7 +38,7 @@ from clientwise.report.arena.standings import (
     significant_leads,
     standings,
 )
-from clientwise.report.arena.tables import (
+from clientwise.report.arena.standings_tables import (
     FOOTNOTE,
     NOT_AVAILABLE,
     by_mean,

@@ -85,8 +85,8 @@ def test_federations_of_different_metrics_have_tables_of_their_own(
     accuracy, mape = matrix_tables(arena(folder))
     assert "on 1 federation" in str(accuracy.title)
     assert [str(table.columns[1].header) for table in (accuracy, mape)] == [
-        "mean\naccuracy",
-        "mean\nmape",
+        "mean accuracy",
+        "mean mape",
     ]
     assert "over the cells of one, each" in str(accuracy.caption)
     assert "over the cells of sugar, each" in str(mape.caption)

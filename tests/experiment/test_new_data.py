@@ -13,7 +13,7 @@ from clientwise.errors import ConfigError
 from clientwise.experiment.build import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load
-from clientwise.report.audit.rounds import audit
+from clientwise.report.audit.round_audit import audit
 
 CONFIG: dict[str, Any] = {
     "name": "new data",

@@ -22,7 +22,7 @@ from clientwise.experiment.config.presets import merge
 from clientwise.experiment.running import lanes
 from clientwise.record.reading.folder import RunFolder
 from clientwise.registry import Part
-from clientwise.report.server.runs import progress
+from clientwise.report.server.served_runs import progress
 from clientwise.report.views import audit_round, overview
 from clientwise.secrecy.accountant import Accountant
 

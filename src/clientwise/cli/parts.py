@@ -49,7 +49,7 @@ def data(
     from ..data.summary import summarise
     from ..data.tables.hints import column_hints
     from ..experiment.build import build_data, load_samples
-    from ..report.data import (
+    from ..report.data_tables import (
         class_table,
         column_table,
         data_charts,

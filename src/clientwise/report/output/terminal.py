@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ...errors import RunError
 from ...record.reading.folder import RunFolder
-from ..audit.rounds import Audit, Participant, audit
+from ..audit.round_audit import Audit, Participant, audit
 from ..audit.what_if import round_table
 from ..document import (
     Chart,
