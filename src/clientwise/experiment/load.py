@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from ..record.reading.config_view import (
+from ..record.toml_text import (
     DEEPEST,
     INTEGERS,
     MOST_BYTES,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import RunError
-from ..record.reading.config_view import CONFIG
+from ..record.files import CONFIG
 from ..record.schema import DATABASE
 from ..registry import suggest
 from .document import (

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
 
 from annotated_types import DocInfo, MaxLen
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, Field, create_model
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
+from ...record.options import CHECKED
 from ...registry import Part
 
 T = TypeVar("T", bound="ConfigTable")
@@ -27,13 +28,7 @@ Fields = Mapping[str, Any]  # by name: a type and a pydantic field, as `create_m
 class ConfigTable(BaseModel):
     """A table of the config. Unknown keys are errors."""
 
-    model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        arbitrary_types_allowed=True,
-        allow_inf_nan=False,
-    )
+    model_config = CHECKED
 
     def to_dict(self) -> dict[str, Any]:
         """The table as plain values, with every default written out."""

@@ -12,11 +12,12 @@ from ...core.method import Method
 from ...core.weights.bounds import Bounds, InfeasibleError
 from ...core.weights.weighting import divide, to_weights
 from ...errors import RunError
+from ...record.files import CONFIG
 from ...record.reading.folder import RunFolder
 from ...record.reading.rows import CriterionRow, ParticipantRow
 from ..config.methods import BOUNDS
 from ..load import load_experiment
-from .resume import CONFIG, changed_keys, config_so_far
+from .resume import changed_keys, config_so_far
 
 TOLERANCE = 1e-9  # of a weight, a score or a normalised criterion
 

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...errors import ConfigError, RunError
-from ...record.reading.config_view import parse_toml
 from ...record.reading.folder import RunFolder
+from ...record.toml_text import parse_toml
 from ...registry import Part, suggest
 from ..config.messages import issues_of
 from ..config.methods import BOUNDS, MethodSettings
