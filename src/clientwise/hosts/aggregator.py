@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +45,22 @@ from .methods import (
     with_criteria,
 )
 
+MAX_CLIENTS = 10_000
 MAX_REASON = 300  # characters
 MAX_NAME = 100  # characters of a client's name
 SIZE = "dataset_size"  # the value that the record shows as the size of a client's data
 Client = str | int
 Measure = Callable[[dict[str, Any]], float]
+
+
+class AggregatorOptions(TypedDict, total=False):
+    """Arguments of `Aggregator` that hosts pass on as they are."""
+
+    num_classes: int | None
+    learning_rate: float
+    seed: int
+    max_change: float
+    folder: str | Path | None
 
 
 @dataclass(frozen=True)
@@ -135,7 +146,7 @@ class Aggregator:
         num_classes: int | None = None,
         learning_rate: float = 0.01,
         seed: int = 1,
-        max_clients: int = 10_000,
+        max_clients: int = MAX_CLIENTS,
         max_change: float = 1.5,
         folder: str | Path | None = None,
         rounds: int | None = None,

@@ -47,6 +47,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             server.
     """
 
+    # NVFlare reads the names of the arguments here, and their values from attributes of these names.
     def __init__(
         self,
         method: str | dict[str, Any] = "Recommended",
