@@ -14,10 +14,11 @@ from clientwise.data.datasets import DATASETS, DataError, digits
 from clientwise.data.federated import Samples
 from clientwise.errors import ConfigError
 from clientwise.experiment import build
-from clientwise.experiment.build import build_data, load_samples
+from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.checks import trial
+from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.checks.validation import validate
 
 
 @pytest.fixture

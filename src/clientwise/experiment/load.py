@@ -18,7 +18,7 @@ from ..record.toml_text import (
     MOST_BYTES,
     parse_toml,
 )
-from .checks.validation import config_issues
+from .checks.combinations import config_issues
 from .config.messages import Issue, dotted, issues_of
 from .config.methods import MethodSettings
 from .config.named import pick, write_out

@@ -20,7 +20,7 @@ from ..core.method import Method
 from ..core.weights.scores import SCORES, Prioritized, Score
 from ..core.weights.weighting import NORMALISERS, check_normaliser
 from ..errors import ConfigError
-from ..experiment.checks.validation import config_issues, needs_server_set
+from ..experiment.checks.combinations import config_issues, needs_server_set
 from ..experiment.config.methods import MethodSettings
 from ..experiment.config.schema import Experiment
 from ..experiment.config.settings import Training

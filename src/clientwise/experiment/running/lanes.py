@@ -21,7 +21,7 @@ from ...core.types import RoundRecord, ServerState
 from ...engine.scheduler import Scheduler
 from ...record.writer import Store
 from ...secrecy.accountant import accountant_of
-from ..build import build_plan
+from ..build.engine import build_plan
 from ..config.schema import Experiment
 from ..config.tables import to_plain
 from ..trackers import LaneInfo, Trackers

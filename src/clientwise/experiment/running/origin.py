@@ -20,7 +20,7 @@ from ...models.flat import frozen_digest, same_frozen
 from ...record.facts import current_minute, recorded_fact
 from ...record.reading.rows import Change
 from ...record.writer import Store
-from ..build import build_module
+from ..build.network import build_module
 from ..config.schema import Experiment
 from .machine import system
 

@@ -24,29 +24,23 @@ from ...engine.local import LocalEngine
 from ...engine.ray.shards import places
 from ...engine.scheduler import LaneExecutor, Scheduler
 from ...engine.wrappers.engine import EmbeddedEngine
-from ...errors import RunError
+from ...errors import ClientwiseError, ConfigError, RunError
 from ...models.flat import frozen_digest
 from ...record.facts import current_minute, facts_of_run
 from ...record.files import CONFIG, VERSIONS
 from ...record.lock import locked
 from ...record.writer import Store
 from ...writing import write_atomically
-from ..build import (
-    build_data,
-    build_engine,
-    build_executor,
-    build_trackers,
-    count_outputs,
-    data_folder,
-    lanes_that_fit,
-    scored,
-)
+from ..build.clients import build_data
+from ..build.engine import build_engine, build_executor, lanes_that_fit
+from ..build.network import count_outputs
+from ..build.samples import data_folder, scored
+from ..checks.against_data import validate
 from ..checks.doubts import doubts
 from ..checks.policy import policy_doubts
 from ..checks.steps import count_steps
-from ..checks.validation import validate
 from ..config.schema import Experiment
-from ..trackers import Trackers
+from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
 from .machine import facts_of, in_words, record_machine
@@ -111,7 +105,7 @@ def run(
         data = replace(data, samples=scored(experiment, data.samples))
         experiment = experiment.for_data(data.weigh)
     samples = validate(experiment, data)
-    trackers = build_trackers(experiment)
+    trackers = _build_trackers(experiment)
     with ExitStack() as stack:
         try:
             folder = Path(out) if out is not None else new_folder(experiment.name)
@@ -148,6 +142,23 @@ def run(
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return folder
+
+
+def _build_trackers(experiment: Experiment) -> Trackers:
+    """The trackers, made before the run begins: a missing package or a wrong option is an error."""
+    trackers: list[tuple[str, Tracker]] = []
+    for index, part in enumerate(experiment.trackers):
+        key = f"trackers[{index}]"
+        try:
+            tracker = TRACKERS.get(part.name)(**part.options)
+            check_tracker(tracker)
+            trackers.append((part.name, tracker))
+        except ClientwiseError as error:
+            raise ConfigError(experiment.source, [(key, str(error))]) from None
+        except Exception as error:  # a user's own tracker may raise anything
+            message = f"{part.name}: {type(error).__name__}: {error}"
+            raise ConfigError(experiment.source, [(key, message)]) from error
+    return Trackers(trackers)
 
 
 def _begin(folder: Path, experiment: Experiment, resume: bool) -> Experiment | None:

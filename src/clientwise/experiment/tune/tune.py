@@ -28,13 +28,10 @@ from ...engine.device import pick_device, threads_for
 from ...engine.executor import Executor
 from ...errors import ConfigError
 from ...registry import suggest
-from ..build import (
-    build_data,
-    build_engine,
-    build_executor,
-    build_plan,
-)
-from ..checks.validation import config_issues, validate
+from ..build.clients import build_data
+from ..build.engine import build_engine, build_executor, build_plan
+from ..checks.against_data import validate
+from ..checks.combinations import config_issues
 from ..config.messages import Issue, issues_of
 from ..config.methods import MethodSettings, Tuned
 from ..config.schema import Experiment
