@@ -24,7 +24,6 @@ from flwr.common.serde import recorddict_to_proto
 from grid import FakeClock, LoopGrid
 from torch import Tensor
 
-import clientwise.hosts.flower.engine
 import clientwise.secrecy.masks.statements
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
@@ -56,8 +55,8 @@ Change = Callable[[str, int, Message], Message | None]
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clientwise.hosts.flower.engine, "time", FakeClock())
+def no_waiting(clock: FakeClock) -> None:
+    """The clock of the engine is a fake one."""
 
 
 class KeepingGrid(LoopGrid):
