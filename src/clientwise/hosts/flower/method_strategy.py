@@ -10,7 +10,8 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
-from ..aggregator import MAX_CLIENTS, SIZE, Aggregate, Aggregator, AggregatorOptions
+from ..aggregate import Aggregate
+from ..aggregator import MAX_CLIENTS, SIZE, Aggregator, AggregatorOptions
 from ..metrics import Metric
 from .strategy import Weighted, _record
 

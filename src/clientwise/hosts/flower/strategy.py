@@ -32,7 +32,8 @@ from ...core.criteria import ClientFacts, measure_clients
 from ...core.weights.scores import Score
 from ...errors import plain
 from ...registry import Part
-from ..aggregator import MAX_REASON, Aggregate, Aggregator, AggregatorOptions
+from ..aggregate import Aggregate
+from ..aggregator import MAX_REASON, Aggregator, AggregatorOptions
 from ..metrics import Metric, keep_common
 
 log = logging.getLogger("flwr.clientwise")
