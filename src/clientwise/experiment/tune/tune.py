@@ -39,7 +39,7 @@ from ..config.tables import ConfigTable
 from ..config.values import MOST_SEEDS, Name, Seed
 from ..load import make_experiment, read_config, set_value
 from .search import (
-    Path,
+    KeyPath,
     Space,
     Values,
     dotted,
@@ -289,7 +289,7 @@ def _why_unfit(experiment: Experiment, method: MethodSettings, values: Values) -
     return "; ".join(message for _, message in config_issues(alone))
 
 
-def with_values(method: MethodSettings, values: Mapping[Path, Any]) -> MethodSettings:
+def with_values(method: MethodSettings, values: Mapping[KeyPath, Any]) -> MethodSettings:
     """A method with other values of some keys."""
     table = method.to_dict()
     for path, value in values.items():
