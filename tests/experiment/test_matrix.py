@@ -26,7 +26,7 @@ from scipy.stats import friedmanchisquare, ttest_rel
 import clientwise as cw
 import processes
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.checks.validation import validate
+from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.matrix import runs as matrix_runs
 from clientwise.experiment.matrix.grid import (
     Matrix,

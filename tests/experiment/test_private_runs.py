@@ -16,8 +16,8 @@ from clientwise.cli import app
 from clientwise.core.objective.problem import Classification
 from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
+from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.checks.validation import deployment_issues
 from clientwise.experiment.config.presets import merge
 from clientwise.experiment.running import lanes
 from clientwise.record.reading.folder import RunFolder

@@ -11,7 +11,7 @@ from ...data.arrays import channels_last_hint
 from ...data.federated import FederatedData
 from ...engine.executor import DeviceExecutor
 from ...models.call import outputs_of
-from ..build import foreign_types
+from ..build.network import foreign_types
 from ..config.named import near_miss
 from ..config.schema import Experiment
 from .adapters import adapter_doubts
