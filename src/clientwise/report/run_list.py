@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import RunError
-from ..record.reading.config_view import CONFIG
+from ..record.files import CONFIG
 from ..record.reading.folder import RunFolder
 from ..record.schema import DATABASE
 from ..registry import suggest
