@@ -255,6 +255,20 @@ class _Seeds:
         found = doubts(self._experiment, own.data, own.hostile, own.executor)
         return [*found, *policy_doubts(self._experiment, own.data, seed)]
 
+    def reporting_size(self, seed: int) -> dict[str, int]:
+        """How many samples results are about, and how many of the rarest class, as `facts_of_run` takes them."""
+        own = self._made[seed]
+        held = own.data.report
+        if held is None and not own.hostile:
+            held = own.data.test
+        if held is None or not len(held.targets):
+            return {}
+        size = {"report_samples": len(held.targets)}
+        num_classes = own.data.samples.problem.num_classes
+        if num_classes:
+            size["report_rarest"] = int(held.targets.bincount(minlength=num_classes).min())
+        return size
+
     def data(self, seed: int) -> FederatedData:
         """The data of a seed, divided among its clients."""
         return self._made[seed].data
@@ -325,6 +339,7 @@ class _Sitting:
             num_values=self._first.spec.size,
             reported_on="the honest clients' own test data" if on_clients else "held-out samples",
             computed=str(self._first),
+            **self._seeds.reporting_size(self._experiment.seeds[0]),
             target=self._experiment.evaluation.target,
             client_targets=self._experiment.evaluation.client_targets,
         )

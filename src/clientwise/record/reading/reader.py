@@ -94,6 +94,8 @@ class RunReader:
         self.num_lanes = facts.lanes  # planned
         self.model_bytes = facts.model_bytes
         self.reported_on = facts.reported_on
+        self.report_samples = facts.report_samples  # their number; of the first seed
+        self.report_rarest = facts.report_rarest  # of the rarest class
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
         # Those that computed it; the column `machine` of `rounds` counts them from 1
         self.machines = facts.machines
