@@ -155,6 +155,16 @@ def _in_toml(kind: Any) -> Any:
     return kind
 
 
+def table_in(kind: Any) -> type[BaseModel] | None:
+    """The table in a type such as `list[Annotated[MethodSettings, ...]] | None`."""
+    if isinstance(kind, TableOf):
+        return kind.table
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    tables = [table_in(argument) for argument in typing.get_args(kind)]
+    return next((table for table in tables if table is not None), None)
+
+
 def _meaning(kind: Any) -> str | None:
     marks = getattr(kind, "__metadata__", ())
     return next((mark.documentation for mark in marks if isinstance(mark, DocInfo)), None)

@@ -25,7 +25,7 @@ from ...core.method import POOLING
 from ...core.weights.bounds import Bounds
 from ...registry import Part, Registry
 from ..files import CONFIG
-from ..toml_text import read_table
+from ..toml_text import dotted_keys, read_table
 
 _BOUNDS = TypeAdapter(Bounds)
 
@@ -148,7 +148,7 @@ class RecordedConfig:
         if isinstance(methods, list):
             tables = map(_table, methods)
             table["methods"] = {str(one.get("name")): one for one in tables if one}
-        return dict(_flat(table))
+        return dotted_keys(table, in_lists=True)
 
 
 @dataclass(frozen=True)
@@ -269,17 +269,6 @@ def read_bounds(value: object) -> Bounds | None:
         return _BOUNDS.validate_python(value)
     except ValidationError:
         return None
-
-
-def _flat(value: object, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values; a list of tables counts as a table by place."""
-    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-        value = dict(enumerate(value))
-    if not isinstance(value, Mapping):
-        yield key, value
-        return
-    for name, one in value.items():
-        yield from _flat(one, f"{key}.{name}" if key else str(name))
 
 
 def _table(value: object) -> Mapping[str, Any]:
