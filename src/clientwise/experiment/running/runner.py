@@ -44,21 +44,10 @@ from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
 from .machine import facts_of, in_words, record_machine
-from .origin import (
-    Origin,
-    compare_origin,
-    record_origin,
-    versions,
-)
+from .origin import Origin, compare_origin, record_origin, versions
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
-from .resume import (
-    FACT,
-    changed_keys,
-    config_so_far,
-    extended,
-    refuse_other_config,
-)
+from .resume import FACT, changed_keys, config_so_far, extended, refuse_other_config
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.

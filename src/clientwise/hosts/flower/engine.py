@@ -19,13 +19,7 @@ from torch import Tensor
 from ...core.clock import LATE, Pace
 from ...core.reasons import Reason
 from ...core.secrecy import SecretScores, SecretSum
-from ...core.types import (
-    Evaluation,
-    Refusal,
-    ServerPart,
-    Task,
-    Updates,
-)
+from ...core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.settings import FlowerSettings
@@ -37,14 +31,7 @@ from .exchange import Connected, Exchange
 from .replies import NO_ANSWER, Content
 from .secure_rounds import SecureRound
 from .secure_wire import SecureRun
-from .wire import (
-    Request,
-    pack,
-    read_evaluation,
-    read_update,
-    read_versions,
-    write_request,
-)
+from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
 log = logging.getLogger("flwr.clientwise")
 FIRST_REPEAT = 30.0  # seconds before a round is repeated; twice as long before the next repeat
