@@ -105,7 +105,7 @@ class RoundEvaluation:
 class Weighted(Strategy):
     """A Flower strategy with clientwise's weights instead of the number of examples.
 
-    Every reply is checked by `hosts.Aggregator`, as an update in a clientwise run is. A refused reply
+    Every reply is checked by `cw.Aggregator`, as an update in a clientwise run is. A refused reply
     does not end the run.
 
     Args:

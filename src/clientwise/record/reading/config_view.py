@@ -60,6 +60,9 @@ class RecordedConfig:
         """Whether a readable config has no such key: the value was passed in from Python."""
         return self.is_known and key not in self.table
 
+    def _inner(self, table: str, key: str) -> object:
+        return _table(self.table.get(table)).get(key)
+
     @property
     def data(self) -> Part | None:
         """The dataset; None also where samples were passed in, or lie with the clients."""
@@ -93,28 +96,28 @@ class RecordedConfig:
     @property
     def clients_per_round(self) -> int | None:
         """The size of a cohort, where it is a number of clients."""
-        found = _table(self.table.get("federation")).get("clients_per_round")
+        found = self._inner("federation", "clients_per_round")
         return found if isinstance(found, int) else None
 
     @property
     def fraction(self) -> float | None:
         """The size of a cohort, where it is a fraction of all clients."""
-        return _number(_table(self.table.get("federation")).get("fraction"))
+        return _number(self._inner("federation", "fraction"))
 
     @property
     def sampling(self) -> str | None:
         """How cohorts were drawn."""
-        return _text(_table(self.table.get("federation")).get("sampling"))
+        return _text(self._inner("federation", "sampling"))
 
     @property
     def server_set_source(self) -> str | None:
         """Where the samples come from by which the server judges models."""
-        return _text(_table(self.table.get("server_set")).get("source"))
+        return _text(self._inner("server_set", "source"))
 
     @property
     def is_deployment(self) -> bool:
         """Whether clients were registered nodes with data of their own."""
-        return bool(_table(self.table.get("flower")).get("clients"))
+        return bool(self._inner("flower", "clients"))
 
     @property
     def note(self) -> str:
