@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from ..record.toml_text import (
-    DEEPEST,
-    INTEGERS,
-    MOST_BYTES,
-    parse_toml,
-)
+from ..record.toml_text import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
 from .checks.combinations import config_issues
 from .config.messages import Issue, dotted, issues_of
 from .config.methods import MethodSettings

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from ..core.clock import Clock
 from ..core.criteria import ANY
 from ..core.objective.problem import Classification, Problem
-from ..core.types import (
-    Evaluation,
-    ModelSpec,
-    ServerPart,
-    Task,
-    Updates,
-)
+from ..core.types import Evaluation, ModelSpec, ServerPart, Task, Updates
 from ..data.federated import FederatedData
 from ..engine.local import LocalEngine
 from ..models.flat import FlatModel

@@ -15,10 +15,7 @@ from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.schema import Experiment
 from ..config.settings import HostileClients
-from .privacy import (
-    deployed_privacy_issues,
-    privacy_issues,
-)
+from .privacy import deployed_privacy_issues, privacy_issues
 from .secure import secure_issues
 
 LOCAL = 'use engine = "local"'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -11,7 +10,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ...errors import shortened
 from ...registry import closest, suggest
-from .tables import TableOf
+from .tables import table_in
 
 Issue = tuple[str, str]  # the key, with its value where it is wrong; and what is wrong with it
 Place = list[int | str]
@@ -203,15 +202,5 @@ def _table_at(table: type[BaseModel] | None, place: Place) -> type[BaseModel] | 
         if table is None or isinstance(step, int):
             continue
         field = table.model_fields.get(step)
-        table = _table_in(field.annotation) if field else None
+        table = table_in(field.annotation) if field else None
     return table
-
-
-def _table_in(kind: Any) -> type[BaseModel] | None:
-    """The table in a type such as `list[Annotated[MethodSettings, ...]] | None`."""
-    if isinstance(kind, TableOf):
-        return kind.table
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return kind
-    tables = [_table_in(argument) for argument in typing.get_args(kind)]
-    return next((table for table in tables if table is not None), None)

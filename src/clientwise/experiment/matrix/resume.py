@@ -16,19 +16,8 @@ from ..build.clients import build_data
 from ..checks.against_data import validate
 from ..config.schema import Experiment
 from ..running.origin import compare_origin
-from ..running.resume import (
-    changed_keys,
-    config_so_far,
-    extended,
-    refused_differences,
-)
-from .grid import (
-    MATRIX_FILE,
-    Matrix,
-    MatrixCell,
-    load_matrix,
-    open_matrix,
-)
+from ..running.resume import changed_keys, config_so_far, extended, refused_differences
+from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
 
 
 def grown(matrix: Matrix, folder: Path) -> Matrix:

@@ -17,12 +17,7 @@ from pathlib import Path
 import tomli_w
 import torch
 
-from ...engine.device import (
-    gpu_memory,
-    pick_device,
-    return_unused_gpu_memory,
-    share_gpu,
-)
+from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ...errors import ClientwiseError, ConfigError, RunError
 from ...limits import gigabytes
 from ...writing import make_folder, write_atomically
@@ -33,12 +28,7 @@ from ..running.machine import change_of_machine, in_words
 from ..running.origin import recorded_system
 from ..running.runner import Stopped
 from ..running.runner import run as run_experiment
-from .grid import (
-    MATRIX_FILE,
-    Matrix,
-    MatrixCell,
-    open_matrix,
-)
+from .grid import MATRIX_FILE, Matrix, MatrixCell, open_matrix
 from .resume import grown, unfinished_cells
 
 log = logging.getLogger("clientwise")

@@ -1,6 +1,6 @@
 """Lanes whose cohorts are cut into shards over Ray: rounds that take more than one machine or GPU.
 
-This process runs the rounds and writes the record; the clients train in the shards (`engine.shards`).
+This process runs the rounds and writes the record; the clients train in the shards (`engine.ray.shards`).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def recompute(run: RunFolder, members: Mapping[tuple[str, int, int], int]) -> Re
 
     Args:
         run: the run.
-        members: how many clients the run had, by method, seed and round (`runs.verify`). Rounds that
+        members: how many clients the run had, by method, seed and round (`record.signed.verify`). Rounds that
             are missing had all clients of the run.
     """
     found = Recomputed()

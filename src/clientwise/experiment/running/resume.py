@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...errors import ConfigError, RunError
 from ...record.facts import BY_HOST, recorded_fact
 from ...record.files import CONFIG
-from ...record.toml_text import parse_toml
+from ...record.toml_text import dotted_keys, parse_toml
 from ..config.schema import Experiment
 from ..load import load_experiment
 
@@ -118,8 +118,8 @@ def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The keys in which two resolved configs differ, except those that may change."""
-    one = _dotted(before)
-    other = _dotted(now)
+    one = dotted_keys(before)
+    other = dotted_keys(now)
     return sorted(key for key in {*one, *other} - MAY_CHANGE if one.get(key) != other.get(key))
 
 
@@ -161,8 +161,8 @@ def refused_differences(before: Experiment, now: Experiment) -> list[Difference]
     """What differs between two configs and must not."""
     old = before.to_dict()
     new = now.to_dict()
-    one = _dotted(old)
-    other = _dotted(new)
+    one = dotted_keys(old)
+    other = dotted_keys(new)
     found: list[tuple[str, str]] = []
     for key in changed_keys(old, new):
         may_change = key in MAY_GROW or _only_joined(key, one, other)
@@ -240,14 +240,3 @@ def _only_joined(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     one = before.get(key, [])
     other = now.get(key, [])
     return by_client and len(one) < len(other) and other[: len(one)] == one
-
-
-def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a table and of the tables in it, by keys like training.epochs."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= {f"{key}.{name}": item for name, item in _dotted(value).items()}
-        else:
-            found[key] = value
-    return found

@@ -44,21 +44,10 @@ from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
 from .machine import facts_of, in_words, record_machine
-from .origin import (
-    Origin,
-    compare_origin,
-    record_origin,
-    versions,
-)
+from .origin import Origin, compare_origin, record_origin, versions
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
-from .resume import (
-    FACT,
-    changed_keys,
-    config_so_far,
-    extended,
-    refuse_other_config,
-)
+from .resume import FACT, changed_keys, config_so_far, extended, refuse_other_config
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
@@ -251,7 +240,7 @@ class _Seeds:
 
     def doubts(self, seed: int) -> list[str]:
         """What is probably not meant."""
-        own = self._made[seed]
+        own = self[seed]
         found = doubts(self._experiment, own.data, own.hostile, own.executor)
         return [*found, *policy_doubts(self._experiment, own.data, seed)]
 
@@ -269,13 +258,8 @@ class _Seeds:
             size["report_rarest"] = int(held.targets.bincount(minlength=num_classes).min())
         return size
 
-    def data(self, seed: int) -> FederatedData:
-        """The data of a seed, divided among its clients."""
-        return self._made[seed].data
-
-    def executor(self, seed: int) -> DeviceExecutor:
-        """Where its clients train."""
-        return self._made[seed].executor
+    def __getitem__(self, seed: int) -> _Seed:
+        return self._made[seed]
 
     def engine(
         self,
@@ -285,7 +269,7 @@ class _Seeds:
         make: Callable[..., LocalEngine] = LocalEngine,
     ) -> EmbeddedEngine:
         """The clients of a seed; see `build_engine`."""
-        own = self._made[seed]
+        own = self[seed]
         return build_engine(self._experiment, own.data, own.hostile, seed, executor, method, make)
 
     def open_lane(self, seed: int, method: Method, executor: Executor) -> Lane:
@@ -295,7 +279,7 @@ class _Seeds:
 
     def lane(self, seed: int, method: Method, engine: Engine) -> Lane:
         """A method with this seed on an engine, at its last checkpoint."""
-        own = self._made[seed]
+        own = self[seed]
         method = method.for_clients(own.data.names, own.data.num_clients)
         return Lane(self._experiment, self._store, method, engine, own.hostile, seed)
 
@@ -318,7 +302,7 @@ class _Sitting:
         self._on_round = on_round
         self._methods = experiment.build_methods()
         self._pairs = [(seed, method) for seed in experiment.seeds for method in self._methods]
-        self._first = seeds.executor(experiment.seeds[0])
+        self._first = seeds[experiment.seeds[0]].executor
         self._done = 0  # rounds of all lanes
         self._total = len(self._pairs) * experiment.rounds
 
@@ -378,21 +362,21 @@ class _Sitting:
             # Reports list the methods in the order of their lanes, and compare with the first.
             self._store.open_lane(method.name, seed)
         if whole:
-            lanes = [self._open(pair, self._seeds.executor(pair[0])) for pair in whole]
+            lanes = [self._open(pair, self._seeds[pair[0]].executor) for pair in whole]
             # Processes of a cluster have another current folder, and other environment variables.
             folder = data_folder(self._experiment) or Path()
             there = config | {"data_dir": str(folder.absolute())}
             run_on_ray(lanes, there, own_data, self._trackers, self._tell)
         for seed, method in in_shards:
-            executor = self._seeds.executor(seed)
-            data = self._seeds.data(seed)
+            executor = self._seeds[seed].executor
+            data = self._seeds[seed].data
             with sharded(data, config, method.name, seed, where) as make:
                 engine = self._seeds.engine(seed, method, executor, make)
                 lane = self._opened(self._seeds.lane(seed, method, engine))
                 run_lanes([lane], Scheduler(executor), self._trackers, self._tell)
 
     def _run_group(self, group: Sequence[Pair]) -> None:
-        executor = self._seeds.executor(group[0][0])
+        executor = self._seeds[group[0][0]].executor
         scheduler = Scheduler(executor)
         if len(group) == 1:
             lanes = [self._open(group[0], executor)]
@@ -405,18 +389,18 @@ class _Sitting:
         """The lanes in groups that train side by side."""
         while todo:
             seed = todo[0][0]
-            executor = self._seeds.executor(seed)
+            executor = self._seeds[seed].executor
             most = 1 if self._seeds.connect else self._lanes_that_fit(seed)
             # Controls pool their samples and take other steps: joining them gains nothing.
             alike = takewhile(lambda pair: not pair[1].control, todo[:most])
-            group = [pair for pair in alike if self._seeds.executor(pair[0]) is executor]
+            group = [pair for pair in alike if self._seeds[pair[0]].executor is executor]
             group = group or [todo[0]]
             todo = todo[len(group) :]
             yield group
 
     def _lanes_that_fit(self, seed: int) -> int:
-        data = self._seeds.data(seed)
-        return lanes_that_fit(self._experiment, data, self._seeds.executor(seed))
+        data = self._seeds[seed].data
+        return lanes_that_fit(self._experiment, data, self._seeds[seed].executor)
 
     def _open(self, pair: Pair, executor: Executor) -> Lane:
         return self._opened(self._seeds.open_lane(*pair, executor))

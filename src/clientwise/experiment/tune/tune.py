@@ -38,15 +38,7 @@ from ..config.schema import Experiment
 from ..config.tables import ConfigTable
 from ..config.values import MOST_SEEDS, Name, Seed
 from ..load import make_experiment, read_config, set_value
-from .search import (
-    KeyPath,
-    Space,
-    Values,
-    dotted,
-    read_space,
-    search,
-    search_by_optuna,
-)
+from .search import KeyPath, Space, Values, dotted, read_space, search, search_by_optuna
 
 # Ten to the power of thirds. The rates of experiments/p1-*.toml are in this grid.
 GRID = (0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0)

@@ -31,12 +31,7 @@ from ...core.evidence.agnostic import onto_simplex
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
 from ...core.types import Evaluation, Updates
-from ..flower.data import (
-    OwnData,
-    by_class,
-    dividing_by,
-    row_draws,
-)
+from ..flower.data import OwnData, by_class, dividing_by, row_draws
 
 MU = 1.0  # of all results of one run
 USUAL_CELL = 5

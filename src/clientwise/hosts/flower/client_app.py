@@ -28,16 +28,7 @@ from ..deployment.sealing import seal
 from ..deployment.signing import verify
 from ..deployment.small_numbers import USUAL_CELL, read_own
 from .client import answer, answer_failure
-from .data import (
-    PLACES,
-    Config,
-    OwnData,
-    data_held_by,
-    found_by,
-    from_files,
-    load_npz,
-    loader_in,
-)
+from .data import PLACES, Config, OwnData, data_held_by, found_by, from_files, load_npz, loader_in
 from .secure_node import answer_secure, refuse_in_clear
 from .wire import Request
 

@@ -168,6 +168,12 @@ class RunReader:
         """The rows of a query of ours, each value checked."""
         return self._checked(kind, self._limited(sql, *values))
 
+    def _lane_rows(
+        self, kind: type[Row], sql: str, method: str, seed: int, *values: object
+    ) -> list[Row]:
+        """The rows of a query whose first value is the lane."""
+        return self._rows(kind, sql, self.lane(method, seed), *values)
+
     def _number(self, sql: str) -> int:
         ((number,),) = self._rows(tuple[int], sql)
         return number

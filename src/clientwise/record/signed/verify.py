@@ -32,13 +32,7 @@ from .chain import (
     live_rounds,
     rank,
 )
-from .receipts import (
-    Comparison,
-    fault_of_signature,
-    lanes_of,
-    read_receipts,
-    round_in_words,
-)
+from .receipts import Comparison, fault_of_signature, lanes_of, read_receipts, round_in_words
 
 CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
 MOST_VERSIONS_BYTES = 2**16
