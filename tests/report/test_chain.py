@@ -353,8 +353,8 @@ def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:
             " ".join(
                 [
                     str(one.client),
-                    *(f"{raw:.4g}" for raw in one.raw),
                     *(cell.text for cell in one.chain),
+                    *(f"{raw:.4g}" for raw in one.raw),
                 ]
             )
             in words

@@ -41,6 +41,7 @@ UNKNOWN_SCORE = (
     "So no what-if weights can be given."
 )
 
+Candidate = tuple[tuple[str, ...], float]  # an order of priority, and its metric
 Measured = Mapping[int, Mapping[str, CriterionRow]]  # by client and criterion
 
 
@@ -77,7 +78,7 @@ class Audit:
     steps: tuple[str, ...]  # from equal weights on: criteria one by one, evidence, bounds, the rule
     explanation: str
     priority: tuple[str, ...] | None
-    candidates: tuple[tuple[tuple[str, ...], float], ...]
+    candidates: tuple[Candidate, ...]
     testing_rounds: int
     notes: tuple[str, ...]
 
@@ -85,6 +86,11 @@ class Audit:
     def what_if_label(self) -> str:
         """What `what_if` holds: weights, or prior weights where they are changed afterwards."""
         return "prior weight with the best" if PRIOR in self.places else "weight with the best"
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether it says in words what changed the weights of clients."""
+        return any(one.moved for one in self.participants)
 
 
 def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
