@@ -134,7 +134,7 @@ def in_shards(whole: LocalEngine, parts: list[LocalEngine], method: Method) -> S
     torch.manual_seed(0)
     module = linear((1, 8, 8), 10)
     return ShardedEngine(
-        whole.data, module, seed=1, shards=AllHere(whole.data, build, shards_here.places(NODES))
+        whole.data, module, seed=1, shards=AllHere(whole.data, build, shards_here.slots(NODES))
     )
 
 

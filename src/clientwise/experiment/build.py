@@ -178,7 +178,7 @@ def choose_hostile(
             taken = {*chosen, *listed}
             free = [client for client in range(num_clients) if client not in taken]
             order = torch.randperm(len(free), generator=generator(seed, "hostile", index))
-            members = [free[place] for place in order[:members].tolist()]
+            members = [free[position] for position in order[:members].tolist()]
         chosen |= dict.fromkeys(members, _hostile(group, members))
     return chosen
 

@@ -270,13 +270,13 @@ def counterfactual_rows(lane: int, record: RoundRecord, hostile: Mapping[int, ob
     rows: list[Row] = []
     for one in record.counterfactuals:
         excluded = NOBODY if one.client is None else one.client
-        place = (lane, record.round_num, one.kind, excluded)
+        key = (lane, record.round_num, one.kind, excluded)
         shown = reported_evaluation(one, hostile)
         reported: tuple[float | None, float | None] = (None, None)
         if shown is not None:
             reported = (float(shown.overall()[0]), float(shown.overall_loss()[0]))
-        rows.append((*place, REPORTED, *reported, one.reason))
-        rows += [(*place, *own, None) for own in _own_results(one.local)]
+        rows.append((*key, REPORTED, *reported, one.reason))
+        rows += [(*key, *own, None) for own in _own_results(one.local)]
     return rows
 
 

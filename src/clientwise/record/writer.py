@@ -156,11 +156,11 @@ class Store:
 
     def open_lane(self, method: str, seed: int) -> int:
         """The number of the lane of a method and seed, which is made where there is none."""
-        place = (method, seed)
+        pair = (method, seed)
         with self._transaction() as database:
             self._facts_are_signed = False
-            database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", place)
-            found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", place)
+            database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", pair)
+            found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", pair)
             return int(found.fetchone()[0])
 
     def keep_policy(self, lane: int, round_num: int, policy: Mapping[str, object] | None) -> None:
@@ -246,8 +246,8 @@ class Store:
             shown = reported_evaluation(record, hostile)
             row: dict[str, Any] = {"lane": lane, "seconds": seconds, "machine": self._machine}
             row |= round_columns(record, shown, problem, hostile, names)
-            places = ", ".join(f":{column}" for column in row)
-            database.execute(f"INSERT INTO rounds ({', '.join(row)}) VALUES ({places})", row)
+            marks = ", ".join(f":{column}" for column in row)
+            database.execute(f"INSERT INTO rounds ({', '.join(row)}) VALUES ({marks})", row)
             if record.kept is not None:
                 why = (record.kept.cause, record.kept.detail)
                 self._insert("kept", [(lane, record.round_num, *why)])
@@ -366,22 +366,22 @@ class Store:
             every: clients are evaluated every so many rounds.
             methods: the methods that this applies to.
         """
-        places = ", ".join("?" * len(methods))
+        marks = ", ".join("?" * len(methods))
         undue = f"""SELECT lane, {_ROUNDS} AS last FROM lanes
-                    WHERE last < ? AND last % ? > 0 AND method IN ({places})"""
+                    WHERE last < ? AND last % ? > 0 AND method IN ({marks})"""
         with self._transaction() as database:
             found = database.execute(undue, (rounds, max(1, every), *methods)).fetchall()
-            for place in found:
+            for key in found:
                 for table in ("local", "sampled"):
-                    database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num = ?", place)
+                    database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num = ?", key)
                 database.execute(
                     """UPDATE rounds
                        SET local_mean = NULL, local_p10 = NULL, local_p90 = NULL, reached = NULL
                        WHERE lane = ? AND round_num = ?""",
-                    place,
+                    key,
                 )
                 if self._chain:
-                    self._chain.add_round(*place)
+                    self._chain.add_round(*key)
 
     # Checkpoints and models ---------------------------------------------------------------------
 
@@ -524,8 +524,8 @@ class Store:
 
     def _insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         columns = COLUMNS[table]
-        places = ", ".join("?" * len(columns.split(", ")))
-        self._database.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows)
+        marks = ", ".join("?" * len(columns.split(", ")))
+        self._database.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows)
 
     def _names(self, lane: int) -> dict[int, str]:
         """The names of a lane's clients, where they have any."""

@@ -52,7 +52,7 @@ def chosen(runs: Table, containing: str | None = None, sort: str | None = None) 
     """The runs whose line contains a text, sorted by a column; the start of its name is enough."""
     rows = [row for row in runs.rows if _contains(row, containing or "")]
     if sort is not None:
-        columns = [place for place, name in enumerate(RUNS) if name.startswith(sort)]
+        columns = [index for index, name in enumerate(RUNS) if name.startswith(sort)]
         if len(columns) != 1:
             raise RunError(f"--sort {sort}: no such column{suggest(sort, RUNS)}")
         rows.sort(key=lambda row: _key(row[columns[0]]))

@@ -364,10 +364,10 @@ class _Node:
 
 
 def _refuse_overlaps(groups: Sequence[Group]) -> None:
-    for place, one in enumerate(groups):
+    for index, one in enumerate(groups):
         if len({*one.clients}) < len(one.clients):
             raise ValueError(f"group {one.called!r} lists a client twice")
-        for other in groups[:place]:
+        for other in groups[:index]:
             shared = {*one.clients} & {*other.clients}
             if shared == {*one.clients} == {*other.clients}:
                 raise ValueError(

@@ -356,16 +356,16 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
 
 
 def _simulation_only(
-    place: str, settings: MethodSettings, experiment: Experiment
+    method_key: str, settings: MethodSettings, experiment: Experiment
 ) -> Iterator[Issue]:
     for key, registry, part in settings.parts():
         if "simulation" in registry.needs(part):
             hint = "is for simulations: in a deployment it is unknown which clients are honest"
-            yield f"{place}.{key}", f"{part.name} {hint}"
+            yield f"{method_key}.{key}", f"{part.name} {hint}"
     method = settings.build(experiment.training)
     if method.control or method.training.control_variates:
         hint = "is for simulations: in a deployment, samples and state stay with the clients"
-        yield place, f"{method.name} {hint}"
+        yield method_key, f"{method.name} {hint}"
 
 
 # What only the data can tell ----------------------------------------------------------------------
@@ -424,7 +424,7 @@ def _data_issues(
         return about_model
     engine = HostileEngine(LocalEngine(data, module, seed=seed, executor=executor), hostile)
     without_set = _without_server_set(experiment, engine)
-    tried = [place for place in range(len(experiment.methods)) if place not in without_set]
+    tried = [index for index in range(len(experiment.methods)) if index not in without_set]
     return [*without_set.values(), *engine_issues(experiment, engine, tried)]
 
 
@@ -434,11 +434,11 @@ def _unnoised(experiment: Experiment, spec: ModelSpec, data: FederatedData) -> I
     statistics += " use a network without them"
     for index, settings in enumerate(experiment.methods):
         if settings.build(experiment.training).training.sample_clip:
-            place = f"methods[{index}].training.sample_clip"
+            key = f"methods[{index}].training.sample_clip"
             if spec.size > spec.num_parameters:
-                yield place, statistics
+                yield key, statistics
             if data.samples.problem.loss.compares_samples:
-                yield place, "the loss compares samples, so that no gradient is one sample's"
+                yield key, "the loss compares samples, so that no gradient is one sample's"
         if settings.privacy is None:
             continue
         if spec.size > spec.num_parameters:
@@ -459,8 +459,8 @@ def _without_server_set(experiment: Experiment, engine: HostileEngine) -> dict[i
         hint = "give the server's own (start.sh SERVER_DATA, check --server-data)"
         hint += ", or name methods that need none"
     return {
-        place: (f"methods[{place}]", f"there are no samples to weigh by: {hint}")
-        for place, settings in enumerate(experiment.methods)
+        index: (f"methods[{index}]", f"there are no samples to weigh by: {hint}")
+        for index, settings in enumerate(experiment.methods)
         if needs_server_set(settings)
     }
 
@@ -555,23 +555,23 @@ def _client_issues(
             f"{message}{MOST_CLIENTS}; ask fewer (clients_per_round)",
         )
     for index, method in enumerate(experiment.build_methods()):
-        place = f"methods[{index}]"
-        yield from policy_issues(place, method, plan, names, num_clients)
-        yield from _buffer_issues(place, method, plan.cohort_size)
-        yield from cohort_privacy_issues(place, method, plan, num_clients, experiment.rounds)
+        method_key = f"methods[{index}]"
+        yield from policy_issues(method_key, method, plan, names, num_clients)
+        yield from _buffer_issues(method_key, method, plan.cohort_size)
+        yield from cohort_privacy_issues(method_key, method, plan, num_clients, experiment.rounds)
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
             yield f"attributes.{name}", f"has {len(values)} values for {num_clients} clients"
     yield from _group_issues(experiment.hostile, num_clients, names)
 
 
-def _buffer_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
+def _buffer_issues(method_key: str, method: Method, size: int) -> Iterator[Issue]:
     """Buffers that a cohort of this size cannot fill."""
     buffer = method.pace.buffer or 0
     at_work = method.pace.asks(size, 0)
     if buffer > at_work:
         message = f"must be at most {at_work}, the number of clients at work at a time"
-        yield f"{place}.pace.buffer = {buffer}", message
+        yield f"{method_key}.pace.buffer = {buffer}", message
 
 
 def _group_issues(

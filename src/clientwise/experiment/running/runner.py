@@ -22,7 +22,7 @@ from ...data.tables.hints import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import places
+from ...engine.ray.shards import slots
 from ...engine.scheduler import LaneExecutor, Scheduler
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import RunError
@@ -121,8 +121,8 @@ def run(
             stack.enter_context(locked(folder))
             before = _begin(folder, experiment, resume)
         except OSError as error:
-            place = error.filename or out or "runs"
-            raise RunError(f"{place}: cannot be written to: {error.strerror}") from None
+            path = error.filename or out or "runs"
+            raise RunError(f"{path}: cannot be written to: {error.strerror}") from None
         try:
             # Data and code of all seeds are compared before any file changes.
             built = {seed: build_data(experiment, samples, seed, data) for seed in experiment.seeds}
@@ -335,9 +335,9 @@ class _Sitting:
     def _run_on_ray(self, todo: Sequence[Pair], own_data: FederatedData | None) -> None:
         """Lanes side by side; or, where they are fewer than the cores or GPUs, in shards one after the other."""
         config = self._experiment.to_dict()
-        where = places(on_gpu=self._first.device.type == "cuda")
+        where = slots(on_gpu=self._first.device.type == "cuda")
         in_shards: list[Pair] = []
-        if len(todo) < sum(place.cores for place in where):
+        if len(todo) < sum(slot.cores for slot in where):
             in_shards = [(seed, method) for seed, method in todo if can_be_sharded(method)]
         whole = [pair for pair in todo if pair not in in_shards]
         for seed, method in todo:

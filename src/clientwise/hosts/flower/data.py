@@ -35,7 +35,7 @@ from ...writing import replacing
 
 Config = str | Path | Mapping[str, Any]
 _Arrays = tuple[numpy.ndarray, numpy.ndarray]  # inputs or values, and targets
-PLACES = ("files", "loader")  # keys of the config, and of Flower's run config
+DATA_KEYS = ("files", "loader")  # keys of the config, and of Flower's run config
 # A node's secret, by which `load_table` divides rows; None in a simulation
 _secret: ContextVar[bytes | None] = ContextVar("secret", default=None)
 
@@ -229,7 +229,7 @@ def found_by(experiment: Experiment, run_config: Mapping[str, Any]) -> Experimen
 
     A bundle does not contain them.
     """
-    given = {key: str(run_config[key]) for key in PLACES if run_config.get(key)}
+    given = {key: str(run_config[key]) for key in DATA_KEYS if run_config.get(key)}
     return experiment.model_copy(update={"flower": experiment.flower.model_copy(update=given)})
 
 

@@ -303,7 +303,11 @@ def _significant_columns(results: Results, one: Federation, names: Sequence[str]
     if not rivals:
         return []
     good = one.goodness[rivals]
-    return [label for place, label in enumerate(one.columns) if leads_significantly(good[:, place])]
+    return [
+        label
+        for position, label in enumerate(one.columns)
+        if leads_significantly(good[:, position])
+    ]
 
 
 def _rows(

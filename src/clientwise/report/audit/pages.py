@@ -42,9 +42,9 @@ from .weight_steps import (
     PRIOR,
     WEIGHT,
     Chain,
-    Place,
+    Stage,
     Z,
-    places,
+    stages,
 )
 from .what_if import round_table
 
@@ -79,7 +79,7 @@ def steps_charts(found: Audit, title: str, name: str) -> list[Chart]:
         return []
     equal = 1 / len(known)
     shown = _farthest(known, equal)
-    last = found.places[-1].label
+    last = found.stages[-1].label
     clients = [one.client for one in shown]
     links = AuditLinks("client", found.run.id, found.method, found.seed, clients)
     mark = Bars(
@@ -131,7 +131,7 @@ def _end_group(label: str, shown: Sequence[Participant]) -> BarGroup:
 
 def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
     """Every participant of a round: its criteria, score and weights, and what would change them."""
-    columns = ["client", "remark", *(place.label for place in found.places)]
+    columns = ["client", "remark", *(stage.label for stage in found.stages)]
     for criterion in found.criteria:
         source = found.claimed.get(criterion, "value")
         columns += [f"{criterion}, {source}", f"{criterion}, normalised"]
@@ -224,7 +224,7 @@ def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
     own = f"{run.metric} on its own test data"
     curve = run.client_curve(lane.method, lane.seed, lane.client)
     known = [(round_num, value) for round_num, value in curve if value is not None]
-    weights = {place.label: _curve(place, rows) for place in (WEIGHT, PRIOR, INFLUENCE)}
+    weights = {stage.label: _curve(stage, rows) for stage in (WEIGHT, PRIOR, INFLUENCE)}
     z_title = "z: evidence against the client, in standard errors"
     return [
         *_client_chart(lane, "weight", "weight", weights, percent_of, percent=True),
@@ -233,8 +233,8 @@ def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
     ]
 
 
-def _curve(place: Place, rows: Sequence[ClientRoundRow]) -> Curve:
-    known = [(row.round_num, place.value(row)) for row in rows]
+def _curve(stage: Stage, rows: Sequence[ClientRoundRow]) -> Curve:
+    known = [(row.round_num, stage.value(row)) for row in rows]
     return [(round_num, value) for round_num, value in known if value is not None]
 
 
@@ -272,17 +272,17 @@ def _change(label: str, curve: Curve, text: Text) -> str:
 
 
 def _rounds_table(lane: _Lane, rows: Sequence[ClientRoundRow]) -> Table:
-    passed = places(rows)
+    passed = stages(rows)
     lines: list[list[Content]] = []
     for row in rows[-MAX_ROUNDS:]:
         link = AuditLink("round", lane.run.id, lane.method, lane.seed, row.round_num)
         cells: list[Content] = [Cell(row.round_num, str(row.round_num), link)]
-        cells += [place.cell(row) for place in passed]
+        cells += [stage.cell(row) for stage in passed]
         cells += [number_cell(row.training_loss, 3), row.refusal or ""]
         lines.append(cells)
     note = ""
     if len(rows) > len(lines):
         note = f"The last {len(lines)} of the {len(rows)} rounds it took part in."
-    head = ["round", *(place.label for place in passed), "training loss", "refused because"]
+    head = ["round", *(stage.label for stage in passed), "training loss", "refused because"]
     numeric = [True] * (len(head) - 1) + [False]
     return table("rounds", "Rounds it took part in", head, lines, note, numeric)

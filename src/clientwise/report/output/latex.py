@@ -60,7 +60,7 @@ def as_latex(table: Table) -> str:
 
 @dataclass(frozen=True)
 class _Column:
-    place: int  # in the table
+    index: int  # in the table
     side: str  # "l" or "r"
     heading: Sequence[str]  # line by line
     points: float
@@ -76,16 +76,16 @@ class _Column:
 def _columns(table: Table) -> list[_Column]:
     best = table.best()
     found = []
-    for place, column in enumerate(table.columns):
+    for index, column in enumerate(table.columns):
         widths = []
         for row, cells in enumerate(table.rows):
-            factor = BOLD if (row, place) in best else 1.0
-            widths.append(factor * _points(text_of(cells[place])))
-        found.append(_column(place, column, max(widths, default=0.0)))
+            factor = BOLD if (row, index) in best else 1.0
+            widths.append(factor * _points(text_of(cells[index])))
+        found.append(_column(index, column, max(widths, default=0.0)))
     return found
 
 
-def _column(place: int, column: Column, widest: float) -> _Column:
+def _column(index: int, column: Column, widest: float) -> _Column:
     side = "r" if column.numeric else "l"
     longest_word = max(map(_points, column.label.split()), default=0.0)
     is_paragraph = widest > PARAGRAPH_POINTS
@@ -93,7 +93,7 @@ def _column(place: int, column: Column, widest: float) -> _Column:
         widest = PARAGRAPH_POINTS
     heading = _wrapped(column.label, max(widest, longest_word))
     points = max(widest, *map(_points, heading), 0.0)
-    return _Column(place, side, heading, points, is_paragraph)
+    return _Column(index, side, heading, points, is_paragraph)
 
 
 def _wrapped(text: str, points: float) -> list[str]:
@@ -159,7 +159,7 @@ def _parts(rows: Rows, panels: Sequence[Sequence[_Column]], lines_left: int) -> 
 def _height(row: Sequence[str], panel: Sequence[_Column]) -> int:
     """The lines of a row."""
     return max(
-        len(_wrapped(row[column.place], column.points)) if column.is_paragraph else 1
+        len(_wrapped(row[column.index], column.points)) if column.is_paragraph else 1
         for column in panel
     )
 
@@ -167,7 +167,7 @@ def _height(row: Sequence[str], panel: Sequence[_Column]) -> int:
 def _tabular(panel: Sequence[_Column], rows: Rows) -> str:
     kinds = "".join(column.kind for column in panel)
     head = " & ".join(_heading(column) for column in panel)
-    body = [" & ".join(_in_column(row[column.place], column) for column in panel) for row in rows]
+    body = [" & ".join(_in_column(row[column.index], column) for column in panel) for row in rows]
     lines = [f"\\begin{{tabular}}{{{kinds}}}", "  \\toprule", f"  {head} \\\\", "  \\midrule"]
     lines += [f"  {line} \\tabularnewline" for line in body]
     return "\n".join([*lines, "  \\bottomrule", "\\end{tabular}"])
@@ -194,9 +194,9 @@ def _cells(table: Table) -> list[list[str]]:
     rows = []
     for row, contents in enumerate(table.rows):
         cells = [_latex(text_of(content)) for content in contents]
-        for place in range(len(cells)):
-            if (row, place) in best:
-                cells[place] = f"\\textbf{{{cells[place]}}}"
+        for index in range(len(cells)):
+            if (row, index) in best:
+                cells[index] = f"\\textbf{{{cells[index]}}}"
         rows.append(cells)
     return rows
 

@@ -156,13 +156,13 @@ def plain_table(found: DocumentTable, title: str) -> Table:
     """A table of a document, without its empty columns."""
     table = _table(title)
     rows = [[text_of(cell) for cell in row] for row in found.rows]
-    kept = [place for place in range(len(found.columns)) if any(row[place] for row in rows)]
-    for place in kept:
-        column = found.columns[place]
+    kept = [index for index in range(len(found.columns)) if any(row[index] for row in rows)]
+    for index in kept:
+        column = found.columns[index]
         label = column.label.replace(" ", "\n", 1)
         table.add_column(label, justify=_side(column), overflow="fold", max_width=40)
     for row in rows:
-        table.add_row(*(escape(row[place]) for place in kept))
+        table.add_row(*(escape(row[index]) for index in kept))
     return table
 
 
@@ -306,8 +306,8 @@ def _audit_table(found: Audit) -> Table:
         title += f", priority {' > '.join(found.priority)}"
     table = _table(title)
     criteria = [name.replace("_", "\n") for name in found.criteria]
-    places = [place.label.replace(" ", "\n") for place in found.places]
-    for heading in ("client", *criteria, *places):
+    stages = [stage.label.replace(" ", "\n") for stage in found.stages]
+    for heading in ("client", *criteria, *stages):
         table.add_column(heading, justify="right", overflow="fold")
     has_remarks = not _is_explained(found)
     if has_remarks:
