@@ -21,7 +21,7 @@ from clientwise.experiment.running import ray_shards, runner
 
 
 def slots(count: int) -> list[Slot]:
-    """A place for each shard, with more cores than there are lanes."""
+    """A slot for each shard, with more cores than there are lanes."""
     return [Slot(f"node {index}", cores=64) for index in range(count)]
 
 

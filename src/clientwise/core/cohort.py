@@ -15,7 +15,7 @@ from .aggregation.adapters import average_products
 from .aggregation.rules import Ruled, mean
 from .aggregation.server_step import StepState
 from .aggregation.sums import (
-    Aggregator,
+    HeldModels,
     Stack,
     SubsetSums,
     can_fold,
@@ -87,9 +87,9 @@ class Cohort:
         self._expected = at_work.union(asked)
         self._seen = set[int]()
         self._pairs = method.averaged_pairs(engine.spec)
-        self._aggregator = self._make_aggregator(is_part)
+        self._held = self._hold_models(is_part)
         waits = method.sees_whole_cohort or bool(self._pairs)
-        self._held: list[Updates] | None = [] if waits else None
+        self._waiting: list[Updates] | None = [] if waits else None
         self._chunks: list[tuple[Tensor, Tensor, Tensor]] = []  # raw, training_loss, seconds
 
     def admit(self, updates: Updates) -> None:
@@ -102,19 +102,19 @@ class Cohort:
         self._seen.update(updates.client_ids)
         if not updates.client_ids:
             return
-        if self._held is None:
+        if self._waiting is None:
             self._take(updates)
         else:
-            self._held.append(updates)
+            self._waiting.append(updates)
 
     def complete(self) -> None:
         """Call after the last chunk: criteria that need the whole cohort see it now, ordered by client.
 
         What was measured chunk by chunk is joined only now: joined each time, it would take quadratic time.
         """
-        if self._held:
-            arrived = Updates.joined(self._held)
-            self._held = []  # before the models are copied once more
+        if self._waiting:
+            arrived = Updates.joined(self._waiting)
+            self._waiting = []  # before the models are copied once more
             arrived = arrived.by_client()
             self._take(arrived)
         if self._chunks:
@@ -131,7 +131,7 @@ class Cohort:
 
     def folded(self) -> Folded:
         """The cohort as another process adds it to its own (`add`)."""
-        assert isinstance(self._aggregator, SubsetSums)
+        assert isinstance(self._held, SubsetSums)
         return Folded(
             client_ids=tuple(self.client_ids),
             raw=self.raw,
@@ -140,14 +140,14 @@ class Cohort:
             refusals=tuple(self.refusals),
             notes=self.notes,
             judged=self.judged,
-            totals=self._aggregator.totals,
-            sums=self._aggregator.sums.cpu(),
+            totals=self._held.totals,
+            sums=self._held.sums.cpu(),
         )
 
     def add(self, part: Folded) -> None:
         """Add clients that were guarded, measured and folded elsewhere."""
-        assert isinstance(self._aggregator, SubsetSums)
-        self._aggregator.merge(part.totals, part.sums)
+        assert isinstance(self._held, SubsetSums)
+        self._held.merge(part.totals, part.sums)
         self._refuse(part.refusals)
         self.notes += part.notes
         self.judged += part.judged
@@ -179,7 +179,7 @@ class Cohort:
             return replace(unchanged, weights=torch.zeros_like(weights), unmet=str(error))
         ruled = self._ruled(weights, range(len(weights)))
         moved = None if ruled is None else state.model + ruled.update
-        aggregate = self._aggregator.aggregate(score, scales, weights) if moved is None else moved
+        aggregate = self._held.aggregate(score, scales, weights) if moved is None else moved
         self._rescale(aggregate, posterior)
         model, step_state = self._step(aggregate)
         is_shaped = bool(method.rule or method.before)  # else influence is weight
@@ -229,8 +229,8 @@ class Cohort:
         state = self._state
         ruled = self._ruled(weights, rows)
         if ruled is None:
-            assert isinstance(self._aggregator, Stack)
-            aggregate = weighted_mean([self._aggregator.models[row] for row in rows], weights)
+            assert isinstance(self._held, Stack)
+            aggregate = weighted_mean([self._held.models[row] for row in rows], weights)
         else:
             aggregate = state.model + ruled.update
         self._rescale(aggregate, chosen.posterior)
@@ -400,7 +400,7 @@ class Cohort:
             return {}
         return bounds.memory_after(self._state.policy, self.client_ids, self.num_clients)
 
-    def _make_aggregator(self, is_part: bool) -> Aggregator:
+    def _hold_models(self, is_part: bool) -> HeldModels:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
 
         A part of a cohort has sums whatever its size, as the whole has.
@@ -421,7 +421,7 @@ class Cohort:
             updates, measured, method.criteria, self._engine.problem
         )
         self._refuse(refused)
-        self._aggregator.add(method.score.prepare(method.names, raw), updates.models)
+        self._held.add(method.score.prepare(method.names, raw), updates.models)
         self._append(updates.client_ids, raw, updates.training_loss, updates.seconds)
 
     def _append(
@@ -547,8 +547,8 @@ class Cohort:
     def _updates(self) -> Tensor:
         """How far every client's model moved [n, d]; for parts that need the models."""
         if self._moved is None:
-            assert isinstance(self._aggregator, Stack)
-            self._moved = torch.stack(self._aggregator.models).sub_(self._state.model)
+            assert isinstance(self._held, Stack)
+            self._moved = torch.stack(self._held.models).sub_(self._state.model)
         return self._moved
 
 

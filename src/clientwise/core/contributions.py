@@ -59,7 +59,7 @@ def sampled_shapley(
 ) -> Contributions:
     """Mean marginal gains over random orders [n], with the standard error of that mean.
 
-    Half of the orders are the other half reversed, so that early and late places balance out
+    Half of the orders are the other half reversed, so that early and late positions balance out
     (antithetic sampling). The error is that of the means of such pairs.
 
     Args:

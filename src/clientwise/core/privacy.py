@@ -143,7 +143,7 @@ class Privacy:
 
 
 @dataclass(frozen=True)
-class Released:
+class NoisedSum:
     """The noised sum of a round, and how it was made."""
 
     update: Tensor  # [d] float64
@@ -165,7 +165,7 @@ def release(
     expected: float,
     key: bytes,
     round_num: int,
-) -> Released:
+) -> NoisedSum:
     """The Gaussian mechanism: the weighted sum of clipped updates, with noise, also without any client.
 
     Args:
@@ -198,7 +198,9 @@ def release(
         multiplier /= math.sqrt(1 - COUNT_SHARE)
     deviation = multiplier * privacy.sensitivity(clip, cap, replaced=replaced)
     noise = standard_normal(key, f"noise/{round_num}", len(like))
-    return Released(total + deviation * noise.to(total.device), weights, clip, deviation, next_clip)
+    return NoisedSum(
+        total + deviation * noise.to(total.device), weights, clip, deviation, next_clip
+    )
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:

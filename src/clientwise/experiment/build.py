@@ -318,12 +318,12 @@ def _adopt(
 ) -> FederatedData:
     """Arrays of the user's own, in which hostile clients change their labels."""
 
-    def relabelled(shares: Holdings) -> Holdings:
-        targets = shares.targets.clone()
+    def relabelled(holdings: Holdings) -> Holdings:
+        targets = holdings.targets.clone()
         for client in hostile:
-            mine = shares.slice(client)
+            mine = holdings.slice(client)
             targets[mine] = relabel(client, targets[mine])
-        return replace(shares, targets=targets)
+        return replace(holdings, targets=targets)
 
     settings = experiment.server_set
     train = relabelled(data.train)

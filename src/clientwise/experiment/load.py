@@ -226,7 +226,7 @@ def set_value(table: dict[str, Any], path: Sequence[str], value: Any, where: str
 
 
 def _index_of(entries: list[Any], step: str) -> int:
-    """The place of an entry by its number or name."""
+    """The index of an entry by its number or name."""
     for index, entry in enumerate(entries):
         if isinstance(entry, Mapping) and entry.get("name") == step:
             return index

@@ -34,7 +34,7 @@ from .arrays import Arrays, Layout
 from .engine import (
     HostEngine,
     Pair,
-    ServerSet,
+    ServerSamples,
     problem_of,
 )
 from .host_run import HostRecord, refuse_run
@@ -514,7 +514,7 @@ def _server_set(
     report: Pair | None,
     num_classes: int | None,
     seed: int,
-) -> tuple[ServerSet | None, Any]:
+) -> tuple[ServerSamples | None, Any]:
     if model is None:
         if weigh is not None or report is not None:
             raise ValueError(
@@ -523,7 +523,7 @@ def _server_set(
         return None, None
     if weigh is None and report is None:
         return None, FlatModel(deepcopy(model), torch.device("cpu")).spec
-    server = ServerSet(model, weigh, report, num_classes, seed)
+    server = ServerSamples(model, weigh, report, num_classes, seed)
     return server, server.spec
 
 

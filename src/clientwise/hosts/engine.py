@@ -25,7 +25,7 @@ from ..engine.local import LocalEngine
 Pair = tuple[Any, Any]  # inputs and targets
 
 
-class ServerSet:
+class ServerSamples:
     """The samples that a host's server holds, and the network that they are evaluated with.
 
     Args:
@@ -75,7 +75,7 @@ class HostEngine:
         initial_model: Tensor,
         spec: ModelSpec,
         num_clients: int,
-        server: ServerSet | None,
+        server: ServerSamples | None,
         num_classes: int | None,
     ) -> None:
         self.num_clients = num_clients
@@ -121,7 +121,7 @@ class HostEngine:
         """See `core.engine.Engine`."""
 
 
-def problem_of(server: ServerSet | None, num_classes: int | None) -> Problem:
+def problem_of(server: ServerSamples | None, num_classes: int | None) -> Problem:
     """What the model predicts; without samples, classes, whose number may be unknown."""
     if server is not None:
         return server.problem

@@ -111,7 +111,7 @@ def _score_alone(cells: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -
 def _usual_by_value(
     positions: numpy.ndarray, targets: numpy.ndarray, is_class: bool
 ) -> numpy.ndarray:
-    """The most frequent class, or the mean, of the targets at every place."""
+    """The most frequent class, or the mean, of the targets at every value."""
     counts = numpy.bincount(positions)
     if not is_class:
         means: numpy.ndarray = numpy.bincount(positions, targets) / counts

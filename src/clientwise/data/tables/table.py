@@ -25,7 +25,7 @@ from ..arrays import MOST_CLASSES
 from ..cache import Writer, cached
 from ..catalogue import DATASETS
 from ..federated import Given, Samples
-from ..folder import DataError, Progress, reason
+from ..folder import DataError, ProgressLog, reason
 from .columns import Standardise, blocks, prepare
 from .encoding import Encoding, InputColumn
 from .files import ENDINGS, read_chunks, read_header
@@ -227,7 +227,7 @@ def join(
     words = {name: _Words(first, name, MOST_CATEGORIES) for name in names if name in categories}
     targets = _Targets(target, kind, event, _Words(first, target, MOST_CLASSES), numbers)
     owners = _Owners(client, sheets)
-    progress = Progress("reading the table")
+    progress = ProgressLog("reading the table")
     count = 0
     with arrays.rows("inputs", len(names), numpy.float64) as file:
         for position, sheet in enumerate(sheets):

@@ -128,7 +128,7 @@ class Shards:
     Args:
         data: the clients' samples, which are sent to the shards once.
         build: makes the engine of a shard, its method and its plan.
-        where: a place for each shard.
+        where: a slot for each shard.
     """
 
     def __init__(self, data: FederatedData, build: Build, where: Sequence[Slot]) -> None:

@@ -13,7 +13,7 @@ from ...errors import shortened
 from ...registry import closest, suggest
 
 Issue = tuple[str, str]  # the key, with its value where it is wrong; and what is wrong with it
-KeyPath = list[int | str]
+ConfigPath = list[int | str]
 MOST_ISSUES = 100  # in one message
 LONGEST_VALUE = 80  # characters
 
@@ -100,7 +100,7 @@ def _misspelt_keys(details: Sequence[ErrorDetails], table: type[BaseModel] | Non
 
 
 def _issues_about_keys(
-    detail: ErrorDetails, key_path: KeyPath, table: type[BaseModel] | None
+    detail: ErrorDetails, key_path: ConfigPath, table: type[BaseModel] | None
 ) -> list[Issue]:
     """Keys that are missing or unknown, and what a validator of ours refused."""
     key = dotted(key_path)
@@ -118,7 +118,7 @@ def refuse(issues: Sequence[Issue]) -> NoReturn:
 
 
 def dotted(key_path: Iterable[int | str]) -> str:
-    """A place in the config as one key.
+    """A path in the config as one key.
 
     >>> dotted(["methods", 0, "name"])
     'methods[0].name'
@@ -127,8 +127,8 @@ def dotted(key_path: Iterable[int | str]) -> str:
     return "".join(steps).removeprefix(".")
 
 
-def _key_path(detail: ErrorDetails) -> KeyPath:
-    """Where an error is, without the types of a union that pydantic adds to the place."""
+def _key_path(detail: ErrorDetails) -> ConfigPath:
+    """Where an error is, without the types of a union that pydantic adds to the path."""
     if not detail["loc"]:
         return [""]
     *path, last = detail["loc"]
@@ -179,15 +179,15 @@ def _shown(value: Any) -> str:
     return shortened(repr(value), LONGEST_VALUE)
 
 
-def _keys_at(table: type[BaseModel] | None, key_path: KeyPath) -> list[str]:
-    """The keys that are known at a place."""
+def _keys_at(table: type[BaseModel] | None, key_path: ConfigPath) -> list[str]:
+    """The keys that are known at a path."""
     found = _table_at(table, key_path)
     if found is None:
         return []
     return [*found.model_fields, *getattr(found, "other_keys", ())]
 
 
-def _typical_values(table: type[BaseModel] | None, key_path: KeyPath) -> str:
+def _typical_values(table: type[BaseModel] | None, key_path: ConfigPath) -> str:
     """The sentence in a key's description about its typical values, with a space before it."""
     found = _table_at(table, key_path[:-1])
     field = found.model_fields.get(str(key_path[-1])) if found else None
@@ -196,8 +196,8 @@ def _typical_values(table: type[BaseModel] | None, key_path: KeyPath) -> str:
     return f"{typical}{values}"
 
 
-def _table_at(table: type[BaseModel] | None, key_path: KeyPath) -> type[BaseModel] | None:
-    """The class of the table at a place of the config."""
+def _table_at(table: type[BaseModel] | None, key_path: ConfigPath) -> type[BaseModel] | None:
+    """The class of the table at a path of the config."""
     for step in key_path:
         if table is None or isinstance(step, int):
             continue

@@ -191,7 +191,7 @@ def _jobs_that_fit(jobs: int, process: ProcessPoolExecutor) -> int:
 def _run_in_processes(
     folder: Path, todo: Sequence[int], jobs: int, on_gpu: bool, accept_changes: bool
 ) -> Iterator[tuple[int, str | None]]:
-    """Run cells side by side; gives every cell's place as it ends, and the reason where it failed.
+    """Run cells side by side; gives every cell's index as it ends, and the reason where it failed.
 
     Every process is a pool of its own, since a process that is killed breaks its whole pool.
     """

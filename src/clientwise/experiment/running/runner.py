@@ -141,11 +141,11 @@ def run(
             store.set_facts({"warnings": warnings})
             for warning in warnings:
                 on_warning(warning)
-            sitting = _Sitting(experiment, store, seeds, trackers, on_round)
-            sitting.begin(samples, on_clients)
-            for remark in [*origin.remarks, *sitting.record_machine(origin.before)]:
+            session = _RunSession(experiment, store, seeds, trackers, on_round)
+            session.begin(samples, on_clients)
+            for remark in [*origin.remarks, *session.record_machine(origin.before)]:
                 on_warning(remark)
-            sitting.run(data)
+            session.run(data)
             store.refuse_nothing_learned()
         except KeyboardInterrupt:
             raise Stopped(folder) from None
@@ -277,7 +277,7 @@ class _Seeds:
         return Lane(self._experiment, self._store, method, engine, own.hostile, seed)
 
 
-class _Sitting:
+class _RunSession:
     """Everything that one call of `run` still has to do, and how far it is."""
 
     def __init__(

@@ -42,7 +42,7 @@ from ..config.tables import ConfigTable
 from ..config.values import MOST_SEEDS, Name, Seed
 from ..load import make_experiment, read_config, set_value
 from .search import (
-    Path,
+    KeyPath,
     Space,
     Values,
     dotted,
@@ -292,7 +292,7 @@ def _why_unfit(experiment: Experiment, method: MethodSettings, values: Values) -
     return "; ".join(message for _, message in config_issues(alone))
 
 
-def with_values(method: MethodSettings, values: Mapping[Path, Any]) -> MethodSettings:
+def with_values(method: MethodSettings, values: Mapping[KeyPath, Any]) -> MethodSettings:
     """A method with other values of some keys."""
     table = method.to_dict()
     for path, value in values.items():
@@ -404,8 +404,8 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         held.append(order[:count])
         kept.append(order[count:])
 
-    def dealt(shares: Holdings, parts: list[Tensor]) -> Holdings:
-        return Holdings.of([(shares.indices[mine], shares.targets[mine]) for mine in parts])
+    def dealt(holdings: Holdings, parts: list[Tensor]) -> Holdings:
+        return Holdings.of([(holdings.indices[mine], holdings.targets[mine]) for mine in parts])
 
     poisoned = dealt(data.poisoned, kept) if data.poisoned else None
     return replace(

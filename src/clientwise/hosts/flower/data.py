@@ -326,11 +326,11 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         hint = f"{len(names)} names for the {data.num_clients} clients of the partition"
         raise ConfigError(experiment.source, [("flower.clients", hint)])
 
-    def arrays(part: str, shares: Holdings, holder: int) -> dict[str, Any]:
-        held = shares.slice(holder)
-        samples, indices = data.samples, shares.indices[held]
+    def arrays(part: str, holdings: Holdings, holder: int) -> dict[str, Any]:
+        held = holdings.slice(holder)
+        samples, indices = data.samples, holdings.indices[held]
         inputs = samples.inputs[indices] if samples.scale == 1 else samples.batch(indices)
-        return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": shares.targets[held].numpy()}
+        return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": holdings.targets[held].numpy()}
 
     def attributes(holder: int) -> dict[str, Any]:
         indices = data.train.indices[data.train.slice(holder)]
@@ -344,12 +344,14 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         for k, name in enumerate(names)
     }
     server = [
-        (part, shares)
-        for part, shares in (("weigh", data.weigh), ("report", data.report))
-        if shares
+        (part, holdings)
+        for part, holdings in (("weigh", data.weigh), ("report", data.report))
+        if holdings
     ]
     files["server"] = {
-        name: array for part, shares in server for name, array in arrays(part, shares, 0).items()
+        name: array
+        for part, holdings in server
+        for name, array in arrays(part, holdings, 0).items()
     }
     for name, content in files.items():
         with replacing(Path(folder) / f"{name}.npz") as temporary, temporary.open("wb") as file:

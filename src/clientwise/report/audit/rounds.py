@@ -53,7 +53,7 @@ class Participant:
     normalised: tuple[float | None, ...]
     score: float | None
     weight: float | None
-    chain: tuple[Cell, ...]  # one per place, from score to influence
+    chain: tuple[Cell, ...]  # one per stage, from score to influence
     what_if: tuple[float | None, ...]  # its weight with the cohort's best value in each criterion
     path: tuple[float, ...]  # its weight after each of the audit's `steps`
     remark: str  # hostile; with new data; refused, with the reason
@@ -175,7 +175,7 @@ def _participant(
     criteria: Sequence[str],
     measured: Mapping[str, CriterionRow],
     passed: Sequence[Stage],
-    recomputed: Recomputed,
+    recomputed: OtherWeights,
     moved: tuple[str, ...],
     path: tuple[float, ...],
     remark: str,
@@ -212,7 +212,7 @@ def _remark(row: ParticipantRow, new_data_from: int | None, round_num: int) -> s
 
 def _path(
     row: ParticipantRow,
-    recomputed: Recomputed,
+    recomputed: OtherWeights,
     shares: Sequence[Stage],
 ) -> tuple[float, ...]:
     """A weight step by step; empty where one of the steps is unknown."""
@@ -260,7 +260,7 @@ def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> We
 
 
 @dataclass(frozen=True)
-class Recomputed:
+class OtherWeights:
     """Weights that were not recorded, by client; empty where they cannot be computed."""
 
     what_if: Mapping[int, tuple[float, ...]]  # with the cohort's best value, one per criterion
@@ -268,14 +268,14 @@ class Recomputed:
     growing: Mapping[int, Sequence[float]]  # with the first criterion, with the first two ...
 
 
-def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured) -> Recomputed:
+def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured) -> OtherWeights:
     clients = [client for client, values in measured.items() if values.keys() == set(criteria)]
     if how is None or not 0 < len(clients) <= MAX_COHORT:
-        return Recomputed({}, ("criteria",), {})
+        return OtherWeights({}, ("criteria",), {})
     rows = [[measured[client][name].raw for name in criteria] for client in clients]
     raw = torch.tensor(rows, dtype=torch.float64)
     order, growing = _one_by_one(how, raw)
-    return Recomputed(
+    return OtherWeights(
         dict(zip(clients, _what_if(how, raw), strict=True)),
         order,
         dict(zip(clients, growing, strict=True)),

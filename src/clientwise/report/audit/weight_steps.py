@@ -35,12 +35,12 @@ Weighed = ParticipantRow | ClientRoundRow
 
 @dataclass(frozen=True)
 class Stage:
-    """A place of the chain: its label, and a client's value there."""
+    """A stage of the chain: its label, and a client's value there."""
 
     label: str
     value: Callable[[Weighed], float | None]
     text: Callable[[float | None], str] = percent_of
-    mover: str = ""  # what turns the place before into this one; empty for the criteria
+    mover: str = ""  # what turns the stage before into this one; empty for the criteria
 
     def cell(self, row: Weighed) -> Cell:
         """The value as a cell of a table."""
@@ -58,9 +58,9 @@ INFLUENCE = Stage("influence", lambda row: row.influence, mover="rule")
 
 
 def stages(rows: Sequence[Weighed]) -> list[Stage]:
-    """The places that changed these rows, in order.
+    """The stages that changed these rows, in order.
 
-    A place without values is left out, and so is one that only repeats the place before it.
+    A stage without values is left out, and so is one that only repeats the stage before it.
     """
     weight = [WEIGHT]
     if any(row.weight != _before_bounds(row) for row in rows):
@@ -188,7 +188,7 @@ class Chain:
         return " and then ".join(names) or "the rule"
 
     def explain(self, passed: Sequence[Stage]) -> list[str]:
-        """What stands between score and influence; `passed` are the places of the round."""
+        """What stands between score and influence; `passed` are the stages of the round."""
         if self.parts is None:
             return []
         sentences = [*_explain_movers(self.parts, passed, self.since)]

@@ -59,7 +59,7 @@ def as_latex(table: Table) -> str:
 
 
 @dataclass(frozen=True)
-class _Column:
+class _PanelColumn:
     index: int  # in the table
     side: str  # "l" or "r"
     heading: Sequence[str]  # line by line
@@ -73,7 +73,7 @@ class _Column:
         return self.side
 
 
-def _columns(table: Table) -> list[_Column]:
+def _columns(table: Table) -> list[_PanelColumn]:
     best = table.best()
     found = []
     for index, column in enumerate(table.columns):
@@ -85,7 +85,7 @@ def _columns(table: Table) -> list[_Column]:
     return found
 
 
-def _column(index: int, column: Column, widest: float) -> _Column:
+def _column(index: int, column: Column, widest: float) -> _PanelColumn:
     side = "r" if column.numeric else "l"
     longest_word = max(map(_points, column.label.split()), default=0.0)
     is_paragraph = widest > PARAGRAPH_POINTS
@@ -93,7 +93,7 @@ def _column(index: int, column: Column, widest: float) -> _Column:
         widest = PARAGRAPH_POINTS
     heading = _wrapped(column.label, max(widest, longest_word))
     points = max(widest, *map(_points, heading), 0.0)
-    return _Column(index, side, heading, points, is_paragraph)
+    return _PanelColumn(index, side, heading, points, is_paragraph)
 
 
 def _wrapped(text: str, points: float) -> list[str]:
@@ -113,7 +113,7 @@ def _keys(table: Table) -> int:
     return 1 if len({*names}) == len(names) else min(2, len(table.columns))
 
 
-def _panels(columns: Sequence[_Column], keys: int) -> list[list[_Column]]:
+def _panels(columns: Sequence[_PanelColumn], keys: int) -> list[list[_PanelColumn]]:
     """The columns in groups that fit on a page, each with those that name the row."""
     panels = [[*columns[:keys]]]
     for column in columns[keys:]:
@@ -123,7 +123,7 @@ def _panels(columns: Sequence[_Column], keys: int) -> list[list[_Column]]:
     return [_widened(panel) for panel in panels]
 
 
-def _widened(panel: Sequence[_Column]) -> list[_Column]:
+def _widened(panel: Sequence[_PanelColumn]) -> list[_PanelColumn]:
     """Paragraphs share the space that the other columns leave."""
     paragraphs = sum(column.is_paragraph for column in panel)
     if not paragraphs:
@@ -135,11 +135,11 @@ def _widened(panel: Sequence[_Column]) -> list[_Column]:
     ]
 
 
-def _width(panel: Sequence[_Column]) -> float:
+def _width(panel: Sequence[_PanelColumn]) -> float:
     return sum(column.points + 2 * GAP_POINTS for column in panel)
 
 
-def _parts(rows: Rows, panels: Sequence[Sequence[_Column]], lines_left: int) -> list[Rows]:
+def _parts(rows: Rows, panels: Sequence[Sequence[_PanelColumn]], lines_left: int) -> list[Rows]:
     """The rows in groups, each a table that fits on a page."""
     for panel in panels:
         lines_left -= max(len(column.heading) for column in panel) + RULE_LINES
@@ -156,7 +156,7 @@ def _parts(rows: Rows, panels: Sequence[Sequence[_Column]], lines_left: int) -> 
     return [*parts]
 
 
-def _height(row: Sequence[str], panel: Sequence[_Column]) -> int:
+def _height(row: Sequence[str], panel: Sequence[_PanelColumn]) -> int:
     """The lines of a row."""
     return max(
         len(_wrapped(row[column.index], column.points)) if column.is_paragraph else 1
@@ -164,7 +164,7 @@ def _height(row: Sequence[str], panel: Sequence[_Column]) -> int:
     )
 
 
-def _tabular(panel: Sequence[_Column], rows: Rows) -> str:
+def _tabular(panel: Sequence[_PanelColumn], rows: Rows) -> str:
     kinds = "".join(column.kind for column in panel)
     head = " & ".join(_heading(column) for column in panel)
     body = [" & ".join(_in_column(row[column.index], column) for column in panel) for row in rows]
@@ -173,7 +173,7 @@ def _tabular(panel: Sequence[_Column], rows: Rows) -> str:
     return "\n".join([*lines, "  \\bottomrule", "\\end{tabular}"])
 
 
-def _in_column(cell: str, column: _Column) -> str:
+def _in_column(cell: str, column: _PanelColumn) -> str:
     if not column.is_paragraph or not cell:
         return cell
     if max(map(_points, cell.split())) > column.points:  # a path, say
@@ -181,7 +181,7 @@ def _in_column(cell: str, column: _Column) -> str:
     return f"\\raggedright {cell}"
 
 
-def _heading(column: _Column) -> str:
+def _heading(column: _PanelColumn) -> str:
     lines = [_latex(line) for line in column.heading]
     if len(lines) == 1:
         return lines[0]
