@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.cohort import fold
 from ...core.method import Method, Plan
-from ...core.round import fold
 from ...core.types import (
     Evaluation,
     Folded,

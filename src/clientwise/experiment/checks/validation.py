@@ -17,8 +17,8 @@ from ...core.counterfactuals import MOST_CLIENTS
 from ...core.method import Method
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
-from ...core.priority import MAX_CRITERIA
 from ...core.types import ModelSpec
+from ...core.weights.priority import MAX_CRITERIA
 from ...core.weights.weighting import check_normaliser
 from ...data.federated import FederatedData, Holdings, Samples
 from ...engine.device import pick_device, refuse_impossible

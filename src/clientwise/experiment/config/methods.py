@@ -16,7 +16,6 @@ from ...core.evidence import EVIDENCE
 from ...core.fixed_point import SecureAggregation
 from ...core.method import Adapters, Control, Method
 from ...core.objective.adapt_loss import LOSS_ADAPTERS
-from ...core.priority import ADJUSTMENTS
 from ...core.privacy import Privacy
 from ...core.types import LocalTraining
 from ...core.weights.bounds import (
@@ -25,6 +24,7 @@ from ...core.weights.bounds import (
     Group,
     Probation,
 )
+from ...core.weights.priority import ADJUSTMENTS
 from ...core.weights.scores import SCORES, Score
 from ...core.weights.weighting import (
     NORMALISERS,

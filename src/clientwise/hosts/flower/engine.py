@@ -19,9 +19,9 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ...core.clock import LATE, Pace
+from ...core.evaluation import LARGEST_LOSS
 from ...core.objective.problem import Problem
 from ...core.reasons import Reason
-from ...core.round import LARGEST_LOSS
 from ...core.secrecy import SecretScores, SecretSum
 from ...core.types import (
     Evaluation,
