@@ -5,7 +5,7 @@ criteria -> normalise -> score -> prior weights -> evidence -> bounds -> rule ->
    P2: order adjusted here +---------------------------- evaluate candidates ---------------------------+
                                                                       P3: loss of the next round <------+
 
-`weigh` is the formula from the criteria to the server step. `run_round` calls it once, or with P2 once for every
+`aggregate_cohort` is the formula from the criteria to the server step. `run_round` calls it once, or with P2 once for every
 order that is tried.
 """
 
@@ -57,7 +57,7 @@ def run_round(
 
     cohort = gather(asked, state, method, plan, engine, task)
     search = adjust_priority(cohort)
-    chosen = search.chosen if search else weigh(cohort, state.priority)
+    chosen = search.chosen if search else aggregate_cohort(cohort, state.priority)
 
     others = counterfactuals(cohort, chosen) if plan.counterfactuals else ()
     gave = contributions(cohort, chosen) if plan.shapley else None
@@ -78,6 +78,7 @@ def run_round(
     quality = state.quality
     if search and shown.local and not kept:
         quality = float(shown.local.overall()[0])
+    privacy = method.privacy.after(state.privacy, chosen.released, asked) if method.privacy else {}
     next_state = ServerState(
         round_num=round_num,
         model=chosen.model,
@@ -88,9 +89,7 @@ def run_round(
         step_state=chosen.step_state,
         evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
         rule_state=chosen.rule_state,
-        privacy=method.privacy.after(state.privacy, chosen.released, asked)
-        if method.privacy
-        else {},
+        privacy=privacy,
         policy=cohort.updated_policy(),
     )
     record = record_round(
@@ -106,7 +105,7 @@ def run_round(
     return next_state, record
 
 
-def weigh(cohort: Cohort, priority: Order | None) -> Candidate:
+def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     """The formula: the clients of a round become one model, in an order of priority."""
     method = cohort.method
     if isinstance(cohort, SecretCohort):
@@ -201,7 +200,7 @@ def adjust_priority(cohort: Cohort) -> Search | None:
         return None
 
     def candidate(order: Order) -> Candidate:
-        return weigh(cohort, order)
+        return aggregate_cohort(cohort, order)
 
     def evaluate(candidates: Sequence[Candidate]) -> Evaluation:
         models = torch.stack([candidate.model for candidate in candidates])
