@@ -5,7 +5,7 @@ criteria -> normalise -> score -> prior weights -> evidence -> bounds -> rule ->
    P2: order adjusted here +---------------------------- evaluate candidates ---------------------------+
                                                                       P3: loss of the next round <------+
 
-`aggregate_cohort` is the formula from the criteria to the server step. `run_round` calls it once, or with P2 once for every
+`aggregate_cohort` is the formula from the criteria to the server step. With P2, `run_round` calls it once for every
 order that is tried.
 """
 
