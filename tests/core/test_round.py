@@ -39,7 +39,8 @@ from clientwise.core.weights.scores import (
 )
 from clientwise.core.weights.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
-from clientwise.data.partition import federate, iid
+from clientwise.data.division import federate
+from clientwise.data.partition import iid
 from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import linear, mlp
 

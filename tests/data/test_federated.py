@@ -11,9 +11,10 @@ import clientwise as cw
 from clientwise.core.objective.problem import Classification
 from clientwise.data import fingerprints as digests
 from clientwise.data.datasets import digits
+from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.data.folder import DataError
-from clientwise.data.partition import federate, iid
+from clientwise.data.partition import iid
 
 
 def test_your_own_arrays() -> None:

@@ -30,16 +30,10 @@ from ..data.devices import (
     draw_devices,
     read_traces,
 )
+from ..data.division import Division, client_names, contribute, divide, hand_out
 from ..data.features import with_features
 from ..data.federated import FederatedData, Holdings, Samples
-from ..data.partition import (
-    PARTITIONS,
-    Division,
-    client_names,
-    contribute,
-    divide,
-    hand_out,
-)
+from ..data.partition import PARTITIONS
 from ..engine.device import pick_device
 from ..engine.executor import DeviceExecutor, Executor
 from ..engine.local import LocalEngine

@@ -14,9 +14,9 @@ import numpy
 from ...errors import shortened
 from ...registry import suggest
 from ..folder import DataError
+from .cells import LARGEST, parse_numbers
 from .encoding import Encoding, InputColumn
 from .files import ENDINGS, read_table
-from .table import LARGEST, parse_numbers
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
