@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from clientwise.core.priority import ADJUSTMENTS, all_orders
 from clientwise.core.types import Candidate, Evaluation
+from clientwise.core.weights.priority import ADJUSTMENTS, all_orders
 
 NAMES = ("a", "b", "c")
 ORDERS = list(itertools.permutations(NAMES))

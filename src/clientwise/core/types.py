@@ -24,7 +24,7 @@ from ..registry import (
 )
 from .contributions import Contributions
 from .objective.loss import Loss
-from .privacy import LocalNoise, Released
+from .privacy import LocalNoise, NoisedSum
 from .reasons import Kept, Kind, Reason
 
 
@@ -414,7 +414,7 @@ class Candidate:
     step_state: Mapping[str, Tensor]
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    released: Released | None = None  # of methods that add noise to the mean
+    released: NoisedSum | None = None  # of methods that add noise to the mean
     unmet: str | None = None  # why the bounds are infeasible for these clients
     residual: float | None = None  # of adapters: see `adapters.average_products`
 

@@ -24,7 +24,7 @@ from ..core.criteria import CRITERIA, source_of
 from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
 from ..core.objective.metrics import METRICS
-from ..core.priority import ADJUSTMENTS
+from ..core.weights.priority import ADJUSTMENTS
 from ..core.weights.scores import SCORES
 from ..core.weights.weighting import NORMALISERS
 from ..data.datasets import DATASETS

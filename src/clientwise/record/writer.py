@@ -60,11 +60,11 @@ class Store(RunModels):
 
     def open_lane(self, method: str, seed: int) -> int:
         """The number of the lane of a method and seed, which is made where there is none."""
-        place = (method, seed)
+        pair = (method, seed)
         with self._transaction() as database:
             self._facts_are_signed = False
-            database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", place)
-            found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", place)
+            database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", pair)
+            found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", pair)
             return int(found.fetchone()[0])
 
     def keep_policy(self, lane: int, round_num: int, policy: Mapping[str, object] | None) -> None:
@@ -243,22 +243,22 @@ class Store(RunModels):
             every: clients are evaluated every so many rounds.
             methods: the methods that this applies to.
         """
-        places = ", ".join("?" * len(methods))
+        marks = ", ".join("?" * len(methods))
         undue = f"""SELECT lane, {_ROUNDS} AS last FROM lanes
-                    WHERE last < ? AND last % ? > 0 AND method IN ({places})"""
+                    WHERE last < ? AND last % ? > 0 AND method IN ({marks})"""
         with self._transaction() as database:
             found = database.execute(undue, (rounds, max(1, every), *methods)).fetchall()
-            for place in found:
+            for key in found:
                 for table in ("local", "sampled"):
-                    database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num = ?", place)
+                    database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num = ?", key)
                 database.execute(
                     """UPDATE rounds
                        SET local_mean = NULL, local_p10 = NULL, local_p90 = NULL, reached = NULL
                        WHERE lane = ? AND round_num = ?""",
-                    place,
+                    key,
                 )
                 if self._chain:
-                    self._chain.add_round(*place)
+                    self._chain.add_round(*key)
 
     def _names(self, lane: int) -> dict[int, str]:
         """The names of a lane's clients, where they have any."""

@@ -30,8 +30,9 @@ from ..core.objective.problem import PREDICTED, Classification, Problem
 from ..core.seeding import seeded_default_generator
 from ..core.types import Evaluation
 from ..data.datasets import DATASETS
+from ..data.division import federate
 from ..data.federated import FederatedData, Samples
-from ..data.partition import federate, iid
+from ..data.partition import iid
 from ..models.call import outputs_of
 from ..models.networks import MODELS
 

@@ -39,7 +39,7 @@ def can_fold(terms: Sequence[Term], highs: Sequence[float]) -> bool:
     return True
 
 
-class Aggregator(Protocol):
+class HeldModels(Protocol):
     """Holds models until the weights are known."""
 
     def add(self, raw: Tensor, models: Tensor) -> None:

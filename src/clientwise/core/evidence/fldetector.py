@@ -228,7 +228,7 @@ def _one_and_two_means(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     totals = sums[:, -1:]
     explained = sums[:, :-1].square() / below + (totals - sums[:, :-1]).square() / (count - below)
     squares = ordered.square().sum(1)
-    best, place = explained.max(1)
+    best, split = explained.max(1)
     one = (squares - totals[:, 0].square() / count).clamp(min=0)
     two = (squares - best).clamp(min=0)
-    return one, two, ordered.gather(1, place[:, None])[:, 0]
+    return one, two, ordered.gather(1, split[:, None])[:, 0]

@@ -13,7 +13,8 @@ from ...core.objective.problem import Classification
 from ...registry import Pixels, PositiveInt
 from ..cache import Writer, cached
 from ..catalogue import DATASETS
-from ..federated import Given, Samples, row_digests
+from ..federated import Given, Samples
+from ..fingerprints import row_digests
 from ..folder import DataError, find
 from ..tables.files import read_csv
 from .mnist import mnist

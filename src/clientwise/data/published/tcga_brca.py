@@ -12,7 +12,7 @@ from ..federated import Samples
 from ..folder import DataError, find
 from ..tables.columns import Standardise
 from ..tables.files import read_csv
-from ..tables.table import (
+from ..tables.joining import (
     SampleTable,
     Sheet,
     cached_table,

@@ -19,8 +19,8 @@ from ..federated import (
     Given,
     Holdings,
     Samples,
-    row_digests,
 )
+from ..fingerprints import row_digests
 from ..folder import Archive, DataError, find
 
 # Images, their width and height, fewest and most cells

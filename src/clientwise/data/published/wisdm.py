@@ -12,7 +12,7 @@ from ..federated import Samples
 from ..folder import DataError, find, read_file
 from ..tables.columns import Standardise
 from ..tables.files import parse_csv
-from ..tables.table import (
+from ..tables.joining import (
     SampleTable,
     Sheet,
     cached_table,

@@ -180,11 +180,11 @@ def _executor(engine: EmbeddedEngine) -> DeviceExecutor:
     return engine.executor
 
 
-def _method_issues(place: str, method: Method, engine: EmbeddedEngine) -> Iterator[Issue]:
+def _method_issues(method_key: str, method: Method, engine: EmbeddedEngine) -> Iterator[Issue]:
     tried = list(range(min(2, engine.num_clients)))  # two, so that one value for all is noticed
     facts = _facts(tried, method, engine)
     for index, criterion in enumerate(method.criteria):
-        key = f"{place}.criteria[{index}]"
+        key = f"{method_key}.criteria[{index}]"
         if criterion.measured_by == "server":
             together = _arrivals(tried, method, engine)
             alone = _arrivals(tried[:1], method, engine)
@@ -193,7 +193,7 @@ def _method_issues(place: str, method: Method, engine: EmbeddedEngine) -> Iterat
             one = _facts(tried[:1], method, engine)
             yield from _criterion_issues(key, criterion, facts, one, engine.problem)
     if method.rule is not None:
-        yield from _rule_issues(f"{place}.rule", method.rule, engine.spec.size)
+        yield from _rule_issues(f"{method_key}.rule", method.rule, engine.spec.size)
 
 
 def _facts(clients: Sequence[int], method: Method, engine: EmbeddedEngine) -> ClientFacts:

@@ -14,7 +14,7 @@ from ...core.seeding import generator
 from ...core.types import LocalTraining
 from ...data.arrays import MOST_CLASSES
 from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
-from ...data.partition import OfficialTest
+from ...data.division import OfficialTest
 from ...data.tables.encoding import Encoding, InputColumn
 from ...registry import OpenShare, Part, PositiveFloat, PositiveInt, Share, suggest
 from .parts import DrawnFrom, PartOf

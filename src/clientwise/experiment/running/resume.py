@@ -149,7 +149,7 @@ def _edited(path: Path, differences: Sequence[str]) -> RunError:
     )
 
 
-class Difference(NamedTuple):
+class ConfigDifference(NamedTuple):
     """What differs between two configs and must not."""
 
     keys: tuple[str, ...]  # of a method: within its table
@@ -157,7 +157,7 @@ class Difference(NamedTuple):
     of_method: bool = False
 
 
-def refused_differences(before: Experiment, now: Experiment) -> list[Difference]:
+def refused_differences(before: Experiment, now: Experiment) -> list[ConfigDifference]:
     """What differs between two configs and must not."""
     old = before.to_dict()
     new = now.to_dict()
@@ -171,7 +171,7 @@ def refused_differences(before: Experiment, now: Experiment) -> list[Difference]
     if now.rounds < before.rounds:
         found += _differences("rounds", before.rounds, now.rounds)
     return [
-        *(Difference((key,), words) for key, words in found),
+        *(ConfigDifference((key,), words) for key, words in found),
         *_changed_methods(old["methods"], new["methods"]),
     ]
 
@@ -188,7 +188,7 @@ def _removed(recorded: Experiment, written: Experiment) -> list[str]:
     return [*gone, *(f"no seed {seed}" for seed in recorded.seeds if seed not in written.seeds)]
 
 
-def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[Difference]:
+def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[ConfigDifference]:
     known = {method["name"]: method for method in before}
     changed = []
     for method in now:
@@ -199,7 +199,7 @@ def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[Differen
         found = dict(_differences("", old, method))
         if found:
             sentence = f"the method {name!r} differs ({', '.join(found.values())})"
-            changed.append(Difference(tuple(found), sentence, of_method=True))
+            changed.append(ConfigDifference(tuple(found), sentence, of_method=True))
     return changed
 
 

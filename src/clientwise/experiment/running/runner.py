@@ -21,7 +21,7 @@ from ...data.tables.hints import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import places
+from ...engine.ray.shards import slots
 from ...engine.scheduler import LaneExecutor, Scheduler
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError, ConfigError, RunError
@@ -102,8 +102,8 @@ def run(
             stack.enter_context(locked(folder))
             before = _begin(folder, experiment, resume)
         except OSError as error:
-            place = error.filename or out or "runs"
-            raise RunError(f"{place}: cannot be written to: {error.strerror}") from None
+            path = error.filename or out or "runs"
+            raise RunError(f"{path}: cannot be written to: {error.strerror}") from None
         try:
             # Data and code of all seeds are compared before any file changes.
             built = {seed: build_data(experiment, samples, seed, data) for seed in experiment.seeds}
@@ -122,11 +122,11 @@ def run(
             store.set_facts({"warnings": warnings})
             for warning in warnings:
                 on_warning(warning)
-            sitting = _Sitting(experiment, store, seeds, trackers, on_round)
-            sitting.begin(samples, on_clients)
-            for remark in [*origin.remarks, *sitting.record_machine(origin.before)]:
+            session = _RunSession(experiment, store, seeds, trackers, on_round)
+            session.begin(samples, on_clients)
+            for remark in [*origin.remarks, *session.record_machine(origin.before)]:
                 on_warning(remark)
-            sitting.run(data)
+            session.run(data)
             store.refuse_nothing_learned()
         except KeyboardInterrupt:
             raise Stopped(folder) from None
@@ -284,7 +284,7 @@ class _Seeds:
         return Lane(self._experiment, self._store, method, engine, own.hostile, seed)
 
 
-class _Sitting:
+class _RunSession:
     """Everything that one call of `run` still has to do, and how far it is."""
 
     def __init__(
@@ -353,9 +353,9 @@ class _Sitting:
     def _run_on_ray(self, todo: Sequence[Pair], own_data: FederatedData | None) -> None:
         """Lanes side by side; or, where they are fewer than the cores or GPUs, in shards one after the other."""
         config = self._experiment.to_dict()
-        where = places(on_gpu=self._first.device.type == "cuda")
+        where = slots(on_gpu=self._first.device.type == "cuda")
         in_shards: list[Pair] = []
-        if len(todo) < sum(place.cores for place in where):
+        if len(todo) < sum(slot.cores for slot in where):
             in_shards = [(seed, method) for seed, method in todo if can_be_sharded(method)]
         whole = [pair for pair in todo if pair not in in_shards]
         for seed, method in todo:

@@ -393,8 +393,8 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         held.append(order[:count])
         kept.append(order[count:])
 
-    def dealt(shares: Holdings, places: list[Tensor]) -> Holdings:
-        return Holdings.of([(shares.indices[mine], shares.targets[mine]) for mine in places])
+    def dealt(holdings: Holdings, parts: list[Tensor]) -> Holdings:
+        return Holdings.of([(holdings.indices[mine], holdings.targets[mine]) for mine in parts])
 
     poisoned = dealt(data.poisoned, kept) if data.poisoned else None
     return replace(

@@ -271,12 +271,12 @@ class RoundReader(RunReader):
     def cost(self, method: str) -> CostRow:
         """Time, models and evaluations of a method, summed over its rounds and seeds."""
         lanes = [self.lane(method, seed) for seed in self.seeds(method)]
-        places = ", ".join("?" * len(lanes))
+        marks = ", ".join("?" * len(lanes))
         (row,) = self._rows(
             CostRow,
             f"""SELECT TOTAL(seconds), TOTAL(models_moved), TOTAL(evaluations),
                     TOTAL(testing_rounds), COUNT(*)
-                FROM rounds WHERE lane IN ({places})""",
+                FROM rounds WHERE lane IN ({marks})""",
             *lanes,
         )
         return row

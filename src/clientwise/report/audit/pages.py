@@ -42,9 +42,9 @@ from .weight_steps import (
     PRIOR,
     WEIGHT,
     Chain,
-    Place,
+    Stage,
     Z,
-    places,
+    stages,
 )
 from .what_if import round_table
 
@@ -79,7 +79,7 @@ def steps_charts(found: Audit, title: str, name: str) -> list[Chart]:
         return []
     equal = 1 / len(known)
     shown = _farthest(known, equal)
-    last = found.places[-1].label
+    last = found.stages[-1].label
     clients = [one.client for one in shown]
     links = AuditLinks("client", found.run.id, found.method, found.seed, clients)
     mark = Bars(
@@ -142,8 +142,8 @@ def audit_columns(found: Audit, *, is_brief: bool = False) -> Iterator[Column[Pa
     yield Column("client", lambda one: _linked_client(found, one))
     if not is_brief or not found.is_explained:
         yield Column("remark", lambda one: one.remark, numeric=False)
-    for index, place in enumerate(found.places):
-        yield Column(place.label, lambda one, index=index: one.chain[index])
+    for index, stage in enumerate(found.stages):
+        yield Column(stage.label, lambda one, index=index: one.chain[index])
     for index, criterion in enumerate(found.criteria):
         raw = Column[Participant](
             criterion, lambda one, index=index: number_cell(one.raw[index], 4)
@@ -233,7 +233,7 @@ def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
     own = f"{run.metric} on its own test data"
     curve = run.client_curve(lane.method, lane.seed, lane.client)
     known = [(round_num, value) for round_num, value in curve if value is not None]
-    weights = {place.label: _curve(place, rows) for place in (WEIGHT, PRIOR, INFLUENCE)}
+    weights = {stage.label: _curve(stage, rows) for stage in (WEIGHT, PRIOR, INFLUENCE)}
     z_title = "z: evidence against the client, in standard errors"
     return [
         *_client_chart(lane, "weight", "weight", weights, percent_of, percent=True),
@@ -242,8 +242,8 @@ def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
     ]
 
 
-def _curve(place: Place, rows: Sequence[ClientRoundRow]) -> Curve:
-    known = [(row.round_num, place.value(row)) for row in rows]
+def _curve(stage: Stage, rows: Sequence[ClientRoundRow]) -> Curve:
+    known = [(row.round_num, stage.value(row)) for row in rows]
     return [(round_num, value) for round_num, value in known if value is not None]
 
 
@@ -285,9 +285,9 @@ def _rounds_table(lane: _Lane, rows: Sequence[ClientRoundRow]) -> Table:
         link = AuditLink("round", lane.run.id, lane.method, lane.seed, row.round_num)
         return Cell(row.round_num, str(row.round_num), link)
 
-    columns = [
+    columns: list[Column[ClientRoundRow]] = [
         Column("round", linked_round),
-        *(Column(place.label, place.cell) for place in places(rows)),
+        *(Column(stage.label, stage.cell) for stage in stages(rows)),
         Column("training loss", lambda row: number_cell(row.training_loss, 3)),
         Column("refused because", lambda row: row.refusal or "", numeric=False),
     ]
