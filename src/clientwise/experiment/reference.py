@@ -186,8 +186,10 @@ trusts and where it differs from its paper."""
 def markdown() -> str:
     """The whole reference as a page."""
     lines = [INTRODUCTION]
-    sections = [("Top level", Experiment), *_tables(Experiment)]
-    for title, section in [*sections, ("[matrix]", MatrixSettings), ("[tune]", TuneSettings)]:
+    sections: list[tuple[str, type[BaseModel]]] = [("Top level", Experiment)]
+    sections += _tables(Experiment)
+    sections += [("[matrix]", MatrixSettings), ("[tune]", TuneSettings)]
+    for title, section in sections:
         lines += [f"## {title}", "", inspect.getdoc(section) or "", ""]
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
         lines += [_field_row(name, field) for name, field in section.model_fields.items()]

@@ -14,7 +14,7 @@ class ClientReader(RunReader):
 
     def clients(self, seed: int, limit: int = -1) -> list[ClientRow]:
         """The clients of a seed; the first `limit` of them, where that is not negative."""
-        return self._lane_rows(
+        return self._rows(
             ClientRow,
             """SELECT client, name, num_train, num_test, hostile FROM clients
                WHERE seed = ? ORDER BY client LIMIT ?""",
@@ -66,7 +66,7 @@ class ClientReader(RunReader):
 
     def client_curve(self, method: str, seed: int, client: int) -> list[tuple[int, float | None]]:
         """(round, metric) of a client on its own test data."""
-        return self._rows(
+        return self._lane_rows(
             tuple[int, float | None],
             """SELECT round_num, metric FROM local
                WHERE lane = ? AND client = ? ORDER BY round_num""",

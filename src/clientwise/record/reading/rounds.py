@@ -88,7 +88,7 @@ class RoundReader(RunReader):
 
     def at_round(self, round_num: int) -> list[tuple[str, int, float | None, float | None]]:
         """Method, seed, metric and backdoor success of all lanes that have run a round."""
-        return self._lane_rows(
+        return self._rows(
             tuple[str, int, float | None, float | None],
             """SELECT method, seed, metric, attack_success
                FROM rounds JOIN lanes USING (lane) WHERE round_num = ?""",
@@ -140,7 +140,7 @@ class RoundReader(RunReader):
 
     def spent(self, method: str, seed: int) -> list[PrivacyRow]:
         """What every round of a lane with differential privacy spent; empty without."""
-        return self._rows(
+        return self._lane_rows(
             PrivacyRow,
             """SELECT round_num, epsilon, clip, deviation FROM privacy
                WHERE lane = ? ORDER BY round_num""",
@@ -251,7 +251,7 @@ class RoundReader(RunReader):
 
     def notes(self, method: str) -> list[Names]:
         """The notes of every round that has any."""
-        rows = self._lane_rows(
+        rows = self._rows(
             tuple[Json[Names]],
             """SELECT notes FROM rounds JOIN lanes USING (lane)
                WHERE method = ? AND notes != '[]'""",
@@ -298,7 +298,6 @@ class RoundReader(RunReader):
         rows = self._limited(
             f"""SELECT round_num, {column} FROM rounds
                 WHERE lane = ? AND {column} IS NOT NULL ORDER BY round_num""",
-            method,
-            seed,
+            self.lane(method, seed),
         )
         return self._checked(kind, thinned(rows, max_points))
