@@ -12,7 +12,7 @@ from typing import Any
 import tomli_w
 
 from ..core.objective.problem import Problem
-from ..core.types import RoundRecord
+from ..core.types import FLOAT_BYTES, RoundRecord
 from ..errors import RunError
 from ..experiment.running.folders import claim
 from ..experiment.running.machine import machine_facts, record_machine
@@ -22,8 +22,6 @@ from ..record.files import VERSIONS
 from ..record.lock import locked
 from ..record.writer import Store
 from ..writing import write_atomically
-
-FLOAT_BYTES = 4
 
 
 def refuse_run(folder: Path) -> None:

@@ -19,7 +19,7 @@ TRAINS_ON_SERVER = "‡"
 TRAINS_ON_SERVER_MEANS = (
     f"{TRAINS_ON_SERVER} Trains on the server's samples, which the other methods do not."
 )
-LARGEST_LOSS = 1e9  # of a model that has learned anything
+RUINED_LOSS = 1e9  # of a model that has learned anything
 DASHES: tuple[Dash, ...] = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
 
 
@@ -114,7 +114,7 @@ def trains_on_server(run: RunFolder, method: str) -> bool:
 def _has_diverged(losses: Sequence[float]) -> bool:
     """Whether the last loss is far above the lowest and above the first, or beyond all use."""
     last = losses[-1]
-    return last > LARGEST_LOSS or last > max(losses[0], DIVERGED * min(losses))
+    return last > RUINED_LOSS or last > max(losses[0], DIVERGED * min(losses))
 
 
 def series_of(runs: Sequence[RunFolder], seed: int | None = None) -> list[Series]:

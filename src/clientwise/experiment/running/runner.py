@@ -16,7 +16,7 @@ from torch import Tensor
 from ...attacks import Hostile
 from ...core.engine import Engine
 from ...core.method import Method
-from ...core.types import RoundRecord
+from ...core.types import FLOAT_BYTES, RoundRecord
 from ...data.federated import FederatedData, Samples
 from ...data.tables.hints import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
@@ -74,7 +74,6 @@ Connect = Callable[[EmbeddedEngine, int], Engine]
 EngineFactory = AbstractContextManager[Connect]
 OnRound = Callable[[Progress], None]
 Pair = tuple[int, Method]  # a seed and a method: a lane that is to be run
-FLOAT_BYTES = 4
 
 
 class Stopped(KeyboardInterrupt):
