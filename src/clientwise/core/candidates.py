@@ -113,37 +113,15 @@ def noised(cohort: Cohort, score: Score) -> Candidate:
         round_num=state.round_num + 1,
     )
     aggregate = (state.model.double() + released.update).to(state.model.dtype)
-    candidate = of_mean(
-        cohort,
-        aggregate,
+    model, step_state = take_server_step(cohort, aggregate)
+    return Candidate(
         priority=state.priority,
         scores=scores,
         prior=to_weights(scores),
         weights=released.weights,
-    )
-    return replace(candidate, released=released)
-
-
-def of_mean(
-    cohort: Cohort,
-    aggregate: Tensor,
-    *,
-    priority: tuple[str, ...] | None,
-    scores: Tensor,
-    prior: Tensor,
-    weights: Tensor,
-) -> Candidate:
-    """The candidate of an aggregate [d] that is a weighted mean, without evidence and without a rule."""
-    model, step_state = take_server_step(cohort, aggregate)
-    return Candidate(
-        priority=priority,
-        scores=scores,
-        prior=prior,
-        posterior=None,
-        weights=weights,
-        influence=None,
         model=model,
         step_state=step_state,
+        released=released,
     )
 
 
@@ -163,7 +141,6 @@ def unchanged(
         prior=prior,
         posterior=posterior,
         weights=weights if unmet is None else torch.zeros_like(weights),
-        influence=None,
         model=cohort.state.model,
         step_state=cohort.state.step_state,
         rule_state=cohort.state.rule_state,

@@ -21,7 +21,7 @@ from .types import Candidate, Counterfactual, Evaluation
 LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
 
 
-class RoundEvaluation:
+class Evaluations:
     """The evaluations of a round's model: by the server, by the clients, and those of its counterfactuals.
 
     The server's reporting part decides whether the model is used. Clients then evaluate last, and are asked
@@ -51,6 +51,9 @@ class RoundEvaluation:
         self._on_server = partial(cohort.engine.evaluate_server, part="report")
         self.report, self._report_others = self._evaluate(self._on_server)
         self._has_report = self.report is not None
+        self._on_clients = partial(
+            evaluate_clients, self._has_report, self._round_num, cohort.plan, cohort.engine
+        )
         if not self._has_report:
             self._evaluate_by_clients()
 
@@ -94,12 +97,6 @@ class RoundEvaluation:
     def _evaluate_by_clients(self) -> None:
         self.local, self._local_others = self._evaluate(self._on_clients, self.local)
 
-    def _on_clients(self, models: Tensor) -> Evaluation | None:
-        cohort = self._cohort
-        return evaluate_clients(
-            self._has_report, self._round_num, cohort.plan, cohort.engine, models
-        )
-
     def _expect_training(self, model: Tensor, loss: Loss) -> None:
         """Tell the engine what the next round trains, where that is known by now; see `AsksAhead`."""
         plan = self._cohort.plan
@@ -135,12 +132,12 @@ def evaluate_clients(
     return found
 
 
-def why_kept(chosen: Candidate, cohort: Cohort, shown: RoundEvaluation) -> Kept | None:
+def why_kept(chosen: Candidate, cohort: Cohort, shown: Evaluations) -> Kept | None:
     """Why the old model is kept; None if the new one is used."""
     return _why_unusable(chosen, cohort, shown) or _why_braked(chosen.model, cohort)
 
 
-def _why_unusable(chosen: Candidate, cohort: Cohort, shown: RoundEvaluation) -> Kept | None:
+def _why_unusable(chosen: Candidate, cohort: Cohort, shown: Evaluations) -> Kept | None:
     if chosen.released:  # without any client, too: that there was none must not show
         return _why_no_answers(chosen.model, shown.report)
     unweighted = _why_no_weights(chosen, cohort)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .cohort import Cohort
 from .contributions import Contributions
-from .evaluation import RoundEvaluation
+from .evaluation import Evaluations
 from .method import Method
 from .reasons import Kept
 from .types import Candidate, LookBack, PrivacyRecord, RoundRecord, ServerState
@@ -17,7 +17,7 @@ def record_round(
     cohort: Cohort,
     chosen: Candidate,
     search: Search | None,
-    shown: RoundEvaluation,
+    shown: Evaluations,
     *,
     kept: Kept | None,
     notes: tuple[str, ...],

@@ -28,7 +28,7 @@ from .candidates import (
 from .cohort import Cohort
 from .counterfactuals import contributions, counterfactuals
 from .engine import Engine, FoldingEngine
-from .evaluation import RoundEvaluation, why_kept
+from .evaluation import Evaluations, why_kept
 from .method import Method, Plan
 from .objective.adapt_loss import Adapted
 from .recording import record_round
@@ -66,7 +66,7 @@ def run_round(
         chosen = replace(chosen, model=tune(chosen.model, task, cohort))
         local = None
 
-    shown = RoundEvaluation(chosen.model, cohort, others, local)
+    shown = Evaluations(chosen.model, cohort, others, local)
     kept = why_kept(chosen, cohort, shown)
     if kept:
         chosen = with_old_model(chosen, cohort)

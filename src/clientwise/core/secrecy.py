@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from .candidates import of_mean, unchanged
+from .candidates import take_server_step, unchanged
 from .cohort import Cohort
 from .fixed_point import Fixed, FixedPoint, SecureAggregation
 from .guard import inspect_measurements, inspect_updates, inspect_values
@@ -334,11 +334,17 @@ def of_secret_sum(cohort: SecretCohort, priority: tuple[str, ...] | None) -> Can
     if not found.total:
         nothing = torch.zeros(len(found.client_ids), dtype=torch.float64)
         return unchanged(cohort, priority, nothing, nothing)
-    model = cohort.state.model
+    before = cohort.state.model
     weights = found.scores / found.total
-    mean = (model.double() + found.update.to(model.device)).to(model)
-    return of_mean(
-        cohort, mean, priority=priority, scores=found.scores, prior=weights, weights=weights
+    mean = (before.double() + found.update.to(before.device)).to(before)
+    model, step_state = take_server_step(cohort, mean)
+    return Candidate(
+        priority=priority,
+        scores=found.scores,
+        prior=weights,
+        weights=weights,
+        model=model,
+        step_state=step_state,
     )
 
 

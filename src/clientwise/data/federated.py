@@ -14,6 +14,7 @@ from ..core.clock import Devices
 from ..core.criteria import fact_columns
 from ..core.objective.problem import Problem
 from ..core.seeding import generator
+from ..registry import Registry
 from .arrays import (
     NamedInput,
     check_clients,
@@ -446,6 +447,10 @@ class FederatedData:
         )
         pictures = data.samples.inputs.dtype == torch.uint8
         return replace(data, samples=replace(data.samples, scale=1 / 255)) if pictures else data
+
+
+Loader = Callable[..., Samples]
+DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Where the samples come from")
 
 
 def _called(client: int, names: Sequence[str]) -> str:

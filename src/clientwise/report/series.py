@@ -24,7 +24,7 @@ NOT_AVAILABLE_MEANS = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
     "samples of all clients. It is never marked as best."
 )
-LARGEST_LOSS = 1e9  # of a model that has learned anything
+RUINED_LOSS = 1e9  # of a model that has learned anything
 DASHES: tuple[Dash, ...] = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
 
 
@@ -126,7 +126,7 @@ def trains_on_server(run: RunFolder, method: str) -> bool:
 def _has_diverged(losses: Sequence[float]) -> bool:
     """Whether the last loss is far above the lowest and above the first, or beyond all use."""
     last = losses[-1]
-    return last > LARGEST_LOSS or last > max(losses[0], DIVERGED * min(losses))
+    return last > RUINED_LOSS or last > max(losses[0], DIVERGED * min(losses))
 
 
 def series_of(runs: Sequence[RunFolder], seed: int | None = None) -> list[Series]:

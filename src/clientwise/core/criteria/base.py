@@ -138,6 +138,18 @@ class Criterion:
         """The largest value that can be true."""
         return self.upper(problem, **self.part.options) if callable(self.upper) else self.upper
 
+    def fault_in(self, values: object, clients: int, problem: Problem) -> str | None:
+        """Why the values of so many clients cannot be right; None: one for each, finite, from 0 to `high`."""
+        if not isinstance(values, Tensor) or tuple(values.shape) != (clients,):
+            given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            return f"must return a tensor with one value per client, returned {given} for {clients}"
+        if not bool((values.isfinite() & (values >= 0)).all()):
+            return f"must be finite and not negative, is {values.tolist()}"
+        high = self.high(problem)
+        if float(values.max()) > high:
+            return f"= {float(values.max()):g} for one of the clients, above its bound {high:g}"
+        return None
+
 
 def criterion(
     name: str,

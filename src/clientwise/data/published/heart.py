@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy
 
 from ..cache import Writer
-from ..catalogue import DATASETS
-from ..federated import Samples
+from ..federated import DATASETS, Samples
 from ..folder import DataError, find
 from ..tables.columns import Standardise
 from ..tables.files import read_csv

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ...core.objective.problem import Regression
 from ..cache import Writer, cached
-from ..catalogue import DATASETS
 from ..federated import (
+    DATASETS,
     FederatedData,
     Given,
     Holdings,

@@ -9,8 +9,7 @@ from typing import Literal
 from ...core.objective.problem import Survival
 from ...errors import shortened
 from ..cache import Writer
-from ..catalogue import DATASETS
-from ..federated import Samples
+from ..federated import DATASETS, Samples
 from ..folder import DataError, reason
 from .columns import Standardise
 from .files import ENDINGS, read_chunks, read_header

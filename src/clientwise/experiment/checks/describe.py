@@ -8,7 +8,8 @@ from ...core.aggregation.adapters import pairs_of
 from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
 from ...core.method import Plan
-from ...core.types import ModelSpec
+
+from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData, Samples
 from ...data.summary import summarise
 from ...data.tables.hints import column_hints
@@ -27,7 +28,6 @@ from .privacy import describe_privacy, held_out_doubts
 from .round_memory import fixed_bytes, gpu_bytes, largest_round
 from .steps import count_steps, steps_in_words, unequal_steps
 
-FLOAT_BYTES = 4
 SUM_BYTES = 8  # of a float64
 WORTH_SAYING = 10**8  # bytes
 MANY_ROWS = 10**6
