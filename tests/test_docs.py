@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
+from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.reference import KINDS, markdown
 
 ROOT = Path(__file__).parents[1]
@@ -246,6 +247,12 @@ def test_the_page_on_parts_names_every_kind_and_runs_as_printed(
     assert cw.Run(cw.run(found, tmp_path / "run")).metric == "jaccard"
 
 
+def test_the_pages_on_methods_and_attacks_name_all_of_them() -> None:
+    for page, names in {"methods.md": METHODS, "attacks.md": KINDS["attacks"]}.items():
+        text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert [name for name in names if f"`{name}`" not in text] == [], page
+
+
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.name
 )
@@ -294,6 +301,7 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
         assert not re.findall(
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*", page
         ), name
+    assert "I want to" in pages["index.html"]
     assert 'id="clientwise.core.weights.weighting.weigh"' in pages["api.html"]
     assert "label_diversity" in (site / "search.js").read_text(encoding="utf-8")
 

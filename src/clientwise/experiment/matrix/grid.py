@@ -13,8 +13,8 @@
 A rule that takes a share of hostile clients is told its column's by `rule.hostile = "column"`.
 
 Every cell is an ordinary run in a folder of its own, with all methods and seeds. Without
-[matrix.data] there is one federation, that of the config. `matrix_runs.py` runs the cells,
-`matrix_resume.py` adds to a matrix that was run.
+[matrix.data] there is one federation, that of the config. `runs.py` runs the cells,
+`resume.py` adds to a matrix that was run.
 """
 
 from __future__ import annotations
