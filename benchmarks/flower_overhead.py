@@ -100,7 +100,7 @@ def table(found: dict[str, Any]) -> str:
     """The figures as Markdown."""
     lines = [
         f"Measured on a {found['machine']}: prioritized weighting on 5,000 MNIST digits,",
-        "divided among all clients of a round, and a small network (25,450 parameters): messages dominate, not training.",
+        "divided among all clients of a round, and a network of 25,450 parameters: messages take most of the time.",
         "",
         "| clients in a round | local engine | Flower simulation | overhead per client |",
         "|---|---|---|---|",
@@ -112,7 +112,7 @@ def table(found: dict[str, Any]) -> str:
     size = found["model_megabytes"]
     lines += [
         "",
-        f"Peak memory of the server's process with a model of {size} MB, which also holds replies until they are fetched:",
+        f"Peak memory of the server's process, with replies not yet fetched and a model of {size} MB:",
         "",
         "| clients in a round | peak memory | their models, if they were kept |",
         "|---|---|---|",

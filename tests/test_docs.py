@@ -69,7 +69,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for config in blocks("data.md", "toml"):
         cw.load(tomllib.loads(config) | {"name": "page", "rounds": 1, "model": "linear"})
-    drawn, own, _, plugin = blocks(
+    drawn, own, _ = blocks(
         "data.md", "python"
     )  # the third needs flwr-datasets: tests/data/test_federated.py
     monkeypatch.chdir(tmp_path)
@@ -78,22 +78,6 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         {},
     )
     exec(f"{own}\nassert cw.Run(folder).finished and arrays.num_clients == 2", {})
-    exec(plugin, {"__name__": "plugin"})
-    images, labels = numpy.random.default_rng(0).integers(0, 5, (2, 40))
-    for name, array in {
-        "images": images[:, None].astype(numpy.uint8),
-        "labels": labels,
-        "devices": labels,
-    }.items():
-        numpy.save(tmp_path / f"{name}.npy", array)
-    config = {
-        "name": "page",
-        "rounds": 1,
-        "model": "linear",
-        "data": "my_images",
-        "partition": "by_id",
-    }
-    assert cw.Run(cw.run(config | {"data_dir": str(tmp_path)}, tmp_path / "plugin")).finished
 
 
 def test_the_script_for_a_cluster_runs_and_resumes(

@@ -97,7 +97,10 @@ def defined() -> frozenset[str]:
 @functools.cache
 def files() -> frozenset[str]:
     """The names of the repository's Python files."""
-    folders = [SOURCE, *(ROOT / name for name in ("tests", "docs", "benchmarks", "examples"))]
+    folders = [
+        SOURCE,
+        *(ROOT / name for name in ("benchmarks", "docs", "examples", "experiments", "tests")),
+    ]
     return frozenset(path.name for folder in folders for path in folder.rglob("*.py"))
 
 

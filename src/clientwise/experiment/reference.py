@@ -187,7 +187,7 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
 
 
 PARTS = """\
-A part is written as its name, with its options in parentheses. `=` gives the default of an option; an option without a
+Each part is listed with its options. `=` gives the default of an option, and `/` its other choices. An option without a
 default is required, unless it is marked as optional."""
 INTRODUCTION = """\
 # Config reference
@@ -244,15 +244,20 @@ def _part_entry(registry: Registry[Any], name: str) -> str:
 
 def _short_option(option: Option) -> str:
     """An option without its type where the default shows it."""
-    is_choice = type_name(option.type).startswith('"')
-    shows_type = isinstance(option.default, (bool, int, float, str)) and not is_choice
-    if option.required or not shows_type:
-        return _option(option)
-    return f"{option.name}={_value(option.default)}"
+    if option.required or option.default is None:
+        return _choices(_option(option))
+    default = _value(option.default)
+    others = type_name(option.type).split(" or ") if isinstance(option.default, str) else []
+    choices = [default, *(other for other in others if other not in (default, "string"))]
+    return f"{option.name}={'/'.join(choices)}"
+
+
+def _choices(text: str) -> str:
+    return text.replace('" or "', '"/"')
 
 
 def _field_entry(name: str, field: FieldInfo) -> str:
-    kind = type_name(field.annotation)
+    kind = _choices(type_name(field.annotation))
     if field.is_required():
         kind += ", required"
     elif "table" not in kind and field.default not in (None, "", []):
