@@ -8,4 +8,4 @@ from ..registry import Registry
 from .federated import Samples
 
 Loader = Callable[..., Samples]
-DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Where the samples come from")
+DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Sources of samples")

@@ -54,7 +54,7 @@ class Ruled:
 
 State = Mapping[str, Tensor]
 Rule = Callable[..., Ruled]
-RULES: Registry[Rule] = Registry("rule", "rules", "How the weighted updates become one")
+RULES: Registry[Rule] = Registry("rule", "rules", "Aggregation of the weighted updates")
 
 NOTHING: State = {}
 

@@ -48,4 +48,4 @@ class Evidence(Protocol):
         return 0
 
 
-EVIDENCE: Registry[Any] = Registry("evidence", "evidence", "What moves the weights of the score")
+EVIDENCE: Registry[Any] = Registry("evidence", "evidence", "Changes of the prior weights")

@@ -81,7 +81,9 @@ class Score(ABC):
         return raw
 
 
-SCORES: Registry[Any] = Registry("score", "scores", "How a client's criteria become one number")
+SCORES: Registry[Any] = Registry(
+    "score", "scores", "Combination of a client's criteria into one number"
+)
 
 
 @SCORES.register("prioritized")

@@ -125,7 +125,7 @@ class Tuned(ConfigTable):
     trials: PositiveInt = Field(description="Number of trials.")
     seeds: list[Seed] = Field(description="Seeds of the trials. A run with one of them is refused.")
     rounds: PositiveInt = Field(description="Rounds of a trial.")
-    by: str = Field(description="What trials were compared by: see [tune].")
+    by: str = Field(description="The criterion that compared trials: see [tune].")
     sampler: str = Field(description="How values were drawn: see [tune].")
 
 
@@ -135,11 +135,9 @@ class MethodSettings(ConfigTable):
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
     name: Name = Field(description="The name of the method in tables and figures.")
-    criteria: Criteria = Field(
-        [Part("dataset_size", {})], description="What is measured about a client."
-    )
+    criteria: Criteria = Field([Part("dataset_size", {})], description="Measurements of a client.")
     score: Annotated[Part, PartOf(SCORES)] = Field(
-        Part("prioritized", {}), description="How the criteria become one number."
+        Part("prioritized", {}), description="Combination of the criteria into one number."
     )
     normalise: Annotated[Part, PartOf(NORMALISERS)] | None = Field(
         None,
@@ -154,11 +152,11 @@ class MethodSettings(ConfigTable):
         description="The policy on weights: see [methods.bounds]. Default: no bounds.",
     )
     before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = Field(
-        [], description="What is done to the updates before the rule, in this order."
+        [], description="Changes of the updates before the rule, in this order."
     )
     rule: Annotated[Part, PartOf(RULES)] = Field(
         Part("mean", {}),
-        description="How the weighted updates become one.",
+        description="Aggregation of the weighted updates.",
     )
     adjust: Annotated[Part, PartOf(ADJUSTMENTS)] | None = Field(
         None, description="Online adjustment of the order of priority (P2). Default: none."

@@ -132,11 +132,9 @@ class Experiment(ConfigTable):
     )
     evaluation: EvaluationSettings = Field(
         EvaluationSettings(),
-        description="What is measured during a run.",
+        description="Measurements during a run.",
     )
-    record: RecordSettings = Field(
-        RecordSettings(), description="What a run writes about single clients."
-    )
+    record: RecordSettings = Field(RecordSettings(), description="Records of single clients.")
     devices: DeviceSettings | None = Field(
         None,
         description="Speed and availability of the clients' devices. Default: not simulated.",
