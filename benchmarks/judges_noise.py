@@ -1,4 +1,4 @@
-"""What the nodes' noise leaves of evidence from judges: the table of docs/security.md.
+"""What the nodes' noise leaves of evidence from judges: the table of docs/results/privacy.md.
 
 python benchmarks/judges_noise.py
 

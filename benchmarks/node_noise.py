@@ -1,4 +1,4 @@
-"""How far a node's noise moves the accuracy it reports: the table of docs/security.md.
+"""How far a node's noise moves the accuracy it reports: the table of docs/results/privacy.md.
 
 python benchmarks/node_noise.py
 """

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from clientwise.engine.executor import CACHE_BYTES, FLOAT_BYTES
-from clientwise.experiment.build import build_module
+from clientwise.experiment.build.network import build_module
 from ours import config, federated
 from overhead import METHOD
 from works import WARMUP, WORKS, Work

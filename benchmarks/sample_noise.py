@@ -1,4 +1,4 @@
-"""What noise of single samples costs in accuracy, for the table in docs/privacy.md.
+"""What noise of single samples costs in accuracy, for the table in docs/results/privacy.md.
 
     CLIENTWISE_DATA=... python benchmarks/sample_noise.py
 

@@ -169,7 +169,7 @@ def flowers(clients: int, neighbours: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table of docs/privacy.md."""
+    """Print the table of docs/results/privacy.md."""
     counts = [int(argument) for argument in sys.argv[1:]] or list(CLIENTS)
     columns = ["keys", "shares", "mask", "up", "server", "server, dropouts"]
     heads = ["keys (s)", "shares (s)", "masking (s)", "upload (MB)", "server (s)"]

@@ -38,7 +38,7 @@ from clientwise.report.arena.standings import (
     significant_leads,
     standings,
 )
-from clientwise.report.arena.tables import (
+from clientwise.report.arena.standings_tables import (
     FOOTNOTE,
     NOT_AVAILABLE,
     by_mean,
@@ -52,7 +52,7 @@ from clientwise.report.statistics import Difference, holm, paired_difference
 
 DOCS = Path(__file__).parent
 RAW = DOCS / "results"
-PAGES = (DOCS / "results" / "evidence.md", DOCS / "privacy.md", DOCS.parent / "README.md")
+PAGES = (RAW / "evidence.md", RAW / "privacy.md", DOCS.parent / "README.md")
 
 OURS = "Recommended"
 ORACLE = "KnowsHonestTuned"  # regrets are counted against it

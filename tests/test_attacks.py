@@ -32,14 +32,11 @@ from clientwise.data.federated import Samples
 from clientwise.engine.wrappers.engine import EmbeddedEngine
 from clientwise.engine.wrappers.hostile import HostileEngine
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.build import (
-    build_data,
-    build_engine,
-    build_executor,
-    build_plan,
-    load_samples,
-)
-from clientwise.experiment.checks.validation import deployment_issues, validate
+from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
+from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.checks.against_data import validate
+from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run
 from clientwise.record.reading.folder import RunFolder

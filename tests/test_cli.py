@@ -19,7 +19,7 @@ from pexpect.fdpexpect import fdspawn
 import clientwise as cw
 import processes
 from clientwise.data.datasets import digits
-from clientwise.experiment.build import build_data
+from clientwise.experiment.build.clients import build_data
 
 
 def clientwise(
@@ -361,7 +361,7 @@ def test_sigterm_says_what_was_not_completed(config: Path, tmp_path: Path, comma
     clientwise("run", config, "--out", tmp_path / "run")
     told = (
         "import os, signal\n"
-        "from clientwise.report import export\n"
+        "from clientwise.report.output import export\n"
         "from clientwise import results\n"
         "export.draw = results.write_model = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
     )

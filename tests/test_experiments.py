@@ -202,7 +202,7 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     tiny |= {
         "seeds": [1, 2],
         "server_set": {"fraction": 0.0},
-        "methods": [{"name": "DS"}, {"name": "MW>LD>DS"}],
+        "methods": [{"name": "DS", "like": "FedAvg"}, {"name": "MW>LD>DS", "like": "FedAvg"}],
     }
     folder = cw.run(tiny | {"name": "p1-mnist-shards"}, tmp_path / "runs" / "p1-mnist-shards")
     pack(folder, tmp_path / "packed" / folder.name)

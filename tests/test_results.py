@@ -205,7 +205,7 @@ def test_a_bar_is_shown_in_a_notebook(
     notebook = Notebook()
     monkeypatch.setitem(sys.modules, "IPython", notebook)
     monkeypatch.setitem(sys.modules, "IPython.display", notebook.display)
-    config = CONFIG | {"seeds": [1], "rounds": 2, "methods": [{"name": "a<b"}]}
+    config = CONFIG | {"seeds": [1], "rounds": 2, "methods": [{"name": "a<b", "like": "FedAvg"}]}
     cw.run(config, tmp_path / "run", data=data, model=Net)
     assert notebook.shown[-1].startswith(
         '<progress value="2" max="2"></progress> 2 of 2 rounds; a&lt;b, seed 1'

@@ -210,7 +210,7 @@ def test_regression_logs_its_own_metric(tmp_path: Path) -> None:
 
 
 def test_other_places(tiny: dict[str, Any], tmp_path: Path) -> None:
-    tiny["methods"] = [{"name": "a/b"}]
+    tiny["methods"] = [{"name": "a/b", "like": "FedAvg"}]
     uri = (tmp_path / "elsewhere").as_uri()
     tiny["trackers"] = [
         {"name": "tensorboard", "log_dir": str(tmp_path / "logs")},

@@ -20,7 +20,7 @@ from .models.flat import fill
 from .models.networks import MODELS, initialised
 from .models.own import OwnModel, OwnNetwork
 from .prediction import Predictor, predictor
-from .record.files import plain_name
+from .record.files import CONFIG, plain_name
 from .record.model_file import (
     ENDING,
     ModelHeader,
@@ -28,10 +28,11 @@ from .record.model_file import (
     metadata_of,
     write_model,
 )
-from .record.reading.config_view import CONFIG, read_table, recorded_config
+from .record.reading.config_view import recorded_config
 from .record.reading.folder import RunFolder
 from .record.reading.frames import FrameName
 from .record.reading.models import After
+from .record.toml_text import read_table
 from .registry import suggest
 from .report.document import Chart
 from .report.views import overview, result_charts

@@ -19,12 +19,8 @@ from torch import Tensor
 import processes
 from clientwise.core.secrecy import SecretScores
 from clientwise.core.types import Task
-from clientwise.experiment.build import (
-    build_data,
-    build_engine,
-    build_executor,
-    build_plan,
-)
+from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.data import from_files
 

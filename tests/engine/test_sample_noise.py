@@ -14,7 +14,7 @@ from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine, _noise_names
 from clientwise.errors import ConfigError
-from clientwise.experiment.checks.validation import validate
+from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.load import load_experiment
 from clientwise.models.networks import mlp
 from clientwise.registry import Part

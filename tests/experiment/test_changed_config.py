@@ -18,7 +18,7 @@ from clientwise.errors import RunError
 from clientwise.experiment.running import origin
 from clientwise.experiment.running.folders import annotate
 from clientwise.experiment.running.origin import versions
-from clientwise.record.reading.config_view import read_table
+from clientwise.record.toml_text import read_table
 
 
 @pytest.fixture

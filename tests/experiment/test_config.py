@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import clientwise as cw
+from clientwise.core.clock import Pace
+from clientwise.core.weights.bounds import Bounds, Group, Probation
 from clientwise.core.weights.scores import Owa, Prioritized
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
+from clientwise.experiment.config.methods import BOUNDS
 from clientwise.experiment.load import load_experiment
 
 
@@ -301,6 +304,35 @@ def test_the_resolved_config_reads_back_the_same(tiny: dict[str, Any], tmp_path:
     assert load_experiment(tmp_path / "resolved.toml").to_dict() == experiment.to_dict()
 
 
+def test_tables_are_read_as_the_dataclasses_that_state_their_keys(tiny: dict[str, Any]) -> None:
+    table = {
+        "cap": 0.5,
+        "groups": [{"clients": [0, "south"], "cap": 0.4}],
+        "probation": {"cap": 0.2, "rounds": 2},
+        "note": "why",
+    }
+    method = {"name": "mine", "bounds": table, "pace": {"deadline": 3.0}}
+    experiment = load_experiment(tiny | {"methods": [method], "devices": {}})
+    (found,) = experiment.methods
+    assert found.bounds == Bounds(
+        cap=0.5,
+        groups=(Group((0, "south"), cap=0.4),),
+        probation=Probation(cap=0.2, rounds=2),
+        note="why",
+    )
+    assert found.pace == Pace(deadline=3.0)
+    written = found.to_dict()["bounds"]
+    assert written["groups"] == [{"clients": [0, "south"], "cap": 0.4, "name": ""}]
+    assert BOUNDS.read(written) == found.bounds
+    key = "methods[0].bounds.groups[0]"
+    change = {"bounds": {"groups": [{"clients": [], "capp": 0.3, "floor": 2}]}}
+    assert dict(issues(tiny | {"methods": [method | change]})) == {
+        f"{key}.clients = []": "must not be empty.",
+        f"{key}.capp": "unknown option; did you mean 'cap'?",
+        f"{key}.floor = 2": "must be less than 1.",
+    }
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     broken = tmp_path / "broken.toml"
     broken.write_text("rounds = = 3")
@@ -451,10 +483,10 @@ partition = { name = "iid", clients = 3 }
         ("workers = 1000000", "workers = 1000000: must be at most 1,024 or .auto. or .ray."),
         (f"seeds = {list(range(20_000))}", "seeds = .*: must have at most 10,000 entries"),
         (
-            f"methods = [{{name = '{'é' * 101}'}}]",
+            f"methods = [{{name = '{'é' * 101}', like = 'FedAvg'}}]",
             r"methods\[0\].name = .*: must have 1 to 200 bytes",
         ),
-        ('methods = [{name = "a\\nb"}]', "and no control characters"),
+        ('methods = [{name = "a\\nb", like = "FedAvg"}]', "and no control characters"),
     ],
 )
 def test_what_no_config_can_mean(tmp_path: Path, line: str, reason: str) -> None:

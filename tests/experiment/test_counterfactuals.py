@@ -22,8 +22,8 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.config.presets import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.rerun import with_policy, without_client
-from clientwise.record.reading.counterfactuals import NOBODY, REPORTED
 from clientwise.record.reading.folder import RunFolder
+from clientwise.record.reading.other_weights import NOBODY, REPORTED
 from clientwise.report.audit.what_if import round_table
 from clientwise.report.output.export import as_csv
 from clientwise.report.views import audit_round, overview

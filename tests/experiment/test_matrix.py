@@ -26,7 +26,7 @@ from scipy.stats import friedmanchisquare, ttest_rel
 import clientwise as cw
 import processes
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.checks.validation import validate
+from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.matrix import runs as matrix_runs
 from clientwise.experiment.matrix.grid import (
     Matrix,
@@ -85,8 +85,8 @@ def test_federations_of_different_metrics_have_tables_of_their_own(
     accuracy, mape = matrix_tables(arena(folder))
     assert "on 1 federation" in str(accuracy.title)
     assert [str(table.columns[1].header) for table in (accuracy, mape)] == [
-        "mean\naccuracy",
-        "mean\nmape",
+        "mean accuracy",
+        "mean mape",
     ]
     assert "over the cells of one, each" in str(accuracy.caption)
     assert "over the cells of sugar, each" in str(mape.caption)
@@ -201,7 +201,7 @@ def test_a_sweep_of_any_key_is_one_table(tiny: dict[str, Any], tmp_path: Path) -
 
 def test_a_sweep_may_have_a_part_with_several_options(tiny: dict[str, Any]) -> None:
     rules = ["median", *({"name": "trimmed_mean", "hostile": share} for share in (0.1, 0.3))]
-    tiny["methods"] = [{"name": "A"}]
+    tiny["methods"] = [{"name": "A", "like": "FedAvg"}]
     tiny["matrix"] = {"sweep": {"methods": {"A": {"rule": rules}}}}
     cells = load_matrix(tiny).cells
     trimmed = ["rule trimmed_mean hostile 0.1", "rule trimmed_mean hostile 0.3"]

@@ -78,6 +78,18 @@ def test_an_unknown_name_is_refused_with_the_nearest(tiny: dict[str, Any]) -> No
         load_experiment(tiny | {"methods": [{"name": ["FedAvg"]}]})
 
 
+@pytest.mark.parametrize(
+    ("name", "said"), [("FedProxx", "did you mean 'FedProx'"), ("P1", "known: ")]
+)
+def test_an_unknown_name_alone_is_not_fedavg(tiny: dict[str, Any], name: str, said: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"methods\[0\].name: there is no method '{name}'; {said}"
+    ):
+        cw.load(tiny | {"methods": [{"name": name}]})
+    (named,) = cw.load(tiny | {"methods": [{"name": name, "like": "FedAvg"}]}).methods
+    assert named.unlike_fedavg() == []
+
+
 def test_a_preset_picks_methods_by_their_names(tiny: dict[str, Any]) -> None:
     config = tiny | {
         "methods": ["FedAvg", {"like": "DGA"}, "AFL"],

@@ -10,10 +10,11 @@ import torch
 
 import clientwise as cw
 from clientwise.errors import ConfigError
-from clientwise.experiment.build import build_data, load_samples
+from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load
-from clientwise.report.audit.rounds import audit
+from clientwise.report.audit.round_audit import audit
 
 CONFIG: dict[str, Any] = {
     "name": "new data",

@@ -16,13 +16,13 @@ from clientwise.cli import app
 from clientwise.core.objective.problem import Classification
 from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
+from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.checks.validation import deployment_issues
 from clientwise.experiment.config.presets import merge
 from clientwise.experiment.running import lanes
 from clientwise.record.reading.folder import RunFolder
 from clientwise.registry import Part
-from clientwise.report.server.runs import progress
+from clientwise.report.server.served_runs import progress
 from clientwise.report.views import audit_round, overview
 from clientwise.secrecy.accountant import Accountant
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from clientwise.errors import ConfigError
+from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.checks.secure import ALLOWED, REFUSED, identity_issues
-from clientwise.experiment.checks.validation import validate
 from clientwise.experiment.config.methods import MethodSettings
 from clientwise.experiment.load import load_experiment
 

@@ -22,7 +22,7 @@ from clientwise.experiment.running.recompute import recompute
 from clientwise.record.reading.folder import RunFolder
 from clientwise.record.signed.keys import make_private_key
 from clientwise.record.signed.verify import verify
-from clientwise.report.audit.rounds import audit
+from clientwise.report.audit.round_audit import audit
 from clientwise.report.statement import statement
 
 CLIENTS = 20

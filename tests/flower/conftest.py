@@ -11,12 +11,13 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from grid import FakeClock
 
-from clientwise.hosts.flower import engine
+from clientwise.hosts.flower import engine, exchange
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     """The engine's clock."""
     fake = FakeClock()
-    monkeypatch.setattr(engine, "time", fake)
+    for module in (engine, exchange):
+        monkeypatch.setattr(module, "time", fake)
     return fake

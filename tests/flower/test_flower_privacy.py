@@ -20,7 +20,7 @@ from grid import LoopGrid, client_of
 import clientwise as cw
 from clientwise.core.round import first_state, run_round
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.build import build_engine, build_executor, build_plan
+from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.config.schema import Experiment
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment

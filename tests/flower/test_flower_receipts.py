@@ -25,7 +25,8 @@ from clientwise.hosts.deployment.signing import Signer
 from clientwise.hosts.flower.connections import connector, simulated_clients
 from clientwise.record.signed.chain import SignedChain
 from clientwise.record.signed.keys import make_private_key, private_key
-from clientwise.record.signed.verify import receipts, verify
+from clientwise.record.signed.receipts import receipts
+from clientwise.record.signed.verify import verify
 
 CONFIG: dict[str, Any] = {
     "name": "receipts",

@@ -24,19 +24,14 @@ from flwr.common.serde import recorddict_to_proto
 from grid import FakeClock, LoopGrid
 from torch import Tensor
 
-import clientwise.hosts.flower.engine
 import clientwise.secrecy.masks.statements
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.secrecy import SecretScores
 from clientwise.core.types import RoundRecord, Task
-from clientwise.experiment.build import (
-    build_data,
-    build_engine,
-    build_executor,
-    build_plan,
-    load_samples,
-)
+from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
+from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.config.schema import Experiment
 from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app
@@ -60,8 +55,8 @@ Change = Callable[[str, int, Message], Message | None]
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clientwise.hosts.flower.engine, "time", FakeClock())
+def no_waiting(clock: FakeClock) -> None:
+    """The clock of the engine is a fake one."""
 
 
 class KeepingGrid(LoopGrid):

@@ -31,12 +31,9 @@ from grid import LoopGrid
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import Task
 from clientwise.errors import ClientwiseError
-from clientwise.experiment.build import (
-    build_data,
-    build_engine,
-    build_executor,
-    load_samples,
-)
+from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.engine import build_engine, build_executor
+from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app

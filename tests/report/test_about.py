@@ -13,7 +13,7 @@ from clientwise.errors import RunError
 from clientwise.experiment.running.folders import annotate
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about, differences
-from clientwise.report.runs import chosen, list_runs
+from clientwise.report.run_list import chosen, list_runs
 from clientwise.report.views import overview
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 import clientwise as cw
 from clientwise.report import views
-from clientwise.report.audit.rounds import Audit, audit
+from clientwise.report.audit.round_audit import Audit, audit
 from clientwise.report.document import Table
 from clientwise.report.output import terminal
 from clientwise.report.output.terminal import audit_tables

@@ -19,7 +19,7 @@ from clientwise.data.partition import (
     table,
 )
 from clientwise.data.summary import DataSummary, summarise
-from clientwise.report.data import (
+from clientwise.report.data_tables import (
     BLOCKS,
     class_table,
     data_charts,

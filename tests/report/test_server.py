@@ -28,10 +28,9 @@ from clientwise.record.reading.folder import RunFolder
 from clientwise.report import views
 from clientwise.report.document import Document
 from clientwise.report.output.html import to_json, write_html
-from clientwise.report.server import is_loopback, make_app
-from clientwise.report.server import runs as served_runs
+from clientwise.report.server import is_loopback, make_app, served_runs
 from clientwise.report.server.prometheus import samples_of
-from clientwise.report.server.runs import ServedRuns
+from clientwise.report.server.served_runs import ServedRuns
 
 ODD_PORTS = ("127.0.0.1:99999999", "localhost:65536", "localhost:-1", "localhost:x", "localhost:")
 

@@ -21,7 +21,7 @@ from clientwise.errors import RunError
 from clientwise.record.lock import locked
 from clientwise.record.writer import Store
 from clientwise.report import run_list, sections, views
-from clientwise.report.audit.rounds import audit
+from clientwise.report.audit.round_audit import audit
 from clientwise.report.marks import Lines
 from clientwise.report.output.figures import draw
 from clientwise.report.output.page_json import as_json
@@ -32,7 +32,7 @@ from clientwise.report.output.terminal import (
     summary_table,
 )
 from clientwise.report.series import series_of
-from clientwise.report.server.runs import progress
+from clientwise.report.server.served_runs import progress
 from clientwise.report.statistics import (
     Contingency,
     Difference,

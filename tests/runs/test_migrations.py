@@ -30,9 +30,9 @@ from clientwise.experiment.running.machine import system
 from clientwise.record import (
     database,
     migrations,
+    run_database,
     schema,
     structure,
-    writer,
 )
 from clientwise.record.migrations import MIGRATIONS, OLDEST_VERSION
 from clientwise.record.reading.reader import is_finished
@@ -329,7 +329,7 @@ def test_a_later_version_may_add_a_column(tmp_path: Path, monkeypatch: pytest.Mo
     folder = unpacked(RELEASE, "hostile", tmp_path)
     before = content(folder)
     monkeypatch.setattr(migrations, "MIGRATIONS", [*MIGRATIONS, adds_a_column])
-    for module in (migrations, writer, schema):
+    for module in (migrations, run_database, schema):
         monkeypatch.setattr(module, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
     run = cw.Run(folder)
     assert run.query("SELECT DISTINCT energy, machine FROM rounds") == [(None, None)]

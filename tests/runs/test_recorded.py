@@ -11,13 +11,13 @@ import tomli_w
 
 from clientwise.core.weights.bounds import Bounds
 from clientwise.core.weights.scores import SCORES, Prioritized
-from clientwise.record.reading.config_view import (
-    CONFIG,
-    RecordedConfig,
-    build,
-    read_table,
-    recorded_config,
-)
+from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.config.tables import to_plain
+from clientwise.experiment.load import load_experiment
+from clientwise.record.files import CONFIG
+from clientwise.record.options import build
+from clientwise.record.reading.config_view import RecordedConfig, recorded_config
+from clientwise.record.toml_text import read_table
 from clientwise.registry import Part
 
 WHOLE: dict[str, Any] = {
@@ -66,6 +66,39 @@ def test_a_config_as_typed_values() -> None:
     assert other is not None
     assert (other.score, other.bounds, other.threshold, other.has_rule) == (None, None, 0.0, False)
     assert config.method("C") is None
+
+
+def test_both_models_of_the_config_agree(tiny: dict[str, Any]) -> None:
+    """That of `experiment.config`, and the one that raises no errors and imports no plugins."""
+    bounds = {"cap": 0.8, "probation": {"cap": 0.3, "rounds": 2, "clients": [1]}}
+    more: dict[str, Any] = {
+        "note": "why",
+        "tags": ["a", "b"],
+        "federation": {"clients_per_round": 3, "sampling": "fixed"},
+        "methods": [*METHODS, {"name": "mine", "like": "Recommended", "bounds": bounds}],
+        "devices": {"speed": {"name": "lognormal", "median": 2.0}},
+    }
+    written = load_experiment(tiny | more)
+    read = RecordedConfig(written.to_dict())
+    assert len(written.methods) > 20
+    for key in ("data", "features", "partition", "model", "training", "devices", "note", "tags"):
+        plain = to_plain(getattr(read, key))
+        assert plain == to_plain(getattr(written, key)), key
+    federation = written.federation
+    assert read.clients_per_round == federation.clients_per_round == 3
+    assert (read.fraction, read.sampling) == (federation.fraction, federation.sampling)
+    assert read.server_set_source == written.server_set.source
+    assert [one.name for one in read.methods] == [one.name for one in written.methods]
+    for one, other in zip(read.methods, written.methods, strict=True):
+        for key in ("criteria", "score", "evidence", "bounds", "before", "rule", "control"):
+            assert to_plain(getattr(one, key)) == to_plain(getattr(other, key)), key
+        assert to_plain(one.normaliser) == to_plain(other.normalise)
+        assert (one.fine_tunes, one.is_secret) == (
+            other.fine_tune is not None,
+            other.secure_aggregation is not None,
+        )
+        assert one.privacy == (to_plain(other.privacy) or {})
+        assert one.tuned == (to_plain(other.tuned) or {})
 
 
 @pytest.mark.parametrize(

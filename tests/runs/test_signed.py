@@ -26,7 +26,8 @@ from clientwise.record.signed.chain import (
     links,
 )
 from clientwise.record.signed.keys import make_private_key, private_key, public_bytes
-from clientwise.record.signed.verify import receipts, verify
+from clientwise.record.signed.receipts import receipts
+from clientwise.record.signed.verify import verify
 from clientwise.record.writer import Store
 
 BOUNDS = {"cap": 0.3, "groups": [{"name": "two", "clients": [0, 1], "cap": 0.45}]}

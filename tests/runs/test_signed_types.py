@@ -31,7 +31,8 @@ from clientwise.record.signed.chain import (
     links,
 )
 from clientwise.record.signed.keys import make_private_key, private_key, public_bytes
-from clientwise.record.signed.verify import is_valid_receipt, receipts, verify
+from clientwise.record.signed.receipts import is_valid_receipt, receipts
+from clientwise.record.signed.verify import verify
 
 FIXTURES = Path(__file__).parent / "fixtures"
 CONFIG: dict[str, Any] = {

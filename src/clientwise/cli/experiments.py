@@ -406,8 +406,8 @@ def _run_matrix(
 
 def _check_matrix(matrix: Matrix) -> None:
     """Describe every federation, and check every attack on it."""
+    from ..experiment.checks.against_data import validate
     from ..experiment.checks.describe import describe
-    from ..experiment.checks.validation import validate
     from ..report.document import counted
 
     for name in matrix.federations:

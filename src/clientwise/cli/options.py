@@ -158,7 +158,7 @@ def _values_of(text: str, values: str) -> Any:
 
 def _value(text: str) -> Any:
     """A value as TOML has it; a bare word is text."""
-    from ..record.reading.config_view import parse_toml
+    from ..record.toml_text import parse_toml
 
     try:
         return parse_toml(f"value = {text}")["value"]

@@ -48,8 +48,9 @@ def data(
     """
     from ..data.summary import summarise
     from ..data.tables.hints import column_hints
-    from ..experiment.build import build_data, load_samples
-    from ..report.data import (
+    from ..experiment.build.clients import build_data
+    from ..experiment.build.samples import load_samples
+    from ..report.data_tables import (
         class_table,
         column_table,
         data_charts,

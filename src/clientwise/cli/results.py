@@ -96,7 +96,7 @@ def runs(
     """
     from ..report.document import counted
     from ..report.output.terminal import plain_table
-    from ..report.runs import chosen, list_runs
+    from ..report.run_list import chosen, list_runs
 
     for folder in folders or ():
         if not folder.is_dir():

@@ -144,7 +144,7 @@ def receipts(
     Example: clientwise receipts runs/mine --out receipts
     """
     from ..record.files import plain_names
-    from ..record.signed.verify import receipts as receipts_of
+    from ..record.signed.receipts import receipts as receipts_of
     from ..writing import make_folder, write_atomically
 
     found = receipts_of(folder)

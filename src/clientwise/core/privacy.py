@@ -6,7 +6,7 @@ noise to the sum:
     released = Σ_a w_a·clip(Δ_a, C) + z·S·N(0, 1)
 
 S is the sensitivity: how far another client can move the sum. It follows from C, from the cap and from
-what another client means (docs/privacy.md has the proofs):
+what another client means (docs/results/privacy.md has the proofs):
 
 - Weights that sum to 1 are at most 2·C·cap apart, whether a client is added, removed or replaced.
 - With a fixed denominator D, w_a = min(cap, f_a/D), it is C·cap for a client that is added or removed,

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from ..record.reading.config_view import (
+from ..record.toml_text import (
     DEEPEST,
     INTEGERS,
     MOST_BYTES,
     parse_toml,
 )
-from .checks.validation import config_issues
+from .checks.combinations import config_issues
 from .config.messages import Issue, dotted, issues_of
 from .config.methods import MethodSettings
 from .config.named import pick, write_out

@@ -9,6 +9,7 @@ import inspect
 import re
 import types
 import typing
+from dataclasses import is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -22,6 +23,7 @@ from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
 from ..core.objective.metrics import METRICS
 from ..core.priority import ADJUSTMENTS
+from ..core.weights.bounds import Group, Probation
 from ..core.weights.scores import SCORES
 from ..core.weights.weighting import NORMALISERS
 from ..data.datasets import DATASETS
@@ -32,18 +34,16 @@ from ..models.networks import MODELS
 from ..registry import Option, Part, Registry
 from .config import settings
 from .config.methods import (
-    GroupBounds,
+    BOUNDS,
+    PACE,
+    PRIVACY,
+    SECURE_AGGREGATION,
     MethodSettings,
-    PaceSettings,
-    PrivacySettings,
-    ProbationSettings,
-    SecureAggregationSettings,
     Tuned,
-    WeightBounds,
 )
 from .config.named import METHODS
 from .config.schema import Experiment
-from .config.tables import ConfigTable
+from .config.tables import ConfigTable, TableOf
 from .matrix.grid import MatrixSettings
 from .trackers import TRACKERS
 from .tune.tune import TuneSettings
@@ -129,7 +129,7 @@ def type_name(kind: Any) -> str:
         return " or ".join(type_name(argument) for argument in named)
     if kind is Part:
         return "part"
-    if inspect.isclass(kind) and issubclass(kind, ConfigTable):
+    if inspect.isclass(kind) and (issubclass(kind, ConfigTable) or is_dataclass(kind)):
         return "table"
     name = getattr(origin or kind, "__name__", str(kind))
     if name in ("list", "Sequence", "tuple"):
@@ -174,13 +174,13 @@ _SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
     ("[[flower.table.columns]]", settings.MemberColumn),
     ("[[hostile]]", settings.HostileClients),
     ("[[methods]]", MethodSettings),
-    ("[methods.bounds]", WeightBounds),
-    ("[[methods.bounds.groups]]", GroupBounds),
-    ("[methods.bounds.probation]", ProbationSettings),
-    ("[methods.pace]", PaceSettings),
+    ("[methods.bounds]", BOUNDS.table),
+    ("[[methods.bounds.groups]]", TableOf(Group).table),
+    ("[methods.bounds.probation]", TableOf(Probation).table),
+    ("[methods.pace]", PACE.table),
     ("[methods.tuned]", Tuned),
-    ("[methods.privacy]", PrivacySettings),
-    ("[methods.secure_aggregation]", SecureAggregationSettings),
+    ("[methods.privacy]", PRIVACY.table),
+    ("[methods.secure_aggregation]", SECURE_AGGREGATION.table),
     ("[matrix]", MatrixSettings),
     ("[tune]", TuneSettings),
 )

@@ -5,20 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
-from numbers import Real
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from ..core.criteria import CRITERIA, Criterion, is_fixed
-from ..core.guard import inspect_models, inspect_values
-from ..core.method import Method, Plan
+from ..core.guard import inspect_models
+from ..core.method import Plan
 from ..core.reasons import Reason
 from ..core.round import first_state, run_round
 from ..core.types import (
@@ -29,13 +26,13 @@ from ..core.types import (
 )
 from ..core.weights.scores import Score
 from ..errors import plain
-from ..models.flat import FlatModel
+from .aggregate import Aggregate, aggregate_of
 from .arrays import Arrays, Layout
 from .engine import (
     HostEngine,
     Pair,
-    ServerSet,
     problem_of,
+    server_set,
 )
 from .host_run import HostRecord, refuse_run
 from .methods import (
@@ -43,38 +40,24 @@ from .methods import (
     recorded_table,
     settings_of,
     with_criteria,
+    with_named_bounds,
 )
+from .values import Client, ClientValues, Measure, RefusedError, ServerError, require
 
+MAX_CLIENTS = 10_000
 MAX_REASON = 300  # characters
 MAX_NAME = 100  # characters of a client's name
 SIZE = "dataset_size"  # the value that the record shows as the size of a client's data
-Client = str | int
-Measure = Callable[[dict[str, Any]], float]
 
 
-@dataclass(frozen=True)
-class ClientWeight:
-    """How a client's weight came about: score -> prior -> evidence -> bounds -> rule."""
+class AggregatorOptions(TypedDict, total=False):
+    """Arguments of `Aggregator` that hosts pass on as they are."""
 
-    weight: float  # all weights of a round sum to 1
-    score: float
-    prior: float  # by the score alone
-    z: float | None = None  # evidence against the client in standard errors; None: unknown
-    posterior: float | None = None  # after the evidence
-    influence: float | None = None  # share of the aggregate after the rule; None: its weight
-
-
-@dataclass(frozen=True)
-class Aggregate:
-    """The model after a round, and how every client counted."""
-
-    model: Mapping[str, Any]  # in the form of the global model
-    is_new: bool  # False: the model stays as it was, and a remark says why
-    weights: Mapping[Any, float]  # of the accepted clients
-    criteria: Mapping[Any, Mapping[str, float]]  # of the same clients
-    steps: Mapping[Any, ClientWeight]  # that led to their weights
-    refusals: Mapping[Any, str]  # of the others, and of second updates, with the reason
-    remarks: tuple[str, ...]  # what else the record says: ignored claims, criteria without effect
+    num_classes: int | None
+    learning_rate: float
+    seed: int
+    max_change: float
+    folder: str | Path | None
 
 
 class Aggregator:
@@ -135,38 +118,36 @@ class Aggregator:
         num_classes: int | None = None,
         learning_rate: float = 0.01,
         seed: int = 1,
-        max_clients: int = 10_000,
+        max_clients: int = MAX_CLIENTS,
         max_change: float = 1.5,
         folder: str | Path | None = None,
         rounds: int | None = None,
     ) -> None:
         self.round_num = 0
-        self._measured_here = dict(measured_here or {})
+        functions = dict(measured_here or {})
         settings = settings_of(method)
         self._table = recorded_table(settings, criteria, score, normalise)
-        self._server, self._spec = _server_set(model, weigh, report, num_classes, seed)
+        self._server, self._spec = server_set(model, weigh, report, num_classes, seed)
         self._num_classes = num_classes
         self._method = build(settings, learning_rate, weigh is not None)
         if criteria is not None:
             self._method = with_criteria(
-                self._method, criteria, score, normalise, self._measured_here, weigh is not None
+                self._method, criteria, score, normalise, functions, weigh is not None
             )
-        for name in self._measured_here.keys() - {one.name for one in self._claimed}:
-            raise ValueError(f"measured_here: {name} is none of the criteria that clients claim")
+        problem = problem_of(self._server, num_classes)
+        self._values = ClientValues(self._method.criteria, functions, max_change, problem)
         self._num_clients = max_clients if clients is None else len(clients)
         self._numbers: dict[Client, int] = {}
         if clients is not None:
             self._numbers = {name: number for number, name in enumerate(clients)}
         self._takes_new_clients = clients is None
-        self._method = _with_named_bounds(self._method, clients)
-        self._max_change = max_change
+        self._method = with_named_bounds(self._method, clients)
         self._seed = seed
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None:
             refuse_run(self._folder)  # before clients train for a round that cannot be recorded
         self._is_closed = False
         self._planned = rounds
-        self._first_claims: dict[tuple[Client, str], float] = {}
         self._has_report_part = report is not None
         self._layout: Layout | None = None
         self._engine: HostEngine
@@ -226,17 +207,19 @@ class Aggregator:
             self._refuse_second(client)
             fitted = layout.fit(arrays)
             vector = layout.vector(fitted)
-            _require(inspect_models(vector[None]))  # before it takes memory, or a number
-            measured = self._values_of(client, fitted, values)
+            require(inspect_models(vector[None]))  # before it takes memory, or a number
+            measured = self._values.of(client, layout, fitted, values)
+            ignored = self._values.ignored(values)
             self._number(client)
-        except _ServerError as error:
+        except ServerError as error:
             raise error.reason from error
         except Exception as error:
-            reason = error.args[0] if isinstance(error, _RefusedError) else str(error)
+            reason = error.args[0] if isinstance(error, RefusedError) else str(error)
             self.refuse(client, reason or type(error).__name__)
             return None
         self._replies.models[client] = vector
         self._replies.values[client] = measured
+        self._replies.ignored[client] = ignored
         return fitted
 
     def refuse(self, client: Client, reason: str) -> None:
@@ -253,16 +236,17 @@ class Aggregator:
         self._replies = _Replies()
         without_row = self._number_refused(replies)
         self._engine.updates = self._updates(replies)
-        asked = tuple(sorted(self._clients_of(replies)))
+        client_of = self._clients_of(replies)
+        asked = tuple(sorted(client_of))
         plan = Plan(self._seed, len(asked), evaluate_clients_every=None, asks=asked)
         state = replace(self._state, model=layout.vector())
         self._state, record = run_round(state, self._method, plan, self._engine)
         self.round_num = record.round_num
         ignored = map(plain, self._ignored_claims(record, replies))
         record = replace(record, notes=(*ignored, *record.notes))
-        done = self._result(record, replies)
+        done = aggregate_of(record, layout.named(self._state.model), client_of, replies.refusals)
         record = replace(record, notes=(*map(plain, without_row), *record.notes))
-        self._remember_claims(done)
+        self._values.remember(done.criteria)
         self._write(record, time.perf_counter() - began)
         return done
 
@@ -292,7 +276,7 @@ class Aggregator:
     @property
     def asks_for(self) -> tuple[str, ...]:
         """The values that must come with every update."""
-        return tuple(one.name for one in self._claimed if one.name not in self._measured_here)
+        return self._values.asked
 
     # Updates -------------------------------------------------------------------------------------
 
@@ -301,10 +285,6 @@ class Aggregator:
         if self._layout is None:
             raise RuntimeError("no round has begun: call `begin` first")
         return self._layout
-
-    @property
-    def _claimed(self) -> list[Criterion]:
-        return [one for one in self._method.criteria if one.measured_by == "client"]
 
     def _refuse_second(self, client: Client) -> None:
         if client in self._replies.models or client in self._replies.refusals:
@@ -338,59 +318,6 @@ class Aggregator:
         clients = {*replies.models, *replies.refusals}
         return {self._numbers[client]: client for client in clients if client in self._numbers}
 
-    def _values_of(
-        self, client: Client, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
-    ) -> dict[str, float]:
-        """The client's criteria: as it claims, or measured here. ValueError where one is missing."""
-        if not isinstance(values, Mapping):
-            raise ValueError("does not hold values by name")
-        found = {}
-        for criterion in self._claimed:
-            name = criterion.name
-            if name not in self._measured_here:
-                found[name] = _number_in(values, name)
-                self._compare(client, criterion, found[name])
-        for name in self._measured_here:
-            found[name] = self._measure(name, tensors)
-        ignored = values.keys() & set(self._method.names) - set(self.asks_for)
-        self._replies.ignored[client] = {name: str(values[name])[:40] for name in ignored}
-        return found
-
-    def _compare(self, client: Client, criterion: Criterion, claimed: float) -> None:
-        """ValueError where a fact of the client's data differs much from its first claim."""
-        first = self._first_claims.get((client, criterion.name))
-        if first is None:
-            return
-        low = first / self._max_change
-        high = first * self._max_change
-        if not low <= claimed <= high:
-            raise ValueError(
-                f"{criterion.name} = {claimed:.12g}, at first {first:.12g}: {low:.6g} to {high:.6g} is "
-                f"allowed (max_change = {self._max_change:g})"
-            )
-
-    def _measure(self, name: str, tensors: Mapping[str, Tensor]) -> float:
-        """The server's own measurement.
-
-        If it fails for the global model too, the server is at fault: the round ends with its error.
-        """
-        layout = self._begun()
-        try:
-            return self._measured(name, layout.native(tensors))
-        except Exception as error:
-            try:
-                self._measured(name, layout.named(layout.vector()))
-            except Exception as own:
-                raise _ServerError(own) from own
-            raise ValueError(f"{name} of its model cannot be measured: {error}") from error
-
-    def _measured(self, name: str, arrays: dict[str, Any]) -> float:
-        value = float(self._measured_here[name](arrays))
-        (criterion,) = (one for one in self._method.criteria if one.name == name)
-        high = criterion.high(problem_of(self._server, self._num_classes))
-        _require(inspect_values(name, torch.tensor([value], dtype=torch.float64), high))
-        return value
-
     def _updates(self, replies: _Replies) -> Updates:
         """The replies as the core reads them, by the clients' numbers."""
         failures = []
@@ -400,7 +327,7 @@ class Aggregator:
         if not replies.models:
             return Updates.failed(failures, self._engine.initial_model)
         unknown = torch.full((len(replies.models),), math.nan, dtype=torch.float64)
-        names = [one.name for one in self._claimed]
+        names = [one.name for one in self._values.claimed]
         columns = {name: [one[name] for one in replies.values.values()] for name in names}
         return Updates(
             tuple(self._numbers[client] for client in replies.models),
@@ -412,24 +339,6 @@ class Aggregator:
         )
 
     # Results -------------------------------------------------------------------------------------
-
-    def _result(self, record: RoundRecord, replies: _Replies) -> Aggregate:
-        client_of = self._clients_of(replies)
-        accepted = [client_of[number] for number in record.client_ids]
-        refusals = dict(replies.refusals)
-        refusals |= {client_of[one.client_id]: one.reason for one in record.refusals}
-        criteria = {}
-        for client, row in zip(accepted, record.raw.tolist(), strict=True):
-            criteria[client] = dict(zip(record.criteria, row, strict=True))
-        return Aggregate(
-            model=self._begun().named(self._state.model),
-            is_new=record.kept is None,
-            weights=dict(zip(accepted, record.weights.tolist(), strict=True)),
-            criteria=criteria,
-            steps=dict(zip(accepted, _steps(record), strict=True)),
-            refusals=refusals,
-            remarks=record.notes,
-        )
 
     def _ignored_claims(self, record: RoundRecord, replies: _Replies) -> list[str]:
         """A remark for every claim about a criterion that the server measures."""
@@ -444,23 +353,13 @@ class Aggregator:
                     remarks.append(f"{claim}, which is measured here: {measured:g}")
         return remarks
 
-    def _remember_claims(self, done: Aggregate) -> None:
-        """Keep the first claim of every client about its data."""
-        for criterion in self._claimed:
-            if criterion.part.name not in CRITERIA or not is_fixed(criterion.part):
-                continue
-            for client, values in done.criteria.items():
-                key = (client, criterion.name)
-                if criterion.name not in self._measured_here:
-                    self._first_claims.setdefault(key, values[criterion.name])
-
     def _write(self, record: RoundRecord, seconds: float) -> None:
         if self._folder is None:
             return
         if self._record is None:
             self._record = self._new_record(self._folder)
         names = [_shown(client) for client in self._numbers]
-        sizes = [int(self._first_claims.get((one, SIZE), 0)) for one in self._numbers]
+        sizes = [int(self._values.first_claim(one, SIZE) or 0) for one in self._numbers]
         self._record.write(record, names, sizes, seconds)
 
     def _new_record(self, folder: Path) -> HostRecord:
@@ -494,87 +393,6 @@ class _Replies:
         self.refusals: dict[Client, str] = {}
         # What clients claim about criteria that the server measures
         self.ignored: dict[Client, dict[str, str]] = {}
-
-
-class _RefusedError(ValueError):
-    """An update that the guard refuses, with its reason."""
-
-
-class _ServerError(Exception):
-    """A measurement of the server that fails for its own model, too."""
-
-    def __init__(self, reason: Exception) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
-
-
-def _server_set(
-    model: nn.Module | None,
-    weigh: Pair | None,
-    report: Pair | None,
-    num_classes: int | None,
-    seed: int,
-) -> tuple[ServerSet | None, Any]:
-    if model is None:
-        if weigh is not None or report is not None:
-            raise ValueError(
-                "samples of the server need `model`, the network they are evaluated with"
-            )
-        return None, None
-    if weigh is None and report is None:
-        return None, FlatModel(deepcopy(model), torch.device("cpu")).spec
-    server = ServerSet(model, weigh, report, num_classes, seed)
-    return server, server.spec
-
-
-def _with_named_bounds(method: Method, clients: Sequence[str] | None) -> Method:
-    """The method with numbers where its bounds name clients."""
-    if method.bounds is None or method.bounds.is_plain:
-        return method
-    if clients is None:
-        raise ValueError(
-            f"{method.name}: bounds on single clients need the names of all: `clients`"
-        )
-    return method.for_clients(clients, len(clients))
-
-
-def _require(reasons: Sequence[str | None]) -> None:
-    """An error with the guard's reason, where it has one."""
-    for reason in reasons:
-        if reason is not None:
-            raise _RefusedError(reason)
-
-
-def _number_in(values: Mapping[str, Any], name: str) -> float:
-    value = values.get(name)
-    if value is None:
-        raise ValueError(f"no metric {name}")
-    if not isinstance(value, Real):
-        raise ValueError(f"{name} is not one number")
-    return float(value)
-
-
-def _steps(record: RoundRecord) -> list[ClientWeight]:
-    rows = []
-    for row in range(len(record.client_ids)):
-        rows.append(
-            ClientWeight(
-                weight=float(record.weights[row]),
-                score=float(record.scores[row]),
-                prior=float(record.prior[row]),
-                z=_at(record.z, row),
-                posterior=_at(record.posterior, row),
-                influence=_at(record.influence, row),
-            )
-        )
-    return rows
-
-
-def _at(column: Tensor | None, row: int) -> float | None:
-    """A value of a column; None where there is none, or it is not known."""
-    if column is None or math.isnan(float(column[row])):
-        return None
-    return float(column[row])
 
 
 def _shown(client: Client) -> str:

@@ -21,6 +21,7 @@ from ..core.types import (
 )
 from ..data.federated import FederatedData
 from ..engine.local import LocalEngine
+from ..models.flat import FlatModel
 
 Pair = tuple[Any, Any]  # inputs and targets
 
@@ -63,6 +64,26 @@ class ServerSet:
     def train(self, model: Tensor, task: Task) -> Tensor:
         """The model [d], trained on the samples to weigh by."""
         return self._engine.train_server(model, task)
+
+
+def server_set(
+    model: nn.Module | None,
+    weigh: Pair | None,
+    report: Pair | None,
+    num_classes: int | None,
+    seed: int,
+) -> tuple[ServerSet | None, ModelSpec | None]:
+    """The server's samples, if it has any, and the layout of the network; see `Aggregator`."""
+    if model is None:
+        if weigh is not None or report is not None:
+            raise ValueError(
+                "samples of the server need `model`, the network they are evaluated with"
+            )
+        return None, None
+    if weigh is None and report is None:
+        return None, FlatModel(deepcopy(model), torch.device("cpu")).spec
+    server = ServerSet(model, weigh, report, num_classes, seed)
+    return server, server.spec
 
 
 class HostEngine:

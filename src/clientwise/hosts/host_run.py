@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,11 @@ from ..errors import RunError
 from ..experiment.running.folders import claim
 from ..experiment.running.machine import machine_facts, record_machine
 from ..experiment.running.origin import versions
-from ..experiment.running.resume import BY_HOST, CONFIG
-from ..record.files import VERSIONS
+from ..record.facts import BY_HOST, current_minute, facts_of_run
+from ..record.files import CONFIG, VERSIONS
 from ..record.lock import locked
 from ..record.writer import Store
 from ..writing import write_atomically
-
-FLOAT_BYTES = 4
 
 
 def refuse_run(folder: Path) -> None:
@@ -70,22 +67,16 @@ class HostRecord:
             record_machine(self._store, machine_facts())
             self._lane = self._store.open_lane(method["name"], self._seed)
             self._store.keep_policy(self._lane, 1, method.get("bounds"))
-            self._store.set_facts(
-                {
-                    "name": config["name"],
-                    "metric": problem.metric,
-                    "higher is better": problem.higher_is_better,
-                    "is a share": problem.is_share,
-                    "shows": problem.shows,
-                    "target": None,
-                    "rounds": self._planned,
-                    "lanes": 1,
-                    "reported on": reported_on,
-                    "computed": BY_HOST,
-                    "model_bytes": FLOAT_BYTES * num_values,
-                    "begun": f"{datetime.now():%Y-%m-%d %H:%M}",
-                }
+            facts = facts_of_run(
+                config["name"],
+                problem,
+                rounds=self._planned,
+                lanes=1,
+                num_values=num_values,
+                reported_on=reported_on,
+                computed=BY_HOST,
             )
+            self._store.set_facts(facts | {"begun": current_minute()})
             self._open = stack.pop_all()
 
     def write(

@@ -20,7 +20,7 @@ from ..core.method import Method
 from ..core.weights.scores import SCORES, Prioritized, Score
 from ..core.weights.weighting import NORMALISERS, check_normaliser
 from ..errors import ConfigError
-from ..experiment.checks.validation import config_issues, needs_server_set
+from ..experiment.checks.combinations import config_issues, needs_server_set
 from ..experiment.config.methods import MethodSettings
 from ..experiment.config.schema import Experiment
 from ..experiment.config.settings import Training
@@ -87,6 +87,17 @@ def with_criteria(
         score=score,
         normaliser=made,
     )
+
+
+def with_named_bounds(method: Method, clients: Sequence[str] | None) -> Method:
+    """The method with numbers where its bounds name clients."""
+    if method.bounds is None or method.bounds.is_plain:
+        return method
+    if clients is None:
+        raise ValueError(
+            f"{method.name}: bounds on single clients need the names of all: `clients`"
+        )
+    return method.for_clients(clients, len(clients))
 
 
 def recorded_table(

@@ -17,7 +17,8 @@ from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 
-from .aggregator import Aggregate, Aggregator
+from .aggregate import Aggregate
+from .aggregator import Aggregator
 from .metrics import averaged
 
 STEPS = "local_steps"  # the criterion that NVFlare's own number of steps stands for
@@ -47,6 +48,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             server.
     """
 
+    # NVFlare reads the names of the arguments here, and their values from attributes of these names.
     def __init__(
         self,
         method: str | dict[str, Any] = "Recommended",

@@ -1,19 +1,106 @@
-"""Read single facts about a run without changing any file of its folder."""
+"""Facts about a whole run: their keys, those of a run that begins, and how single ones are read."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from pydantic import BaseModel, Field, PositiveInt
+
+from ..core.objective.problem import Problem
 from ..errors import RunError
 from .database import DAMAGE, reading, refuse_links
 from .migrations import refuse_newer, version_of
+from .reading.rows import Change, MachineRow, StepsRow
 from .schema import DATABASE
 from .structure import refuse_programs
 
 LONGEST_OF_ORIGIN = 2**29  # bytes
+BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggregator` recorded
+FLOAT_BYTES = 4
+
+
+def _written(key: str, default: Any) -> Any:
+    """A fact whose key in the database is no name of Python."""
+    return Field(default, validation_alias=key, serialization_alias=key)
+
+
+class RunFacts(BaseModel, strict=True, populate_by_name=True):
+    """Facts about the whole run, each by its key in the database."""
+
+    name: str
+    metric: str
+    higher_is_better: bool = _written("higher is better", True)
+    is_share: bool = _written("is a share", True)
+    shows: list[str] = []
+    target: float | None
+    client_targets: list[float] | None = _written("client targets", None)
+    rounds: PositiveInt
+    lanes: PositiveInt
+    model_bytes: int = 0
+    reported_on: str = _written("reported on", "held-out samples")
+    changes: list[Change] = []
+    begun: str = ""
+    initial_model: str = _written("initial model", "")
+    computed: str = ""
+    warnings: list[str] = []
+    steps: list[StepsRow] = []
+    machines: list[MachineRow] = []
+
+
+# Without these, a run has not begun.
+NEEDED = {name for name, field in RunFacts.model_fields.items() if field.is_required()}
+
+
+def facts_of_run(
+    name: str,
+    problem: Problem,
+    *,
+    rounds: int,
+    lanes: int,
+    num_values: int,
+    reported_on: str,
+    computed: str,
+    target: float | None = None,
+    client_targets: Sequence[float] = (),
+) -> dict[str, Any]:
+    """What is known of a run when it begins, by key.
+
+    Args:
+        name: of the experiment.
+        problem: what the model predicts.
+        rounds: planned, per lane.
+        lanes: planned.
+        num_values: size of a model.
+        reported_on: the samples that the metric is about, in words.
+        computed: how clients are trained, in words.
+        target: value of the metric for rounds-to-target.
+        client_targets: values of the metric for the clients' own.
+    """
+    facts = RunFacts(
+        name=name,
+        metric=problem.metric,
+        higher_is_better=problem.higher_is_better,
+        is_share=problem.is_share,
+        shows=list(problem.shows),
+        target=target,
+        client_targets=list(client_targets),
+        rounds=rounds,
+        lanes=lanes,
+        model_bytes=FLOAT_BYTES * num_values,
+        reported_on=reported_on,
+        computed=computed,
+    )
+    return facts.model_dump(by_alias=True, exclude_unset=True)
+
+
+def current_minute() -> str:
+    """Date and time, as the facts have it."""
+    return f"{datetime.now():%Y-%m-%d %H:%M}"
 
 
 def recorded_fact(folder: Path, key: str) -> str | None:

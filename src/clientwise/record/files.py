@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+CONFIG = "config.toml"
 VERSIONS = "versions.json"
 
 

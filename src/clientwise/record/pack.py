@@ -7,7 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from .files import VERSIONS
+from .files import CONFIG, VERSIONS
 from .schema import DATABASE
 
 
@@ -16,7 +16,7 @@ def pack(folder: Path, target: Path) -> None:
     partial = target.with_name(f"{target.name}.part")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    for name in ("config.toml", VERSIONS):
+    for name in (CONFIG, VERSIONS):
         shutil.copy(folder / name, partial)
     with closing(sqlite3.connect(folder / DATABASE)) as source:
         source.execute("VACUUM INTO ?", (str(partial / DATABASE),))

@@ -21,7 +21,7 @@ from ..core.types import (
     Refusal,
     RoundRecord,
 )
-from .reading.counterfactuals import NOBODY, REPORTED
+from .reading.other_weights import NOBODY, REPORTED
 from .reading.rows import SHARES
 
 Row = tuple[Any, ...]

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
-import sqlite3
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -15,19 +11,10 @@ from torch import Tensor
 
 from ..core.objective.problem import Problem
 from ..core.reasons import likely_cause
-from ..core.types import RoundRecord, ServerState
-from ..errors import RunError, shortened
-from .checkpoint import load_checkpoint, save_checkpoint
-from .database import DAMAGE, refuse_links
-from .files import checkpoint_path, kept_path, kept_rounds
-from .migrations import (
-    migrate,
-    refuse_newer,
-    refuse_older,
-    version_of,
-)
+from ..core.types import RoundRecord
+from ..errors import RunError
+from .files import kept_path, kept_rounds
 from .round_rows import (
-    COLUMNS,
     contribution_rows,
     counterfactual_rows,
     criterion_rows,
@@ -41,90 +28,20 @@ from .round_rows import (
     sampled_rows,
     thinned,
 )
-from .schema import (
-    DATABASE,
-    SCHEMA,
-    SCHEMA_VERSION,
-    TABLES_BY_ROUND,
-)
-from .signed.chain import SignedChain
-from .structure import refuse_missing_columns, refuse_programs
+from .run_models import RunModels
+from .schema import TABLES_BY_ROUND
 
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
 
 
-class Store:
+class Store(RunModels):
     """Writes a run folder, which others may read meanwhile. Hold its lock (`lock.py`)."""
 
-    def __init__(self, folder: Path, signing_key: Path | None = None) -> None:
-        """Open a run folder; its tables are made, or migrated to the present version.
-
-        Args:
-            folder: the run folder.
-            signing_key: the file of the key that signs the record; None for a record without
-                signatures.
-        """
-        self.folder = folder
-        self._chain: SignedChain | None = None
-        self._facts_are_signed = False
-        self._machine: int | None = None
-        self._checkpoints = folder / "checkpoints"
-        refuse_links(folder)
-        if self._checkpoints.is_symlink():
-            raise RunError(f"{self._checkpoints}: is a link; it must be a folder of the run")
-        with self._explained():
-            self._checkpoints.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(folder / DATABASE)
-        try:
-            with self._unreadable():
-                self._refuse_what_cannot_be_added_to()
-            with self._explained():
-                self._database.execute("PRAGMA journal_mode = WAL")
-                self._database.execute("PRAGMA synchronous = NORMAL")
-            self._make_tables()
-            with self._unreadable():
-                refuse_missing_columns(self._database)
-            self._chain = self._signed_chain(signing_key)
-        except BaseException:
-            self._database.close()
-            raise
-
-    def close(self) -> None:
-        """Close the database."""
-        try:
-            self.sign_facts()
-        finally:
-            self._database.close()
-
-    # Facts, clients and lanes -------------------------------------------------------------------
-
-    def set_facts(self, facts: Mapping[str, object]) -> None:
-        """Write facts about the whole run; a value is anything that JSON has."""
-        rows = [(key, json.dumps(value)) for key, value in facts.items()]
-        with self._transaction() as database:
-            self._facts_are_signed = False
-            database.executemany("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", rows)
-
-    def keep_fact(self, key: str, value: object) -> None:
-        """Write a fact that never changes once it is there."""
-        row = (key, json.dumps(value))
-        with self._transaction() as database:
-            sql = "INSERT OR IGNORE INTO facts (key, value) VALUES (?, ?)"
-            if database.execute(sql, row).rowcount:
-                self._facts_are_signed = False
+    # Clients and lanes ---------------------------------------------------------------------------
 
     def set_machine(self, number: int) -> None:
         """Write with every round from now on which machine of the fact `machines` computes it, from 1."""
         self._machine = number
-
-    def fact(self, key: str) -> str | None:
-        """A fact about the whole run as JSON; None where there is none."""
-        with self._explained():
-            found = self._database.execute("SELECT value FROM facts WHERE key = ?", (key,))
-            row = found.fetchone()
-        if row is None:
-            return None
-        return str(row[0])
 
     def set_clients(
         self,
@@ -198,13 +115,6 @@ class Store:
         with self._transaction() as database:
             self._facts_are_signed = False
             database.execute(f"UPDATE lanes SET finished = 0 WHERE {_ROUNDS} < ?", (rounds,))
-
-    def sign_facts(self) -> None:
-        """Sign facts, clients, lanes and policies, if the record is signed and they changed."""
-        if self._chain and not self._facts_are_signed:
-            with self._transaction():
-                self._chain.add_facts()
-            self._facts_are_signed = True
 
     # Rounds -------------------------------------------------------------------------------------
 
@@ -383,150 +293,6 @@ class Store:
                 if self._chain:
                     self._chain.add_round(*place)
 
-    # Checkpoints and models ---------------------------------------------------------------------
-
-    def save_checkpoint(
-        self,
-        lane: int,
-        state: ServerState,
-        engine_state: Mapping[str, Tensor],
-    ) -> None:
-        """Write all that a lane needs to go on. The old checkpoint stays until the new is whole."""
-        # The database must not be behind the checkpoint, not even after a power failure.
-        with self._explained():
-            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            save_checkpoint(self._checkpoint(lane), state, engine_state, self._owner(lane))
-        # A lane never goes back behind a checkpoint: of the rounds before it, the best is enough.
-        with self._transaction() as database:
-            database.execute(
-                """DELETE FROM best WHERE lane = :lane AND round_num < (
-                       SELECT MAX(round_num) FROM best
-                       WHERE lane = :lane AND round_num <= :until)""",
-                {"lane": lane, "until": state.round_num},
-            )
-
-    def load_checkpoint(
-        self,
-        lane: int,
-        first: ServerState,
-    ) -> tuple[ServerState, dict[str, Tensor]] | None:
-        """The last checkpoint of a lane that began with `first`, and its engine's state.
-
-        None where the lane has no checkpoint.
-        """
-        path = self._checkpoint(lane)
-        if not path.exists():
-            return None
-        if self.fact("id") is None:  # the database was cut off
-            return load_checkpoint(path, first)
-        return load_checkpoint(path, first, self._owner(lane))
-
-    def _owner(self, lane: int) -> str:
-        """This lane of this run, and of no other."""
-        self.keep_fact("id", secrets.token_hex(8))
-        return f"{self.fact('id')} {lane}"
-
-    def keep_model(self, lane: int, state: ServerState, every: int, problem: Problem) -> None:
-        """Keep the model after every so many rounds, and after the best round so far.
-
-        Call it before `save_checkpoint`.
-        """
-        round_num = state.round_num
-        with self._explained():
-            if round_num % every == 0 or round_num == self._best_round(lane, round_num, problem):
-                model = ServerState(round_num, state.model, state.loss)
-                save_checkpoint(kept_path(self.folder, lane, round_num), model, {})
-
-    def drop_models(self, lane: int, until: int, every: int, problem: Problem) -> None:
-        """Delete kept models that are no longer the best.
-
-        Call it after `save_checkpoint`, since the rounds after a checkpoint may be run again.
-        """
-        with self._explained():
-            best = self._best_round(lane, until, problem)
-            for round_num in kept_rounds(self.folder, lane):
-                if round_num < until and round_num != best and round_num % every:
-                    kept_path(self.folder, lane, round_num).unlink()
-
-    # Private ------------------------------------------------------------------------------------
-
-    def _signed_chain(self, signing_key: Path | None) -> SignedChain | None:
-        """The chain of a signed record; None for one without signatures."""
-        if signing_key is None:
-            if self._database.execute("SELECT 1 FROM chain LIMIT 1").fetchone():
-                raise RunError(
-                    f"{self.folder}: its record is signed; resume it with --sign and the file of "
-                    "the key"
-                )
-            return None
-        from .signed.keys import private_key
-
-        self.keep_fact("id", secrets.token_hex(8))
-        run = str(json.loads(self.fact("id") or '""'))
-        chain = SignedChain(self._database, private_key(signing_key), run)
-        with self._transaction():
-            chain.add_missing()
-        return chain
-
-    def _refuse_what_cannot_be_added_to(self) -> None:
-        version = version_of(self._database)
-        refuse_newer(self.folder, version)
-        refuse_programs(self._database)
-        refuse_older(self.folder, version)
-        (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
-        if found != "ok":
-            raise sqlite3.DatabaseError(shortened(found, 200))
-
-    def _make_tables(self) -> None:
-        """Make the tables of the present version, or migrate older ones to it."""
-        with self._transaction() as database:
-            database.execute("BEGIN IMMEDIATE")
-            migrate(database, version_of(database), "main")
-            for statement in SCHEMA:
-                database.execute(statement)
-            database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-
-    @contextmanager
-    def _unreadable(self) -> Iterator[None]:
-        """Turn what a damaged database raises into a RunError."""
-        try:
-            yield
-        except DAMAGE as error:
-            message = f"{self.folder}: its database cannot be read ({error}); choose another output folder"
-            raise RunError(message) from None
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn files that cannot be used, on a full disk say, into a RunError; a bug is not one."""
-        try:
-            yield
-        except sqlite3.ProgrammingError:
-            raise
-        except (*DAMAGE, OSError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise RunError(
-                f"{self.folder}: its files cannot be used ({reason}). Their content is kept: once "
-                "that is solved, resume the run"
-            ) from error
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._explained():
-            try:
-                yield self._database
-                self._database.commit()
-            except GeneratorExit:
-                # A signal came before the body began. The database may be closed by now, which undoes the rest.
-                raise
-            except BaseException:
-                self._database.rollback()
-                raise
-
-    def _insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        columns = COLUMNS[table]
-        places = ", ".join("?" * len(columns.split(", ")))
-        self._database.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows)
-
     def _names(self, lane: int) -> dict[int, str]:
         """The names of a lane's clients, where they have any."""
         found = self._database.execute(
@@ -555,19 +321,3 @@ class Store:
         with self._explained():
             found = self._database.execute(f"SELECT 1 FROM {table} WHERE {condition} LIMIT 1")
             return found.fetchone() is not None
-
-    def _best_round(self, lane: int, until: int, problem: Problem) -> int | None:
-        """The first of the best rounds by the reported metric; None where none is measured yet."""
-        order = "DESC" if problem.higher_is_better else "ASC"
-        row = self._database.execute(
-            f"""SELECT round_num FROM rounds
-                WHERE lane = ? AND round_num <= ? AND metric IS NOT NULL
-                ORDER BY metric {order}, round_num LIMIT 1""",
-            (lane, until),
-        ).fetchone()
-        if row is None:
-            return None
-        return int(row[0])
-
-    def _checkpoint(self, lane: int) -> Path:
-        return checkpoint_path(self.folder, lane)

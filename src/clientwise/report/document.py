@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from operator import itemgetter
+from typing import Any, Generic, Literal, TypeVar
 
 from .marks import Mark
 
@@ -37,12 +38,16 @@ class Cell:
 Content = str | float | None | Cell  # of a cell; plain text and numbers need no `Cell`
 
 
+Row = TypeVar("Row")
+
+
 @dataclass(frozen=True)
-class Column:
-    """The head of a column."""
+class Column(Generic[Row]):
+    """A column, for all outputs: its head, and what it says about a row."""
 
     label: str
-    numeric: bool
+    content: Callable[[Row], Content] = field(compare=False, repr=False)
+    numeric: bool = True
     lower_is_better: bool = False
     name: str = ""  # in a CSV, where the label says more than what it is
     marks_best: bool = False  # whether its best values are shown in bold
@@ -54,7 +59,7 @@ class Table:
 
     id: str
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[Column[Any]]
     rows: Sequence[Sequence[Content]]
     note: str
     never_best: frozenset[int] = frozenset()  # rows that do not compete for the best value
@@ -70,6 +75,17 @@ class Table:
                 best = min(known) if column.lower_is_better else max(known)
                 found |= {(row, index) for row, value in values.items() if value == best}
         return found
+
+    def texts(
+        self,
+        escape: Callable[[str], str] = str,
+        bold: Callable[[str], str] = str,
+    ) -> list[list[str]]:
+        """What people read, row by row: escaped, and the best values in bold."""
+        shown = [[escape(text_of(content)) for content in row] for row in self.rows]
+        for row, column in self.best():
+            shown[row][column] = bold(shown[row][column])
+        return shown
 
 
 @dataclass(frozen=True)
@@ -108,40 +124,58 @@ class Document:
     rounds: int | None = None
 
 
-def table(
+def tabulate(
     name: str,
     title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[Content]],
+    columns: Sequence[Column[Row]],
+    items: Sequence[Row],
     note: str,
-    numeric: Sequence[bool] | None = None,
-    lower: Sequence[str] = (),
-    names: Mapping[str, str] | None = None,
-    marked: Sequence[str] = (),
     never_best: Collection[int] = (),
 ) -> Table:
-    """A table by the labels of its columns.
+    """A table with a row for each item.
 
     Args:
         name: the table's id.
         title: its heading.
-        columns: labels.
+        columns: what is said about each item.
+        items: what the rows are about.
+        note: what stands beneath it.
+        never_best: rows that are not shown in bold and do not prevent others from it.
+    """
+    rows = [[column.content(item) for column in columns] for item in items]
+    return Table(name, title, columns, rows, note, frozenset(never_best))
+
+
+def table(
+    name: str,
+    title: str,
+    labels: Sequence[str],
+    rows: Sequence[Sequence[Content]],
+    note: str,
+    numeric: Sequence[bool] | None = None,
+    lower: Sequence[str] = (),
+    marked: Sequence[str] = (),
+) -> Table:
+    """A table of given rows, by the labels of its columns.
+
+    Args:
+        name: the table's id.
+        title: its heading.
+        labels: of the columns.
         rows: one content per column.
         note: what stands beneath it.
         numeric: which columns are numbers; all but the first by default.
         lower: columns in which less is better.
-        names: what a CSV calls a column, where that is not its label.
         marked: columns whose best values are shown in bold.
-        never_best: rows that are not shown in bold and do not prevent others from it.
     """
     if numeric is None:
-        numeric = [False] + [True] * (len(columns) - 1)
-    csv_names = names or {}
-    heads = [
-        Column(label, is_number, label in lower, csv_names.get(label, label), label in marked)
-        for label, is_number in zip(columns, numeric, strict=True)
-    ]
-    return Table(name, title, heads, rows, note, frozenset(never_best))
+        numeric = [False] + [True] * (len(labels) - 1)
+    columns: list[Column[Sequence[Content]]] = []
+    for place, (label, is_number) in enumerate(zip(labels, numeric, strict=True)):
+        is_lower = label in lower
+        is_marked = label in marked
+        columns.append(Column(label, itemgetter(place), is_number, is_lower, marks_best=is_marked))
+    return tabulate(name, title, columns, rows, note)
 
 
 def client_cell(client: int, name: str | None, opens: AuditLink | None = None) -> Cell:

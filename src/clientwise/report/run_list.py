@@ -1,65 +1,45 @@
-"""The list of runs as a table and as a document."""
+"""The list of runs: found, as a table, filtered and sorted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 from ..errors import RunError
+from ..record.files import CONFIG
 from ..record.reading.folder import RunFolder
+from ..record.schema import DATABASE
+from ..registry import suggest
 from .about import data_name, labels
 from .document import (
     Cell,
+    Column,
     Content,
     Document,
     Section,
     Table,
-    table,
+    text_of,
+    value_of,
 )
+from .output.export import unique_names
 from .series import ranked, series_of
 from .views import run_state
 
-# The columns, and whether they are numbers.
-RUNS = {
-    "run": False,
-    "state": False,
-    "begun": False,
-    "data": False,
-    "methods": False,
-    "seeds": True,
-    "rounds": True,
-    "best so far": False,
-    "tags": False,
-    "note": False,
-}
+
+def _link(run: RunFolder) -> Cell:
+    return Cell(run.id, run.id, href=f"/runs/{quote(run.id, safe='')}")
 
 
-def run_row(folder: Path, name: str) -> list[Content]:
-    """A row of the list of runs; for a folder that cannot be read, the reason."""
-    try:
-        return _row(RunFolder(folder, name), name)
-    except RunError as error:
-        reason = str(error).replace(f"{folder}: ", "")
-        return [name, "unreadable", *[None] * (len(RUNS) - 3), reason]
+def _num_seeds(run: RunFolder) -> int:
+    return len({lane.seed for lane in run.lanes})
 
 
-def _row(run: RunFolder, name: str) -> list[Content]:
+def _progress(run: RunFolder) -> Cell:
     done = run.rounds_done()
     total = run.num_lanes * run.rounds
-    note, tags = labels(run)
-    return [
-        Cell(name, name, href=f"/runs/{quote(name, safe='')}"),
-        run_state(run),
-        run.begun,
-        data_name(run),
-        ", ".join(run.methods),
-        len({lane.seed for lane in run.lanes}),
-        Cell(done / total, f"{done} of {total}"),
-        _best_so_far(run),
-        tags,
-        note,
-    ]
+    return Cell(done / total, f"{done} of {total}")
 
 
 def _best_so_far(run: RunFolder) -> Cell:
@@ -70,9 +50,33 @@ def _best_so_far(run: RunFolder) -> Cell:
     return Cell(None, "–")
 
 
+COLUMNS: tuple[Column[RunFolder], ...] = (
+    Column("run", _link, numeric=False),
+    Column("state", run_state, numeric=False),
+    Column("begun", lambda run: run.begun, numeric=False),
+    Column("data", data_name, numeric=False),
+    Column("methods", lambda run: ", ".join(run.methods), numeric=False),
+    Column("seeds", _num_seeds),
+    Column("rounds", _progress),
+    Column("best so far", _best_so_far, numeric=False),
+    Column("tags", lambda run: labels(run)[1], numeric=False),
+    Column("note", lambda run: labels(run)[0], numeric=False),
+)
+
+
+def run_row(folder: Path, name: str) -> list[Content]:
+    """A row of the list of runs; for a folder that cannot be read, the reason."""
+    try:
+        run = RunFolder(folder, name)
+        return [column.content(run) for column in COLUMNS]
+    except RunError as error:
+        reason = str(error).replace(f"{folder}: ", "")
+        return [name, "unreadable", *[None] * (len(COLUMNS) - 3), reason]
+
+
 def runs_table(rows: Sequence[Sequence[Content]]) -> Table:
     """The list of runs as a table."""
-    return table("runs", "Runs", [*RUNS], rows, "", [*RUNS.values()])
+    return Table("runs", "Runs", COLUMNS, rows, "")
 
 
 def runs_document(rows: Sequence[Sequence[Content]]) -> Document:
@@ -80,3 +84,57 @@ def runs_document(rows: Sequence[Sequence[Content]]) -> Document:
     lead = [] if rows else ["No runs yet. `clientwise demo` makes one."]
     tables = [runs_table(rows)] if rows else []
     return Document("Runs", lead, [Section("runs", "Runs", "", tables)])
+
+
+def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
+    """All run folders by id: the given folders that are runs, and the runs inside the others."""
+    found: list[Path] = []
+    for folder in folders:
+        if _is_run(folder):
+            found.append(folder)
+        elif folder.is_dir():
+            # Links may lead out of the folder and are not followed. To see such a run, name it.
+            inside = [one for one in sorted(folder.iterdir()) if not one.is_symlink()]
+            found += [one for one in inside if _is_run(one)]
+    return unique_names([folder for folder in found if _is_visible_folder(folder)])
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / DATABASE).exists() or (folder / CONFIG).exists()
+
+
+def _is_visible_folder(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
+
+
+def list_runs(folders: Sequence[Path]) -> Table:
+    """All runs, the newest first."""
+    named = find_runs(folders)
+    newest_first = sorted(named, key=lambda name: named[name].stat().st_mtime, reverse=True)
+    return runs_table([run_row(named[name], name) for name in newest_first])
+
+
+def chosen(runs: Table, containing: str | None = None, sort: str | None = None) -> Table:
+    """The runs whose line contains a text, sorted by a column; the start of its name is enough."""
+    rows = [row for row in runs.rows if _contains(row, containing or "")]
+    if sort is not None:
+        labels = [column.label for column in runs.columns]
+        columns = [place for place, label in enumerate(labels) if label.startswith(sort)]
+        if len(columns) != 1:
+            raise RunError(f"--sort {sort}: no such column{suggest(sort, labels)}")
+        rows.sort(key=lambda row: _key(row[columns[0]]))
+    return replace(runs, rows=rows)
+
+
+def _contains(row: Sequence[Content], text: str) -> bool:
+    return any(text.lower() in text_of(cell).lower() for cell in row)
+
+
+def _key(cell: Content) -> tuple[bool, float, str]:
+    """Sorts numbers from the largest on, words alphabetically, and empty cells last."""
+    value = value_of(cell)
+    if isinstance(value, str):
+        return (value == "", 0.0, value)
+    if value is None:
+        return (True, 0.0, "")
+    return (False, -value, "")

@@ -18,7 +18,7 @@ from ..record.reading.config_view import RecordedMethod, recorded_config
 from ..record.reading.folder import RunFolder
 from ..record.reading.rows import ClientRoundRow
 from ..registry import suggest
-from .audit.rounds import Audit, Participant, audit
+from .audit.round_audit import Audit, Participant, audit
 from .audit.weight_steps import PRIOR
 from .document import (
     Chart,

@@ -15,20 +15,16 @@ from ...engine.device import gpu_memory, memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor
 from ...limits import gigabytes
 from ...models.size import count_parameters
-from ..build import (
-    build_data,
-    build_executor,
-    build_plan,
-    lanes_that_fit,
-)
+from ..build.clients import build_data
+from ..build.engine import build_executor, build_plan, lanes_that_fit
 from ..config.schema import Experiment
 from ..running.ray_shards import can_be_sharded
+from .against_data import validate
 from .doubts import doubts
 from .policy import policy_doubts
 from .privacy import describe_privacy, held_out_doubts
 from .round_memory import fixed_bytes, gpu_bytes, largest_round
 from .steps import count_steps, steps_in_words, unequal_steps
-from .validation import validate
 
 FLOAT_BYTES = 4
 SUM_BYTES = 8  # of a float64

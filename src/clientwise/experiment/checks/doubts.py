@@ -11,9 +11,11 @@ from ...data.arrays import channels_last_hint
 from ...data.federated import FederatedData
 from ...engine.executor import DeviceExecutor
 from ...models.call import outputs_of
-from ..build import foreign_types
+from ..build.network import foreign_types
+from ..config.named import near_miss
 from ..config.schema import Experiment
 from .adapters import adapter_doubts
+from .data_doubts import data_doubts
 
 MOST_VALUES = 20  # different targets of a regression that may be classes
 FEW_SAMPLES = 10  # of a class
@@ -29,13 +31,14 @@ def doubts(
     executor: DeviceExecutor,
 ) -> list[str]:
     """What is probably not meant, found by the data and the network of one seed."""
-    found = []
+    found = list(_about_names([method.name for method in experiment.methods]))
     if len(hostile) == data.num_clients:
         found.append(f"all {data.num_clients} clients are hostile: no honest update is sent")
     if not len(data.train.indices):  # the server of a deployment
         return found
     return [
         *found,
+        *data_doubts(experiment, data),
         *_about_targets(data),
         *_about_clients(data),
         *_about_pictures(data),
@@ -44,6 +47,19 @@ def doubts(
         *_about_single_samples(experiment, data, executor),
         *adapter_doubts(experiment, executor.spec),
     ]
+
+
+def _about_names(names: Sequence[str]) -> Iterator[str]:
+    """Methods whose names are nearly those of others."""
+    for name in names:
+        meant = near_miss(name)
+        if meant:
+            yield f"the method {name!r} is your own, and not {meant}: start from it with like = {meant!r}"
+    spelt: dict[str, str] = {}
+    for name in names:
+        other = spelt.setdefault(name.casefold(), name)
+        if other != name:
+            yield f"the methods {other!r} and {name!r} differ in upper and lower case alone"
 
 
 def _about_targets(data: FederatedData) -> Iterator[str]:

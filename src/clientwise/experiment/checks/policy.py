@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ...core.method import Method, Plan
 from ...core.weights.bounds import Bounds, InfeasibleError
 from ...data.federated import FederatedData
-from ..build import build_plan
+from ..build.engine import build_plan
 from ..config.messages import Issue
 from ..config.schema import Experiment
 

@@ -195,7 +195,7 @@ def deployed_privacy_issues(experiment: Experiment) -> Iterator[Issue]:
     """What differential privacy needs in a deployment."""
     private = [one for one in experiment.methods if one.privacy]
     for index, settings in enumerate(experiment.methods):
-        if settings.privacy and not settings.privacy.build().secret:
+        if settings.privacy and not settings.privacy.secret:
             hint = "must be true in a deployment: whoever knows the seed can subtract the noise"
             yield f"methods[{index}].privacy.secret", hint
     if private and len(experiment.methods) * len(experiment.seeds) > 1:

@@ -13,7 +13,7 @@ from ...data.federated import FederatedData
 from ...engine.device import KEPT_BYTES
 from ...engine.executor import DeviceExecutor
 from ...limits import gigabytes, memory
-from ..build import build_plan, lanes_that_fit
+from ..build.engine import build_plan, lanes_that_fit
 from ..config.messages import Issue
 from ..config.schema import Experiment
 

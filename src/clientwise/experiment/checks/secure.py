@@ -10,7 +10,7 @@ from ...core.method import Method
 from ...core.objective.problem import Problem
 from ...core.secrecy import LARGEST_COARSENESS, SecretScores
 from ...core.weights.weighting import NORMALISERS, DividesBySums, KeepsUnits
-from ..build import build_plan
+from ..build.engine import build_plan
 from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.schema import Experiment

@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ...errors import shortened
 from ...registry import closest, suggest
+from .tables import TableOf
 
 Issue = tuple[str, str]  # the key, with its value where it is wrong; and what is wrong with it
 Place = list[int | str]
@@ -208,6 +209,8 @@ def _table_at(table: type[BaseModel] | None, place: Place) -> type[BaseModel] | 
 
 def _table_in(kind: Any) -> type[BaseModel] | None:
     """The table in a type such as `list[Annotated[MethodSettings, ...]] | None`."""
+    if isinstance(kind, TableOf):
+        return kind.table
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         return kind
     tables = [_table_in(argument) for argument in typing.get_args(kind)]

@@ -19,12 +19,7 @@ from ...core.objective.adapt_loss import LOSS_ADAPTERS
 from ...core.priority import ADJUSTMENTS
 from ...core.privacy import Privacy
 from ...core.types import LocalTraining
-from ...core.weights.bounds import (
-    Bounds,
-    Client,
-    Group,
-    Probation,
-)
+from ...core.weights.bounds import Bounds
 from ...core.weights.scores import SCORES, Score
 from ...core.weights.weighting import (
     NORMALISERS,
@@ -36,81 +31,20 @@ from ...core.weights.weighting import (
 from ...registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
-from .tables import ConfigTable, fields_of, with_fields
+from .tables import ConfigTable, TableOf
 from .values import Name, Seed
 
-
-@with_fields(fields_of(Pace))
-class PaceSettings(ConfigTable):
-    """When a round ends, where clients take time. Default: when all clients have answered."""
-
-    def build(self) -> Pace:
-        """The pace of a round."""
-        return Pace(**self.model_dump())
-
-
-def _listed(source: type[Any], name: str, kind: Any, least: int = 0) -> dict[str, Any]:
-    """A field that is a tuple in a class and a list in TOML, as `with_fields` takes it."""
-    _, field = fields_of(source)[name]
-    default = list(field.default) if not field.is_required() else ...
-    limits = Field(default, description=field.description, min_length=least, max_length=1_000)
-    return {name: (list[kind], limits)}
-
-
-@with_fields(fields_of(Group) | _listed(Group, "clients", Client, least=1))
-class GroupBounds(ConfigTable):
-    """Bounds on several clients together; of one client, instead of `cap` and `floor`."""
-
-    def build(self) -> Group:
-        """The group."""
-        options = self.model_dump()
-        return Group(**options | {"clients": tuple(options["clients"])})
-
-
-@with_fields(fields_of(Probation) | _listed(Probation, "clients", Client))
-class ProbationSettings(ConfigTable):
-    """A smaller cap for newcomers."""
-
-    def build(self) -> Probation:
-        """The probation."""
-        options = self.model_dump()
-        return Probation(**options | {"clients": tuple(options["clients"])})
-
-
-_PROBATION = (ProbationSettings | None, fields_of(Bounds)["probation"][1])
-
-
-@with_fields(fields_of(Bounds) | _listed(Bounds, "groups", GroupBounds) | {"probation": _PROBATION})
-class WeightBounds(ConfigTable):
-    """The policy on weights: caps, floors, groups, probation, quorum (docs/governance.md)."""
-
-    def build(self) -> Bounds:
-        """The bounds."""
-        options: dict[str, Any] = {key: getattr(self, key) for key in type(self).model_fields}
-        probation = options["probation"]
-        options["groups"] = tuple(group.build() for group in options["groups"])
-        options["probation"] = probation.build() if probation else None
-        return Bounds(**options)
-
-
-@with_fields(fields_of(Privacy))
-class PrivacySettings(ConfigTable):
-    """Differential privacy of the clients; see docs/privacy.md."""
-
-    def build(self) -> Privacy:
-        """The settings of the mechanism."""
-        return Privacy(**self.model_dump())
-
-
-@with_fields(fields_of(SecureAggregation))
-class SecureAggregationSettings(ConfigTable):
-    """Secure aggregation: the server learns the weighted sum of the updates alone (docs/privacy.md)."""
-
-    def build(self) -> SecureAggregation:
-        """The settings."""
-        return SecureAggregation(**self.model_dump())
-
-
+PACE = TableOf(
+    Pace, "When a round ends, where clients take time. Default: when all clients have answered."
+)
+BOUNDS = TableOf(
+    Bounds, "The policy on weights: caps, floors, groups, probation, quorum (docs/governance.md)."
+)
+PRIVACY = TableOf(Privacy, "Differential privacy of the clients; see docs/privacy.md.")
+SECURE_AGGREGATION = TableOf(
+    SecureAggregation,
+    "Secure aggregation: the server learns the weighted sum of the updates alone (docs/privacy.md).",
+)
 Criteria = Annotated[
     list[Annotated[Part, PartOf(CRITERIA)]],
     Field(min_length=1, max_length=64),
@@ -147,7 +81,7 @@ class MethodSettings(ConfigTable):
         None,
         description="How the effect on held-out samples changes the weights. Default: off.",
     )
-    bounds: WeightBounds | None = Field(
+    bounds: Annotated[Bounds, BOUNDS] | None = Field(
         None,
         description="The policy on weights: see [methods.bounds]. Default: no bounds.",
     )
@@ -187,7 +121,7 @@ class MethodSettings(ConfigTable):
         'samples. "server_only": train on the samples the server weighs by. "alone": every client '
         "trains its own model.",
     )
-    pace: PaceSettings | None = Field(
+    pace: Annotated[Pace, PACE] | None = Field(
         None, description="When a round ends, where clients take time; see [methods.pace]."
     )
     adapters: Adapters = Field(
@@ -199,10 +133,10 @@ class MethodSettings(ConfigTable):
         None,
         description="How values of this method were found; `clientwise tune` writes it.",
     )
-    privacy: PrivacySettings | None = Field(
+    privacy: Annotated[Privacy, PRIVACY] | None = Field(
         None, description="Differential privacy of the clients; see [methods.privacy]."
     )
-    secure_aggregation: SecureAggregationSettings | None = Field(
+    secure_aggregation: Annotated[SecureAggregation, SECURE_AGGREGATION] | None = Field(
         None,
         description="Hide every client's update, criteria and weight from the server; an empty table "
         "takes the defaults. Default: off.",
@@ -245,7 +179,7 @@ class MethodSettings(ConfigTable):
             normaliser=self._normaliser(normalise),
             score=score,
             evidence=make_if_named(EVIDENCE, self.evidence),
-            bounds=self.bounds.build() if self.bounds else None,
+            bounds=self.bounds,
             before=tuple(make(BEFORE, part) for part in self.before),
             rule=make(RULES, self.rule) if keeps_models else None,
             adjust=make_if_named(ADJUSTMENTS, self.adjust),
@@ -256,9 +190,9 @@ class MethodSettings(ConfigTable):
             brake=self.brake,
             fine_tune=self._server_training(training),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
-            pace=self.pace.build() if self.pace else Pace(),
-            privacy=self.privacy.build() if self.privacy else None,
-            secure=self.secure_aggregation.build() if self.secure_aggregation else None,
+            pace=self.pace or Pace(),
+            privacy=self.privacy,
+            secure=self.secure_aggregation,
             adapters=self.adapters,
             uses_sums=isinstance(NORMALISERS.declared(normalise.name), DividesBySums),
             compares_pairs=any("pairs" in kind.needs(part) for _, kind, part in self.parts()),
@@ -269,7 +203,7 @@ class MethodSettings(ConfigTable):
 
         Validation allows those that do only for scores whose weights are the same with any scale.
         """
-        noises_mean = self.privacy is not None and not self.privacy.build().local
+        noises_mean = self.privacy is not None and not self.privacy.local
         if noises_mean and not is_constant(normalise.name):
             return no_scale
         made: Normaliser = make(NORMALISERS, normalise)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
+from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any
 
@@ -17,6 +18,7 @@ from .presets import merge
 _TABLES = tomllib.loads(files(__package__).joinpath("methods.toml").read_text("utf-8"))
 METHODS: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
 _IN_ANY_CASE = {name.casefold(): name for name in METHODS}
+NEAR = 0.85  # similarity of names from which one is taken for a misspelling of the other
 # A resolved config states all of these: its methods are already written out.
 _STATED_WHEN_RESOLVED = {"criteria", "score", "rule", "server_step"}
 
@@ -83,6 +85,26 @@ def _unknown(name: Any, known: Mapping[str, Any]) -> str:
     return f"there is no method {name!r}{suggest(str(name), known)}"
 
 
+def _unmeant(name: Any) -> str:
+    """Why a table with nothing but an unknown name is refused: it would be FedAvg under that name."""
+    own = 'to call FedAvg so, add like = "FedAvg"; a method of your own has other keys'
+    return f"{_unknown(name, METHODS)} ({own})"
+
+
+def near_miss(name: str) -> str | None:
+    """The method that a name of one's own is probably meant to be.
+
+    >>> near_miss("FedProxx"), near_miss("FedProx 2"), near_miss("mine")
+    ('FedProx', None, None)
+    """
+    letters = "".join(filter(str.isalpha, name)).casefold()
+    plain = {"".join(filter(str.isalpha, known)).casefold(): known for known in METHODS}
+    if letters in plain:
+        return None
+    close = get_close_matches(letters, plain, n=1, cutoff=NEAR)
+    return plain[close[0]] if close else None
+
+
 def _known(name: Any) -> str | None:
     """The method of this library that a name stands for, in upper or lower case."""
     return _IN_ANY_CASE.get(name.casefold()) if isinstance(name, str) else None
@@ -94,7 +116,10 @@ def _written_out(method: Any, key: str, where: str) -> Any:
         return method
     like = table.get("like")
     if "like" not in table:
-        like = _known(table.get("name"))
+        name = table.get("name")
+        like = _known(name)
+        if like is None and table.keys() == {"name"}:
+            raise ConfigError(where, [(f"{key}.name", _unmeant(name))])
         if like is None or table.keys() >= _STATED_WHEN_RESOLVED:
             return table
     base = _known(like)

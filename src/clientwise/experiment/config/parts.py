@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError, create_model
+from pydantic import ValidationError
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from ...core.criteria import CRITERIA
+from ...record.options import table_of_options
 from ...registry import Part, Registry, suggest
 from .messages import issues_of, refuse
-from .tables import ConfigTable
 
 
 def read_part(registry: Registry[Any], value: Any) -> Part:
@@ -29,7 +28,7 @@ def read_part(registry: Registry[Any], value: Any) -> Part:
     label = given.pop("as", "") if registry is CRITERIA else ""
     if not isinstance(label, str):
         refuse([(f"as = {label!r}", "must be a string")])
-    model = _table_of_options(registry, name, registry.get(name))
+    model = table_of_options(registry, name)
     try:
         options = model.model_validate(given)
     except ValidationError as error:
@@ -119,18 +118,9 @@ def _refuse_unknown_names(registry: Registry[Any], name: str, values: Mapping[st
             refuse([(option.name, message)])
 
 
-@functools.cache  # takes milliseconds, and a config may name a part a thousand times
-def _table_of_options(registry: Registry[Any], name: str, part: Any) -> type[ConfigTable]:
-    """The options of a part as a table of the config; `part` is what the name stands for now."""
-    fields: dict[str, Any] = {}
-    for option in registry.options(name):
-        fields[option.name] = (option.type, ... if option.required else option.default)
-    return create_model(name, __base__=ConfigTable, **fields)
-
-
 def _table_schema(registry: Registry[Any], name: str) -> dict[str, Any]:
     """A part with its options, for editors."""
-    schema = _table_of_options(registry, name, registry.get(name)).model_json_schema()
+    schema = table_of_options(registry, name).model_json_schema()
     properties = {"name": {"const": name}, **schema.get("properties", {})}
     for option in registry.options(name):
         if option.names_part_of is not None:

@@ -10,14 +10,14 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from ...errors import RunError
-from ...record.files import plain_name
-from ...record.reading.config_view import read_table
+from ...record.files import CONFIG, plain_name
 from ...record.reading.reader import is_finished
+from ...record.toml_text import read_table
 from ...writing import make_folder, write_atomically
 from ..config.messages import issues_of
 from ..config.schema import Experiment
 from ..config.values import Note, Tags
-from .resume import CONFIG, changed_keys
+from .resume import changed_keys
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:

@@ -21,8 +21,9 @@ from ...core.types import RoundRecord, ServerState
 from ...engine.scheduler import Scheduler
 from ...record.writer import Store
 from ...secrecy.accountant import accountant_of
-from ..build import build_plan
+from ..build.engine import build_plan
 from ..config.schema import Experiment
+from ..config.tables import to_plain
 from ..trackers import LaneInfo, Trackers
 
 SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
@@ -211,10 +212,10 @@ class Lane:
             self._store.finish_lane(self._lane)
 
 
-def _policy(experiment: Experiment, method: Method) -> dict[str, Any] | None:
-    """The bounds on a method's weights, as the config has them."""
+def _policy(experiment: Experiment, method: Method) -> Any:
+    """The bounds on a method's weights, as the config has them; None without bounds."""
     (bounds,) = (one.bounds for one in experiment.methods if one.name == method.name)
-    return bounds.to_dict() if bounds else None
+    return to_plain(bounds)
 
 
 def run_lanes(

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...engine.device import thread_count
 from ...engine.executor import DeviceExecutor
 from ...errors import RunError
-from ...record.facts import recorded_fact
+from ...record.facts import current_minute, recorded_fact
 from ...record.reading.rows import MachineRow, changed_facts
 from ...record.writer import Store
 
@@ -76,7 +75,7 @@ def record_machine(store: Store, facts: Mapping[str, str], earlier: str | None =
     machines = _recorded(store.folder, store.fact(FACT), earlier) if done else []
     changes = changed_facts(machines[-1].facts, facts) if machines else []
     if not machines or machines[-1].facts != facts:
-        machines.append(MachineRow(f"{datetime.now():%Y-%m-%d %H:%M}", done, dict(facts)))
+        machines.append(MachineRow(current_minute(), done, dict(facts)))
         store.set_facts({FACT: machines})
     store.set_machine(len(machines))
     return changes

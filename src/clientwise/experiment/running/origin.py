@@ -8,7 +8,6 @@ import platform
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from safetensors import safe_open
 from ...data.federated import FederatedData
 from ...errors import RunError
 from ...models.flat import frozen_digest, same_frozen
-from ...record.facts import recorded_fact
+from ...record.facts import current_minute, recorded_fact
 from ...record.reading.rows import Change
 from ...record.writer import Store
-from ..build import build_module
+from ..build.network import build_module
 from ..config.schema import Experiment
 from .machine import system
 
@@ -122,7 +121,7 @@ def recorded_system(folder: Path) -> str | None:
 def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin) -> None:
     """Record what a run comes from, and what has changed since it began."""
     if compared.differences:
-        now = f"{datetime.now():%Y-%m-%d %H:%M}"
+        now = current_minute()
         change = Change(now, store.rounds_done(), compared.differences)
         store.set_facts({"changes": [*compared.changes, change]})
     known = compared.before.data if compared.before else {}

@@ -22,13 +22,9 @@ from ...engine.device import pick_device
 from ...engine.ray.shards import answers
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError
-from ..build import (
-    build_data,
-    build_engine,
-    build_executor,
-    build_plan,
-    load_samples,
-)
+from ..build.clients import build_data
+from ..build.engine import build_engine, build_executor, build_plan
+from ..build.samples import load_samples
 from ..load import load_experiment
 from ..trackers import Trackers
 from .lanes import Lane, Round

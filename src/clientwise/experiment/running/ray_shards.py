@@ -15,7 +15,7 @@ from ...data.federated import FederatedData
 from ...engine.device import pick_device
 from ...engine.local import LocalEngine
 from ...engine.ray.shards import Place, ShardedEngine, Shards
-from ..build import build_executor, build_honest, build_plan
+from ..build.engine import build_executor, build_honest, build_plan
 from ..load import load_experiment
 
 

@@ -12,11 +12,12 @@ from ...core.method import Method
 from ...core.weights.bounds import Bounds, InfeasibleError
 from ...core.weights.weighting import divide, to_weights
 from ...errors import RunError
+from ...record.files import CONFIG
 from ...record.reading.folder import RunFolder
 from ...record.reading.rows import CriterionRow, ParticipantRow
-from ..config.methods import WeightBounds
+from ..config.methods import BOUNDS
 from ..load import load_experiment
-from .resume import CONFIG, changed_keys, config_so_far
+from .resume import changed_keys, config_so_far
 
 TOLERANCE = 1e-9  # of a weight, a score or a normalised criterion
 
@@ -107,7 +108,7 @@ def _policies(run: RunFolder, method: Method, seed: int) -> list[tuple[int, Boun
     names = [row.name or "" for row in clients]
     found: list[tuple[int, Bounds | None]] = [(0, None)]
     for row in run.policies(method.name, seed):
-        bounds = WeightBounds.model_validate(row.policy).build() if row.policy else None
+        bounds = BOUNDS.read(row.policy) if row.policy else None
         found.append((row.round_num, bounds and bounds.for_clients(names, len(clients))))
     return found
 

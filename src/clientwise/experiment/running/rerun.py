@@ -12,11 +12,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...errors import ConfigError, RunError
-from ...record.reading.config_view import parse_toml
 from ...record.reading.folder import RunFolder
+from ...record.toml_text import parse_toml
 from ...registry import Part, suggest
 from ..config.messages import issues_of
-from ..config.methods import MethodSettings, WeightBounds
+from ..config.methods import BOUNDS, MethodSettings
 from ..config.schema import Experiment
 from ..load import load_experiment
 from .resume import config_so_far
@@ -45,11 +45,11 @@ def with_policy(folder: Path, file: Path) -> Experiment:
     before = _of_run(folder)
     try:
         table = parse_toml(file.read_text(encoding="utf-8"))
-        bounds = WeightBounds.model_validate(table)
+        bounds = BOUNDS.read(table)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(file), [("", str(error))]) from None
     except ValidationError as error:
-        raise ConfigError(str(file), issues_of(error, WeightBounds)) from None
+        raise ConfigError(str(file), issues_of(error, BOUNDS.table)) from None
     return _with(before, f"policy {file.stem}", methods=_changed(before, {"bounds": bounds}))
 
 

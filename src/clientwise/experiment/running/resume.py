@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ConfigError, RunError
-from ...record.facts import recorded_fact
-from ...record.reading.config_view import parse_toml
+from ...record.facts import BY_HOST, recorded_fact
+from ...record.files import CONFIG
+from ...record.toml_text import parse_toml
 from ..config.schema import Experiment
 from ..load import load_experiment
 
-CONFIG = "config.toml"
 FACT = "config"  # the fact that holds the config of the rounds so far, as TOML
 
 # Keys that may change when a run is resumed: where things are, how it is watched, how long the
@@ -40,7 +40,6 @@ MAY_CHANGE = frozenset(
 )
 MAY_GROW = frozenset({"rounds", "seeds", "methods", "flower.left"})  # see `extended`
 MEMBERS = ("flower.clients", "flower.left")
-BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggregator` recorded
 
 
 def config_so_far(folder: Path) -> Experiment | None:

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 
@@ -25,28 +24,23 @@ from ...engine.local import LocalEngine
 from ...engine.ray.shards import places
 from ...engine.scheduler import LaneExecutor, Scheduler
 from ...engine.wrappers.engine import EmbeddedEngine
-from ...errors import RunError
+from ...errors import ClientwiseError, ConfigError, RunError
 from ...models.flat import frozen_digest
-from ...record.files import VERSIONS
+from ...record.facts import current_minute, facts_of_run
+from ...record.files import CONFIG, VERSIONS
 from ...record.lock import locked
 from ...record.writer import Store
 from ...writing import write_atomically
-from ..build import (
-    build_data,
-    build_engine,
-    build_executor,
-    build_trackers,
-    count_outputs,
-    data_folder,
-    lanes_that_fit,
-    scored,
-)
+from ..build.clients import build_data
+from ..build.engine import build_engine, build_executor, lanes_that_fit
+from ..build.network import count_outputs
+from ..build.samples import data_folder, scored
+from ..checks.against_data import validate
 from ..checks.doubts import doubts
 from ..checks.policy import policy_doubts
 from ..checks.steps import count_steps
-from ..checks.validation import validate
 from ..config.schema import Experiment
-from ..trackers import Trackers
+from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
 from .machine import facts_of, in_words, record_machine
@@ -59,7 +53,6 @@ from .origin import (
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
 from .resume import (
-    CONFIG,
     FACT,
     changed_keys,
     config_so_far,
@@ -74,7 +67,6 @@ Connect = Callable[[EmbeddedEngine, int], Engine]
 EngineFactory = AbstractContextManager[Connect]
 OnRound = Callable[[Progress], None]
 Pair = tuple[int, Method]  # a seed and a method: a lane that is to be run
-FLOAT_BYTES = 4
 
 
 class Stopped(KeyboardInterrupt):
@@ -113,7 +105,7 @@ def run(
         data = replace(data, samples=scored(experiment, data.samples))
         experiment = experiment.for_data(data.weigh)
     samples = validate(experiment, data)
-    trackers = build_trackers(experiment)
+    trackers = _build_trackers(experiment)
     with ExitStack() as stack:
         try:
             folder = Path(out) if out is not None else new_folder(experiment.name)
@@ -150,6 +142,23 @@ def run(
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return folder
+
+
+def _build_trackers(experiment: Experiment) -> Trackers:
+    """The trackers, made before the run begins: a missing package or a wrong option is an error."""
+    trackers: list[tuple[str, Tracker]] = []
+    for index, part in enumerate(experiment.trackers):
+        key = f"trackers[{index}]"
+        try:
+            tracker = TRACKERS.get(part.name)(**part.options)
+            check_tracker(tracker)
+            trackers.append((part.name, tracker))
+        except ClientwiseError as error:
+            raise ConfigError(experiment.source, [(key, str(error))]) from None
+        except Exception as error:  # a user's own tracker may raise anything
+            message = f"{part.name}: {type(error).__name__}: {error}"
+            raise ConfigError(experiment.source, [(key, message)]) from error
+    return Trackers(trackers)
 
 
 def _begin(folder: Path, experiment: Experiment, resume: bool) -> Experiment | None:
@@ -307,8 +316,18 @@ class _Sitting:
             every = self._experiment.evaluation.clients_every
             names = [method.name for method in self._methods if method.adjust is None]
             self._store.forget_undue(rounds, every, names)
-        self._store.keep_fact("begun", f"{datetime.now():%Y-%m-%d %H:%M}")
-        facts = _facts(self._experiment, samples, on_clients, self._first, len(self._pairs))
+        self._store.keep_fact("begun", current_minute())
+        facts = facts_of_run(
+            self._experiment.name,
+            samples.problem,
+            rounds=rounds,
+            lanes=len(self._pairs),
+            num_values=self._first.spec.size,
+            reported_on="the honest clients' own test data" if on_clients else "held-out samples",
+            computed=str(self._first),
+            target=self._experiment.evaluation.target,
+            client_targets=self._experiment.evaluation.client_targets,
+        )
         self._store.set_facts(facts)
 
     def record_machine(self, before: Origin | None) -> list[str]:
@@ -417,30 +436,6 @@ class _Sitting:
             is_share=lane.engine.problem.is_share,
         )
         self._on_round(step)
-
-
-def _facts(
-    experiment: Experiment,
-    samples: Samples,
-    on_clients: bool,
-    executor: DeviceExecutor,
-    lanes: int,
-) -> dict[str, object]:
-    """Facts about the whole run, for its readers."""
-    return {
-        "name": experiment.name,
-        "metric": samples.problem.metric,
-        "higher is better": samples.problem.higher_is_better,
-        "is a share": samples.problem.is_share,
-        "shows": samples.problem.shows,
-        "target": experiment.evaluation.target,
-        "client targets": experiment.evaluation.client_targets,
-        "rounds": experiment.rounds,
-        "lanes": lanes,
-        "reported on": "the honest clients' own test data" if on_clients else "held-out samples",
-        "computed": str(executor),
-        "model_bytes": FLOAT_BYTES * executor.spec.size,
-    }
 
 
 def _model_facts(

@@ -28,13 +28,10 @@ from ...engine.device import pick_device, threads_for
 from ...engine.executor import Executor
 from ...errors import ConfigError
 from ...registry import suggest
-from ..build import (
-    build_data,
-    build_engine,
-    build_executor,
-    build_plan,
-)
-from ..checks.validation import config_issues, validate
+from ..build.clients import build_data
+from ..build.engine import build_engine, build_executor, build_plan
+from ..checks.against_data import validate
+from ..checks.combinations import config_issues
 from ..config.messages import Issue, issues_of
 from ..config.methods import MethodSettings, Tuned
 from ..config.schema import Experiment
@@ -42,7 +39,7 @@ from ..config.tables import ConfigTable
 from ..config.values import MOST_SEEDS, Name, Seed
 from ..load import make_experiment, read_config, set_value
 from .search import (
-    Path,
+    KeyPath,
     Space,
     Values,
     dotted,
@@ -288,7 +285,7 @@ def _why_unfit(experiment: Experiment, method: MethodSettings, values: Values) -
     return "; ".join(message for _, message in config_issues(alone))
 
 
-def with_values(method: MethodSettings, values: Mapping[Path, Any]) -> MethodSettings:
+def with_values(method: MethodSettings, values: Mapping[KeyPath, Any]) -> MethodSettings:
     """A method with other values of some keys."""
     table = method.to_dict()
     for path, value in values.items():

@@ -12,7 +12,7 @@ from ...core.evidence.significance import LEAST_JUDGES, Significance
 from ...core.method import Method, Plan
 from ...core.privacy import LocalNoise, gaussian_epsilon
 from ...core.types import LocalTraining
-from ...experiment.build import build_plan
+from ...experiment.build.engine import build_plan
 from ...experiment.config.schema import Experiment
 from .small_numbers import (
     MU,

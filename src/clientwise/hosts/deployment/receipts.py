@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from ...record.signed.keys import public_bytes, public_keys
-from ...record.signed.verify import is_valid_receipt, receipts_of_last_round
+from ...record.signed.receipts import is_valid_receipt, receipts_of_last_round
 from ..flower.replies import pull_replies
 from .ledger import append_line
 from .signing import Signer

@@ -16,12 +16,9 @@ from flwr.clientapp import ClientApp
 from ...data.datasets import DataError
 from ...engine.device import pick_device
 from ...engine.wrappers.engine import EmbeddedEngine
-from ...experiment.build import (
-    build_data,
-    build_engine,
-    build_executor,
-    load_samples,
-)
+from ...experiment.build.clients import build_data
+from ...experiment.build.engine import build_engine, build_executor
+from ...experiment.build.samples import load_samples
 from ...experiment.load import load_experiment
 from ..deployment.approval import config_digest
 from ..deployment.gate import Gate

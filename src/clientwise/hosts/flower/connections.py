@@ -10,7 +10,7 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from ...engine.wrappers.engine import EmbeddedEngine
-from ...experiment.build import choose_hostile
+from ...experiment.build.clients import choose_hostile
 from ...experiment.checks.secure import has_secrets
 from ...experiment.config.schema import Experiment
 from ...experiment.running.runner import Connect

@@ -25,9 +25,10 @@ from ...data.tables.encoding import Encoder, Encoding
 from ...data.tables.files import ENDINGS
 from ...data.tables.new_rows import read_samples
 from ...errors import ConfigError
-from ...experiment.build import build_data, load_samples, scored
+from ...experiment.build.clients import build_data
+from ...experiment.build.samples import load_samples, scored
+from ...experiment.checks.combinations import deployment_issues
 from ...experiment.checks.secure import has_secrets, identity_issues
-from ...experiment.checks.validation import deployment_issues
 from ...experiment.config.schema import Experiment
 from ...experiment.config.settings import MemberTable
 from ...experiment.load import load_experiment

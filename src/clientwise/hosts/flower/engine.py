@@ -1,6 +1,6 @@
-"""The server's side: `FlowerEngine` sends requests over a Flower grid and waits for the replies.
+"""The server's side: `FlowerEngine` trains and evaluates on the nodes of a Flower grid.
 
-Every wait has a limit. A client that does not reply in time is refused, or counts in a later round.
+A client that does not reply in time is refused, or counts in a later round.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from secrets import token_hex
-from typing import TypeVar
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor
 
 from ...core.clock import LATE, Pace
-from ...core.objective.problem import Problem
 from ...core.reasons import Reason
-from ...core.round import LARGEST_LOSS
 from ...core.secrecy import SecretScores, SecretSum
 from ...core.types import (
     Evaluation,
@@ -35,13 +31,10 @@ from ...errors import ClientwiseError
 from ...experiment.config.settings import FlowerSettings
 from ..deployment.receipts import Outbox
 from ..deployment.signing import Signer
+from .answers import merged, read_reply, stacked
 from .claims import TEST_SAMPLES, Claims
-from .replies import (
-    NO_ANSWER,
-    Content,
-    pull_replies,
-    why_unreadable,
-)
+from .exchange import Connected, Exchange
+from .replies import NO_ANSWER, Content
 from .secure_rounds import SecureRound
 from .secure_wire import SecureRun
 from .wire import (
@@ -54,10 +47,6 @@ from .wire import (
 )
 
 log = logging.getLogger("flwr.clientwise")
-CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
-FIRST_PAUSE = 0.05  # seconds between two looks for replies, at first
-LONGEST_PAUSE = 1.0
-CONNECT_PAUSE = 0.5  # seconds between two looks for connected nodes
 FIRST_REPEAT = 30.0  # seconds before a round is repeated; twice as long before the next repeat
 LONGEST_REPEAT = 600.0
 NO_TEST_SET = -1  # the size of a test set that is not known yet
@@ -66,10 +55,6 @@ NO_TEST_SET = -1  # the size of a test set that is not known yet
 NOT_TAKEN = Reason("the SuperLink did not accept the message", "unreachable")
 NOT_CONNECTED = Reason("not connected", "not connected")
 OUT_OF_REACH = ("unreachable", "not connected")  # another attempt may succeed
-LOSS_TOO_LARGE = "its loss is not finite or too large"
-
-T = TypeVar("T")
-Connected = Callable[[], Mapping[int, int]]  # the node of every client that is connected now
 
 
 @dataclass(frozen=True)
@@ -146,13 +131,17 @@ class FlowerEngine:
         self.idle_work: Callable[[], None] | None = None
         self.clock = local.clock  # shows real time
         self._local = local
-        self._grid = grid
-        self._connected = connected
+        self._exchange = Exchange(
+            grid,
+            connected,
+            away=settings.away,
+            grace_seconds=settings.grace_seconds,
+            signer=signer or Signer(),
+            outbox=outbox or Outbox(),
+        )
         self._seed = seed
         self._settings = settings
         self._on_versions = on_versions
-        self._signer = signer or Signer()
-        self._outbox = outbox or Outbox()
         self._claims = claims
         self._on_repeat = on_repeat
         self._secure = secure
@@ -197,7 +186,7 @@ class FlowerEngine:
                 least = len(set(asking) - set(self._settings.away))
             rest = [client for client in asking if client not in ahead]
             ahead = frozenset()
-            nodes = self._wait_for(rest, least, patience)
+            nodes = self._exchange.wait_for(rest, least, patience)
             if self._awaits_all:
                 patience = time.monotonic() + self._settings.train_seconds
             failures += [Refusal(client, NOT_CONNECTED) for client in rest if client not in nodes]
@@ -205,7 +194,7 @@ class FlowerEngine:
             deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
             awaited = asking if asking and pace.buffer is None else None
             still = enough - arrived
-            for replies in self._pull_until(
+            for replies in self._exchange.pull_until(
                 self._waiting, deadline, needed - arrived, still, awaited
             ):
                 for client, content in replies:
@@ -217,7 +206,7 @@ class FlowerEngine:
                         held.append(asked.now(update, model, task.round_num))
                         arrived += 1
                 if arrived >= needed:
-                    yield from _stacked(held, model)
+                    yield from stacked(held, model)
                     held.clear()
             if not pace.keeps_late:
                 reason = LATE if arrived >= enough else NO_ANSWER
@@ -248,7 +237,7 @@ class FlowerEngine:
         clients, model, task = self._expected
         self._expected = None
         self._ahead = (model, task)
-        nodes = self._wait_for(clients, 0, 0.0)
+        nodes = self._exchange.wait_for(clients, 0, 0.0)
         limit = self._settings.evaluate_seconds + self._settings.train_seconds
         self._ask_to_train(nodes, model, task, time.monotonic() + limit)
 
@@ -274,7 +263,7 @@ class FlowerEngine:
         assert self._secure is not None
         terms = self._secure.terms(self._seed, model, task, scores)
         patience = time.monotonic() + self._settings.train_seconds
-        nodes = self._wait_for(client_ids, min(terms.threshold, len(client_ids)), patience)
+        nodes = self._exchange.wait_for(client_ids, min(terms.threshold, len(client_ids)), patience)
         packed = pack(model)
         trainings = {client: write_request(self._request(client, task), packed) for client in nodes}
         seconds = iter([self._settings.train_seconds])  # of the first step, which trains
@@ -285,7 +274,7 @@ class FlowerEngine:
             waiting, not_taken = self._push("train", requests, nodes, deadline)
             for client in not_taken:
                 yield client, NOT_TAKEN
-            for replies in self._pull_until(waiting, deadline, terms.threshold):
+            for replies in self._exchange.pull_until(waiting, deadline, terms.threshold):
                 yield from replies
             for client in waiting.values():
                 yield client, NO_ANSWER
@@ -326,14 +315,14 @@ class FlowerEngine:
             if not self._ask_again(attempt, missing, len(found), 1):
                 break
             self._pause(attempt, missing, len(found), 1)
-        return _merged(client_ids, found, tuple(missing), len(models), self.problem)
+        return merged(client_ids, found, tuple(missing), len(models), self.problem)
 
     def _evaluated(
         self, client_ids: Sequence[int], models: Tensor
     ) -> Iterator[tuple[int, Evaluation | Refusal]]:
         """Ask these clients once; the evaluation of each, or why there is none."""
         deadline = time.monotonic() + self._settings.evaluate_seconds
-        nodes = self._wait_for(client_ids, 1, deadline)
+        nodes = self._exchange.wait_for(client_ids, 1, deadline)
         packed = pack(models)
         requests = {}
         for client in nodes:
@@ -347,12 +336,12 @@ class FlowerEngine:
         self._train_ahead()
         for client in not_taken:
             yield client, Refusal(client, NOT_TAKEN)
-        for replies in self._pull_until(waiting, deadline, self._settings.min_replies):
+        for replies in self._exchange.pull_until(waiting, deadline, self._settings.min_replies):
             for client, content in replies:
                 if client in self._asked and self._ahead:  # its training begins now
                     self._asked[client] = replace(self._asked[client], at=time.monotonic())
                 read = partial(self._read_evaluation, client, len(models))
-                yield client, _read(client, content, read)
+                yield client, read_reply(client, content, read)
         for client in waiting.values():
             yield client, Refusal(client, NO_ANSWER)
 
@@ -452,6 +441,19 @@ class FlowerEngine:
         self._waiting |= waiting
         return [Refusal(client, NOT_TAKEN) for client in not_taken]
 
+    def _push(
+        self,
+        kind: str,
+        requests: Mapping[int, RecordDict],
+        nodes: Mapping[int, int],
+        deadline: float,
+    ) -> tuple[dict[str, int], list[int]]:
+        """See `Exchange.push`; what can be done while the nodes work is done then."""
+        found = self._exchange.push(kind, requests, nodes, deadline)
+        if self.idle_work:
+            self.idle_work()
+        return found
+
     def _read_update(self, client: int, content: Content, task: Task) -> Updates | Refusal:
         def read(content: RecordDict) -> tuple[Updates, Tensor | None]:
             update, kept = read_update(client, content, task.criteria)
@@ -459,7 +461,7 @@ class FlowerEngine:
                 self._claims.check(client, task.criteria, update.measurements)
             return update, kept
 
-        found = _read(client, content, read)
+        found = read_reply(client, content, read)
         if isinstance(found, Refusal):
             return found
         update, kept = found
@@ -490,169 +492,6 @@ class FlowerEngine:
         self._test_sizes[client] = size
         return one
 
-    def _wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
-        """The nodes of these clients, once `needed` are connected or the deadline has passed."""
-        wanted = [client for client in client_ids if client not in self._settings.away]
-        while True:
-            connected = self._connected()
-            nodes = {client: connected[client] for client in wanted if client in connected}
-            if len(nodes) >= needed or time.monotonic() >= deadline:
-                return nodes
-            time.sleep(CONNECT_PAUSE)
-
-    def _push(
-        self,
-        kind: str,
-        requests: Mapping[int, RecordDict],
-        nodes: Mapping[int, int],
-        deadline: float,
-    ) -> tuple[dict[str, int], list[int]]:
-        """Send all requests.
-
-        Returns clients by message id, and the clients whose message was not accepted.
-        """
-        # A message to a busy server must not expire
-        ttl = 2 * max(1.0, deadline - time.monotonic())
-        messages = {}
-        for client, content in requests.items():
-            # Makes the message's id secret: only the node that received it can reply to it
-            secret = token_hex()
-            self._outbox.attach(client, content)
-            message = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
-            messages[client] = self._signer.sign(message)
-        taken: set[str] = set()
-        if messages:
-            # Gives every message its id
-            taken.update(self._grid.push_messages(list(messages.values())))
-        if self.idle_work:
-            self.idle_work()
-        names = {message.metadata.message_id: client for client, message in messages.items()}
-        waiting = {name: client for name, client in names.items() if name in taken}
-        return waiting, [client for name, client in names.items() if name not in taken]
-
-    def _pull_until(
-        self,
-        waiting: dict[str, int],
-        deadline: float,
-        few: int,
-        enough: float = torch.inf,
-        awaited: Collection[int] | None = None,
-    ) -> Iterator[list[tuple[int, Content]]]:
-        """Yield (client, content) in chunks as replies arrive, until all or `enough` have replied.
-
-        Args:
-            waiting: clients by message id. Clients that reply are removed; the others remain at the end.
-            deadline: when to stop, by `time.monotonic`.
-            few: after so many replies only `grace_seconds` are left.
-            enough: stop after so many replies.
-            awaited: count only replies of these clients; None for all.
-        """
-        pause = FIRST_PAUSE
-        grace = self._settings.grace_seconds
-        answered = 0
-
-        def counts(client: int) -> bool:
-            return awaited is None or client in awaited
-
-        while answered < enough and any(map(counts, waiting.values())):
-            if grace is not None and answered >= few:
-                deadline = min(deadline, time.monotonic() + grace)
-                grace = None
-            in_time = time.monotonic() < deadline
-            arrived = False
-            for names in _slices(list(waiting), CHUNK):
-                pulled = pull_replies(self._grid, names, deadline, self._signer.open)
-                replies = [
-                    (waiting.pop(name), content) for name, content in pulled if name in waiting
-                ]
-                if replies:
-                    arrived = True
-                    good = [client for client, content in replies if not isinstance(content, str)]
-                    answered += sum(map(counts, good))
-                    yield replies
-            if not arrived and not in_time:
-                return
-            pause = FIRST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
-            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
-
-
-def _read(client: int, content: Content, read: Callable[[RecordDict], T]) -> T | Refusal:
-    """A reply's content, or the reason why it cannot be used.
-
-    Nothing a client sends ends the run.
-    """
-    if isinstance(content, str):
-        return Refusal(client, content)
-    try:
-        return read(content)
-    except Exception as error:
-        return Refusal(client, why_unreadable(error))
-
 
 def _reasons(failures: Sequence[Refusal]) -> str:
     return ", ".join(sorted({one.reason for one in failures if one.kind in OUT_OF_REACH}))
-
-
-def _slices(names: list[str], size: int) -> Iterator[list[str]]:
-    for first in range(0, len(names), size):
-        yield names[first : first + size]
-
-
-def _stacked(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
-    """Updates of the right shape with the usual measurements as one chunk.
-
-    The others are yielded one by one, for the guard to refuse.
-    """
-    names = [tuple(sorted(update.measurements)) for update in updates]
-    usual = max(names, key=names.count, default=())
-    alike = []
-    others = []
-    for update, measured in zip(updates, names, strict=True):
-        right_shape = update.models.shape[1] == len(model) and update.models.is_floating_point()
-        if right_shape and measured == usual:
-            alike.append(update)
-        else:
-            others.append(update)
-    if alike:
-        yield Updates(
-            tuple(update.client_ids[0] for update in alike),
-            torch.cat([update.models.to(model) for update in alike]),
-            {name: torch.cat([update.measurements[name] for update in alike]) for name in usual},
-            torch.cat([update.training_loss for update in alike]),
-            torch.cat([update.seconds for update in alike]),
-            ages=torch.cat([update.known_ages for update in alike]),
-        )
-    yield from others
-
-
-def _merged(
-    client_ids: Sequence[int],
-    found: Mapping[int, Evaluation],
-    missing: tuple[Refusal, ...],
-    num_candidates: int,
-    problem: Problem,
-) -> Evaluation:
-    """One evaluation over all clients, in their order, whatever the order of the replies.
-
-    A loss above `LARGEST_LOSS` is the model's if every client has it, else the client's.
-    """
-    usable = {}
-    for client, one in found.items():
-        if bool((one.losses < LARGEST_LOSS).all()):  # false for NaN
-            usable[client] = one
-    if usable:
-        unusable = [client for client in found if client not in usable]
-        missing += tuple(Refusal(client, LOSS_TOO_LARGE) for client in unusable)
-        found = usable
-    counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=problem.counts_dtype)
-    num_samples = torch.zeros(len(client_ids), dtype=torch.int64)
-    values = torch.zeros(num_candidates, len(client_ids), dtype=torch.float64)
-    losses = torch.zeros_like(values)
-    for column, client in enumerate(client_ids):
-        if client in found:
-            one = found[client]
-            num_samples[column] = one.num_samples[0]
-            values[:, column] = one.values[:, 0]
-            losses[:, column] = one.losses[:, 0]
-            counts += one.counts
-    return Evaluation(num_samples, values, losses, counts, missing)

@@ -24,7 +24,7 @@ from ...core.secrecy import SecretScores
 from ...core.types import Updates
 from ...data.datasets import DataError
 from ...engine.wrappers.engine import EmbeddedEngine
-from ...experiment.build import build_plan
+from ...experiment.build.engine import build_plan
 from ...experiment.checks.secure import has_secrets
 from ...experiment.config.schema import Experiment
 from ...secrecy.masks.client import SecureClient

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from ...errors import ClientwiseError
-from ...experiment.build import count_clients
+from ...experiment.build.samples import count_clients
 from ...experiment.checks.secure import has_secrets
 from ...experiment.config.schema import Experiment
 from ...experiment.running.runner import Connect

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy
 import torch
@@ -32,7 +32,8 @@ from ...core.criteria import ClientFacts, measure_clients
 from ...core.weights.scores import Score
 from ...errors import plain
 from ...registry import Part
-from ..aggregator import MAX_REASON, Aggregate, Aggregator
+from ..aggregate import Aggregate
+from ..aggregator import MAX_REASON, Aggregator, AggregatorOptions
 from ..metrics import Metric, keep_common
 
 log = logging.getLogger("flwr.clientwise")
@@ -114,12 +115,10 @@ class Weighted(Strategy):
         normalise: how each criterion is scaled across clients; the score's own default if None.
         measured_here: functions of a reply's arrays, by criterion, for what the server measures
             itself. A client's claim for such a criterion is ignored.
-        num_classes: upper bound of `label_diversity`.
         max_test_samples: largest test set size accepted from a client.
-        max_change: factor by which a node's claim about its data, such as `dataset_size`, may differ
-            from its first claim.
         record: file to which each round is appended as one line of JSON.
-        folder: a new run folder for the record, which `clientwise show`, `report` and `serve` read.
+        options: `num_classes` (the upper bound of `label_diversity`), `max_change` and `folder` of
+            `cw.Aggregator`.
 
     Attributes:
         rounds: `RoundWeights` of every training round so far.
@@ -134,11 +133,9 @@ class Weighted(Strategy):
         score: Score | None = None,
         normalise: str | None = None,
         measured_here: Mapping[str, Callable[[ArrayRecord], float]] | None = None,
-        num_classes: int | None = None,
         max_test_samples: int = 100_000,
-        max_change: float = 1.5,
         record: str | Path | None = None,
-        folder: str | Path | None = None,
+        **options: Unpack[AggregatorOptions],
     ) -> None:
         if not isinstance(strategy, FedAvg) or isinstance(strategy, WITHOUT_WEIGHTS):
             kind = type(strategy).__name__
@@ -152,9 +149,7 @@ class Weighted(Strategy):
             score=score,
             normalise=normalise,
             measured_here=functions,
-            num_classes=num_classes,
-            max_change=max_change,
-            folder=folder,
+            **options,
         )
         self._set_up(strategy, aggregator, max_test_samples, record)
 

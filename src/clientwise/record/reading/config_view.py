@@ -1,20 +1,21 @@
 """The resolved config of a run folder, read for display.
 
-Reading it imports no plugin and executes nothing that the config names. It raises no error either:
-what is missing, damaged or of another shape is unknown (None or empty).
+This is a second model of the config beside `experiment.config`, which refuses what is wrong. Reading
+a run folder that anybody may have made must do neither of two things that the first model does: it
+imports no plugin and executes nothing that the config names, and it raises no error. What is
+missing, damaged or of another shape is unknown (None or empty). Here are only the keys that readers
+show; tests/runs/test_recorded.py compares them with the first model.
 """
 
 from __future__ import annotations
 
-import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache, cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError
 
 from ...core.aggregation.before import BEFORE
 from ...core.aggregation.rules import RULES
@@ -23,21 +24,10 @@ from ...core.evidence import EVIDENCE
 from ...core.method import POOLING
 from ...core.weights.bounds import Bounds
 from ...registry import Part, Registry
-from ..files import read_whole
+from ..files import CONFIG
+from ..toml_text import read_table
 
-CONFIG = "config.toml"
-MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
-DEEPEST = 32  # tables and lists within each other
-INTEGERS = "the largest integer of a config is 9,223,372,036,854,775,807"
-_KEY_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
-_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{DEEPEST}}}")
 _BOUNDS = TypeAdapter(Bounds)
-_CHECKED = ConfigDict(
-    extra="forbid",
-    strict=True,
-    arbitrary_types_allowed=True,
-    allow_inf_nan=False,
-)
 
 
 def recorded_config(folder: Path) -> RecordedConfig:
@@ -53,44 +43,6 @@ def recorded_config(folder: Path) -> RecordedConfig:
 @lru_cache(maxsize=256)
 def _read_once(path: Path, modified: int) -> RecordedConfig:
     return RecordedConfig(read_table(path))
-
-
-def read_table(path: Path) -> dict[str, Any]:
-    """A config file as a plain table; empty where it cannot be read."""
-    try:
-        table = parse_toml(read_whole(path, MOST_BYTES).decode())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
-        return {}
-    return table if _is_plain(table, 0) else {}
-
-
-def parse_toml(text: str) -> dict[str, Any]:
-    """The table that a TOML text holds; TOMLDecodeError for whatever cannot be parsed.
-
-    A byte order mark, which some editors of Windows write, is left out.
-    `tomllib` fails in other ways on some texts, and takes minutes on keys of thousands of parts.
-    """
-    if _LONG_KEY.search(text):
-        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
-    try:
-        return tomllib.loads(text.removeprefix("\ufeff"))
-    except RecursionError:
-        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
-    except tomllib.TOMLDecodeError:
-        raise
-    except ValueError:  # Python reads no integers of thousands of digits
-        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {INTEGERS}") from None
-
-
-def _is_plain(value: object, depth: int) -> bool:
-    """Whether a value is nested no deeper, and its integers no larger, than a config's may be."""
-    if depth > DEEPEST:
-        return False
-    if isinstance(value, dict):
-        return all(_is_plain(one, depth + 1) for one in value.values())
-    if isinstance(value, list):
-        return all(_is_plain(one, depth + 1) for one in value)
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 @dataclass(frozen=True)
@@ -266,36 +218,6 @@ class RecordedMethod:
             yield RULES, self.rule
         if self.evidence is not None:
             yield EVIDENCE, self.evidence
-
-
-def build(registry: Registry[Any], part: Part) -> Any:
-    """The object that a recorded part names, with its options.
-
-    None where the part is not of this library, or does not take these options.
-    """
-    if part.name not in registry:
-        return None
-    try:
-        return with_options(registry, part)()
-    except ValueError:  # pydantic's ValidationError is one
-        return None
-
-
-def with_options(registry: Registry[Any], part: Part) -> partial[Any]:
-    """What a recorded part of this library names, with its options; ValueError for others."""
-    found = registry.get(part.name)
-    options = _options_of(registry, part.name, found).model_validate(part.options)
-    return partial(found, **dict(options))
-
-
-@cache  # building a model takes milliseconds, and a report has thousands of audits
-def _options_of(registry: Registry[Any], name: str, part: object) -> type[BaseModel]:
-    """The options of a part, checked as for an experiment; `part` is what `name` stands for now."""
-    fields: dict[str, Any] = {}
-    for option in registry.options(name):
-        default = ... if option.required else option.default
-        fields[option.name] = (option.type, default)
-    return create_model(name, __config__=_CHECKED, **fields)
 
 
 def _method(table: Mapping[str, Any]) -> RecordedMethod | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .counterfactuals import CounterfactualReader
 from .models import ModelReader
+from .other_weights import CounterfactualReader
 from .summary import SummaryReader
 
 
@@ -11,5 +11,5 @@ class RunFolder(SummaryReader, ModelReader, CounterfactualReader):
     """A run folder, read-only. The run may still be going.
 
     A file for each subject: `reader.py` (facts and lanes), `rounds.py`, `weights.py`, `clients.py`,
-    `models.py`, `summary.py`, `counterfactuals.py`.
+    `models.py`, `summary.py`, `other_weights.py`.
     """

@@ -8,52 +8,23 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, FailFast, Field, Json, PositiveInt, TypeAdapter, ValidationError
+from pydantic import FailFast, Json, TypeAdapter, ValidationError
 
 from ...errors import NotBegunError, RunError, shortened
 from ...registry import suggest
 from ..database import reading, time_limit
+from ..facts import NEEDED, RunFacts
 from ..lock import is_locked
 from ..migrations import refuse_older, version_of
 from ..schema import DATABASE
 from .frames import FRAMES, FrameName
-from .rows import (
-    Change,
-    LaneProgress,
-    LaneRow,
-    MachineRow,
-    StepsRow,
-)
+from .rows import LaneProgress, LaneRow
 
 MOST_SECONDS = 10.0  # of processor time, for one query
 MOST_ROWS = 2_000_000  # of one query
-NEEDED_FACTS = {"name", "metric", "target", "rounds", "lanes"}
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 T = TypeVar("T")
-
-
-class _Facts(BaseModel, strict=True):
-    """Facts about the whole run."""
-
-    name: str
-    metric: str
-    higher_is_better: bool = Field(True, alias="higher is better")
-    is_share: bool = Field(True, alias="is a share")
-    shows: list[str] = []
-    target: float | None
-    client_targets: list[float] | None = Field(None, alias="client targets")
-    rounds: PositiveInt
-    lanes: PositiveInt
-    model_bytes: int = 0
-    reported_on: str = Field("held-out samples", alias="reported on")
-    changes: list[Change] = []
-    begun: str = ""
-    initial_model: str = Field("", alias="initial model")
-    computed: str = ""
-    warnings: list[str] = []
-    steps: list[StepsRow] = []
-    machines: list[MachineRow] = []
 
 
 def thinned(rows: list[T], max_points: int | None) -> list[T]:
@@ -254,7 +225,7 @@ class RunReader:
         with time_limit(MOST_SECONDS), reading(self.folder) as database:
             refuse_older(self.folder, version_of(database))
 
-    def _read_facts(self) -> _Facts:
+    def _read_facts(self) -> RunFacts:
         try:
             # A model of a wide table has megabytes, which `model_facts` reads. The origin has a
             # fingerprint of every client, which a resumed run reads.
@@ -265,11 +236,11 @@ class RunReader:
             if is_locked(self.folder):  # its tables are being made at this moment
                 raise NotBegunError(f"{self.folder}: the run is just beginning") from None
             raise
-        if not {key for key, _ in rows} >= NEEDED_FACTS:
+        if not {key for key, _ in rows} >= NEEDED:
             raise NotBegunError(f"{self.folder}: nothing is recorded yet; resume the run")
         facts = dict(self._checked(tuple[str, Json[Any]], rows))
         try:
-            return _Facts.model_validate(facts)
+            return RunFacts.model_validate(facts)
         except ValidationError as error:
             raise self._invalid(error) from None
 

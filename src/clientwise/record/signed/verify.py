@@ -11,9 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from ...errors import RunError
 from ..database import reading
 from ..files import VERSIONS, read_whole
@@ -21,30 +18,29 @@ from ..migrations import KEPT_OF_0_2_0, REFUSALS_OF_0_2_0
 from .chain import (
     BEST,
     FIRST,
-    SALT_BYTES,
     SINCE,
     TABLES,
-    TYPES,
     Leaves,
     Link,
     canonical,
     digest,
     digests_of,
     hash_of_leaves,
-    leaf_digest,
     leaves_of_round,
     leaves_of_run,
     links,
     live_rounds,
     rank,
-    receipts_of_round,
-    signed_bytes,
+)
+from .receipts import (
+    Comparison,
+    fault_of_signature,
+    lanes_of,
+    read_receipts,
+    round_in_words,
 )
 
 CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
-LOCAL = "local"  # a table
-NOT_COMPARED = {"seconds", TYPES}  # the time that a round took, which differs when it is run again
-MOST_RECEIPT_BYTES = 2**28  # of a file
 MOST_VERSIONS_BYTES = 2**16
 MIGRATED = {"kept": KEPT_OF_0_2_0, "refusals": REFUSALS_OF_0_2_0}
 
@@ -92,46 +88,13 @@ def verify(
         found.faults += _faults_of_versions(folder, database)
         found.members = _members(chain)
         signers = trusted or {bytes.fromhex(key) for key in found.keys}
-        compared = _Compared(database, chain, signers)
+        compared = Comparison(database, chain, signers)
         for file in receipts:
-            for place, receipt in _read_receipts(file):
+            for place, receipt in read_receipts(file):
                 found.receipts += 1
                 found.faults += [f"{place}: {fault}" for fault in compared.faults(receipt)]
         found.unreceipted = compared.rounds_without_receipt()
     return found
-
-
-def receipts(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The receipts of every client by its name, in the order of the chain."""
-    by_client: dict[str, list[dict[str, Any]]] = {}
-    with reading(folder) as database:
-        lanes = _lanes(database)
-        named = database.execute("SELECT seed, client, name FROM clients").fetchall()
-        names = {(seed, client): name for seed, client, name in named}
-        live = live_rounds(links(database))
-        for (method, seed, round_num), link in live.items():
-            if (method, seed) not in lanes:
-                continue  # deleted: `verify` says so
-            found = receipts_of_round(database, lanes[method, seed], round_num, link)
-            for client, receipt in found.items():
-                name = names.get((seed, client)) or f"client-{client}"
-                by_client.setdefault(name, []).append(receipt)
-    return by_client
-
-
-def receipts_of_last_round(folder: Path) -> dict[int, dict[str, Any]]:
-    """The receipts of all clients of the round that was recorded last."""
-    with reading(folder) as database:
-        for link in links(database, newest_first=True):
-            if link.kind == "round":
-                lane = _lanes(database)[link.lane]
-                return receipts_of_round(database, lane, link.number("round"), link)
-    return {}
-
-
-def is_valid_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) -> bool:
-    """Whether a receipt is signed by a trusted key, and its rows are in its entry."""
-    return _fault_of_receipt(receipt, trusted) is None
 
 
 def _faults_of_chain(
@@ -151,7 +114,7 @@ def _faults_of_chain(
             yield f"{place}: its list of digests was changed"
         if not _is_canonical(link.entry, fields):
             yield f"{place}: not in canonical form"
-        fault = _fault_of_signature(link.entry, link.signature, trusted)
+        fault = fault_of_signature(link.entry, link.signature, trusted)
         if fault:
             yield f"{place}: {fault}"
         elif fields["key"] not in found.keys:
@@ -174,22 +137,10 @@ def _is_canonical(entry: str, fields: Mapping[str, Any]) -> bool:
         return False
 
 
-def _fault_of_signature(entry: str, signature: bytes, trusted: Collection[bytes]) -> str | None:
-    """Why an entry is not signed as it must be; None if it is."""
-    try:
-        key = bytes.fromhex(json.loads(entry)["key"])
-        Ed25519PublicKey.from_public_bytes(key).verify(signature, signed_bytes(entry))
-    except (InvalidSignature, KeyError, TypeError, ValueError, RecursionError):
-        return "its signature is wrong: the entry was changed"
-    if trusted and key not in trusted:
-        return f"signed with another key than the one given ({key.hex()[:16]}…)"
-    return None
-
-
 def _faults_of_rounds(
     database: sqlite3.Connection, chain: Sequence[Link], found: Verified
 ) -> Iterator[str]:
-    lanes = _lanes(database)
+    lanes = lanes_of(database)
     live = live_rounds(chain)
     found.rounds = len(live)
     found.repeated += _repeated(chain)
@@ -201,10 +152,10 @@ def _faults_of_rounds(
     for lane, round_num in sorted(recorded, key=lambda place: [rank(one) for one in place]):
         method, seed = named.get(lane, ("unknown", lane))
         if (method, seed, round_num) not in live:
-            yield f"{_round(method, seed, round_num)}: was inserted: no entry is about it"
+            yield f"{round_in_words(method, seed, round_num)}: was inserted: no entry is about it"
     best = _best_rounds(live)
     for (method, seed, round_num), link in live.items():
-        place = _round(method, seed, round_num)
+        place = round_in_words(method, seed, round_num)
         if (method, seed) not in lanes:
             yield f"{place}: was deleted with its whole method"
             continue
@@ -232,7 +183,7 @@ def _faults_of_migrated(
             lane, round_num = differing[row][:2]
             method, seed = named.get(lane, ("unknown", lane))
             if (method, seed, round_num) in older:
-                yield f"{_round(method, seed, round_num)}, {table}: was changed"
+                yield f"{round_in_words(method, seed, round_num)}, {table}: was changed"
 
 
 def _best_rounds(live: Mapping[tuple[str, int, int], Link]) -> dict[tuple[str, int], int]:
@@ -357,126 +308,6 @@ def _faults_of_leaves(link: Link, leaves: Leaves, without: Collection[str] = ())
             yield f"{label}: was changed"
 
 
-class _Compared:
-    """A record, to be compared with receipts."""
-
-    def __init__(
-        self, database: sqlite3.Connection, chain: Sequence[Link], trusted: Collection[bytes]
-    ) -> None:
-        self._database = database
-        self._trusted = trusted
-        self._chain = {link.position: link for link in chain}
-        self._live = live_rounds(chain)
-        self._lanes = _lanes(database)
-        self._seen: set[int] = set()  # positions of entries with a receipt
-
-    def faults(self, receipt: Mapping[str, Any]) -> Iterator[str]:
-        """What of the record contradicts a receipt."""
-        fault = _fault_of_receipt(receipt, self._trusted)
-        if fault:
-            yield fault
-            return
-        position = json.loads(receipt["entry"])["position"]
-        self._seen.add(position)
-        about = f"the receipt of entry {position}"
-        link = self._chain.get(position)
-        if link is None:
-            yield f"{about}: the record ends before it: its end was cut off"
-        elif link.entry != receipt["entry"]:
-            yield f"{about}: the record has another entry there: it was written anew"
-        elif link.kind == "round":
-            yield from self._changes(receipt, link)
-
-    def rounds_without_receipt(self) -> int:
-        """Rounds whose entry is in no receipt."""
-        return sum(link.position not in self._seen for link in self._live.values())
-
-    def _changes(self, receipt: Mapping[str, Any], link: Link) -> Iterator[str]:
-        """What a later entry about the same round says otherwise."""
-        method, seed = link.lane
-        round_num = link.number("round")
-        about = f"the receipt of {_round(method, seed, round_num)} (entry {link.position})"
-        now = self._live.get((method, seed, round_num))
-        if now is None:
-            yield f"{about}: the round was deleted later"
-        elif now.position != link.position and (method, seed) in self._lanes:
-            lane = self._lanes[method, seed]
-            leaves = leaves_of_round(self._database, lane, round_num, link.version)
-            after = leaves.get(receipt["label"], [])
-            may_lack = {LOCAL} if self._was_extended(now, leaves) else set()
-            for change in _differences(receipt["rows"], after, may_lack):
-                yield f"{about}: {change} in entry {now.position} of {now.fields.get('time')}"
-
-    def _was_extended(self, link: Link, leaves: Leaves) -> bool:
-        """Whether a round was the last one of a shorter run: its evaluation, of all clients, is deleted."""
-        is_last = (*link.lane, link.number("round") + 1) not in self._live
-        tables = {row.get("table") for rows in leaves.values() for row in rows}
-        return not is_last and LOCAL not in tables
-
-
-def _differences(
-    before: Sequence[Mapping[str, Any]],
-    after: Sequence[Mapping[str, Any]],
-    may_lack: Collection[str],
-) -> Iterator[str]:
-    """How the rows about a client changed, except for times; those of some tables may be missing."""
-    now = {_key(row): row for row in after}
-    for key in now.keys() - {_key(row) for row in before}:
-        yield f"{' '.join(map(str, key))}: inserted"
-    for row in before:
-        other = now.get(_key(row))
-        if other is None:
-            table, _ = _key(row)
-            if table not in may_lack:
-                yield f"{' '.join(map(str, _key(row)))}: deleted"
-            continue
-        for column in {**row, **other}:
-            if column not in NOT_COMPARED and row.get(column) != other.get(column):
-                name = row.get("criterion", row.get("table"))
-                yield f"{name}, {column}: {row.get(column)} became {other.get(column)}"
-
-
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return str(row.get("table")), str(row.get("criterion", ""))
-
-
-def _fault_of_receipt(receipt: Mapping[str, Any], trusted: Collection[bytes]) -> str | None:
-    """Why a receipt proves nothing; None for a valid one."""
-    try:
-        fields = json.loads(receipt["entry"])
-        rows = [dict(row) for row in receipt["rows"]]
-        salt = bytes.fromhex(receipt["salt"])
-        own = leaf_digest(salt, receipt["label"], rows)
-        digests = [str(one) for one in receipt["digests"]]
-        hashed = hash_of_leaves(digests)
-        fault = _fault_of_signature(receipt["entry"], bytes.fromhex(receipt["signature"]), trusted)
-        position = int(fields["position"])
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
-        return "not a receipt of clientwise"
-    if len(salt) != SALT_BYTES:  # what is hashed would not show where the salt ends
-        return "not a receipt of clientwise"
-    if fault is None and (own not in digests or hashed != fields.get("leaves")):
-        fault = "its rows are not in the entry"
-    return f"the receipt of entry {position} is not valid: {fault}" if fault else None
-
-
-def _read_receipts(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    try:
-        if file.stat().st_size > MOST_RECEIPT_BYTES:
-            raise RunError(f"{file}: too large for receipts")
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunError(f"{file}: cannot be read: {error}") from None
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            receipt = json.loads(line)
-        except (ValueError, RecursionError):
-            receipt = None
-        yield f"{file}, line {number}", receipt if isinstance(receipt, dict) else {}
-
-
 def _signed_again(chain: Sequence[Link]) -> Iterator[str]:
     """Rounds that a later entry replaces without a reason.
 
@@ -491,7 +322,7 @@ def _signed_again(chain: Sequence[Link]) -> Iterator[str]:
         elif link.kind == "round":
             round_num = link.number("round")
             if round_num < last:
-                place = _round(*link.lane, round_num)
+                place = round_in_words(*link.lane, round_num)
                 yield f"{place}: was signed a second time, after round {last} (entry {link.position})"
             done[link.lane] = max(last, round_num)
 
@@ -507,7 +338,7 @@ def _repeated(chain: Sequence[Link]) -> list[str]:
         if link.kind == "round":
             round_num = link.number("round")
             if round_num == last:
-                place = _round(*lane, last)
+                place = round_in_words(*lane, last)
                 said.append(f"{place}: signed again ({link.fields.get('time')})")
             done[lane] = max(last, round_num)
         elif link.kind == "forget" and last > after:
@@ -519,12 +350,3 @@ def _repeated(chain: Sequence[Link]) -> list[str]:
             )
             done[lane] = after
     return said
-
-
-def _lanes(database: sqlite3.Connection) -> dict[tuple[str, int], int]:
-    found = database.execute("SELECT lane, method, seed FROM lanes").fetchall()
-    return {(method, seed): lane for lane, method, seed in found}
-
-
-def _round(method: object, seed: object, round_num: object) -> str:
-    return f"{method}, seed {seed}, round {round_num}"

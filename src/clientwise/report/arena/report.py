@@ -23,7 +23,7 @@ from .standings import (
     standings,
     worst_cell_difference,
 )
-from .tables import by_mean, federation_section, standings_section
+from .standings_tables import by_mean, federation_section, standings_section
 
 
 def write_arena(

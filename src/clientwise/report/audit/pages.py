@@ -36,7 +36,7 @@ from ..marks import (
     value_axis,
 )
 from ..units import Unit
-from .rounds import Audit, Participant, audit
+from .round_audit import Audit, Participant, audit
 from .weight_steps import (
     INFLUENCE,
     PRIOR,

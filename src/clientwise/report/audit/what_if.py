@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...record.reading.counterfactuals import NOBODY, REPORTED
 from ...record.reading.folder import RunFolder
+from ...record.reading.other_weights import NOBODY, REPORTED
 from ...record.reading.rows import CounterfactualRow
 from ..document import (
     Cell,

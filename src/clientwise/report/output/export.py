@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ...record.reading.folder import RunFolder
@@ -17,7 +17,7 @@ from ..document import (
     Content,
     Document,
     Table,
-    text_of,
+    value_of,
 )
 from ..views import (
     audit_client,
@@ -123,7 +123,7 @@ def as_csv(table: Table) -> str:
     for row in table.rows:
         values: list[float | str | None] = []
         for cell, own in zip(row, parts, strict=True):
-            values += [_numbers(cell).get(part) for part in own] or [_value(cell)]
+            values += [_numbers(cell).get(part) for part in own] or [value_of(cell)]
         writer.writerow(map(_inert, values))
     return out.getvalue()
 
@@ -150,26 +150,17 @@ def _numbers(cell: Content) -> Mapping[str, float | str | None]:
     return cell.numbers if isinstance(cell, Cell) else {}
 
 
-def _value(cell: Content) -> float | str | None:
-    return cell.value if isinstance(cell, Cell) else cell
-
-
 def as_markdown(table: Table) -> str:
-    """A table for a README."""
-    head = [column.label for column in table.columns]
+    """A table for a README; the best values are bold."""
+    head = [_in_markdown(column.label) for column in table.columns]
     rule = ["--:" if column.numeric else ":--" for column in table.columns]
-    rows = "\n".join(map(_markdown_row, [head, rule, *_texts(table)]))
-    return f"**{table.title}**\n\n{rows}\n\n{table.note}\n"
+    rows = [head, rule, *table.texts(_in_markdown, "**{}**".format)]
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"**{table.title}**\n\n{lines}\n\n{table.note}\n"
 
 
-def _markdown_row(texts: Sequence[str]) -> str:
-    cells = [text.replace("|", "\\|") for text in texts]
-    return f"| {' | '.join(cells)} |"
-
-
-def _texts(table: Table) -> Iterator[list[str]]:
-    for row in table.rows:
-        yield [text_of(cell) for cell in row]
+def _in_markdown(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _file_name(text: str, used: set[str]) -> str:

@@ -1,48 +1,41 @@
-"""Tables for a paper, in LaTeX that needs no package but booktabs.
+"""Tables for a paper, in LaTeX with booktabs; LaTeX breaks the lines of wide ones (tabularx).
 
 A table that fits into one column of a two-column paper is a `table`, any other a `table*`, which is
-as wide as the page. Headings are broken into lines, long texts into paragraphs. What is still too
-wide is set as several panels that name the same rows; what is too long, as several tables.
+as wide as the page. What is still too wide is set as several panels that name the same rows; what
+is too long, as several tables. Both are decided by counting letters.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..document import Column, Table, text_of
+from ..document import Table, text_of
 
 COLUMN_POINTS = 229.0  # of article in two columns; those of IEEE, ACM and ICML are wider
 PAGE_POINTS = 345.0  # of article in one column; those of other classes are wider
 GAP_POINTS = 3.0  # on either side of a column (\tabcolsep)
-PARAGRAPH_POINTS = 110.0  # a wider text becomes a paragraph
+LETTER_POINTS = 4.4  # a letter of 8 points in the mean
+PARAGRAPH = 22  # letters: a longer text is broken into lines
 MOST_LINES = 52  # of a table on one page, without its caption
 RULE_LINES = 3  # the rules of a panel and the space around it, in lines
-BOLD = 1.17  # bold letters are so much wider
-
-# Widths of letters in points, in Computer Modern of 8 points, rounded up.
-_WIDTHS = {
-    2.5: "ijlI.,:;'|![]",
-    3.5: "frstcez()-/ ",
-    6.7: "+±−<>=×≥≤→ABCDEFGHJKLNOPQRSTUVXYZ",
-    8.8: "mwMW%@&…",
-}
-_POINTS = {letter: points for points, letters in _WIDTHS.items() for letter in letters}
-_OTHER_POINTS = 4.8
 
 Rows = Sequence[Sequence[str]]
 
 
 def as_latex(table: Table) -> str:
     """A table with a short caption; its note stands beneath, and the best values are bold."""
-    panels = _panels(_columns(table), _keys(table))
-    fits_column = max(map(_width, panels)) <= COLUMN_POINTS
+    columns = _columns(table)
+    panels = _panels(columns, _keys(table))
+    is_broken = _points([max(one.longest, len(one.label)) for one in columns]) > COLUMN_POINTS
+    fits_column = max(_points(_letters(panel)) for panel in panels) <= COLUMN_POINTS
     kind = "table" if fits_column else "table*"
     note = _latex(table.note)
     width = COLUMN_POINTS if fits_column else PAGE_POINTS
-    beneath = len(_wrapped(note, width)) if note else 0
-    parts = _parts(_cells(table), panels, MOST_LINES - beneath)
+    beneath = len(textwrap.wrap(note, int(width / LETTER_POINTS)))
+    parts = _parts(table.texts(_latex, "\\textbf{{{}}}".format), panels, MOST_LINES - beneath)
     floats = []
     for number, rows in enumerate(parts):
         is_last = number == len(parts) - 1
@@ -51,60 +44,32 @@ def as_latex(table: Table) -> str:
         if number == 0:
             lines.append(f"\\label{{tab:{_label(table.id)}}}")
         lines += ["\\fontsize{8}{9.6}\\selectfont", f"\\setlength{{\\tabcolsep}}{{{GAP_POINTS}pt}}"]
-        lines.append("\n\\par\\medskip\n".join(_tabular(panel, rows) for panel in panels))
+        tabular = _broken if is_broken else _unbroken
+        lines.append("\n\\par\\medskip\n".join(tabular(panel, rows) for panel in panels))
         if note and is_last:
             lines.append(f"\\par\\smallskip\n\\parbox{{\\linewidth}}{{{note}}}")
         floats.append("\n".join([*lines, f"\\end{{{kind}}}"]))
-    return "% \\usepackage{booktabs}\n" + "\n".join(floats) + "\n"
+    packages = "booktabs,tabularx" if is_broken else "booktabs"
+    return f"% \\usepackage{{{packages}}}\n" + "\n".join(floats) + "\n"
 
 
 @dataclass(frozen=True)
 class _Column:
     place: int  # in the table
-    side: str  # "l" or "r"
-    heading: Sequence[str]  # line by line
-    points: float
-    is_paragraph: bool
-
-    @property
-    def kind(self) -> str:
-        if self.is_paragraph:
-            return f"p{{{self.points:.0f}pt}}"
-        return self.side
+    is_number: bool
+    label: str
+    longest: int  # letters of its longest cell
+    letters: int  # of its width, where LaTeX breaks texts into lines
 
 
 def _columns(table: Table) -> list[_Column]:
-    best = table.best()
     found = []
     for place, column in enumerate(table.columns):
-        widths = []
-        for row, cells in enumerate(table.rows):
-            factor = BOLD if (row, place) in best else 1.0
-            widths.append(factor * _points(text_of(cells[place])))
-        found.append(_column(place, column, max(widths, default=0.0)))
+        longest = max((len(text_of(row[place])) for row in table.rows), default=0)
+        word = max(map(len, column.label.split()), default=1)
+        letters = max(word, min(longest, PARAGRAPH))
+        found.append(_Column(place, column.numeric, column.label, longest, letters))
     return found
-
-
-def _column(place: int, column: Column, widest: float) -> _Column:
-    side = "r" if column.numeric else "l"
-    longest_word = max(map(_points, column.label.split()), default=0.0)
-    is_paragraph = widest > PARAGRAPH_POINTS
-    if is_paragraph:
-        widest = PARAGRAPH_POINTS
-    heading = _wrapped(column.label, max(widest, longest_word))
-    points = max(widest, *map(_points, heading), 0.0)
-    return _Column(place, side, heading, points, is_paragraph)
-
-
-def _wrapped(text: str, points: float) -> list[str]:
-    """A text in lines that are at most so wide, or one word."""
-    lines: list[str] = []
-    for word in text.split():
-        if lines and _points(f"{lines[-1]} {word}") <= points:
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return lines or [""]
 
 
 def _keys(table: Table) -> int:
@@ -117,7 +82,8 @@ def _panels(columns: Sequence[_Column], keys: int) -> list[list[_Column]]:
     """The columns in groups that fit on a page, each with those that name the row."""
     panels = [[*columns[:keys]]]
     for column in columns[keys:]:
-        if _width([*panels[-1], column]) > PAGE_POINTS and len(panels[-1]) > keys:
+        is_full = _points(_letters([*panels[-1], column])) > PAGE_POINTS
+        if is_full and len(panels[-1]) > keys:
             panels.append([*columns[:keys]])
         panels[-1].append(column)
     return [_widened(panel) for panel in panels]
@@ -125,29 +91,34 @@ def _panels(columns: Sequence[_Column], keys: int) -> list[list[_Column]]:
 
 def _widened(panel: Sequence[_Column]) -> list[_Column]:
     """Paragraphs share the space that the other columns leave."""
-    paragraphs = sum(column.is_paragraph for column in panel)
+    paragraphs = [column for column in panel if column.longest > PARAGRAPH]
     if not paragraphs:
         return [*panel]
-    spare = (PAGE_POINTS - _width(panel)) / paragraphs
+    spare = (PAGE_POINTS - _points(_letters(panel))) / LETTER_POINTS
+    more = max(0, int(spare / len(paragraphs)))
     return [
-        replace(column, points=column.points + spare) if column.is_paragraph else column
+        replace(column, letters=column.letters + more) if column in paragraphs else column
         for column in panel
     ]
 
 
-def _width(panel: Sequence[_Column]) -> float:
-    return sum(column.points + 2 * GAP_POINTS for column in panel)
+def _letters(panel: Sequence[_Column]) -> list[int]:
+    return [column.letters for column in panel]
+
+
+def _points(letters: Sequence[int]) -> float:
+    return sum(LETTER_POINTS * count + 2 * GAP_POINTS for count in letters)
 
 
 def _parts(rows: Rows, panels: Sequence[Sequence[_Column]], lines_left: int) -> list[Rows]:
     """The rows in groups, each a table that fits on a page."""
     for panel in panels:
-        lines_left -= max(len(column.heading) for column in panel) + RULE_LINES
+        lines_left -= _height([column.label for column in panel], panel) + RULE_LINES
     most = max(1, lines_left // len(panels))
     parts: list[list[Sequence[str]]] = [[]]
     lines = 0
     for row in rows:
-        height = max(_height(row, panel) for panel in panels)
+        height = max(_height([row[one.place] for one in panel], panel) for panel in panels)
         if lines + height > most and parts[-1]:
             parts.append([])
             lines = 0
@@ -156,58 +127,47 @@ def _parts(rows: Rows, panels: Sequence[Sequence[_Column]], lines_left: int) -> 
     return [*parts]
 
 
-def _height(row: Sequence[str], panel: Sequence[_Column]) -> int:
+def _height(texts: Sequence[str], panel: Sequence[_Column]) -> int:
     """The lines of a row."""
-    return max(
-        len(_wrapped(row[column.place], column.points)) if column.is_paragraph else 1
-        for column in panel
-    )
+    pairs = zip(texts, panel, strict=True)
+    return max(len(textwrap.wrap(text, column.letters)) for text, column in pairs)
 
 
-def _tabular(panel: Sequence[_Column], rows: Rows) -> str:
-    kinds = "".join(column.kind for column in panel)
-    head = " & ".join(_heading(column) for column in panel)
-    body = [" & ".join(_in_column(row[column.place], column) for column in panel) for row in rows]
-    lines = [f"\\begin{{tabular}}{{{kinds}}}", "  \\toprule", f"  {head} \\\\", "  \\midrule"]
-    lines += [f"  {line} \\tabularnewline" for line in body]
-    return "\n".join([*lines, "  \\bottomrule", "\\end{tabular}"])
+def _unbroken(panel: Sequence[_Column], rows: Rows) -> str:
+    """Columns as wide as LaTeX finds their texts."""
+    kinds = "".join("r" if column.is_number else "l" for column in panel)
+    body = _body(panel, rows)
+    return f"\\begin{{tabular}}{{{kinds}}}\n{body}\n\\end{{tabular}}"
 
 
-def _in_column(cell: str, column: _Column) -> str:
-    if not column.is_paragraph or not cell:
+def _broken(panel: Sequence[_Column], rows: Rows) -> str:
+    """Columns that share the width of the line by their letters."""
+    letters = sum(column.letters + 1 for column in panel)
+    kinds = []
+    for column in panel:
+        part = len(panel) * (column.letters + 1) / letters
+        side = "raggedleft" if column.is_number else "raggedright"
+        kinds.append(f">{{\\hsize={part:.3f}\\hsize\\{side}}}X")
+    start = f"\\begin{{tabularx}}{{\\linewidth}}{{{''.join(kinds)}}}"
+    return f"{start}\n{_body(panel, rows)}\n\\end{{tabularx}}"
+
+
+def _body(panel: Sequence[_Column], rows: Rows) -> str:
+    lines = [[_latex(column.label) for column in panel]]
+    lines += [[_breakable(row[column.place]) for column in panel] for row in rows]
+    head, *body = [f"  {' & '.join(cells)} \\tabularnewline" for cells in lines]
+    return "\n".join(["  \\toprule", head, "  \\midrule", *body, "  \\bottomrule"])
+
+
+def _breakable(cell: str) -> str:
+    """A cell in which LaTeX may break long words: a path, say."""
+    if max(map(len, cell.split()), default=0) <= PARAGRAPH:
         return cell
-    if max(map(_points, cell.split())) > column.points:  # a path, say
-        cell = re.sub(r"(\\_|[/.,=:-])(?=[^\s])", r"\1\\allowbreak{}", cell)
-    return f"\\raggedright {cell}"
-
-
-def _heading(column: _Column) -> str:
-    lines = [_latex(line) for line in column.heading]
-    if len(lines) == 1:
-        return lines[0]
-    stacked = " \\\\ ".join(lines)
-    return f"\\shortstack[{column.side}]{{{stacked}}}"
-
-
-def _cells(table: Table) -> list[list[str]]:
-    best = table.best()
-    rows = []
-    for row, contents in enumerate(table.rows):
-        cells = [_latex(text_of(content)) for content in contents]
-        for place in range(len(cells)):
-            if (row, place) in best:
-                cells[place] = f"\\textbf{{{cells[place]}}}"
-        rows.append(cells)
-    return rows
+    return re.sub(r"(\\_|[/.,=:-])(?=[^\s])", r"\1\\allowbreak{}", cell)
 
 
 def _label(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", text).strip("-.")
-
-
-def _points(text: str) -> float:
-    """The estimated width of a text."""
-    return sum(_POINTS.get(letter, _OTHER_POINTS) for letter in text)
 
 
 _GREEK = {

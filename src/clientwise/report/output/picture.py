@@ -10,8 +10,8 @@ from html import escape
 from matplotlib.figure import Figure
 
 from ...record.reading.folder import RunFolder
-from ..document import Chart, Table, text_of
-from ..sections import result_section
+from ..document import Chart, Table
+from ..sections.result import result_table
 from ..series import series_of
 from ..views import headline, result_charts, run_state
 from .figures import draw_into
@@ -36,7 +36,7 @@ def run_html(run: RunFolder) -> str:
     parts = [f"<strong>{escape(f'{run.id}: {run_state(run)}')}</strong>"]
     parts += [f"<div>{escape(line)}</div>" for line in headline(series)]
     if series:
-        parts += [_table(item) for item in result_section(series).items if isinstance(item, Table)]
+        parts.append(_table(result_table(series)))
         charts = result_charts(run)
         picture = base64.b64encode(Picture(charts)._repr_png_()).decode()
         alt = escape(charts[0].alt)
@@ -47,7 +47,7 @@ def run_html(run: RunFolder) -> str:
 def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(column.label)}</th>" for column in table.columns)
     rows = []
-    for row in table.rows:
-        cells = "".join(f"<td>{escape(text_of(content))}</td>" for content in row)
+    for row in table.texts(escape, "<b>{}</b>".format):
+        cells = "".join(f"<td>{text}</td>" for text in row)
         rows.append(f"<tr>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

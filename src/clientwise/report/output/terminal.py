@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-import statistics
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.markup import render
 from rich.table import Table
 
 from ...errors import RunError
 from ...record.reading.folder import RunFolder
-from ...record.reading.rows import MethodSummary
-from ..audit.rounds import Audit, Participant, audit
+from ..audit.round_audit import Audit, Participant, audit
 from ..audit.what_if import round_table
 from ..document import (
     Chart,
@@ -23,21 +24,15 @@ from ..document import (
     Document,
     client_cell,
     counted,
-    in_bytes,
-    in_time,
-    text_of,
+    tabulate,
 )
 from ..document import Table as DocumentTable
-from ..sections.clients import (
-    client_word,
-    evaluated_clients,
-    sampling_in_words,
-    worst_client,
-)
+from ..marks import Lines
+from ..sections.curves import metric_chart
 from ..sections.privacy import privacy_in_words
-from ..sections.targets import median_rounds, rounds_cell
-from ..series import TRAINS_ON_SERVER_MEANS, Series, series_of
-from ..statistics import mean_of
+from ..sections.result import result_notes, result_table
+from ..sections.targets import rounds_cell
+from ..series import Series, series_of
 from ..units import Unit
 from ..verdict import headline
 from ..views import run_state
@@ -46,7 +41,8 @@ from .markup import escape
 MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
-WHOLE_NAME = 16  # characters of a method's name that other columns make room for
+MAX_WIDTH = 40  # of a column
+NAME_WIDTH = 16  # characters of a method's name that other columns make room for
 
 
 def run_text(run: RunFolder) -> str:
@@ -63,21 +59,14 @@ def run_text(run: RunFolder) -> str:
 
 
 def summary_table(run: RunFolder) -> Table:
-    """One line per method: means over the seeds, and the standard deviation of the metric."""
+    """The table of results, with the curve of every method."""
     series = series_of([run])
-    table = _table(_summary_title(run, series))
-    longest = max((len(one.marked_label) for one in series), default=0)
-    table.add_column("method", overflow="fold", max_width=24, no_wrap=longest <= WHOLE_NAME)
-    columns = list(_columns(run, series))
-    for column in columns:
-        width = max(map(len, column.heading.split("\n")))
-        table.add_column(column.heading, justify="right", min_width=width)
-    table.add_column("curve", no_wrap=True)
-    for one in series:
-        curve = [value for _, value in run.curve("metric", one.method, one.seed)]
-        cells = [column.cell(one) for column in columns]
-        table.add_row(escape(one.marked_label), *cells, sparkline(curve))
-    return table
+    title = _summary_title(run, series)
+    if not series:
+        return _table(title)
+    curves = sparklines(metric_chart(series))
+    curve = Column[Series]("curve", lambda one: curves.get(one.label), numeric=False)
+    return plain_table(result_table(series, curve), title)
 
 
 def _summary_title(run: RunFolder, series: Sequence[Series]) -> str:
@@ -85,58 +74,6 @@ def _summary_title(run: RunFolder, series: Sequence[Series]) -> str:
     seeds = max((len(one.summary.seeds) for one in series), default=1)
     title = f"{run.id}: {counted(rounds, 'round')}"
     return f"{title}, mean ± SD of {seeds} seeds" if seeds > 1 else title
-
-
-Values = Callable[[MethodSummary], Sequence[float | None]]
-
-
-class _Column(NamedTuple):
-    heading: str
-    cell: Callable[[Series], str]
-
-
-def _columns(run: RunFolder, series: Sequence[Series]) -> Iterator[_Column]:
-    """The columns that have values in this run."""
-    unit = Unit(run.is_share)
-    of_sample = "" if run.clients_drawn() is None else "\n(sample)"
-    yield _Column(run.metric, lambda one: unit.spread(one.summary.metric))
-    if run.shows("macro_f1"):
-        yield _Column("macro\nF1", lambda one: _mean(one.summary.macro_f1, "{:.3f}"))
-    if _is_known(series, lambda summary: summary.worst_decile):
-        heading = f"worst\ndecile{of_sample}"
-        yield _Column(heading, lambda one: unit.text(mean_of(one.summary.worst_decile)))
-    elif _is_known(series, lambda summary: summary.worst_client):
-        heading = f"worst\nclient{of_sample}"
-        yield _Column(heading, lambda one: unit.text(worst_client(one)[1]))
-    if run.target is not None:
-        yield from _target_columns(run, f"to {unit.target(run.target)}")
-    if run.has_hostile:
-        yield _Column("hostile\nweight", lambda one: _mean(one.summary.hostile_weight))
-    if _is_known(series, lambda summary: summary.attack_success):
-        yield _Column("backdoor\nsuccess", lambda one: _mean(one.summary.attack_success))
-    if any(any(one.summary.testing_rounds) for one in series):
-        yield _Column("testing\nrounds", lambda one: _mean(one.summary.testing_rounds, "{:.0f}"))
-
-
-def _target_columns(run: RunFolder, to_target: str) -> Iterator[_Column]:
-    def rounds(one: Series) -> str:
-        return rounds_cell(one.summary.rounds_to_target).text
-
-    def seconds(one: Series) -> str:
-        return _median(one.summary.time_to_target, in_time)
-
-    def size(one: Series) -> str:
-        return _median(one.summary.bytes_to_target, in_bytes)
-
-    yield _Column(f"rounds\n{to_target}", rounds)
-    if run.has_clock:
-        yield _Column(f"time\n{to_target}", seconds)
-        yield _Column(f"bytes\n{to_target}", size)
-
-
-def _is_known(series: Sequence[Series], values: Values) -> bool:
-    """Whether any method has such a value under any seed."""
-    return any(set(values(one.summary)) - {None} for one in series)
 
 
 def matrix_tables(document: Document) -> Iterator[Table]:
@@ -155,19 +92,86 @@ def matrix_tables(document: Document) -> Iterator[Table]:
 def plain_table(found: DocumentTable, title: str) -> Table:
     """A table of a document, without its empty columns."""
     table = _table(title)
-    rows = [[text_of(cell) for cell in row] for row in found.rows]
+    rows = _texts(found)
     kept = [place for place in range(len(found.columns)) if any(row[place] for row in rows)]
     for place in kept:
         column = found.columns[place]
-        label = column.label.replace(" ", "\n", 1)
-        table.add_column(label, justify=_side(column), overflow="fold", max_width=40)
+        side: Literal["left", "right"] = "right" if column.numeric else "left"
+        table.add_column(escape(column.label), justify=side, overflow="fold")
     for row in rows:
-        table.add_row(*(escape(row[place]) for place in kept))
+        table.add_row(*(row[place] for place in kept))
     return table
 
 
-def _side(column: Column) -> Literal["left", "right"]:
-    return "right" if column.numeric else "left"
+class _FittingTable(Table):
+    """A table whose columns are made narrower until it fits, first between words."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The lines of the table."""
+        labels = [render(str(column.header)).plain.replace("\n", " ") for column in self.columns]
+        widths = []
+        words = []
+        for column, label in zip(self.columns, labels, strict=True):
+            texts = "\n".join(render(str(cell)).plain for cell in column.cells if cell)
+            label_width = max(cell_len(word.rstrip()) for word in _words(label))
+            widths.append(min(MAX_WIDTH, max([label_width, *map(cell_len, texts.split("\n"))])))
+            words.append(min(MAX_WIDTH, max([label_width, *map(cell_len, texts.split())])))
+        room = options.max_width - 2 * len(widths) - 1  # the rest is padding
+        least_name = widths[:1] if widths[:1] <= [NAME_WIDTH] else [1]
+        for least in (words, least_name + [1] * len(widths)):
+            widths = _fitted(widths, least, room)
+        for column, label, width in zip(self.columns, labels, widths, strict=True):
+            column.width = width
+            column.header = escape(_heading(label, width))
+        yield from super().__rich_console__(console, options)
+
+
+def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Widths that fit into the room: the widest become smaller, no column than its least width.
+
+    >>> _fitted([9, 5, 3], [1, 5, 1], 12), _fitted([9, 5], [8, 5], 4)
+    ([4, 5, 3], [8, 5])
+    """
+    widths = [*widths]
+    while sum(widths) > room:
+        wide = [place for place, width in enumerate(widths) if width > least[place]]
+        if not wide:
+            break
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _texts(found: DocumentTable) -> list[list[str]]:
+    """The cells with markup; numbers have line breaks before brackets."""
+    rows = found.texts(escape, lambda text: f"[bold]{text}[/]")
+    for row in rows:
+        for place, column in enumerate(found.columns):
+            if column.numeric:
+                row[place] = re.sub(r" (?=\\?[\[(])", "\n", row[place])
+    return rows
+
+
+def _heading(label: str, width: int) -> str:
+    """A label in lines of that width, if no word is wider.
+
+    >>> _heading("weight of hostile clients", 9)
+    'weight of\\nhostile\\nclients'
+    """
+    lines = [""]
+    for word in _words(label):
+        if lines[-1] and cell_len((lines[-1] + word).rstrip()) > width:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _words(label: str) -> list[str]:
+    """Where a label can be broken: between words, and in names of criteria and keys.
+
+    >>> _words("rounds to 0.5"), _words("training.learning_rate")
+    (['rounds ', 'to ', '0.5'], ['training.', 'learning_', 'rate'])
+    """
+    return re.split(r"(?<= )|(?<=[._])(?=[A-Za-z])", label)
 
 
 class TriedValues(Protocol):
@@ -192,23 +196,28 @@ class TriedValues(Protocol):
 
 def trials_table(trials: Sequence[TriedValues], best: TriedValues, by: str, unit: Unit) -> Table:
     """One line per trial of a method, the best first: its values, and what came of them."""
-    table = _table(f"{best.method}: {counted(len(trials), 'trial')}")
-    for path in best.values:
-        table.add_column(".".join(path).replace(".", ".\n"), justify="right")
-    table.add_column("metric", justify="right")
+
+    def value_in(path: tuple[str, ...]) -> Callable[[TriedValues], str]:
+        return lambda trial: _value_text(trial.values[path])
+
+    columns = [Column(".".join(path), value_in(path)) for path in best.values]
+    columns.append(Column("metric", lambda trial: unit.spread(trial.metrics)))
     if by == "rounds":
-        table.add_column("rounds to\nthe target", justify="right")
+        columns.append(Column("rounds to the target", lambda trial: rounds_cell(trial.rounds)))
     others = [trial for trial in trials if trial is not best]
-    for trial in [best, *others][:MOST_LINES]:
-        row = [
-            f"{value:g}" if isinstance(value, float) else str(value)
-            for value in trial.values.values()
-        ]
-        row.append(unit.spread(trial.metrics))
-        if by == "rounds":
-            row.append(rounds_cell(trial.rounds).text)
-        table.add_row(*map(escape, row))
-    return table
+    title = f"{best.method}: {counted(len(trials), 'trial')}"
+    shown = tabulate("trials", title, columns, [best, *others][:MOST_LINES], "")
+    return plain_table(shown, title)
+
+
+def _value_text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def sparklines(chart: Chart) -> dict[str, str]:
+    """The lines of a chart by their names, each as a line of bars."""
+    assert isinstance(chart.mark, Lines)
+    return {line.name: sparkline(line.y) for line in chart.mark.lines}
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -232,34 +241,12 @@ def sparkline(values: Sequence[float]) -> str:
 def remarks(run: RunFolder) -> list[str]:
     """Notes on the summary table: what its columns mean, and what was unusual in the run."""
     series = series_of([run])
-    found = [*_on_columns(run, series), *privacy_in_words(series), *_on_worst_clients(series)]
+    found = [*result_notes(series), *privacy_in_words(series)] if series else []
     for method in run.methods:
         found += _on_method(run, method)
     if not run.finished:
         found.append("This run is not finished.")
     return found
-
-
-def _on_columns(run: RunFolder, series: Sequence[Series]) -> Iterator[str]:
-    if any(one.trains_on_server for one in series):
-        yield TRAINS_ON_SERVER_MEANS
-    if _is_known(series, lambda summary: summary.worst_decile):
-        worse = f"this {run.metric} or a worse one on their own test data"
-        yield f"“worst decile”: 10% of the {evaluated_clients(run)} have {worse}."
-    yield from sampling_in_words(series)
-    if run.target is not None and any(len(one.summary.seeds) > 1 for one in series):
-        yield (
-            f"“rounds to {Unit(run.is_share).target(run.target)}”: “2/3: 4” means that 2 of 3 seeds reached it; "
-            "the median is round 4. Seeds that did not reach it count as slowest."
-        )
-
-
-def _on_worst_clients(series: Sequence[Series]) -> Iterator[str]:
-    for one in series:
-        name, value = worst_client(one)
-        if name is not None:
-            metric = f"{one.unit.text(value)} on its own test data"
-            yield f"{one.label}: the worst {client_word(one.run)} is {name} with {metric}."
 
 
 def _on_method(run: RunFolder, method: str) -> Iterator[str]:
@@ -353,16 +340,6 @@ def _is_explained(found: Audit) -> bool:
 
 def _table(title: str) -> Table:
     narrow = (0, 1, 0, 0)  # so that tables fit into 80 columns
-    return Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=narrow)
-
-
-def _median(values: Sequence[float | None], text: Callable[[float], str]) -> str:
-    median = median_rounds(values)
-    if median is None:
-        return "–"
-    return text(median).replace(" ", "\u00a0")  # a plain space would break the line
-
-
-def _mean(values: Sequence[float | None], layout: str = "{:.1%}") -> str:
-    known = [value for value in values if value is not None]
-    return layout.format(statistics.fmean(known)) if known else "–"
+    return _FittingTable(
+        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=narrow
+    )

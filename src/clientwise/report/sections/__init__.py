@@ -5,9 +5,9 @@ from .best_rounds import best_rounds_section
 from .clients import clients_section
 from .contributions import contributions_section, gains_section
 from .cost import cost_section
-from .counterfactuals import counterfactuals_section
 from .curves import curves_section
 from .loops import classes_section, priority_section
+from .other_weights import counterfactuals_section
 from .privacy import privacy_section
 from .refusals import refusals_section
 from .result import result_section

@@ -1,18 +1,23 @@
-"""The result: one row per method, the best first."""
+"""The result: one row per method, the best first.
+
+`COLUMNS` is the one place that states its columns. The terminal, the page, notebooks and the files
+(CSV, Markdown, LaTeX) show what they find there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 from ..differences import Differences, all_differences, signed
 from ..document import (
     Cell,
+    Column,
     Content,
     Section,
+    Table,
     number_cell,
     percent_cell,
-    table,
+    tabulate,
 )
 from ..scales import Scale, scales
 from ..series import (
@@ -22,45 +27,99 @@ from ..series import (
     ranked,
 )
 from ..statistics import deviation_of, mean_of
-from .clients import client_word, sampling_in_words, worst_client
+from .clients import client_word, evaluated_clients, sampling_in_words, worst_client
 from .targets import CENSORED, difference_numbers, rounds_cell
 
-
-@dataclass(frozen=True)
-class _ResultColumn:
-    """A column of the table of results."""
-
-    label: str
-    content: Callable[[Series], Content]
-    lower_is_better: bool = False
-    csv_name: str = ""
-    is_tested: bool = False  # whether the best value is marked where the lead is significant
+Columns = Iterator[Column[Series]]
 
 
 def result_section(series: Sequence[Series]) -> Section:
     """Every method with its metric, its difference to the baseline and what else was measured."""
+    return Section("result", "Result", "", [result_table(series)])
+
+
+def result_table(series: Sequence[Series], *more: Column[Series]) -> Table:
+    """The main table of a report, with columns that only one output can show."""
+    columns = [column for columns_of in COLUMNS for column in columns_of(series)]
+    columns += more
+    sentences = result_notes(series)
+    if any(column.marks_best for column in columns):
+        sentences.append("Bold: the lead over every other method is statistically significant.")
+    title = "Methods, best first" if comparable(series) else "Methods, not ranked"
+    return tabulate("summary", title, columns, ranked(series), " ".join(sentences))
+
+
+def result_notes(series: Sequence[Series]) -> list[str]:
+    """What the columns mean, sentence by sentence."""
+    run = series[0].run
+    has_several_seeds = _has_several_seeds(series)
+    values = f"Values of the last round on {run.reported_on}"
+    if has_several_seeds:
+        values += ", mean over the seeds; ± is the standard deviation over the seeds"
+    sentences = [f"{values}."]
+    if len(series) > 1:
+        sentences.append(
+            "Differences are paired by seed on the same data, in the last round that both methods "
+            f"have run{series[0].unit.of_differences}."
+        )
+        if has_several_seeds:
+            sentences += [
+                "Their 95% confidence intervals stand in brackets, each of one difference.",
+                "p-values are corrected for all pairs (Holm).",
+            ]
+        else:
+            sentences.append("With one seed, no confidence interval can be given.")
+    if _has_deciles(series):
+        worse = f"this {run.metric} or a worse one on their own test data"
+        sentences.append(f"Worst decile: 10% of the {evaluated_clients(run)} have {worse}.")
+    sentences += sampling_in_words(series)
+    if any(one.trains_on_server for one in series):
+        sentences.append(TRAINS_ON_SERVER_MEANS)
+    if any(one.run.target is not None for one in series):
+        sentences.append(CENSORED)
+    if scales(series):
+        sentences.append("The last round of two methods may end at different times on the clock.")
+    return sentences
+
+
+def _method_column(_: Sequence[Series]) -> Columns:
+    def cell(one: Series) -> Content:
+        return Cell(one.label, one.marked_label) if one.trains_on_server else one.label
+
+    yield Column("method", cell, numeric=False)
+
+
+def _metric_columns(series: Sequence[Series]) -> Columns:
+    run = series[0].run
     differences = all_differences(series)
-    columns = [
-        _ResultColumn("method", _method_cell),
-        *_metric_columns(series, differences),
-        *_client_columns(series),
-        *_target_columns(series),
-        *_attack_columns(series),
-    ]
-    marked: list[str] = []
-    if _leads_significantly(series, differences):
-        marked = [column.label for column in columns if column.is_tested]
-    shown = table(
-        "summary",
-        "Methods, best first" if comparable(series) else "Methods, not ranked",
-        [column.label for column in columns],
-        [[column.content(one) for column in columns] for one in ranked(series)],
-        _note(series, is_marked=bool(marked)),
-        lower=[column.label for column in columns if column.lower_is_better],
-        names={column.label: column.csv_name for column in columns if column.csv_name},
-        marked=marked,
+    best_first = comparable(series)
+    metric = run.metric
+    against = "against the baseline"
+    if _has_several_seeds(series):
+        metric = f"{run.metric} ± deviation"
+        against = "against the baseline [95% CI]"
+    lower = not run.higher_is_better
+    is_marked = _leads_significantly(series, differences)
+    yield Column(
+        metric,
+        lambda one: _metric_cell(one, not best_first or one in best_first),
+        lower_is_better=lower,
+        name=run.metric,
+        marks_best=is_marked,
     )
-    return Section("result", "Result", "", [shown])
+    yield Column(
+        against,
+        lambda one: _against_cell(one, series[0], differences),
+        lower_is_better=lower,
+        name="against the baseline",
+        marks_best=is_marked,
+    )
+    if run.shows("macro_f1"):
+        yield Column("macro F1", lambda one: number_cell(mean_of(one.summary.macro_f1), 3))
+
+
+def _has_several_seeds(series: Sequence[Series]) -> bool:
+    return any(len(one.summary.seeds) > 1 for one in series)
 
 
 def _leads_significantly(series: Sequence[Series], differences: Differences) -> bool:
@@ -70,62 +129,6 @@ def _leads_significantly(series: Sequence[Series], differences: Differences) -> 
     best, *others = ranked(series)
     found = [differences.get((best.label, other.label)) for other in others]
     return bool(found) and all(one is not None and one.is_significant for one in found)
-
-
-def _note(series: Sequence[Series], *, is_marked: bool) -> str:
-    run = series[0].run
-    sentences = [
-        f"Values of the last round on {run.reported_on}, mean over the seeds; ± is the standard "
-        "deviation over the seeds.",
-        "Differences are paired by seed on the same data, in the last round that both methods have "
-        f"run{series[0].unit.of_differences}; their 95% confidence intervals stand in brackets.",
-        "With one seed, no confidence interval can be given.",
-        "Each interval is of one difference; p-values are corrected for all pairs (Holm).",
-    ]
-    sentences += sampling_in_words(series)
-    if is_marked:
-        sentences.append("Bold: the lead over every other method is statistically significant.")
-    if any(one.trains_on_server for one in series):
-        sentences.append(TRAINS_ON_SERVER_MEANS)
-    if any(one.run.target is not None for one in series):
-        sentences.append(CENSORED)
-    if scales(series):
-        sentences.append("The last round of two methods may end at different times on the clock.")
-    return " ".join(sentences)
-
-
-def _method_cell(one: Series) -> Content:
-    return Cell(one.label, one.marked_label) if one.trains_on_server else one.label
-
-
-def _metric_columns(series: Sequence[Series], differences: Differences) -> list[_ResultColumn]:
-    run = series[0].run
-    baseline = series[0]
-    best_first = comparable(series)
-    metric = run.metric
-    against = "against the baseline"
-    if _has_several_seeds(series):
-        metric = f"{run.metric} ± deviation"
-        against = "against the baseline [95% interval]"
-
-    def metric_cell(one: Series) -> Cell:
-        return _metric_cell(one, not best_first or one in best_first)
-
-    def against_cell(one: Series) -> Cell:
-        return _against_cell(one, baseline, differences)
-
-    lower = not run.higher_is_better
-    columns = [
-        _ResultColumn(metric, metric_cell, lower, run.metric, is_tested=True),
-        _ResultColumn(against, against_cell, lower, "against the baseline", is_tested=True),
-    ]
-    if run.shows("macro_f1"):
-        columns.append(_ResultColumn("macro F1", _macro_f1_cell))
-    return columns
-
-
-def _has_several_seeds(series: Sequence[Series]) -> bool:
-    return any(len(one.summary.seeds) > 1 for one in series)
 
 
 def _metric_cell(one: Series, is_ranked: bool) -> Cell:
@@ -139,10 +142,6 @@ def _metric_cell(one: Series, is_ranked: bool) -> Cell:
     return Cell(mean, text, numbers=numbers)
 
 
-def _macro_f1_cell(one: Series) -> Cell:
-    return number_cell(mean_of(one.summary.macro_f1), 3)
-
-
 def _against_cell(one: Series, baseline: Series, differences: Differences) -> Cell:
     if one is baseline:
         return Cell(None, "baseline")
@@ -153,24 +152,27 @@ def _against_cell(one: Series, baseline: Series, differences: Differences) -> Ce
     return Cell(difference.mean, signed(difference, one.unit), numbers=numbers)
 
 
-def _client_columns(series: Sequence[Series]) -> list[_ResultColumn]:
+def _client_columns(series: Sequence[Series]) -> Columns:
     """The worst client, or the deciles of many; with both deciles as LEAF reports them."""
     lower = not series[0].run.higher_is_better
     word = client_word(series[0].run)
-    if not any(_known(one.summary.worst_decile) for one in series):
-        return [_ResultColumn(f"worst {word}", _worst_client_cell, lower)]
-    return [
-        _ResultColumn(
-            f"worst decile of {word}s",
-            lambda one: one.unit.cell(mean_of(one.summary.worst_decile)),
-            lower,
-        ),
-        _ResultColumn(
-            f"best decile of {word}s",
-            lambda one: one.unit.cell(mean_of(one.summary.best_decile)),
-            lower,
-        ),
-    ]
+    if not _has_deciles(series):
+        yield Column(f"worst {word}", _worst_client_cell, lower_is_better=lower)
+        return
+    yield Column(
+        f"worst decile of {word}s",
+        lambda one: one.unit.cell(mean_of(one.summary.worst_decile)),
+        lower_is_better=lower,
+    )
+    yield Column(
+        f"best decile of {word}s",
+        lambda one: one.unit.cell(mean_of(one.summary.best_decile)),
+        lower_is_better=lower,
+    )
+
+
+def _has_deciles(series: Sequence[Series]) -> bool:
+    return any(_known(one.summary.worst_decile) for one in series)
 
 
 def _known(values: Sequence[float | None]) -> bool:
@@ -185,22 +187,22 @@ def _worst_client_cell(one: Series) -> Cell:
     return Cell(value, text, numbers={"": value, "name": name})
 
 
-def _target_columns(series: Sequence[Series]) -> list[_ResultColumn]:
+def _target_columns(series: Sequence[Series]) -> Columns:
     """Rounds, time and bytes to the target: the first one, where compared runs have several."""
     target = next((one.run.target for one in series if one.run.target is not None), None)
     if target is None:
-        return []
-    suffix = " (reached: median)" if _has_several_seeds(series) else ""
+        return
+    suffix = f"to {series[0].unit.target(target)}"
 
-    def column(name: str, content: Callable[[Series], Content]) -> _ResultColumn:
-        label = f"{name} to {series[0].unit.target(target)}"
-        return _ResultColumn(label + suffix, content, lower_is_better=True, csv_name=label)
+    def rounds(one: Series) -> Cell:
+        return rounds_cell([*_rounds_to(one, target).values()])
 
-    def used(scale: Scale) -> Callable[[Series], Content]:
+    def used(scale: Scale) -> Callable[[Series], Cell]:
         return lambda one: _used_to(one, target, scale)
 
-    columns = [column("rounds", lambda one: rounds_cell([*_rounds_to(one, target).values()]))]
-    return columns + [column(scale.name, used(scale)) for scale in scales(series)]
+    yield Column(f"rounds {suffix}", rounds, lower_is_better=True)
+    for scale in scales(series):
+        yield Column(f"{scale.name} {suffix}", used(scale), lower_is_better=True)
 
 
 def _rounds_to(one: Series, target: float) -> dict[int, int | None]:
@@ -217,22 +219,36 @@ def _used_to(one: Series, target: float, scale: Scale) -> Cell:
     return rounds_cell([so_far[seed].get(rounds[seed] or 0) for seed in so_far], scale.text)
 
 
-def _attack_columns(series: Sequence[Series]) -> list[_ResultColumn]:
-    columns = []
+def _attack_columns(series: Sequence[Series]) -> Columns:
     if any(one.run.has_hostile for one in series):
-        columns.append(
-            _ResultColumn(
-                "weight of hostile clients",
-                lambda one: percent_cell(mean_of(one.summary.hostile_weight)),
-                lower_is_better=True,
-            )
+        yield Column(
+            "weight of hostile clients",
+            lambda one: percent_cell(mean_of(one.summary.hostile_weight)),
+            lower_is_better=True,
         )
     if any(_known(one.summary.attack_success) for one in series):
-        columns.append(
-            _ResultColumn(
-                "backdoor success rate",
-                lambda one: percent_cell(mean_of(one.summary.attack_success)),
-                lower_is_better=True,
-            )
+        yield Column(
+            "backdoor success rate",
+            lambda one: percent_cell(mean_of(one.summary.attack_success)),
+            lower_is_better=True,
         )
-    return columns
+
+
+def _search_columns(series: Sequence[Series]) -> Columns:
+    if any(any(one.summary.testing_rounds) for one in series):
+        yield Column(
+            "testing rounds",
+            lambda one: number_cell(mean_of(one.summary.testing_rounds), 0),
+            lower_is_better=True,
+        )
+
+
+# A new column is a function here: it yields nothing for methods that have no such value.
+COLUMNS: tuple[Callable[[Sequence[Series]], Columns], ...] = (
+    _method_column,
+    _metric_columns,
+    _client_columns,
+    _target_columns,
+    _attack_columns,
+    _search_columns,
+)

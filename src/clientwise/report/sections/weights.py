@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ...record.reading.config_view import recorded_config
 from ...record.reading.rows import WeightGrid
 from ..audit.pages import audit_table, steps_charts
-from ..audit.rounds import audit
+from ..audit.round_audit import audit
 from ..document import (
     Chart,
     Section,

@@ -30,8 +30,8 @@ from .responses import (
     send_packed,
 )
 from .roles import Role, Roles
-from .runs import ServedRuns
 from .security import guards, reader_of
+from .served_runs import ServedRuns
 
 MAX_COMPARED = 20  # runs on one page
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"

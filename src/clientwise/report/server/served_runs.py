@@ -34,8 +34,7 @@ from ..document import (
 )
 from ..output.html import as_file, to_json
 from ..output.page_json import as_json
-from ..run_list import run_row, runs_document
-from ..runs import find_runs
+from ..run_list import find_runs, run_row, runs_document
 from ..statement import named_sites, statement
 from .prometheus import Sample, as_text, samples_of
 from .responses import Packed, hashed, pack

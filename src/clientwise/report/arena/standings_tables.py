@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy
 
@@ -11,12 +11,14 @@ from ..differences import p_number
 from ..document import (
     Cell,
     Chart,
+    Column,
     Content,
     Section,
     Table,
     counted,
+    number_cell,
     percent_cell,
-    table,
+    tabulate,
 )
 from ..marks import HeatMap
 from ..series import TRAINS_ON_SERVER, TRAINS_ON_SERVER_MEANS
@@ -28,6 +30,7 @@ from .standings import (
     MethodStanding,
     Ranks,
     Results,
+    Values,
     complete_methods,
     leads_significantly,
     mean_differences,
@@ -74,49 +77,63 @@ def _standings_table(
     federations: Sequence[Federation],
     lines: Sequence[MethodStanding],
 ) -> Table:
-    competing = [f"mean {metric}", "worst cell", "mean rank"]
-    columns = ["method", f"mean {metric}", "worst cell", "worst at", "mean rank"]
-    lower = ["mean rank", "regret", "largest regret", "false alarms", "backdoor success"]
-    if not federations[0].higher_is_better:
-        lower += competing
-    leads = zip(competing, significant_leads(results, federations), strict=True)
-    marked = [label for label, is_significant in leads if is_significant]
-    unit = federations[0].unit
-    rows = [_standing_row(one, results, unit) for one in lines]
-    if results.oracle:
-        columns += ["regret", "largest regret"]
-        for row, one in zip(rows, lines, strict=True):
-            row += [_difference_cell(one.regret, unit), _difference_cell(one.worst_regret, unit)]
-    for label, values in (
-        ("false alarms", [one.false_alarms for one in lines]),
-        ("backdoor success", [one.success for one in lines]),
-    ):
-        if any(value is not None for value in values):
-            columns.append(label)
-            for row, value in zip(rows, values, strict=True):
-                row.append(percent_cell(value))
-    return table(
+    columns = [*_standings_columns(results, metric, federations, lines)]
+    is_marked = any(column.marks_best for column in columns)
+    return tabulate(
         f"standings-{metric}",
         f"All methods on {counted(len(federations), 'federation')}",
         columns,
-        rows,
-        _standings_note(results, federations, lines, is_marked=bool(marked)),
-        [label not in ("method", "worst at") for label in columns],
-        lower,
-        marked=marked,
-        never_best=_unavailable_rows([one.method for one in lines], results),
+        lines,
+        _standings_note(results, federations, lines, is_marked=is_marked),
+        _unavailable_rows([one.method for one in lines], results),
     )
 
 
-def _standing_row(one: MethodStanding, results: Results, unit: Unit) -> list[Content]:
-    rank_cell = Cell(None, "–") if one.rank is None else Cell(one.rank, f"{one.rank:.1f}")
-    return [
-        _method_cell(one.method, results),
-        unit.cell(one.mean),
-        unit.cell(one.worst),
-        one.worst_at,
-        rank_cell,
-    ]
+def _standings_columns(
+    results: Results,
+    metric: str,
+    federations: Sequence[Federation],
+    lines: Sequence[MethodStanding],
+) -> Iterator[Column[MethodStanding]]:
+    """The columns that have values in this matrix."""
+    unit = federations[0].unit
+    lower = not federations[0].higher_is_better
+    leads_mean, leads_worst, leads_rank = significant_leads(results, federations)
+    yield Column("method", lambda one: _method_cell(one.method, results), numeric=False)
+    yield Column(
+        f"mean {metric}",
+        lambda one: unit.cell(one.mean),
+        lower_is_better=lower,
+        marks_best=leads_mean,
+    )
+    yield Column(
+        "worst cell",
+        lambda one: unit.cell(one.worst),
+        lower_is_better=lower,
+        marks_best=leads_worst,
+    )
+    yield Column("worst at", lambda one: one.worst_at, numeric=False)
+    yield Column(
+        "mean rank",
+        lambda one: number_cell(one.rank, 1),
+        lower_is_better=True,
+        marks_best=leads_rank,
+    )
+    if results.oracle:
+        yield Column("regret", lambda one: _difference_cell(one.regret, unit), lower_is_better=True)
+        yield Column(
+            "largest regret",
+            lambda one: _difference_cell(one.worst_regret, unit),
+            lower_is_better=True,
+        )
+    if any(one.false_alarms is not None for one in lines):
+        yield Column(
+            "false alarms", lambda one: percent_cell(one.false_alarms), lower_is_better=True
+        )
+    if any(one.success is not None for one in lines):
+        yield Column(
+            "backdoor success", lambda one: percent_cell(one.success), lower_is_better=True
+        )
 
 
 def _method_cell(method: str, results: Results) -> Cell:
@@ -210,12 +227,24 @@ def _differences_table(
     others = [method for method in complete_methods(results, federations) if method != best]
     found = mean_differences(results, federations, best, others)
     found.sort(key=lambda one: one.over_seeds.mean)
-    columns = ["method", f"over {counted(results.seeds, 'seed')}", "p over seeds"]
     has_several = len(federations) > 1
-    if has_several:
-        columns += [f"over {counted(len(federations), 'federation')}", "p over federations"]
     unit = federations[0].unit
-    rows = [_difference_row(results, one, has_several, unit) for one in found]
+    columns: list[Column[MeanDifference]] = [
+        Column("method", lambda one: _method_cell(one.method, results), numeric=False),
+        Column(
+            f"over {counted(results.seeds, 'seed')}",
+            lambda one: _difference_cell(one.over_seeds, unit),
+        ),
+        Column("p over seeds", lambda one: _p_cell(one.over_seeds)),
+    ]
+    if has_several:
+        columns += [
+            Column(
+                f"over {counted(len(federations), 'federation')}",
+                lambda one: _difference_cell(one.over_federations, unit),
+            ),
+            Column("p over federations", lambda one: _p_cell(one.over_federations)),
+        ]
     note = (
         f"Lead of {best}, the available method with the best mean over cells, over the method of the "
         f"row{unit.of_differences}; above zero, {best} is better. ± is the 95% confidence interval. p is "
@@ -226,17 +255,7 @@ def _differences_table(
         note += f" {WHAT_INTERVALS_SAY}"
     note = " ".join([note, *_footnotes([one.method for one in found], results)])
     title = f"Lead of {best} in the mean over cells"
-    return table(f"differences-{metric}", title, columns, rows, note)
-
-
-def _difference_row(
-    results: Results, one: MeanDifference, has_several: bool, unit: Unit
-) -> list[Content]:
-    row: list[Content] = [_method_cell(one.method, results)]
-    row += [_difference_cell(one.over_seeds, unit), _p_cell(one.over_seeds)]
-    if has_several:
-        row += [_difference_cell(one.over_federations, unit), _p_cell(one.over_federations)]
-    return row
+    return tabulate(f"differences-{metric}", title, columns, found, note)
 
 
 def _p_cell(difference: Difference) -> Content:
@@ -250,83 +269,71 @@ def federation_section(results: Results, one: Federation) -> Section:
     worst = one.goodness.mean(2).min(1)
     known = numpy.flatnonzero(~numpy.isnan(worst)).tolist()
     order = sorted(known, key=lambda index: -worst[index])
-    names = [results.methods[index] for index in order]
     grid = one.values.mean(2)[order].tolist()
     items: list[Chart | Table] = [
-        _heat_map(results, one, names, grid),
-        _values_table(results, one, names, grid, one.false_alarms[order].tolist()),
+        _heat_map(results, one, [results.methods[index] for index in order], grid),
+        _values_table(results, one, order),
+        *_backdoor_tables(results, one, order),
     ]
-    success = one.success[order]
-    attacked = numpy.flatnonzero(~numpy.isnan(success).all((0, 2))).tolist()
-    if attacked:
-        labels = [one.columns[column] for column in attacked]
-        rates = success[:, attacked].mean(2).tolist()
-        items.append(_backdoor_table(results, one, names, labels, rates))
     return Section(f"data-{one.name}", one.name, "", items)
 
 
-def _values_table(
-    results: Results,
-    one: Federation,
-    names: Sequence[str],
-    grid: Grid,
-    alarms: Sequence[float],
-) -> Table:
-    columns = ["method", *one.columns]
-    rows = _rows(results, names, grid, one.unit.cell)
+def _values_table(results: Results, one: Federation, order: Sequence[int]) -> Table:
+    names = [results.methods[index] for index in order]
+    means = one.values.mean(2)
+    rivals = [index for index in order if results.methods[index] not in results.unavailable]
+    columns = [_index_column(results)]
+    for place, label in enumerate(one.columns):
+        columns.append(
+            Column(
+                label,
+                _value_of(means[:, place], one.unit.cell),
+                lower_is_better=not one.higher_is_better,
+                marks_best=bool(rivals) and leads_significantly(one.goodness[rivals, place]),
+            )
+        )
+    is_marked = any(column.marks_best for column in columns)
+    if not numpy.isnan(one.false_alarms[order]).all():
+        alarms = _value_of(one.false_alarms, percent_cell)
+        columns.append(Column("false alarms", alarms, lower_is_better=True))
     note = f"{one.metric}, mean of {counted(results.seeds, 'seed')}; the best worst cell first."
-    lower = [] if one.higher_is_better else list(one.columns)
-    if not all(map(math.isnan, alarms)):
-        columns.append("false alarms")
-        lower.append("false alarms")
-        for row, share in zip(rows, alarms, strict=True):
-            row.append(percent_cell(None if math.isnan(share) else share))
-    marked = _significant_columns(results, one, names)
-    if marked:
+    if is_marked:
         note += f" {BOLD}"
-    note = " ".join([note, *_footnotes(names, results)])
-    return table(
+    return tabulate(
         f"{one.name}-values",
         f"{one.name}: {one.metric}",
         columns,
-        rows,
-        note,
-        lower=lower,
-        marked=marked,
-        never_best=_unavailable_rows(names, results),
+        order,
+        " ".join([note, *_footnotes(names, results)]),
+        _unavailable_rows(names, results),
     )
 
 
-def _significant_columns(results: Results, one: Federation, names: Sequence[str]) -> list[str]:
-    """The columns in which the best available method leads significantly."""
-    rivals = [results.methods.index(name) for name in names if name not in results.unavailable]
-    if not rivals:
+def _backdoor_tables(results: Results, one: Federation, order: Sequence[int]) -> list[Table]:
+    """How well backdoors work; nothing where no column has one."""
+    rates = one.success.mean(2)
+    attacked = numpy.flatnonzero(~numpy.isnan(one.success[order]).all((0, 2))).tolist()
+    if not attacked:
         return []
-    good = one.goodness[rivals]
-    return [label for place, label in enumerate(one.columns) if leads_significantly(good[:, place])]
-
-
-def _rows(
-    results: Results, names: Sequence[str], grid: Grid, cell: Callable[[float], Cell]
-) -> list[list[Content]]:
-    rows: list[list[Content]] = []
-    for name, values in zip(names, grid, strict=True):
-        cells = map(cell, values)
-        rows.append([_method_cell(name, results), *cells])
-    return rows
-
-
-def _backdoor_table(
-    results: Results,
-    one: Federation,
-    names: Sequence[str],
-    labels: Sequence[str],
-    success: Grid,
-) -> Table:
+    columns = [_index_column(results)]
+    for place in attacked:
+        cell = _value_of(rates[:, place], percent_cell)
+        columns.append(Column(one.columns[place], cell, lower_is_better=True))
     note = "How often samples with the trigger get the attacker's label; accuracy does not show it."
     title = f"{one.name}: backdoor success rate"
-    rows = _rows(results, names, success, percent_cell)
-    return table(f"{one.name}-backdoors", title, ["method", *labels], rows, note, lower=labels)
+    return [tabulate(f"{one.name}-backdoors", title, columns, order, note)]
+
+
+def _index_column(results: Results) -> Column[int]:
+    """The method with an index."""
+    return Column(
+        "method", lambda index: _method_cell(results.methods[index], results), numeric=False
+    )
+
+
+def _value_of(values: Values, cell: Callable[[float | None], Cell]) -> Callable[[int], Cell]:
+    """The cell of a method by its index; NaN is no value."""
+    return lambda index: cell(None if math.isnan(values[index]) else float(values[index]))
 
 
 def _heat_map(results: Results, one: Federation, methods: Sequence[str], grid: Grid) -> Chart:

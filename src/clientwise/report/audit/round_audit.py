@@ -16,7 +16,8 @@ from ...core.weights.weighting import (
     divide,
     to_weights,
 )
-from ...record.reading.config_view import RecordedMethod, build, with_options
+from ...record.options import build, with_options
+from ...record.reading.config_view import RecordedMethod
 from ...record.reading.folder import RunFolder
 from ...record.reading.rows import (
     CriterionRow,

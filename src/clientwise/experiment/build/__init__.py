@@ -1,0 +1,1 @@
+"""Build what an experiment runs with."""

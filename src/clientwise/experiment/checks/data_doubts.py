@@ -1,0 +1,152 @@
+"""What is probably wrong with the data: clients left out, names spelt twice, equal rows, other units."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import SequenceMatcher
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from ...data.federated import FederatedData, Holdings
+from ..config.schema import Experiment
+
+MOST_VALUES = 2**26  # of inputs, among which equal rows are looked for
+MOST_NAMES = 300  # that are compared in pairs
+MOST_NAMED = 3  # in a line
+NOTABLE = 0.01  # share of rows from which equal ones are worth a line
+ALIKE = 0.8  # similarity of two names from which one may be misspelt
+FEW = 0.1  # of the other's samples, of a name that may be misspelt
+FAR = 10.0  # median absolute deviations from the other clients' medians
+DRAWS = {"clients": None, "fraction": None, "sample_fraction": 1.0}  # options of `by_id`, defaults
+
+
+def data_doubts(experiment: Experiment, data: FederatedData) -> Iterator[str]:
+    """What is probably not meant about the samples and who holds them."""
+    yield from _about_clients_left_out(experiment, data)
+    if data.num_clients == 1:
+        yield "there is one client: every method gives it all the weight"
+    yield from _about_names(data)
+    yield from _about_classes(data)
+    yield from _about_equal_rows(data)
+    yield from _about_units(data)
+
+
+def _about_clients_left_out(experiment: Experiment, data: FederatedData) -> Iterator[str]:
+    """Ids of the dataset that have too few samples to be a client."""
+    partition, ids = experiment.partition, data.samples.ids
+    if partition is None or partition.name != "by_id" or ids is None:
+        return
+    if any(partition.options.get(option, usual) != usual for option, usual in DRAWS.items()):
+        return
+    counts = torch.bincount(ids[ids >= 0])
+    is_client = torch.zeros(len(counts), dtype=torch.bool)
+    is_client[ids[data.train.indices.cpu()]] = True
+    missing = ((counts > 0) & ~is_client).nonzero().flatten().tolist()
+    if missing:
+        names = [f"{_id_name(one, data)} ({int(counts[one])})" for one in missing]
+        said = f"{len(missing)} of {int((counts > 0).sum())} clients in the data are left out"
+        yield f"{said}, with too few samples (partition.minimum): {_listed(names)}"
+
+
+def _about_names(data: FederatedData) -> Iterator[str]:
+    """Names of clients that may be two spellings of one."""
+    names, ids = data.samples.names, data.samples.ids
+    if ids is None or not 1 < len(names) <= MOST_NAMES:
+        return
+    counts = torch.bincount(ids[ids >= 0], minlength=len(names)).tolist()
+    for one, other in combinations(range(len(names)), 2):
+        rare, common = sorted((one, other), key=lambda client: counts[client])
+        if _spelt_alike(names[rare], names[common]) and counts[rare] <= FEW * counts[common]:
+            said = f"{names[rare]!r} ({counts[rare]} samples) and {names[common]!r} ({counts[common]:,})"
+            yield f"{said} are two clients: is one of the names misspelt?"
+
+
+def _about_classes(data: FederatedData) -> Iterator[str]:
+    """Classes of a table that differ by spaces or by case."""
+    if data.samples.table is None:
+        return
+    spelt: dict[str, str] = {}
+    for name in data.samples.table.classes:
+        other = spelt.setdefault("".join(name.split()).casefold(), name)
+        if other != name:
+            yield f"{other!r} and {name!r} are two classes of {data.samples.table.target!r}: is one misspelt?"
+
+
+def _about_equal_rows(data: FederatedData) -> Iterator[str]:
+    """Test samples that are also training samples, and training samples of several clients."""
+    if data.samples.inputs.numel() > MOST_VALUES:
+        return
+    trained = _rows(data, data.train)
+    owners = torch.repeat_interleave(torch.arange(data.num_clients), data.train.sizes).tolist()
+    holders: dict[bytes, int] = {}
+    elsewhere = sum(
+        holders.setdefault(row, owner) != owner for row, owner in zip(trained, owners, strict=True)
+    )
+    if elsewhere > NOTABLE * len(trained):
+        yield (
+            f"{elsewhere:,} of {len(trained):,} training samples are also another client's "
+            "(same inputs and target): these clients count more than once"
+        )
+    tested = [
+        row for held in (data.test, data.report) if held is not None for row in _rows(data, held)
+    ]
+    leaked = sum(row in holders for row in tested)
+    if leaked > NOTABLE * len(tested):
+        yield (
+            f"{leaked:,} of {len(tested):,} test samples are also training samples (same inputs and "
+            "target): if these are the same cases, the reported results are too good"
+        )
+
+
+def _about_units(data: FederatedData) -> Iterator[str]:
+    """Columns of a table in which one client is far from the others."""
+    table = data.samples.table
+    if table is None or table.by_client or data.num_clients < MOST_NAMED:
+        return
+    if data.samples.inputs.numel() > MOST_VALUES:
+        return
+    clients = [data.samples.inputs[part].float() for part in _parts(data.train)]
+    medians = torch.stack([rows.median(0).values for rows in clients])  # [K, F]
+    spreads = torch.stack(
+        [(rows - rows.median(0).values).abs().median(0).values for rows in clients]
+    )
+    spread = spreads.median(0).values
+    distance = (medians - medians.median(0).values).abs() / spread
+    start = 0
+    for column in table.columns:
+        far = distance[:, start].argmax() if not column.categories else None
+        if far is not None and spread[start] > 0 and distance[far, start] > FAR:
+            found = column.mean + column.deviation * medians[:, start]
+            said = f"median {found[far]:.4g}, of all clients {found.median():.4g}"
+            yield f"column {column.name!r} of {data.called(int(far))}: {said}. Is it in other units?"
+        start += column.width
+
+
+def _rows(data: FederatedData, held: Holdings) -> list[bytes]:
+    """Inputs and target of every sample, as bytes."""
+    inputs = data.samples.inputs[held.indices.cpu()].flatten(1).numpy()
+    targets = data.samples.targets[held.indices.cpu()].flatten().reshape(len(inputs), -1).numpy()
+    return [row.tobytes() + target.tobytes() for row, target in zip(inputs, targets, strict=True)]
+
+
+def _parts(held: Holdings) -> Sequence[Tensor]:
+    return held.indices.cpu().split(held.sizes.tolist())
+
+
+def _id_name(one: int, data: FederatedData) -> str:
+    return data.samples.names[one] if data.samples.names else f"id {one}"
+
+
+def _spelt_alike(one: str, other: str) -> bool:
+    """Whether two names without digits are nearly equal: names with digits are mostly numbered."""
+    if not (one + other).replace(" ", "").isalpha():
+        return False
+    return SequenceMatcher(None, one.casefold(), other.casefold()).ratio() >= ALIKE
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    listed = ", ".join(names[:MOST_NAMED])
+    return f"{listed} and {more} more" if more > 0 else listed

@@ -1,0 +1,140 @@
+"""Requests to Flower's nodes and their replies: push, pull, wait. Every wait has a limit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from secrets import token_hex
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from ..deployment.receipts import Outbox
+from ..deployment.signing import Signer
+from .replies import Content, pull_replies
+
+CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
+FIRST_PAUSE = 0.05  # seconds between two looks for replies, at first
+LONGEST_PAUSE = 1.0
+CONNECT_PAUSE = 0.5  # seconds between two looks for connected nodes
+
+Connected = Callable[[], Mapping[int, int]]  # the node of every client that is connected now
+
+
+class Exchange:
+    """Sends requests over a Flower grid and waits for the replies.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        connected: returns the node of every connected client.
+        away: clients that have left; nobody waits for them.
+        grace_seconds: time for the others once few replies are there; None: until the deadline.
+        signer: signs requests and opens sealed replies.
+        outbox: receipts that travel with the next request.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        connected: Connected,
+        *,
+        away: Collection[int],
+        grace_seconds: float | None,
+        signer: Signer,
+        outbox: Outbox,
+    ) -> None:
+        self._grid = grid
+        self._connected = connected
+        self._away = away
+        self._grace_seconds = grace_seconds
+        self._signer = signer
+        self._outbox = outbox
+
+    def wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
+        """The nodes of these clients, once `needed` are connected or the deadline has passed."""
+        wanted = [client for client in client_ids if client not in self._away]
+        while True:
+            connected = self._connected()
+            nodes = {client: connected[client] for client in wanted if client in connected}
+            if len(nodes) >= needed or time.monotonic() >= deadline:
+                return nodes
+            time.sleep(CONNECT_PAUSE)
+
+    def push(
+        self,
+        kind: str,
+        requests: Mapping[int, RecordDict],
+        nodes: Mapping[int, int],
+        deadline: float,
+    ) -> tuple[dict[str, int], list[int]]:
+        """Send all requests.
+
+        Returns clients by message id, and the clients whose message was not accepted.
+        """
+        # A message to a busy server must not expire
+        ttl = 2 * max(1.0, deadline - time.monotonic())
+        messages = {}
+        for client, content in requests.items():
+            # Makes the message's id secret: only the node that received it can reply to it
+            secret = token_hex()
+            self._outbox.attach(client, content)
+            message = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
+            messages[client] = self._signer.sign(message)
+        taken: set[str] = set()
+        if messages:
+            # Gives every message its id
+            taken.update(self._grid.push_messages(list(messages.values())))
+        names = {message.metadata.message_id: client for client, message in messages.items()}
+        waiting = {name: client for name, client in names.items() if name in taken}
+        return waiting, [client for name, client in names.items() if name not in taken]
+
+    def pull_until(
+        self,
+        waiting: dict[str, int],
+        deadline: float,
+        few: int,
+        enough: float = torch.inf,
+        awaited: Collection[int] | None = None,
+    ) -> Iterator[list[tuple[int, Content]]]:
+        """Yield (client, content) in chunks as replies arrive, until all or `enough` have replied.
+
+        Args:
+            waiting: clients by message id. Clients that reply are removed; the others remain at the end.
+            deadline: when to stop, by `time.monotonic`.
+            few: after so many replies only `grace_seconds` are left.
+            enough: stop after so many replies.
+            awaited: count only replies of these clients; None for all.
+        """
+        pause = FIRST_PAUSE
+        grace = self._grace_seconds
+        answered = 0
+
+        def counts(client: int) -> bool:
+            return awaited is None or client in awaited
+
+        while answered < enough and any(map(counts, waiting.values())):
+            if grace is not None and answered >= few:
+                deadline = min(deadline, time.monotonic() + grace)
+                grace = None
+            in_time = time.monotonic() < deadline
+            arrived = False
+            for names in _slices(list(waiting), CHUNK):
+                pulled = pull_replies(self._grid, names, deadline, self._signer.open)
+                replies = [
+                    (waiting.pop(name), content) for name, content in pulled if name in waiting
+                ]
+                if replies:
+                    arrived = True
+                    good = [client for client, content in replies if not isinstance(content, str)]
+                    answered += sum(map(counts, good))
+                    yield replies
+            if not arrived and not in_time:
+                return
+            pause = FIRST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+
+
+def _slices(names: list[str], size: int) -> Iterator[list[str]]:
+    for first in range(0, len(names), size):
+        yield names[first : first + size]

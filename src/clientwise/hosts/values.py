@@ -1,0 +1,151 @@
+"""Values that come with clients' updates: what clients claim, and what the server measures instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.criteria import CRITERIA, Criterion, is_fixed
+from ..core.guard import inspect_values
+from ..core.objective.problem import Problem
+from .arrays import Layout
+
+Client = str | int
+Measure = Callable[[dict[str, Any]], float]
+
+
+class RefusedError(ValueError):
+    """An update that the guard refuses, with its reason."""
+
+
+class ServerError(Exception):
+    """A measurement of the server that fails for its own model, too."""
+
+    def __init__(self, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.reason = reason
+
+
+class ClientValues:
+    """Reads the values of every update, and remembers clients' first claims.
+
+    Args:
+        criteria: of the method.
+        measured_here: functions of a client's arrays, by criterion, for what the server measures.
+        max_change: factor by which a claim about a client's data may differ from its first claim.
+        problem: what the model predicts; it bounds what is measured.
+    """
+
+    def __init__(
+        self,
+        criteria: Sequence[Criterion],
+        measured_here: Mapping[str, Measure],
+        max_change: float,
+        problem: Problem,
+    ) -> None:
+        self._criteria = {one.name: one for one in criteria}
+        self.claimed = [one for one in criteria if one.measured_by == "client"]
+        for name in measured_here.keys() - {one.name for one in self.claimed}:
+            raise ValueError(f"measured_here: {name} is none of the criteria that clients claim")
+        # The values that must come with every update
+        self.asked = tuple(one.name for one in self.claimed if one.name not in measured_here)
+        self._measured_here = measured_here
+        self._max_change = max_change
+        self._problem = problem
+        self._first_claims: dict[tuple[Client, str], float] = {}
+
+    def of(
+        self,
+        client: Client,
+        layout: Layout,
+        tensors: Mapping[str, Tensor],
+        values: Mapping[str, Any],
+    ) -> dict[str, float]:
+        """The client's criteria: as it claims, or measured here. ValueError where one is missing.
+
+        Args:
+            client: the client.
+            layout: of the global model.
+            tensors: the client's model.
+            values: what came with it.
+        """
+        if not isinstance(values, Mapping):
+            raise ValueError("does not hold values by name")
+        found = {}
+        for name in self.asked:
+            found[name] = _number_in(values, name)
+            self._compare(client, self._criteria[name], found[name])
+        for name in self._measured_here:
+            found[name] = self._measure(name, layout, tensors)
+        return found
+
+    def ignored(self, values: Mapping[str, Any]) -> dict[str, str]:
+        """What a client claims about criteria that the server measures."""
+        measured = self._criteria.keys() - set(self.asked)
+        return {name: str(values[name])[:40] for name in values.keys() & measured}
+
+    def first_claim(self, client: Client, name: str) -> float | None:
+        """What a client claimed in its first accepted update; None before it."""
+        return self._first_claims.get((client, name))
+
+    def remember(self, criteria: Mapping[Client, Mapping[str, float]]) -> None:
+        """Keep the first claim of every accepted client about its data."""
+        for name in self.asked:
+            part = self._criteria[name].part
+            if part.name not in CRITERIA or not is_fixed(part):
+                continue
+            for client, values in criteria.items():
+                self._first_claims.setdefault((client, name), values[name])
+
+    def _compare(self, client: Client, criterion: Criterion, claimed: float) -> None:
+        """ValueError where a fact of the client's data differs much from its first claim."""
+        first = self.first_claim(client, criterion.name)
+        if first is None:
+            return
+        low = first / self._max_change
+        high = first * self._max_change
+        if not low <= claimed <= high:
+            raise ValueError(
+                f"{criterion.name} = {claimed:.12g}, at first {first:.12g}: {low:.6g} to {high:.6g} is "
+                f"allowed (max_change = {self._max_change:g})"
+            )
+
+    def _measure(self, name: str, layout: Layout, tensors: Mapping[str, Tensor]) -> float:
+        """The server's own measurement.
+
+        If it fails for the global model too, the server is at fault: the round ends with its error.
+        """
+        try:
+            return self._measured(name, layout.native(tensors))
+        except Exception as error:
+            try:
+                self._measured(name, layout.named(layout.vector()))
+            except Exception as own:
+                raise ServerError(own) from own
+            raise ValueError(f"{name} of its model cannot be measured: {error}") from error
+
+    def _measured(self, name: str, arrays: dict[str, Any]) -> float:
+        value = float(self._measured_here[name](arrays))
+        high = self._criteria[name].high(self._problem)
+        require(inspect_values(name, torch.tensor([value], dtype=torch.float64), high))
+        return value
+
+
+def require(reasons: Sequence[str | None]) -> None:
+    """An error with the guard's reason, where it has one."""
+    for reason in reasons:
+        if reason is not None:
+            raise RefusedError(reason)
+
+
+def _number_in(values: Mapping[str, Any], name: str) -> float:
+    value = values.get(name)
+    if value is None:
+        raise ValueError(f"no metric {name}")
+    if not isinstance(value, Real):
+        raise ValueError(f"{name} is not one number")
+    return float(value)
