@@ -48,7 +48,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     first, *additions = blocks("tutorial.md", "toml")
     monkeypatch.chdir(tmp_path)
     Path("first.toml").write_text("\n".join([first, *additions]), encoding="utf-8")
-    (program, _, own_network, weighing) = blocks("tutorial.md", "python")
+    program, weighing = blocks("tutorial.md", "python")
     experiment = cw.load("first.toml", ["rounds=2", "seeds=[1]"])
     assert [method.name for method in experiment.methods] == [
         "FedAvg",
@@ -59,10 +59,6 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     ]
     Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")
     exec(program, {})  # the page's own program
-    exec(
-        f"import clientwise as cw\n{own_network}\nassert trained.layers[1].weight.shape == (32, 64)",
-        {},
-    )
     exec(f"import clientwise as cw\n{weighing}\nassert abs(weights.sum() - 1) < 1e-9", {})
 
 
