@@ -100,7 +100,7 @@ lint: .venv/ready
 
 # The generated parts of the documentation: the config reference, and screenshots (needs Chromium).
 docs: .venv/ready
-	$(BIN)/python -m clientwise.reference > docs/config.md
+	$(BIN)/python -m clientwise.experiment.reference > docs/config.md
 	$(BIN)/python docs/make_pictures.py
 
 # The documentation as a site with search and an API reference, of this tree and of every release:

@@ -1,6 +1,6 @@
 """What Flower costs: seconds a round of its simulation against the local engine on the same work, and server memory.
 
-    python benchmarks/flower_overhead.py            # measure; write docs/flower.json and the table in docs/flower.md
+    python benchmarks/flower_overhead.py            # measure; write docs/results/flower.json and flower.md
 
 Every measurement is a process of its own. A round's seconds are the median of those after the first, in which workers
 load the data. Memory is the server process's peak, so in a simulation it also holds the answers nobody has fetched yet.
@@ -87,8 +87,9 @@ def main() -> None:
         "seconds_a_round": speed,
         "server_memory": memory,
     }
-    (ROOT / "docs" / "flower.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    page = ROOT / "docs" / "flower.md"
+    results = ROOT / "docs" / "results"
+    (results / "flower.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    page = results / "flower.md"
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     page.write_text(
         f"{before}{BEGIN}\n{table(found)}{END}{rest.partition(END)[2]}", encoding="utf-8"
@@ -99,7 +100,7 @@ def table(found: dict[str, Any]) -> str:
     """The figures as Markdown."""
     lines = [
         f"Measured on a {found['machine']}: prioritized weighting on 5,000 MNIST digits,",
-        "shared out among all clients of a round, a network of 25,450 parameters: the way is measured, not the work.",
+        "divided among all clients of a round, and a network of 25,450 parameters: messages take most of the time.",
         "",
         "| clients in a round | local engine | Flower simulation | overhead per client |",
         "|---|---|---|---|",
@@ -111,7 +112,7 @@ def table(found: dict[str, Any]) -> str:
     size = found["model_megabytes"]
     lines += [
         "",
-        f"Peak memory of the server's process with a model of {size} MB; the answers wait there for being fetched:",
+        f"Peak memory of the server's process, with replies not yet fetched and a model of {size} MB:",
         "",
         "| clients in a round | peak memory | their models, if they were kept |",
         "|---|---|---|",

@@ -25,7 +25,7 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[1]
 DEV = "dev"
 FROM_ROOT = {
-    "README.md": "index.md",
+    "README.md": "about.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
     "SECURITY.md": "SECURITY.md",
@@ -104,7 +104,7 @@ def write_pages(folder: Path) -> None:
 
 
 def _copy_linked_files(page: Path, folder: Path) -> None:
-    """A link out of docs/ leads to a copy of the file; a folder has none, and stays a name."""
+    """A link out of docs/ leads to a page of the site, or to a copy of the file. A folder stays a name."""
     above = "../" * (len(page.relative_to(folder).parts) - 1)  # from the page to docs/
     outside = re.compile(rf"\[([^\]]+)\]\({re.escape(above)}\.\./([^.)#\s][^)#\s]*)\)")
 
@@ -117,7 +117,10 @@ def _copy_linked_files(page: Path, folder: Path) -> None:
         shutil.copy(ROOT / target, copy)
         return f"[{words}]({above}files/{target}.txt)"
 
-    page.write_text(outside.sub(to_copy, page.read_text("utf-8")), "utf-8")
+    text = page.read_text("utf-8")
+    for source, target in FROM_ROOT.items():
+        text = text.replace(f"]({above}../{source}", f"]({above}{target}")
+    page.write_text(outside.sub(to_copy, text), "utf-8")
 
 
 def _from_root(path: Path) -> str:

@@ -119,7 +119,7 @@ class Attack:
         return truth
 
 
-ATTACKS: Registry[Any] = Registry("attack", "attacks", "What a hostile or faulty client does")
+ATTACKS: Registry[Any] = Registry("attack", "attacks", "Behaviour of hostile and faulty clients")
 
 
 @dataclass(frozen=True)

@@ -65,15 +65,14 @@ class Pace:
     late: Annotated[
         Literal["refuse", "keep"],
         doc(
-            'What happens to an update that arrives after its round. "refuse": it is refused. '
-            '"keep": it counts in the round in which it arrives, with its age.'
+            'An update that arrives after its round is refused ("refuse"), or counts in the round in '
+            'which it arrives ("keep").'
         ),
     ] = "refuse"
     buffer: Annotated[
         PositiveInt | None,
         doc(
-            "Asynchronous rounds: a round ends after this many updates, from any clients. Clients "
-            "still at work continue; each round asks others until a full cohort is at work. "
+            "Asynchronous rounds: a round ends after this many updates, while other clients continue. "
             "Default: synchronous."
         ),
     ] = None

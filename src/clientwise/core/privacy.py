@@ -78,8 +78,8 @@ class Privacy:
     noise_multiplier: Annotated[
         Annotated[float, Gt(0), Le(1e6)] | None,
         doc(
-            "Standard deviation of the noise, divided by the sensitivity. If it is missing, `check` "
-            "says which one spends `epsilon` in all rounds."
+            "Standard deviation of the noise, divided by the sensitivity. Without it, `check` prints "
+            "the value that spends `epsilon` in all rounds."
         ),
     ] = None
     epsilon: Annotated[
@@ -89,30 +89,30 @@ class Privacy:
     quantile: Annotated[
         Annotated[float, Gt(0), Lt(1)] | None,
         doc(
-            "Adaptive clipping: the share of updates that are to stay unclipped (Andrew et al., "
-            "2021). Default: `clip` is fixed."
+            "Adaptive clipping: the share of updates left unclipped (Andrew et al., 2021). Default: "
+            "`clip` is fixed."
         ),
     ] = None
     denominator: Annotated[
         PositiveFloat | None,
         doc(
-            "A public constant by which scores are divided, instead of by their sum. Choose the "
-            "sum of scores that you expect in a round. Default: weights sum to 1."
+            "A public constant that divides the scores instead of their sum: the sum that you expect "
+            "in a round. Default: weights sum to 1."
         ),
     ] = None
     local: Annotated[
         bool,
-        doc("Clients clip and add the noise themselves, so that the server sees no exact update."),
+        doc("Clients clip and add noise; the server sees no exact update."),
     ] = False
     public: Annotated[
         Sequence[str],
-        doc("With `local`: labels of client-measured criteria that are no secret and sent as is."),
+        doc("With `local`: labels of client-measured criteria that are sent without noise."),
     ] = ()
     secret: Annotated[
         bool,
         doc(
-            "Draw noise and cohorts from a key of the operating system that is not recorded, "
-            "instead of the seed. Needed in a deployment. A resumed run draws anew."
+            "Draw noise and cohorts from an unrecorded key instead of the seed. Needed in a "
+            "deployment. A resumed run draws anew."
         ),
     ] = False
 

@@ -84,15 +84,15 @@ class LocalTraining:
     sample_clip: Annotated[
         PositiveFloat | None,
         doc(
-            "Differential privacy of single samples (DP-SGD, Abadi et al., 2016): the gradient of every "
-            "sample is clipped to this norm. Needs `sample_noise`. Default: off."
+            "Differential privacy of single samples (DP-SGD, Abadi et al., 2016): clip the gradient of "
+            "every sample to this norm. Needs `sample_noise`. Default: off."
         ),
     ] = None
     sample_noise: Annotated[
         Annotated[float, Gt(0), Le(1e6)] | None,
         doc(
-            "Noise of every step's sum of gradients: its standard deviation, divided by 2·`sample_clip`. "
-            "`clientwise check` says what that promises."
+            "Standard deviation of the noise of every step, divided by 2·`sample_clip`. `clientwise check` "
+            "prints the resulting ε."
         ),
     ] = None
 

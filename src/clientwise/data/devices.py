@@ -60,7 +60,7 @@ MOST_BYTES = 2**26  # of a file of traces
 # From shares [K] between 0 and 1, drawn uniformly, to values [K]
 Distribution = Callable[[Tensor], Tensor]
 DISTRIBUTIONS: Registry[Callable[..., Tensor]] = Registry(
-    "distribution", "distributions", "What a fact about the clients' devices is drawn from"
+    "distribution", "distributions", "Distributions of facts about the clients' devices"
 )
 
 

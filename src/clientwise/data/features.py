@@ -46,7 +46,7 @@ class Backbone:
 FEATURES: Registry[Callable[..., Backbone]] = Registry(
     "feature extractor",
     "features",
-    "A frozen network whose features the model sees instead of the images",
+    "Frozen networks whose features replace the images",
 )
 
 

@@ -43,7 +43,7 @@ class Pool:
 
 Partitioner = Callable[..., list[Tensor]]
 PARTITIONS: Registry[Partitioner] = Registry(
-    "partition", "partitions", "How the samples are spread over the clients"
+    "partition", "partitions", "Divisions of the samples among clients"
 )
 PartOfAll = Annotated[float, Gt(0), Le(1)]
 

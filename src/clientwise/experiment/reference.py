@@ -143,6 +143,8 @@ def _value(value: Any) -> str:
     if isinstance(value, Part):
         if not value.options:
             return f'"{value.name}"'
+        if list(value.options) == ["value"]:  # a plain number in the config means this
+            return _value(value.options["value"])
         options = ", ".join(f"{key} = {_value(option)}" for key, option in value.options.items())
         return f'{{ name = "{value.name}", {options} }}'
     if isinstance(value, ConfigTable):
@@ -152,15 +154,17 @@ def _value(value: Any) -> str:
     return str(value)
 
 
+PARTS = """\
+Each part is listed with its options. `=` gives the default of an option, and `/` its other choices. An option without a
+default is required, unless it is marked as optional."""
 INTRODUCTION = """\
 # Config reference
 
 `make docs` generates this page from the code. `clientwise list` prints the parts in the terminal.
 
-An experiment is one TOML file. Unknown keys, wrong types and impossible combinations are errors;
-all of them are reported before anything runs. Where a key takes a *part*, write its name,
-`score = "mean"`, or a table with its name and options,
-`score = { name = "owa", quantifier = "most" }`.
+An experiment is one TOML file. `clientwise check` reports all unknown keys, wrong types and impossible
+combinations at once. Where a key takes a *part*, write its name, `score = "mean"`, or a table with its
+name and options, `score = { name = "owa", quantifier = "most" }`.
 
 `clientwise run --set key=value` changes any key. `--preset quick` applies the table
 `[presets.quick]` of the file:
@@ -171,16 +175,13 @@ all of them are reported before anything runs. Where a key takes a *part*, write
 
 Editors complete and check configs by a JSON schema. Write it with
 `clientwise schema > clientwise.schema.json` and name it in the first line of the TOML file:
-`#:schema ./clientwise.schema.json`. Taplo reads that line: Even Better TOML in VS Code, and Neovim,
-Helix and Zed. In PyCharm, choose the file under JSON Schema Mappings. `clientwise schema my.toml`
-includes the parts of that file's plugins.
+`#:schema ./clientwise.schema.json`. `clientwise schema my.toml` includes the parts of its plugins.
 """
 NAMED = """\
 Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. Other
 keys change it: `{ name = "FedYogi", server_step.learning_rate = 0.1 }`. `like` gives the changed
 method a name of its own: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
-`clientwise list FedYogi` shows a method as TOML. [methods.md](methods.md) says what each method
-trusts and where it differs from its paper."""
+`clientwise list FedYogi` shows a method as TOML. [Methods](methods.md) describes each of these:"""
 
 
 def markdown() -> str:
@@ -191,16 +192,13 @@ def markdown() -> str:
     sections += [("[matrix]", MatrixSettings), ("[tune]", TuneSettings)]
     for title, section in sections:
         lines += [f"## {title}", "", inspect.getdoc(section) or "", ""]
-        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_field_row(name, field) for name, field in section.model_fields.items()]
+        lines += [_field_entry(name, field) for name, field in section.model_fields.items()]
         lines.append("")
-    lines += ["# Methods by name", "", NAMED, "", "| name | meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {_cell(about)} |" for name, about in METHODS.items()]
-    lines += ["", "# Parts", ""]
+    lines += ["# Methods by name", "", NAMED, "", ", ".join(f"`{name}`" for name in METHODS), ""]
+    lines += ["# Parts", "", PARTS, ""]
     for plural, registry in KINDS.items():
         lines += [f"## {plural}", "", f"{registry.description}.", ""]
-        lines += ["| name | options | meaning |", "|---|---|---|"]
-        lines += [_part_row(registry, name) for name in registry]
+        lines += [_part_entry(registry, name) for name in registry]
         lines.append("")
     return "\n".join(lines)
 
@@ -217,22 +215,37 @@ def _tables(table: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[
         yield from _tables(inner, f"{key}.")
 
 
-def _part_row(registry: Registry[Any], name: str) -> str:
-    options = signature(registry, name).removeprefix(name).strip(" ()") or "–"
-    meaning = _cell(registry.describe(name))
+def _part_entry(registry: Registry[Any], name: str) -> str:
+    options = [_short_option(option) for option in registry.options(name)]
+    call = f"{name}({'; '.join(options)})" if options else name
+    meaning = registry.describe(name)
     if registry is CRITERIA:
-        meaning += f" {source_of(Part(name, {})).capitalize()}."
-    return f"| `{name}` | {_cell(options)} | {meaning} |"
+        source, *_ = source_of(Part(name, {})).split()
+        meaning += f" *{source.capitalize()}.*"
+    return f"- `{call}`: {meaning}"
 
 
-def _field_row(name: str, field: FieldInfo) -> str:
-    default = "required" if field.is_required() else _value(field.default)
-    cells = [type_name(field.annotation), default, field.description or ""]
-    return f"| `{name}` | {' | '.join(_cell(text) for text in cells)} |"
+def _short_option(option: Option) -> str:
+    """An option without its type where the default shows it."""
+    if option.required or option.default is None:
+        return _choices(_option(option))
+    default = _value(option.default)
+    others = type_name(option.type).split(" or ") if isinstance(option.default, str) else []
+    choices = [default, *(other for other in others if other not in (default, "string"))]
+    return f"{option.name}={'/'.join(choices)}"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _choices(text: str) -> str:
+    return text.replace('" or "', '"/"')
+
+
+def _field_entry(name: str, field: FieldInfo) -> str:
+    kind = _choices(type_name(field.annotation))
+    if field.is_required():
+        kind += ", required"
+    elif "table" not in kind and field.default not in (None, "", []):
+        kind += f", default {_value(field.default)}"
+    return f"- `{name}` ({kind}): {field.description}"
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ from ..core.seeding import seeded_default_generator
 from ..registry import Decay, PositiveInt, Registry
 
 Network = Callable[..., nn.Module]
-MODELS: Registry[Network] = Registry(
-    "model", "models", "The network every client trains", passes=True
-)
+MODELS: Registry[Network] = Registry("model", "models", "Networks that clients train", passes=True)
 
 Width = Annotated[int, Gt(0), Le(1_000_000)]  # of a layer
 Widths = Annotated[Sequence[Width], MaxLen(100)]

@@ -66,7 +66,7 @@ class Mixed:
 
 Before = Callable[..., Mixed]
 BEFORE: Registry[Before] = Registry(
-    "step before the rule", "before", "What happens to the updates before the rule"
+    "step before the rule", "before", "Changes of the updates before the rule"
 )
 
 

@@ -2,7 +2,7 @@
 
 A rule is a function of the cohort's updates Δ [n, d], their weights w [n], which sum to 1, and its own
 state of the round before. A client of weight w counts as w·n clients of equal weight would. The mean is
-the default. It needs only sums, so models can be folded in as they arrive (`aggregate.py`). All other
+the default. It needs only sums, so models can be folded in as they arrive (`sums.py`). All other
 rules declare that they need the models.
 
 `hostile`, h in the formulas, is the share of the weight that a rule must withstand. With n equal weights
@@ -66,7 +66,7 @@ def fault_in(result: object, clients: int, size: int) -> str | None:
 
 State = Mapping[str, Tensor]
 Rule = Callable[..., Ruled]
-RULES: Registry[Rule] = Registry("rule", "rules", "How the weighted updates become one")
+RULES: Registry[Rule] = Registry("rule", "rules", "Aggregation of the weighted updates")
 
 NOTHING: State = {}
 

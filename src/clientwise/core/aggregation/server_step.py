@@ -21,7 +21,7 @@ Tau = Annotated[float, Ge(1e-12), Le(1e12)]  # neither it nor its square is lost
 StepState = Mapping[str, Tensor]
 ServerStep = Callable[..., tuple[Tensor, StepState]]
 SERVER_STEPS: Registry[ServerStep] = Registry(
-    "server step", "server_steps", "What the server makes of the weighted mean"
+    "server step", "server_steps", "Application of the aggregate to the model"
 )
 
 

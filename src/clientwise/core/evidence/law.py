@@ -18,7 +18,7 @@ from .protocol import EVIDENCE, Evidence
 @EVIDENCE.register("law", needs("models", "server_samples"))
 @dataclass(frozen=True)
 class Law(Evidence):
-    """Learns γ and λ so that γ·Σ λ_a·Θ_a has the least loss on the server's set (FedLAW, Li et al., 2023).
+    """Learns the γ and λ for which γ·Σ λ_a·Θ_a has the least loss on the server's set (FedLAW, Li et al., 2023).
 
     λ = softmax(x) starts at the weights of the score and γ = exp(s) at 1. Both are optimised by Adam. The
     gradient by λ_a is γ·⟨∇, Θ_a⟩, so a step costs one pass over the server's set, whatever the number of

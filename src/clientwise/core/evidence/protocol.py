@@ -49,7 +49,7 @@ class Evidence(Protocol):
         return 0
 
 
-EVIDENCE: Registry[Any] = Registry("evidence", "evidence", "What moves the weights of the score")
+EVIDENCE: Registry[Any] = Registry("evidence", "evidence", "Changes of the prior weights")
 
 
 def enlist(ids: Tensor | None, client_ids: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ class Adapted:
 
 LossAdapter = Callable[..., Adapted]
 LOSS_ADAPTERS: Registry[LossAdapter] = Registry(
-    "loss adapter", "adapt_loss", "How the server changes the loss of the next round"
+    "loss adapter", "adapt_loss", "Changes of the next round's loss"
 )
 
 

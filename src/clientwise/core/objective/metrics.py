@@ -16,7 +16,7 @@ from torch import Tensor
 from ...registry import Declaration, Need, Registry
 
 Metric = Callable[..., Tensor]
-METRICS: Registry[Metric] = Registry("metric", "metrics", "How well a model did, from counts")
+METRICS: Registry[Metric] = Registry("metric", "metrics", "Quality of a model, from counts")
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def auc(scores: Tensor, targets: Tensor) -> Tensor:
 
 @METRICS.register("diagnostic_odds_ratio", measure("classes", is_share=False))
 def diagnostic_odds_ratio(counts: Tensor) -> Tensor:
-    """(TP·TN)/(FP·FN) with ½ added to each cell, so that it is finite; mean over classes, one against the rest.
+    """(TP·TN)/(FP·FN) with ½ added to each cell; mean over classes, one against the rest.
 
     Args:
         counts: confusion matrices [..., C, C] (row: true class, column: predicted class).

@@ -29,7 +29,7 @@ class Search:
 
 Adjustment = Callable[..., Search]
 ADJUSTMENTS: Registry[Adjustment] = Registry(
-    "adjustment", "adjustments", "How the order of priority changes inside a round"
+    "adjustment", "adjustments", "Changes of the order of priority within a round"
 )
 
 

@@ -4,7 +4,7 @@ A score is called with the criteria's names and a matrix [n, m] of their values,
 
 A score that is a sum of products of powers, Σ_t a_t Π_j c_j^e_tj, declares its `terms`. Then the sums
 Σ_k Π_j r_jk^e_tj · model_k over the *raw* criteria r are enough to aggregate, because the cohort's scales
-factor out. Models can be folded in as they arrive (`aggregate.py`).
+factor out. Models can be folded in as they arrive (`core/aggregation/sums.py`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Score(ABC):
         return raw
 
 
-SCORES: Registry[Any] = Registry("score", "scores", "How a client's criteria become one number")
+SCORES: Registry[Any] = Registry(
+    "score", "scores", "Combination of a client's criteria into one number"
+)
 
 
 @SCORES.register("prioritized")

@@ -15,7 +15,7 @@ from .scores import Score
 
 Normaliser = Callable[..., Tensor]
 NORMALISERS: Registry[Normaliser] = Registry(
-    "normaliser", "normalisers", "What a criterion is divided by so that criteria compare"
+    "normaliser", "normalisers", "Divisors that make criteria comparable"
 )
 
 
@@ -33,7 +33,7 @@ class DividesBySums(Declaration):
 
 @NORMALISERS.register("sum", DividesBySums())
 def sum_scale(raw: Tensor) -> Tensor:
-    """Divide by the cohort's sum, so that Σ_a c_a = 1 (the papers). In a cohort of n a value is about 1/n.
+    """Divide by the cohort's sum: Σ_a c_a = 1 (the papers). In a cohort of n a value is about 1/n.
 
     Args:
         raw: criteria as measured, [n, m].

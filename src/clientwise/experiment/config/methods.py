@@ -53,7 +53,7 @@ class Tuned(ConfigTable):
     trials: PositiveInt = Field(description="Number of trials.")
     seeds: list[Seed] = Field(description="Seeds of the trials. A run with one of them is refused.")
     rounds: PositiveInt = Field(description="Rounds of a trial.")
-    by: str = Field(description="What trials were compared by: see [tune].")
+    by: str = Field(description="The criterion that compared trials: see [tune].")
     sampler: str = Field(description="How values were drawn: see [tune].")
 
 
@@ -63,11 +63,9 @@ class MethodSettings(ConfigTable):
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
     name: Name = Field(description="The name of the method in tables and figures.")
-    criteria: Criteria = Field(
-        [Part("dataset_size", {})], description="What is measured about a client."
-    )
+    criteria: Criteria = Field([Part("dataset_size", {})], description="Measurements of a client.")
     score: Annotated[Part, PartOf(SCORES)] = Field(
-        Part("prioritized", {}), description="How the criteria become one number."
+        Part("prioritized", {}), description="Combination of the criteria into one number."
     )
     normalise: Annotated[Part, PartOf(NORMALISERS)] | None = Field(
         None,
@@ -79,15 +77,14 @@ class MethodSettings(ConfigTable):
     )
     bounds: Annotated[Bounds, BOUNDS] | None = Field(
         None,
-        description="The policy on weights: `cap` and `floor` of a client and of groups, a "
-        "`quorum`, a `probation`; see [methods.bounds]. Default: no bounds.",
+        description="The policy on weights: see [methods.bounds]. Default: no bounds.",
     )
     before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = Field(
-        [], description="What is done to the updates before the rule, in this order."
+        [], description="Changes of the updates before the rule, in this order."
     )
     rule: Annotated[Part, PartOf(RULES)] = Field(
         Part("mean", {}),
-        description="How the weighted updates become one.",
+        description="Aggregation of the weighted updates.",
     )
     adjust: Annotated[Part, PartOf(ADJUSTMENTS)] | None = Field(
         None, description="Online adjustment of the order of priority (P2). Default: none."
@@ -104,28 +101,27 @@ class MethodSettings(ConfigTable):
     )
     fine_tune: FineTune | None = Field(
         None,
-        description="The server trains the aggregate on the samples it weighs by. The table holds "
-        "the keys of [training] that differ there, and `line_search`. Default: no such training.",
+        description="Train the aggregate on the samples the server weighs by, with these keys of "
+        "[training] and `line_search`. Default: off.",
     )
     brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
         None,
-        description="Keep the old model where the new one's loss on the samples the server weighs "
-        "by is higher by this many standard errors; 3 stops attacks and rarely anything else. "
-        "Default: off.",
+        description="Keep the old model if the new one's loss on the samples the server weighs "
+        "by is higher by this many standard errors. Typical value: 3. Default: off.",
     )
     control: Control | None = Field(
         None,
         description='A control without federated learning. "pooled": train on all clients\' '
-        'samples in one place. "server_only": train on the samples the server weighs by. "alone": '
-        "every client trains its own model; the mean over the honest clients is reported.",
+        'samples. "server_only": train on the samples the server weighs by. "alone": every client '
+        "trains its own model.",
     )
     pace: Annotated[Pace, PACE] | None = Field(
         None, description="When a round ends, where clients take time; see [methods.pace]."
     )
     adapters: Adapters = Field(
         "products",
-        description='How LoRA adapters of the model are averaged. "products": the mean of the clients\' B·A, '
-        'back to its rank by a singular value decomposition. "factors": the means of A and of B, as in FedIT.',
+        description="Average the products B·A of LoRA adapters, or A and B by themselves "
+        "(docs/huggingface.md).",
     )
     tuned: Tuned | None = Field(
         None,
@@ -136,8 +132,8 @@ class MethodSettings(ConfigTable):
     )
     secure_aggregation: Annotated[SecureAggregation, SECURE_AGGREGATION] | None = Field(
         None,
-        description="Hide every client's update, criteria and weight from the server, which learns "
-        "their weighted sum alone; an empty table takes the defaults. Default: off.",
+        description="Hide every client's update, criteria and weight from the server; an empty table "
+        "takes the defaults. Default: off.",
     )
 
     def unlike_fedavg(self) -> list[str]:

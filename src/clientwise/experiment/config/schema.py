@@ -56,15 +56,14 @@ class Experiment(ConfigTable):
     )
     engine: Literal["local", "flower"] = Field(
         "local",
-        description='Where clients run: in this process ("local"), or simulated by Flower ("flower").',
+        description="Where clients run: in this process, or simulated by Flower.",
     )
     checkpoint_seconds: NonNegativeFloat = Field(
-        10.0, description="Least time in seconds between two checkpoints. 0: one after every round."
+        10.0, description="Least time between two checkpoints. 0: one after every round."
     )
     keep_every: Count = Field(
         0,
-        description="Rounds between models that are kept for good, besides the best so far. 0: "
-        "only the last model is kept.",
+        description="Keep the best model, and one after every so many rounds. 0: only the last.",
     )
     initial_model: str | None = Field(
         None,
@@ -76,9 +75,8 @@ class Experiment(ConfigTable):
     )
     mode: Literal["auto", "loop", "graph", "stacked"] = Field(
         "auto",
-        description='How clients are trained. "loop": one after the other. "graph": likewise, '
-        'with steps recorded as CUDA graphs. "stacked": many at once. "auto": the fastest for the '
-        "network and the device.",
+        description='"loop": clients train one after the other. "graph": likewise, as CUDA graphs. '
+        '"stacked": many at once. "auto": the fastest of these.',
     )
     precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
         "auto",
@@ -87,8 +85,7 @@ class Experiment(ConfigTable):
     workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = Field(
         "auto",
         description='CPU cores that train clients in parallel. "auto": as many as PyTorch has '
-        'threads. "ray": a Ray cluster (`clientwise[ray]`). Methods and seeds are spread over it; '
-        "where they are fewer than its cores or GPUs, the clients of a round are.",
+        'threads. "ray": a Ray cluster (docs/clusters.md).',
     )
     data_dir: str | None = Field(
         None,
@@ -103,8 +100,7 @@ class Experiment(ConfigTable):
     )
     features: Annotated[Part, PartOf(FEATURES)] | None = Field(
         None,
-        description="A frozen network whose features replace the images as the model's input; "
-        "computed once and kept. Default: none.",
+        description="A frozen network whose features replace the images. Default: none.",
     )
     partition: Annotated[Part, PartOf(PARTITIONS)] | None = Field(
         None,
@@ -112,8 +108,8 @@ class Experiment(ConfigTable):
     )
     attributes: ClientAttributes = Field(
         {},
-        description="Facts about the clients, one value per client: numbers, true or false, or "
-        "words. For the criteria `attribute` and `is_one_of`, and for your own.",
+        description="Facts about the clients, one value per client, for the criteria `attribute` "
+        "and `is_one_of`, and for your own.",
     )
     model: Annotated[Part, PartOf(MODELS)] | None = Field(
         None,
@@ -127,15 +123,12 @@ class Experiment(ConfigTable):
     )
     evaluation: EvaluationSettings = Field(
         EvaluationSettings(),
-        description="What is measured during a run.",
+        description="Measurements during a run.",
     )
-    record: RecordSettings = Field(
-        RecordSettings(), description="What a run writes about single clients."
-    )
+    record: RecordSettings = Field(RecordSettings(), description="Records of single clients.")
     devices: DeviceSettings | None = Field(
         None,
-        description="Speed and availability of the clients' devices. Default: all are alike, and "
-        "time is counted in rounds.",
+        description="Speed and availability of the clients' devices. Default: not simulated.",
     )
     flower: FlowerSettings = Field(
         FlowerSettings(),

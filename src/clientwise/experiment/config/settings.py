@@ -75,9 +75,8 @@ class Cohorts(ConfigTable):
     )
     sampling: Literal["fixed", "poisson"] = Field(
         "fixed",
-        description='"fixed": all cohorts have the same size, drawn without replacement. '
-        '"poisson": each client is asked independently, with the same probability, so that '
-        "`fraction` or `clients_per_round` is what is expected of a cohort.",
+        description='"fixed": all cohorts have the same size. "poisson": each client is asked '
+        "independently; `fraction` or `clients_per_round` is the mean.",
     )
 
 
@@ -86,14 +85,12 @@ class ServerSet(ConfigTable):
 
     source: Literal["held_out", "contributed", "clients"] = Field(
         "held_out",
-        description='Where these samples come from. "held_out": the server has its own. '
-        '"contributed": every client gives a small share. "clients": there are none; the cohort '
-        "evaluates the models, and the results are averaged.",
+        description='"held_out": the server has its own samples. "contributed": every client gives '
+        'a small share. "clients": the cohort evaluates the models instead.',
     )
     fraction: Fraction = Field(
         0.2,
-        description="Fraction of all samples that is held out before the clients get theirs. "
-        'Unused with evaluation.official_test = "server".',
+        description="Fraction of all samples that is held out for the server.",
     )
     report_fraction: Share = Field(
         0.5, description="Fraction of the held-out samples that reports results; the rest weighs."
@@ -114,13 +111,13 @@ class EvaluationSettings(ConfigTable):
     official_test: OfficialTest = Field(
         "pooled",
         description='Use of the dataset\'s own test split. "pooled": joined with all other '
-        'samples. "server": it is the server set, as in P3. "clients": it is divided into the '
-        "clients' test sets, distributed like their training sets, as in P1.",
+        'samples. "server": it is the server set (P3). "clients": it is divided into the '
+        "clients' test sets (P1).",
     )
     metric: MetricName | None = Field(
         None,
-        description="Metric for tables, targets, P2's search and `tune`; AdaFed's criteria have "
-        "their own. Default: accuracy, MAPE (regression) or concordance (survival).",
+        description="Metric for tables, targets, P2's search and `tune`. "
+        "Default: accuracy, MAPE (regression) or concordance (survival).",
     )
     clients_every: Count = Field(
         1,
@@ -128,29 +125,27 @@ class EvaluationSettings(ConfigTable):
     )
     clients_sample: SampleSize | None = Field(
         None,
-        description="Clients that evaluate, where clients evaluate: a random sample, drawn by seed "
-        "and round, the same for all methods. The standard error of the sampling is recorded and "
-        "shown. Default: all clients.",
+        description="Number of clients that evaluate, drawn at random in each round, the same for "
+        "all methods. Default: all clients.",
     )
     counterfactuals: bool = Field(
         False,
-        description="Evaluate in every round what the same updates give with equal weights, with "
-        "weights by size, and without each client (docs/governance.md).",
+        description="Also evaluate equal weights, weights by size, and the aggregate without each "
+        "client (docs/governance.md).",
     )
     shapley: bool = Field(
         False,
-        description="Compute in every round the Shapley value of each client on the server's "
-        "reporting samples: exact to ten clients in a round (1,024 models), else sampled.",
+        description="Compute the Shapley value of each client on the server's reporting samples: "
+        "exact for up to ten clients in a round, else sampled.",
     )
     target: PositiveFloat | None = Field(
         None,
-        description="Value of the metric for rounds-to-target: the number of rounds until the "
-        "reported metric reaches it. Default: not counted.",
+        description="Value of the metric for rounds-to-target. Default: not counted.",
     )
     client_targets: list[PositiveFloat] = Field(
         [],
-        description="Values of the metric for P1's tables: the rounds until 10% to 90% of the "
-        "clients reach each on their own test data. Default: `target`.",
+        description="Values of the metric for P1's tables, which count the rounds until 10% to 90% "
+        "of the clients reach them. Default: `target`.",
     )
 
 
@@ -159,8 +154,8 @@ class RecordSettings(ConfigTable):
 
     clients: PositiveInt | None = Field(
         None,
-        description="Clients, drawn by the seed, that get rows of their own in every round. Of the "
-        "others, counts and sums are written. Default: all clients.",
+        description="Number of clients, drawn by the seed, with rows of their own. Of the others, "
+        "counts and sums are written. Default: all clients.",
     )
 
     def of(self, num_clients: int, seed: int) -> frozenset[int] | None:
@@ -243,32 +238,32 @@ class FlowerSettings(ConfigTable):
     """Clients reached through Flower (engine = "flower"): see docs/flower.md."""
 
     train_seconds: Seconds = Field(
-        600.0, description="Longest time in seconds that the server waits for trained models."
+        600.0, description="Longest time that the server waits for trained models."
     )
     evaluate_seconds: Seconds = Field(
-        300.0, description="Longest time in seconds that the server waits for evaluations."
+        300.0, description="Longest time that the server waits for evaluations."
     )
     min_replies: PositiveInt = Field(
         1, description="Least number of answers. With fewer, a round leaves the model unchanged."
     )
     grace_seconds: Seconds | None = Field(
         None,
-        description="Time in seconds to wait for the other clients after `min_replies` answers. "
-        "Default: until `train_seconds` or `evaluate_seconds` are over.",
+        description="Time to wait for other clients after `min_replies` answers. Default: no limit "
+        "of its own.",
     )
     repeats: Annotated[int, Field(ge=0, le=100)] = Field(
         5,
-        description="How often a round is repeated that has too few answers because clients "
-        "cannot be reached. Then the run stops and can be resumed. 0: the round counts, and "
-        "leaves the model unchanged. With noise of the server (`privacy`), it is always 0.",
+        description="How often a round is repeated because clients cannot be reached; then the run "
+        "stops and can be resumed. 0: the round counts and leaves the model unchanged. Always 0 "
+        "with noise of the server (`privacy`).",
     )
     max_test_samples: PositiveInt = Field(
         100_000, description="Evaluations on more test samples than this are refused."
     )
     max_change: Annotated[float, Field(ge=1, le=1e6)] = Field(
         1.5,
-        description="Deployment: the factor by which a client's claims about its own data "
-        "(such as `dataset_size`) may differ from what it declared. Others are refused.",
+        description="Deployment: the factor by which a client's claims about its data may differ "
+        "from what it declared.",
     )
     clients: list[str] = Field(
         [],
@@ -281,7 +276,7 @@ class FlowerSettings(ConfigTable):
     identities: dict[str, str] = Field(
         {},
         description="Deployment with secure aggregation: the public identity key of every client, in "
-        "hex, by its name (deploy/node-key.sh prints it). Every member's operator compares them.",
+        "hex, by its name (deploy/node-key.sh prints it).",
     )
     input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = Field(
         [], description="Deployment: the shape of a sample."
@@ -292,17 +287,16 @@ class FlowerSettings(ConfigTable):
     table: Annotated[MemberTable, AfterValidator(_usable)] | None = Field(
         None,
         description="Deployment: the columns of the members' CSV files, instead of `input_shape` and "
-        "`num_classes`. The model then predicts the rows of such files (`clientwise predict`).",
+        "`num_classes`.",
     )
     files: str | None = Field(
         None,
-        description="To try a deployment on one machine, instead of `data`: a folder with a file "
-        "or folder for each of `clients`, and server.npz, or server.csv with `table`, for the server.",
+        description="To try a deployment on one machine, instead of `data`: a folder with the files "
+        "of each of `clients`, and server.npz (with `table`, server.csv).",
     )
     loader: str | None = Field(
         None,
-        description="The Python file whose `load` reads `files`. Default: they are NumPy files, or "
-        "tables with `table`.",
+        description="The Python file whose `load` reads `files`. Default: NumPy files or tables.",
     )
 
     @property
@@ -342,15 +336,14 @@ class HostileClients(ConfigTable):
     )
     share: Share | None = Field(
         None,
-        description="Instead of `clients`: the share of all clients that is hostile. The clients "
-        "of a small share are among those of a larger one.",
+        description="Instead of `clients`: the share of all clients that is hostile.",
     )
     attack: Attacks = Field(
         description="The attack, or a list of attacks that act one after the other."
     )
     ignore_global: bool = Field(
         False,
-        description="Whether they train a model of their own instead of the global one (P3 1.C).",
+        description="Train their own model instead of the global one (P3 1.C).",
     )
     from_round: PositiveInt = Field(
         1,
@@ -362,7 +355,7 @@ class HostileClients(ConfigTable):
     )
     collude: bool = Field(
         False,
-        description="Whether they draw the same noise, and attack in the same rounds.",
+        description="Draw the same noise, and attack in the same rounds.",
     )
 
     def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:

@@ -52,30 +52,28 @@ HostileShare = Annotated[float, Field(gt=0, lt=1)]
 class MatrixSettings(ConfigTable):
     """Many experiments in one file: every federation, clean and under every attack, with every setting.
 
-    `clientwise run` runs the cells that are not finished, `--jobs 4` four of them at once. A cell
-    that fails does not end the others; run it again with `--resume`. With `--resume` a matrix also
-    gets more methods, seeds, rounds, attacks, shares and federations: only what is new is run.
-    `clientwise show` and `clientwise report` take the folder of the matrix.
+    `clientwise run --jobs 4` runs four cells at once. A cell that fails does not end the others;
+    `--resume` runs it again, and runs what was added. See docs/arena.md.
     """
 
     attacks: dict[Name, dict[str, Any]] = Field(
-        {}, description="by name: an entry of [[hostile]], without `clients` and `share`"
+        {}, description="By name: an entry of [[hostile]], without `clients` and `share`."
     )
     shares: Annotated[list[HostileShare], Field(min_length=1, max_length=20)] = Field(
         [0.2],
-        description='shares of hostile clients; a rule with `hostile = "column"` is told its '
-        "column's",
+        description='Shares of hostile clients. A rule with `hostile = "column"` gets the share of '
+        "its column.",
     )
     data: dict[Name, dict[str, Any]] = Field(
-        {}, description="by name: what differs on another federation"
+        {}, description="By name: the keys that differ on another federation."
     )
     sweep: dict[str, Any] = Field(
         {},
-        description="any keys of the config with lists of values, such as `training.learning_rate` or "
-        "`methods.FedYogi.server_step.learning_rate`: every combination is a column",
+        description="Keys of the config with lists of values: every combination is a column. "
+        "Example: `methods.FedYogi.server_step.learning_rate`.",
     )
-    oracle: Name | None = Field(None, description="the method that regrets are counted against")
-    clean: bool = Field(True, description="whether there is a column without hostile clients")
+    oracle: Name | None = Field(None, description="The method that regrets are counted against.")
+    clean: bool = Field(True, description="Add a column without hostile clients.")
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...attacks import Hostile
 from ...core.engine import Engine
 from ...core.method import Method
-from ...core.types import FLOAT_BYTES, RoundRecord
+from ...core.types import RoundRecord
 from ...data.federated import FederatedData, Samples
 from ...data.tables.hints import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for

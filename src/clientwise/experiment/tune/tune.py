@@ -50,35 +50,31 @@ FIRST_SEED = 1001  # of these
 class TuneSettings(ConfigTable):
     """A search over parameters: `clientwise tune` writes a config with the best values.
 
-    Every method gets the same number of trials. Trials are compared on training samples that the
-    clients hold back, under seeds that the experiment does not report.
-
-    Keys are those of a method: `training.learning_rate`, `server_step.momentum`, `brake`. A key has
-    a list of values, or `{ low = 0.01, high = 1.0 }`: numbers between these, on a log scale where
-    `low` is above 0.
+    A key of a method has a list of values, or a range `{ low = 0.01, high = 1.0 }`, on a log scale
+    if `low` is above 0. See docs/methods.md, "Fair comparisons".
     """
 
     trials: Annotated[int, Field(gt=0, le=10_000)] = Field(
         20,
-        description="trials of every method; fewer where all combinations of its lists are tried",
+        description="Trials of every method.",
     )
     seeds: Annotated[list[Seed], Field(max_length=MOST_SEEDS)] = Field(
-        [], description="seeds of every trial, none of which the experiment has. Default: three."
+        [], description="Seeds of every trial; the experiment must not have them. Default: three."
     )
     by: Literal["metric", "rounds"] = Field(
         "metric",
-        description='the best trial has the best metric in the last round ("metric"), or brings half '
-        'of the clients to evaluation.target first ("rounds")',
+        description="Compare trials by the metric in the last round, or by the rounds until half of "
+        "the clients reach evaluation.target.",
     )
     sampler: Literal["random", "optuna"] = Field(
         "random",
-        description='how values are drawn; "optuna" learns from earlier trials (`clientwise[optuna]`)',
+        description='How values are drawn; "optuna" needs `clientwise[optuna]`.',
     )
     over: dict[str, Any] = Field(
-        {}, description="keys of all methods. Default: training.learning_rate from 0.01 to 1."
+        {}, description="Keys of all methods. Default: training.learning_rate from 0.01 to 1."
     )
     methods: dict[Name, dict[str, Any]] = Field(
-        {}, description="by name: keys of one method, besides those of `over`"
+        {}, description="By name: keys of one method, besides those of `over`."
     )
 
 
