@@ -56,10 +56,12 @@ def data(
         remarks,
         size_table,
     )
-    from ..report.output.figures import draw
+    from ..report.output.figures import draw, require_matplotlib
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
         fail(f"--out {picture}: write a name that ends in .png or .svg")
+    if picture is not None:
+        require_matplotlib()
     experiment = load_single(file, changes, preset, data_dir=data_dir)
     if seed is None:
         seed = experiment.seeds[0]

@@ -11,10 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-from ...errors import RunError
+from ...errors import RunError, needing
 from ..database import reading
 from ..files import VERSIONS, read_whole
 from ..migrations import KEPT_OF_0_2_0, REFUSALS_OF_0_2_0
@@ -40,6 +37,10 @@ from .chain import (
     receipts_of_round,
     signed_bytes,
 )
+
+with needing("signed", "a signed record"):
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
 LOCAL = "local"  # a table
