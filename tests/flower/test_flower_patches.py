@@ -72,7 +72,15 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
     "project"
 ]
 NEEDED = [Requirement(one) for one in PROJECT["dependencies"]]
-NEEDED_HERE = [Requirement(one) for one in PROJECT["optional-dependencies"]["flower"]]
+EXTRAS = {
+    extra: [Requirement(one) for one in needed]
+    for extra, needed in PROJECT["optional-dependencies"].items()
+}
+NEEDED_HERE = [
+    needed
+    for one in EXTRAS["deployment"]
+    for needed in (one, *(each for extra in one.extras for each in EXTRAS.get(extra, [])))
+]
 
 
 class Ended(BaseException):
@@ -227,7 +235,7 @@ def test_a_flower_without_the_class_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(fleet_http_connection, "FleetHttpClient")
-    with pytest.raises(ClientwiseError, match="this version of Flower is not supported"):
+    with pytest.raises(ClientwiseError, match="does not support this version of Flower"):
         patches.replace_fleet_client(patches.BundleSigner(), lambda fab: True)
 
 
@@ -322,7 +330,7 @@ def test_the_superlink_calls_our_check_after_it_knows_the_node(
     assert called.index(ProtobufTranslationMiddleware) < called.index(NodeAuthMiddleware)
     assert called.index(NodeAuthMiddleware) < called.index(OwnCalls) < called.index(HeldCalls)
     monkeypatch.delattr(superlink_main, "_get_middleware")
-    with pytest.raises(ClientwiseError, match="this version of Flower is not supported"):
+    with pytest.raises(ClientwiseError, match="does not support this version of Flower"):
         patches.add_to_superlink(Middleware(OwnCalls))
 
 

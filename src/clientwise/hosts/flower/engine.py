@@ -36,12 +36,8 @@ from ...experiment.config.settings import FlowerSettings
 from ..deployment.receipts import Outbox
 from ..deployment.signing import Signer
 from .claims import TEST_SAMPLES, Claims
-from .replies import (
-    NO_ANSWER,
-    Content,
-    pull_replies,
-    why_unreadable,
-)
+from .grids import pull_replies
+from .replies import NO_ANSWER, Content, why_unreadable
 from .secure_rounds import SecureRound
 from .secure_wire import SecureRun
 from .wire import (
