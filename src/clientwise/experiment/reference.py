@@ -1,14 +1,16 @@
-"""The config reference, generated from the code.
+"""The config reference and what `clientwise list` prints, generated from the code.
 
-`python -m clientwise.experiment.reference > docs/config.md` writes it.
+`python -m clientwise.experiment.reference` writes docs/config.md and parts.json into a checkout.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import types
 import typing
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -30,6 +32,7 @@ from ..data.features import FEATURES
 from ..data.partition import PARTITIONS
 from ..models.networks import MODELS
 from ..registry import Option, Part, Registry
+from ..writing import write_atomically
 from .config import settings
 from .config.methods import (
     GroupBounds,
@@ -41,7 +44,7 @@ from .config.methods import (
     Tuned,
     WeightBounds,
 )
-from .config.named import METHODS
+from .config.named import METHODS, method_toml
 from .config.schema import Experiment
 from .config.tables import ConfigTable
 from .matrix.grid import MatrixSettings
@@ -252,5 +255,31 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def parts_list() -> dict[str, Any]:
+    """All that `clientwise list` prints. It reads this from a file, and so needs no PyTorch."""
+    kinds = {}
+    for plural, registry in KINDS.items():
+        parts = {
+            name: {
+                "heading": _heading(registry, name),
+                "about": registry.describe(name),
+                "explained": explained(registry, name),
+            }
+            for name in registry
+        }
+        kinds[plural] = {"about": registry.description, "parts": parts}
+    methods = {name: {"about": about, "toml": method_toml(name)} for name, about in METHODS.items()}
+    return {"methods": methods, "kinds": kinds}
+
+
+def _heading(registry: Registry[Any], name: str) -> str:
+    if registry is CRITERIA:
+        return f"{signature(registry, name)} · {source_of(Part(name, {}))}"
+    return signature(registry, name)
+
+
 if __name__ == "__main__":
-    print(markdown())
+    _here = Path(__file__)
+    _text = json.dumps(parts_list(), indent=1, ensure_ascii=False)
+    write_atomically(_here.with_name("parts.json"), f"{_text}\n".encode())
+    write_atomically(_here.parents[3] / "docs" / "config.md", f"{markdown()}\n".encode())
