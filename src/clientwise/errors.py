@@ -48,7 +48,7 @@ class RunError(ClientwiseError, RuntimeError):
     """A run folder that cannot be used, and why."""
 
 
-class MissingPackageError(ClientwiseError):
+class MissingPackageError(ClientwiseError, ImportError):
     """An optional package that is not installed, and the command that installs it."""
 
 

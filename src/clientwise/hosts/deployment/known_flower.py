@@ -17,8 +17,7 @@ def known_flower(module: str) -> Iterator[None]:
     Args:
         module: `__name__` of the module that imports; a program ends with the error.
     """
-    with needing("deployment", "a deployment"):
-        import flwr  # noqa: F401
+    require_flower("a deployment")
     try:
         yield
     except ImportError as error:
@@ -28,6 +27,12 @@ def known_flower(module: str) -> Iterator[None]:
         if module == "__main__":
             sys.exit(f"error: {found}")
         raise found from None
+
+
+def require_flower(what: str) -> None:
+    """An error that says how to install Flower, if it is missing."""
+    with needing("deployment", what):
+        import flwr  # noqa: F401
 
 
 def unknown_flower(why: str) -> ClientwiseError:
