@@ -340,6 +340,19 @@ def test_the_installed_flower_is_a_supported_version() -> None:
     assert flower.specifier.contains(installed), f"flwr {installed} is not supported: {flower}"
 
 
+def test_a_program_says_in_one_line_that_it_needs_another_flower() -> None:
+    lines = [
+        "import runpy, sys",
+        "sys.modules['flwr.supercore.fab'] = None  # as in Flower 1.29",
+        "runpy.run_module('clientwise.hosts.deployment.node', run_name='__main__')",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: a deployment does not support this version of Flower, ")
+    assert line.endswith('pip install "clientwise[deployment]"')
+
+
 def test_nothing_else_of_flower_is_replaced() -> None:
     """Assignments to attributes of Flower's modules are in patches.py alone."""
     found = []

@@ -71,8 +71,7 @@ def test_without_flower_all_else_works_and_a_run_says_what_to_install(
         command, capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False
     )
     assert (
-        done.stdout
-        == 'tiny.toml: engine: Flower needs ray: pip install "clientwise[deployment]"\n'
+        done.stdout == 'tiny.toml: engine: Flower needs ray: pip install "clientwise[deployment]"\n'
     ), done.stderr
     assert not (tmp_path / "runs").exists()
 
