@@ -42,14 +42,22 @@ test-slow: .venv/ready
 test-flower: .venv/ready
 	$(PYTEST) -m flower tests
 
-# What clientwise replaces in Flower, tested with every supported version of Flower (pyproject.toml).
-FLOWER_VERSIONS := 1.41.0 1.42.0
+# What clientwise replaces in Flower, tested with every version that a deployment supports, and what
+# uses Flower's public API with the oldest and the newest version (pyproject.toml: deployment, flower).
+FLOWER_DEPLOYMENT := 1.41.0 1.42.0
+FLOWER_PUBLIC := 1.29.0 1.42.0
+FLOWER_PUBLIC_TESTS := $(addprefix tests/flower/test_flower_,strategy.py method_strategy.py wire.py engine.py)
 test-flower-versions: .venv/ready
-	for version in $(FLOWER_VERSIONS); do \
+	for version in $(sort $(FLOWER_DEPLOYMENT) $(FLOWER_PUBLIC)); do \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
-			--target .venv/flwr-$$version flwr==$$version && \
+			--target .venv/flwr-$$version flwr==$$version || exit 1; \
+	done
+	for version in $(FLOWER_DEPLOYMENT); do \
 		PYTHONPATH=.venv/flwr-$$version $(PYTEST) tests/flower/test_flower_patches.py \
 			tests/flower/test_flower_replies.py || exit 1; \
+	done
+	for version in $(FLOWER_PUBLIC); do \
+		PYTHONPATH=.venv/flwr-$$version $(PYTEST) $(FLOWER_PUBLIC_TESTS) || exit 1; \
 	done
 
 # A deployment across network namespaces, over a connection that delays and loses packets. Needs root.
@@ -98,9 +106,10 @@ lint: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers $(WORKERS)
 
-# The generated parts of the documentation: the config reference, and screenshots (needs Chromium).
+# The generated parts of the documentation: the config reference, what `clientwise list` prints, and
+# screenshots (needs Chromium).
 docs: .venv/ready
-	$(BIN)/python -m clientwise.experiment.reference > docs/config.md
+	$(BIN)/python -m clientwise.experiment.reference
 	$(BIN)/python docs/make_pictures.py
 
 # The documentation as a site with search and an API reference, of this tree and of every release:
@@ -116,7 +125,7 @@ dist: .venv/ready
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv .venv/dist
-	.venv/dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	.venv/dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$(ls dist/*.whl)[demo]"
 	.venv/dist/bin/clientwise demo --out .venv/dist/demo
 
 # Tables and figures of docs/results/reproduction.md from the run folders in RUNS (experiments/run_all.py).
@@ -182,7 +191,7 @@ INSTALL := python -m pip install --quiet --disable-pip-version-check --constrain
 .venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clientwise needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/$(INSTALL) .
+	$(BIN)/$(INSTALL) '.[demo]'
 	touch $@
 
 .venv/ready: .venv/demo oracles.txt

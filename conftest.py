@@ -11,7 +11,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 collect_ignore = ["src/clientwise/hosts/deployment/template"]  # the template of `clientwise new`
 if find_spec("flwr") is None:
-    collect_ignore.append("src/clientwise/hosts/flower")
+    collect_ignore += [
+        f"src/clientwise/{name}" for name in ("flower", "hosts/flower", "hosts/deployment")
+    ]
 # `--doctest-modules` would import each of these as `conftest`, and fail at the second one.
 collect_ignore_glob = ["*/conftest.py"]
 

@@ -51,18 +51,6 @@ def test_help_and_version() -> None:
         assert "Usage" in clientwise(command, "--help")
 
 
-def test_help_does_not_wait_for_pytorch() -> None:
-    program = (
-        "import sys; from clientwise.cli import main; sys.argv = ['clientwise', '--help']; main()"
-    )
-    report = (
-        f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {program}"
-    )
-    printed = subprocess.check_output([sys.executable, "-c", report], text=True)
-    assert "Run an experiment" in printed
-    assert printed.endswith("False\n")
-
-
 def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: Path) -> None:
     output = clientwise(
         "run",

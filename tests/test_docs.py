@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.experiment.config.named import METHODS
-from clientwise.experiment.reference import KINDS, markdown
+from clientwise.experiment.reference import KINDS, markdown, parts_list
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,6 +42,11 @@ def test_the_config_reference_is_current() -> None:
     assert (ROOT / "docs" / "config.md").read_text(
         encoding="utf-8"
     ).strip() == markdown().strip(), "run `make docs`"
+
+
+def test_what_list_prints_is_current() -> None:
+    written = (ROOT / "src" / "clientwise" / "experiment" / "parts.json").read_text("utf-8")
+    assert json.loads(written) == parts_list(), "run `make docs`"
 
 
 def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -452,12 +452,12 @@ def test_what_is_wrong_before_the_run_begins_is_said_then(
 
     def without(name: str, *rest: Any) -> Any:
         if name.startswith(("mlflow", "torch.utils.tensorboard")):
-            raise ModuleNotFoundError(f"No module named {name!r}")
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return original(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
     for name in ("tensorboard", "mlflow"):
-        with pytest.raises(cw.ClientwiseError, match=rf"pip install clientwise\[{name}\]"):
+        with pytest.raises(cw.ClientwiseError, match=rf'pip install "clientwise\[{name}\]"'):
             cw.run({**tiny, "trackers": [name]}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

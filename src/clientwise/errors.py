@@ -6,7 +6,8 @@ Python and on web pages, so their words fit all of these: "resume the run", not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -47,8 +48,37 @@ class RunError(ClientwiseError, RuntimeError):
     """A run folder that cannot be used, and why."""
 
 
+class MissingPackageError(ClientwiseError, ImportError):
+    """An optional package that is not installed, and the command that installs it."""
+
+
 class NotBegunError(RunError):
     """A run of which nothing is recorded yet."""
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """Within this context, a package that is not installed is an error of one line.
+
+    Args:
+        extra: the optional dependencies of clientwise that have the package.
+        what: what the package is needed for.
+
+    Example:
+        >>> with needing("report", "a figure"):
+        ...     raise ModuleNotFoundError(name="matplotlib.figure")
+        Traceback (most recent call last):
+            ...
+        clientwise.errors.MissingPackageError: a figure needs matplotlib: pip install "clientwise[report]"
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package == "clientwise":
+            raise
+        install = f'pip install "clientwise[{extra}]"'
+        raise MissingPackageError(f"{what} needs {package}: {install}") from None
 
 
 def _restore(

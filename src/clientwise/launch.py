@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from .data.federated import FederatedData, Samples
-from .errors import ClientwiseError, ConfigError
+from .errors import ClientwiseError, ConfigError, MissingPackageError, needing
 from .experiment.config.schema import Experiment
 from .experiment.load import load_experiment
 from .experiment.running import runner
@@ -182,10 +182,9 @@ def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> En
 
 @contextmanager
 def _flower_is_needed(experiment: Experiment) -> Iterator[None]:
-    """A missing package is an error that says how to install Flower."""
+    """A missing package is an error that says how to install Flower, with its simulation."""
     try:
-        yield
-    except ModuleNotFoundError as error:
-        package = str(error.name).partition(".")[0]
-        message = f"needs Flower ({package} is missing): pip install 'clientwise[flower]'"
-        raise ConfigError(experiment.source, [("engine", message)]) from None
+        with needing("deployment", "Flower"):
+            yield
+    except MissingPackageError as error:
+        raise ConfigError(experiment.source, [("engine", str(error))]) from None

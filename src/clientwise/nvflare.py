@@ -3,6 +3,9 @@
 See docs/nvflare.md. Needs `clientwise[nvflare]`.
 """
 
-from .hosts.nvflare import MethodAggregator
+from .errors import needing
+
+with needing("nvflare", "clientwise.nvflare"):
+    from .hosts.nvflare import MethodAggregator
 
 __all__ = ["MethodAggregator"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .core.objective.problem import Problem, named_problem
 from .data.tables.encoding import Encoder, Encoding
 from .data.tables.new_rows import encode_rows, read_rows, remarks
-from .errors import ClientwiseError
+from .errors import ClientwiseError, needing
 from .experiment.config.parts import make, read_recorded
 from .limits import gigabytes, memory
 from .models.call import outputs_of
@@ -61,7 +61,8 @@ class Predictor(nn.Module):
             `prediction` and `probability of CLASS`. Regression: `prediction`, in the units of the
             training data. Survival: `risk`; a higher risk means an earlier event.
         """
-        import pandas
+        with needing("tables", "predict"):
+            import pandas
 
         if isinstance(rows, str | Path):
             source = str(rows)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .errors import ClientwiseError, RunError
+from .errors import ClientwiseError, RunError, needing
 from .experiment.config.parts import make
 from .experiment.load import load_experiment
 from .models.flat import fill
@@ -70,10 +70,10 @@ class Run(RunFolder):
             library: the library of the frame.
         """
         columns = self.columns(what)
-        try:
+        if library == "polars" and not find_spec(library):
+            raise ClientwiseError("run.frame needs polars: pip install polars")
+        with needing("tables", "run.frame"):
             return import_module(library).DataFrame(columns)
-        except ModuleNotFoundError:
-            raise ClientwiseError(f"run.frame needs {library}: pip install {library}") from None
 
     def figure(self, chart: str | None = None) -> Figure:
         """A chart of the report as a matplotlib figure, which you can change and save.
@@ -81,7 +81,8 @@ class Run(RunFolder):
         Args:
             chart: the chart, "curves-metric" say; by default the result.
         """
-        from .report.output.picture import Picture
+        with needing("report", "run.figure"):
+            from .report.output.picture import Picture
 
         if chart is None:
             return Picture(result_charts(self))
@@ -104,7 +105,7 @@ class Run(RunFolder):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the result in words, as a table and as a figure."""
-        from .report.output.picture import run_html
+        from .report.output.notebook import run_html
 
         return run_html(self)
 
@@ -190,8 +191,9 @@ class Run(RunFolder):
         Returns:
             The files.
         """
-        if onnx and not find_spec("onnxscript"):  # PyTorch needs it to write ONNX
-            raise ClientwiseError("ONNX needs two more packages: pip install 'clientwise[onnx]'")
+        if onnx:
+            with needing("onnx", "ONNX"):
+                import onnxscript  # noqa: F401  PyTorch needs it to write ONNX
         round_num, tensors = self._trained(method, seed, after)
         name = self._file_name(method, seed)
         if after is not None:

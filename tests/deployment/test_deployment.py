@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-pytest.importorskip("flwr", reason="needs clientwise[flower]")
+pytest.importorskip("flwr", reason="needs clientwise[deployment]")
 
 from federation import Federation
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs clientwise[flower]")
+pytest.importorskip("flwr", reason="needs clientwise[deployment]")
 
 from federation import Federation, require
 

@@ -50,7 +50,7 @@ def test_what_is_installed_is_what_was_locked(tmp_path: Path) -> None:
     index.mkdir()
     dependency = wheel(index, "dependency", "1.5")
     wheel(index, "clientwise", "99.0")  # a foreign package of the same name
-    needs = 'Provides-Extra: flower\nRequires-Dist: dependency>=1; extra == "flower"\n'
+    needs = 'Provides-Extra: deployment\nRequires-Dist: dependency>=1; extra == "deployment"\n'
     ours = wheel(tmp_path, "clientwise", "0.1.0", needs)
     environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
     deploy = tmp_path / "deploy"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs clientwise[flower]")
+pytest.importorskip("flwr", reason="needs clientwise[deployment]")
 
 import httpx
 import torch

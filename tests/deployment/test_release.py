@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-pytest.importorskip("flwr", reason="needs clientwise[flower]")
+pytest.importorskip("flwr", reason="needs clientwise[deployment]")
 
 from federation import require
 from test_lock import wheel

@@ -11,7 +11,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg
-from flwr.supercore.task_identity import TaskIdentity
+from grid import become_task
 from test_flower_engine import Setup, sorted_weights
 from torch import Tensor, nn
 
@@ -96,7 +96,7 @@ def strategy_of(setup: Setup, **options: Any) -> MethodStrategy:
 
 
 def reply(node: int, model: Tensor, size: float, setup: Setup) -> Message:
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    become_task()
     asked = Message(RecordDict({"arrays": named(model, setup)}), node, "train")
     asked.metadata.__dict__["_message_id"] = f"to {node}"
     numbers = MetricRecord({"num-examples": int(size), "loss": float(node)})

@@ -72,7 +72,15 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
     "project"
 ]
 NEEDED = [Requirement(one) for one in PROJECT["dependencies"]]
-NEEDED_HERE = [Requirement(one) for one in PROJECT["optional-dependencies"]["flower"]]
+EXTRAS = {
+    extra: [Requirement(one) for one in needed]
+    for extra, needed in PROJECT["optional-dependencies"].items()
+}
+NEEDED_HERE = [
+    needed
+    for one in EXTRAS["deployment"]
+    for needed in (one, *(each for extra in one.extras for each in EXTRAS.get(extra, [])))
+]
 
 
 class Ended(BaseException):
@@ -227,7 +235,7 @@ def test_a_flower_without_the_class_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(fleet_http_connection, "FleetHttpClient")
-    with pytest.raises(ClientwiseError, match="this version of Flower is not supported"):
+    with pytest.raises(ClientwiseError, match="does not support this version of Flower"):
         patches.replace_fleet_client(patches.BundleSigner(), lambda fab: True)
 
 
@@ -322,7 +330,7 @@ def test_the_superlink_calls_our_check_after_it_knows_the_node(
     assert called.index(ProtobufTranslationMiddleware) < called.index(NodeAuthMiddleware)
     assert called.index(NodeAuthMiddleware) < called.index(OwnCalls) < called.index(HeldCalls)
     monkeypatch.delattr(superlink_main, "_get_middleware")
-    with pytest.raises(ClientwiseError, match="this version of Flower is not supported"):
+    with pytest.raises(ClientwiseError, match="does not support this version of Flower"):
         patches.add_to_superlink(Middleware(OwnCalls))
 
 
@@ -330,6 +338,19 @@ def test_the_installed_flower_is_a_supported_version() -> None:
     installed = version("flwr")
     (flower,) = (one for one in NEEDED_HERE if one.name == "flwr")
     assert flower.specifier.contains(installed), f"flwr {installed} is not supported: {flower}"
+
+
+def test_a_program_says_in_one_line_that_it_needs_another_flower() -> None:
+    lines = [
+        "import runpy, sys",
+        "sys.modules['flwr.supercore.fab'] = None  # as in Flower 1.29",
+        "runpy.run_module('clientwise.hosts.deployment.node', run_name='__main__')",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: a deployment does not support this version of Flower, ")
+    assert line.endswith('pip install "clientwise[deployment]"')
 
 
 def test_nothing_else_of_flower_is_replaced() -> None:

@@ -28,6 +28,7 @@ from clientwise.experiment.build.engine import build_engine, build_executor, bui
 from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
+from clientwise.hosts.deployment import stored_replies
 from clientwise.hosts.flower import replies
 from clientwise.hosts.flower.claims import Claims
 from clientwise.hosts.flower.client_app import client_app
@@ -151,18 +152,18 @@ def test_garbage_refuses_its_member_and_nobody_else(tiny: dict[str, Any], kind: 
 def test_a_member_that_fails_in_our_words_is_not_out_of_reach() -> None:
     """Rounds are repeated for members that cannot be reached: no member's words decide that."""
     for reason in ("not connected", str(replies.NO_ANSWER)):
-        own = replies._why_failed(Error(code=1, reason=reason))
+        own = replies.why_failed(Error(code=1, reason=reason))
         assert Refusal(1, own).kind is None
-    assert Refusal(1, replies._why_failed(Error(code=5, reason=""))).kind == "unreachable"
+    assert Refusal(1, replies.why_failed(Error(code=5, reason=""))).kind == "unreachable"
 
 
 def test_an_announced_reply_that_does_not_come_ends_the_wait(
     tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replies, "LEAST_SECONDS", 0.1)
+    monkeypatch.setattr(stored_replies, "LEAST_SECONDS", 0.1)
     after_the_deadline = FakeClock()
     after_the_deadline.sleep(1e6)
-    monkeypatch.setattr(replies, "time", after_the_deadline)
+    monkeypatch.setattr(stored_replies, "time", after_the_deadline)
     federation = Federation(tiny)
 
     def leave_out(request: Message, parcel: Parcel) -> None:

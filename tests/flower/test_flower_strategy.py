@@ -17,7 +17,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedMedian, FedTrimmedAvg, Krum
-from flwr.supercore.task_identity import TaskIdentity
+from grid import become_task
 
 import clientwise as cw
 import processes
@@ -38,7 +38,7 @@ def arrays(value: float) -> ArrayRecord:
 
 
 def reply(node: int, value: float, **metrics: Any) -> Message:
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    become_task()
     asked = Message(RecordDict({"arrays": GLOBAL}), node, "train")
     asked.metadata.__dict__["_message_id"] = f"to {node}"
     numbers = MetricRecord(

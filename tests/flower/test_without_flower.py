@@ -15,9 +15,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "clientwise"
 
 
 def test_only_the_flower_parts_import_flower() -> None:
-    for path in set(SOURCE.rglob("*.py")) - set((SOURCE / "flower").iterdir()):
-        if "template" in path.parts:
-            continue
+    hosts = SOURCE / "hosts"
+    theirs = {*(hosts / "flower").rglob("*"), *(hosts / "deployment").rglob("*")}
+    for path in set(SOURCE.rglob("*.py")) - theirs:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += (
@@ -31,9 +31,9 @@ def test_only_the_flower_parts_import_flower() -> None:
 
 def test_nothing_is_reported_home() -> None:
     """Whoever imports any part of the package runs its __init__ first, and there the switches come first."""
-    first, *rest = ast.parse((SOURCE / "flower" / "__init__.py").read_text(encoding="utf-8")).body[
-        1:
-    ]
+    first, *rest = ast.parse(
+        (SOURCE / "hosts" / "flower" / "__init__.py").read_text(encoding="utf-8")
+    ).body[1:]
     assert isinstance(first, ast.Import)
     assert [alias.name for alias in first.names] == ["os"]
     assert isinstance(rest[0], ast.For)
@@ -50,7 +50,8 @@ import importlib, pkgutil, sys
 sys.modules["flwr"] = sys.modules["ray"] = None  # as if they were not installed
 import clientwise as cw
 for module in pkgutil.walk_packages(cw.__path__, "clientwise."):
-    if module.name.split(".")[1] not in ("flower", "template", "__main__"):
+    theirs = (".flower", ".deployment", ".nvflare", ".__main__")
+    if not any(name in module.name for name in theirs):
         importlib.import_module(module.name)
 experiment = cw.load("tiny.toml", ["rounds=1"])
 assert cw.Run(cw.run(experiment, "run")).finished
@@ -70,8 +71,7 @@ def test_without_flower_all_else_works_and_a_run_says_what_to_install(
         command, capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False
     )
     assert (
-        done.stdout
-        == "tiny.toml: engine: needs Flower (flwr is missing): pip install 'clientwise[flower]'\n"
+        done.stdout == 'tiny.toml: engine: Flower needs ray: pip install "clientwise[deployment]"\n'
     ), done.stderr
     assert not (tmp_path / "runs").exists()
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 import pytest
 
-pytest.importorskip("Crypto", reason="needs clientwise[flower]")
+pytest.importorskip("Crypto", reason="needs clientwise[deployment]")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey

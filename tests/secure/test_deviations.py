@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("Crypto", reason="needs clientwise[flower]")
+pytest.importorskip("Crypto", reason="needs clientwise[deployment]")
 
 from attacker import SUMS, Attack, some_terms
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

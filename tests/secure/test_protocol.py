@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("Crypto", reason="needs clientwise[flower]")
+pytest.importorskip("Crypto", reason="needs clientwise[deployment]")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from rounds import Parties, is_noise, some_terms

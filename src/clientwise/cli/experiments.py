@@ -311,6 +311,7 @@ def run_and_show(
     signing_key: Path | None = None,
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
+    from ..errors import MissingPackageError
     from ..launch import run as run_experiment
     from ..record.reading.folder import RunFolder
     from ..report.output.figures import draw
@@ -327,8 +328,11 @@ def run_and_show(
             signing_key=signing_key,
         )
     finished = RunFolder(folder)
-    picture = folder / "curves.png"
-    draw(result_charts(finished), picture)
+    picture = str(folder / "curves.png")
+    try:
+        draw(result_charts(finished), Path(picture))
+    except MissingPackageError as error:
+        picture = f"none: {error}"
     print_results(finished)
     print_lines([f"\nRun folder  {folder}", f"Picture     {picture}"])
     return folder
@@ -372,6 +376,7 @@ def _run_matrix(
     matrix: Matrix, folder: Path | None, resume: bool, jobs: int, accept_changes: bool
 ) -> None:
     """Run the cells of a matrix with progress, then print and report their results."""
+    from ..errors import MissingPackageError
     from ..experiment.matrix.runs import CellsFailedError, run_matrix
     from ..report.arena.report import write_arena
     from ..report.output.progress import show_progress
@@ -399,8 +404,11 @@ def _run_matrix(
         again = resume_command(error.folder)
         fail(f"{error}. The other cells are finished.\nRun the failed cells again with: {again}")
     print_matrix(folder)
-    with err.status("Writing the report"):
-        page = write_arena(folder, folder / "report")
+    try:
+        with err.status("Writing the report"):
+            page = str(write_arena(folder, folder / "report"))
+    except MissingPackageError as error:
+        page = f"none: {error}"
     print_lines([f"\nFolder  {folder}", f"Report  {page}"])
 
 

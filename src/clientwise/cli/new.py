@@ -25,8 +25,10 @@ def new(
 
     Example: clientwise new clinic
     """
+    from ..hosts.deployment.known_flower import require_flower
     from ..launch import write_sample
 
+    require_flower("a Flower app")
     if folder.exists() and not _is_empty_folder(folder):
         fail(f"{folder}: exists already; name a new folder")
     with as_file(files("clientwise") / "hosts" / "deployment" / "template") as template:

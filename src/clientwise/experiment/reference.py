@@ -1,16 +1,18 @@
-"""The config reference, generated from the code.
+"""The config reference and what `clientwise list` prints, generated from the code.
 
-`python -m clientwise.experiment.reference > docs/config.md` writes it.
+`python -m clientwise.experiment.reference` writes docs/config.md and parts.json into a checkout.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import types
 import typing
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -33,7 +35,8 @@ from ..data.features import FEATURES
 from ..data.partition import PARTITIONS
 from ..models.networks import MODELS
 from ..registry import Option, Part, Registry
-from .config.named import METHODS
+from ..writing import write_atomically
+from .config.named import METHODS, method_toml
 from .config.schema import Experiment
 from .config.settings import TrainingOverride
 from .config.tables import ConfigTable, table_in
@@ -248,5 +251,31 @@ def _field_entry(name: str, field: FieldInfo) -> str:
     return f"- `{name}` ({kind}): {field.description}"
 
 
+def parts_list() -> dict[str, Any]:
+    """All that `clientwise list` prints. It reads this from a file, and so needs no PyTorch."""
+    kinds = {}
+    for plural, registry in KINDS.items():
+        parts = {
+            name: {
+                "heading": _heading(registry, name),
+                "about": registry.describe(name),
+                "explained": explained(registry, name),
+            }
+            for name in registry
+        }
+        kinds[plural] = {"about": registry.description, "parts": parts}
+    methods = {name: {"about": about, "toml": method_toml(name)} for name, about in METHODS.items()}
+    return {"methods": methods, "kinds": kinds}
+
+
+def _heading(registry: Registry[Any], name: str) -> str:
+    if registry is CRITERIA:
+        return f"{signature(registry, name)} · {source_of(Part(name, {}))}"
+    return signature(registry, name)
+
+
 if __name__ == "__main__":
-    print(markdown())
+    _here = Path(__file__)
+    _text = json.dumps(parts_list(), indent=1, ensure_ascii=False)
+    write_atomically(_here.with_name("parts.json"), f"{_text}\n".encode())
+    write_atomically(_here.parents[3] / "docs" / "config.md", f"{markdown()}\n".encode())

@@ -10,8 +10,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -19,7 +18,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from ..core.types import RoundRecord
-from ..errors import ClientwiseError
+from ..errors import ClientwiseError, needing
 from ..record.toml_text import dotted_keys
 from ..registry import Registry
 from ..writing import write_atomically
@@ -125,21 +124,12 @@ class Trackers:
                 )
 
 
-@contextmanager
-def _needs(extra: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        install = f"pip install clientwise[{extra}]"
-        raise ClientwiseError(f"tracker {extra!r} needs a package: {install} ({error})") from None
-
-
 @TRACKERS.register("tensorboard")
 class TensorBoard:
     """Event files for TensorBoard in RUN/tensorboard, or in `log_dir`/RUN."""
 
     def __init__(self, log_dir: str | None = None) -> None:
-        with _needs("tensorboard"):
+        with needing("tensorboard", "tracker 'tensorboard'"):
             from torch.utils.tensorboard import SummaryWriter
         self._log_dir = log_dir
         self._open = SummaryWriter
@@ -177,7 +167,7 @@ class MLflow:
         # neither a server nor a database, has to be allowed.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        with _needs("mlflow"):
+        with needing("mlflow", "tracker 'mlflow'"):
             import mlflow
             from mlflow.tracking import MlflowClient
         self._tracking_uri = tracking_uri
@@ -259,7 +249,7 @@ class WeightsAndBiases:
         mode: Literal["offline", "online"] = "offline",
     ) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read by its import
-        with _needs("wandb"):
+        with needing("wandb", "tracker 'wandb'"):
             import wandb
         self._wandb = wandb
         self._project = project

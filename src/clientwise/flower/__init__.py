@@ -3,7 +3,7 @@
     strategy = Weighted(FedAvg(), criteria=["label_diversity", "num-examples"])
     strategy.start(grid, initial_arrays, num_rounds=10)
 
-See docs/flower.md. Needs `clientwise[flower]`.
+See docs/flower.md. Needs `clientwise[flower]`; a deployment needs `clientwise[deployment]`.
 
 The server app runs an experiment as `clientwise run` does, with its clients reached through a grid.
 `engine.py` sends requests, `client.py` answers them with the embedded engine, and `wire.py` defines
@@ -14,17 +14,20 @@ deployment a node is the client under whose name its key was registered, and its
 path in its own node config.
 """
 
-from ..hosts.flower.client_app import client_app
-from ..hosts.flower.data import (
-    OwnData,
-    load_npz,
-    load_table,
-    training_values,
-    write_parts,
-)
-from ..hosts.flower.method_strategy import MethodStrategy
-from ..hosts.flower.server_app import server_app
-from ..hosts.flower.strategy import RoundWeights, Weighted, measure
+from ..errors import needing
+
+with needing("flower", "clientwise.flower"):
+    from ..hosts.flower.client_app import client_app
+    from ..hosts.flower.data import (
+        OwnData,
+        load_npz,
+        load_table,
+        training_values,
+        write_parts,
+    )
+    from ..hosts.flower.method_strategy import MethodStrategy
+    from ..hosts.flower.server_app import server_app
+    from ..hosts.flower.strategy import RoundWeights, Weighted, measure
 
 __all__ = [
     "MethodStrategy",

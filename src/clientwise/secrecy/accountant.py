@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..core.method import Method, Plan
-from ..errors import ClientwiseError
+from ..errors import needing
 
 Relation = Literal["add or remove one client", "replace one client"]
 # Of privacy losses. The result stays an upper bound, and is at most 1e-4 above that of 1e-4.
@@ -138,12 +138,8 @@ def _poisson_losses(noise_multiplier: float, probability: float) -> Any:
 @functools.cache
 def _library() -> Any:
     """`dp-accounting`; its import takes seconds."""
-    try:
+    with needing("privacy", "differential privacy"):
         import dp_accounting
         import dp_accounting.pld.privacy_loss_distribution
         import dp_accounting.rdp
-    except ImportError:
-        raise ClientwiseError(
-            "differential privacy needs dp-accounting: pip install 'clientwise[privacy]'"
-        ) from None
     return dp_accounting

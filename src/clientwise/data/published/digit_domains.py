@@ -15,6 +15,7 @@ from ..cache import Writer, cached
 from ..federated import DATASETS, Given, Samples
 from ..fingerprints import row_digests
 from ..folder import DataError, find
+from ..packaged import digits_8x8
 from ..tables.files import read_csv
 from .mnist import mnist
 
@@ -104,12 +105,8 @@ def _read_semeion(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _digits() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    return torch.from_numpy(images / 16).float().reshape(-1, 1, 8, 8), torch.from_numpy(
-        labels
-    ).long()
+    images, labels = digits_8x8()
+    return images / 16, labels
 
 
 def _numbers(path: Path, count: int, width: int, sep: str) -> numpy.ndarray:

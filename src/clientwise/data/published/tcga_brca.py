@@ -59,9 +59,9 @@ def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> 
 
 def _read(patients: Path, split: Path) -> Sheet:
     """The training patients by region, then the test patients; days are negative if the patient was alive then."""
+    rows, folds = read_csv(patients, MOST_BYTES), read_csv(split, MOST_BYTES)
     import pandas
 
-    rows, folds = read_csv(patients, MOST_BYTES), read_csv(split, MOST_BYTES)
     for path, known, needed in (
         (patients, rows, ("pid", "E", "T")),
         (split, folds, ("pid", "fold2")),

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import shortened
+from ...errors import needing, shortened
 from ...limits import gigabytes, memory
 from ..folder import DataError, read_file, reason
 
@@ -208,8 +208,8 @@ def _read_csv(file: io.BufferedIOBase, **options: Any) -> Any:
 @contextmanager
 def _parsing(path: Path) -> Iterator[None]:
     """DataError where the content of the file is no table."""
-    import pandas
-
+    with needing("tables", f"{path}: a table"):
+        import pandas
     try:
         with warnings.catch_warnings():
             # Rows longer than the header
@@ -271,13 +271,10 @@ def _refuse_repeated(path: Path, names: Sequence[str]) -> None:
 
 def _parquet_frames(path: Path, chunk: int | None) -> Iterator[DataFrame]:
     """Frames of a Parquet file, whose metadata is checked before any value is read."""
-    try:
+    with needing("parquet", f"{path}: Parquet"):
+        import pandas  # noqa: F401  for `to_pandas`
         from pyarrow import Table
         from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise DataError(
-            f"{path}: Parquet needs another package: pip install 'clientwise[parquet]'"
-        ) from None
     try:
         with ParquetFile(path) as file:
             _refuse_wide(path, file.metadata.num_columns)

@@ -21,7 +21,7 @@ from ...data.federated import FederatedData
 from ...engine.device import pick_device
 from ...engine.ray.shards import answers
 from ...engine.wrappers.engine import EmbeddedEngine
-from ...errors import ClientwiseError
+from ...errors import ClientwiseError, needing
 from ..build.clients import build_data
 from ..build.engine import build_engine, build_executor, build_plan
 from ..build.samples import load_samples
@@ -69,10 +69,8 @@ def _build(
 @contextmanager
 def connected_to_ray() -> Iterator[None]:
     """A context within which this process is connected to a cluster of Ray, perhaps its own."""
-    try:
+    with needing("ray", "workers = 'ray'"):
         import ray
-    except ImportError:
-        raise ClientwiseError("workers = 'ray' needs Ray: pip install clientwise[ray]") from None
     started = not ray.is_initialized()
     if started:
         address = os.environ.get("RAY_ADDRESS", "")  # `ray.init` reads it

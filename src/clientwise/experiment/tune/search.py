@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ...errors import ClientwiseError
+from ...errors import needing
 
 KeyPath = tuple[str, ...]  # of a key: ("training", "learning_rate")
 Values = dict[KeyPath, Any]
@@ -180,11 +180,8 @@ def _ignore(loss: float) -> None:
 
 def search_by_optuna(space: Space, trials: int) -> Search:
     """Draws by Optuna's tree-structured Parzen estimator, which learns from earlier trials."""
-    try:
+    with needing("optuna", 'tune.sampler = "optuna"'):
         import optuna
-    except ModuleNotFoundError:
-        hint = "pip install 'clientwise[optuna]', or use sampler = \"random\""
-        raise ClientwiseError(f'tune.sampler = "optuna": Optuna is missing: {hint}') from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
 

@@ -15,18 +15,21 @@ import os
 import sys
 from typing import Any
 
-from flwr.proto.fleet_pb2 import PullMessagesRequest
-from flwr.proto.runtime_pb2 import PushAppMessagesRequest
-from flwr.superlink.cli import flower_superlink
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from .known_flower import known_flower
 
-from .fleet_calls import FleetCalls
-from .patches import add_to_superlink
-from .retention import KEEP, keep_updates_in_memory
+with known_flower(__name__):
+    from flwr.proto.fleet_pb2 import PullMessagesRequest
+    from flwr.proto.runtime_pb2 import PushAppMessagesRequest
+    from flwr.superlink.cli import flower_superlink
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, Response
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from .fleet_calls import FleetCalls
+    from .patches import add_to_superlink
+    from .retention import KEEP, keep_updates_in_memory
 
 log = logging.getLogger("flwr.clientwise")
 CLIENT_CLOSED = 499  # nginx's status for it; nobody reads it

@@ -23,17 +23,25 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from flwr.supercore.fab import Fab
-from flwr.supernode import start_client_internal
-from flwr.supernode.cli import flower_supernode
-
 from ...errors import ClientwiseError
-from .agree import Node, agree, bundle_hash
 from .approval import present, withdraw
+from .known_flower import known_flower
 from .ledger import Ledger, read
-from .patches import BundleSigner, Certificate, replace_fleet_client, replace_popen
 from .small_numbers import USUAL_CELL
 from .watchdog import Watchdog, end_node
+
+with known_flower(__name__):
+    from flwr.supercore.fab import Fab
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.cli import flower_supernode
+
+    from .agree import Node, agree, bundle_hash
+    from .patches import (
+        BundleSigner,
+        Certificate,
+        replace_fleet_client,
+        replace_popen,
+    )
 
 SILENCE = 180.0  # seconds without an answer of the server, after which a node ends
 log = logging.getLogger("flwr.clientwise")

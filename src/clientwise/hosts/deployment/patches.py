@@ -46,18 +46,20 @@ from typing import Any
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.common.serde import fab_from_proto
-from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
-from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
-from flwr.supercore.fab import Fab
-from flwr.supercore.object_store import ObjectStoreFactory
-from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
-from flwr.superlink import config_loader
-from flwr.supernode import fleet_http_connection
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from starlette.middleware import Middleware
 
-from ...errors import ClientwiseError
+from .known_flower import known_flower, unknown_flower
+
+with known_flower(__name__):
+    from flwr.common.serde import fab_from_proto
+    from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
+    from flwr.proto.fleet_pb2 import PullMessagesRequest, PullMessagesResponse
+    from flwr.supercore.fab import Fab
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign
+    from flwr.superlink import config_loader
+    from flwr.supernode import fleet_http_connection
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from starlette.middleware import Middleware
 
 log = logging.getLogger("flwr.clientwise")
 Certificate = tuple[Path, Path]  # and its key
@@ -144,10 +146,7 @@ def replace_fleet_client(
             return response
 
     if getattr(fleet_http_connection, "FleetHttpClient", None) is not FleetHttpClient:
-        raise ClientwiseError(
-            "this version of Flower is not supported: flwr.supernode.fleet_http_connection does not use "
-            "FleetHttpClient. Install clientwise[flower], which names the supported versions."
-        )
+        raise unknown_flower("fleet_http_connection does not use FleetHttpClient")
     fleet_http_connection.FleetHttpClient = NodeClient  # type: ignore[attr-defined, assignment]
 
 
@@ -168,18 +167,12 @@ def add_to_superlink(middleware: Middleware) -> None:
 
     flowers = getattr(main, "_get_middleware", None)
     if flowers is None:
-        raise ClientwiseError(
-            "this version of Flower is not supported: flwr.superlink.main has no _get_middleware. "
-            "Install clientwise[flower], which names the supported versions."
-        )
+        raise unknown_flower("flwr.superlink.main has no _get_middleware")
     main._get_middleware = lambda: [*flowers(), middleware]
 
 
 def replace_object_store(factory: type[ObjectStoreFactory]) -> None:
     """Let Flower's SuperLink create its store of messages with `factory`."""
     if getattr(config_loader, "ObjectStoreFactory", None) is not ObjectStoreFactory:
-        raise ClientwiseError(
-            "this version of Flower is not supported: flwr.superlink.config_loader does not use "
-            "ObjectStoreFactory. Install clientwise[flower], which names the supported versions."
-        )
+        raise unknown_flower("config_loader does not use ObjectStoreFactory")
     config_loader.ObjectStoreFactory = factory  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 
 from ...record.signed.keys import public_bytes, public_keys
 from ...record.signed.receipts import is_valid_receipt, receipts_of_last_round
-from ..flower.replies import pull_replies
+from ..flower.grids import pull_replies
 from .ledger import append_line
 from .signing import Signer
 

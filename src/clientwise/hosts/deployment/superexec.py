@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import sys
 
-from flwr.supercore.cli import flower_superexec
-from flwr.supercore.superexec.executor import subprocess_executor
-
-from .patches import replace_popen
+from .known_flower import known_flower
 from .zygote import Zygote
+
+with known_flower(__name__):
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.superexec.executor import subprocess_executor
+
+    from .patches import replace_popen
 
 # Seconds between two looks for a message that the node has received; Flower's default is 1.
 POLL = ("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")

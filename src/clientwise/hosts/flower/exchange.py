@@ -13,7 +13,8 @@ from flwr.serverapp import Grid
 from ...experiment.config.settings import FlowerSettings
 from ..deployment.receipts import Outbox
 from ..deployment.signing import Signer
-from .replies import Content, pull_replies
+from .grids import pull_replies
+from .replies import Content
 
 CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
 FIRST_PAUSE = 0.05  # seconds between two looks for replies, at first

@@ -12,7 +12,6 @@ from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.superlink.grid import InMemoryGrid
 
 from ...experiment.build.samples import count_clients
 from ...experiment.config.schema import Experiment
@@ -27,6 +26,7 @@ from .claims import Claims
 from .connections import connector, registered_clients, simulated_clients
 from .data import Config, found_by, from_files, server_side
 from .exchange import Connected
+from .grids import is_simulated
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
 BY_HAND = "`clientwise receipts` writes them, to be given to the members"
@@ -66,7 +66,7 @@ def server_app(config: Config) -> ServerApp:
             replaced["initial_model"] = settings["initial-model"]
         experiment = load_experiment(config, replaced=replaced)
         out = Path(str(settings.get("out") or f"runs/{experiment.name}"))
-        if isinstance(grid, InMemoryGrid):
+        if is_simulated(grid):
             experiment = found_by(experiment, settings)
             data = from_files(experiment) if experiment.reads_files else None
             connected = simulated_clients(grid, count_clients(experiment))
@@ -88,7 +88,7 @@ def server_app(config: Config) -> ServerApp:
             outbox.fill(out)
 
         def make_claims() -> Claims | None:
-            if isinstance(grid, InMemoryGrid):
+            if is_simulated(grid):
                 return None
             flower = experiment.flower
             declared = out.parent / "members" / "declared"
@@ -104,7 +104,7 @@ def server_app(config: Config) -> ServerApp:
                 make_claims,
                 signing_key,
                 context.run_id,
-                isinstance(grid, InMemoryGrid),
+                is_simulated(grid),
                 outbox,
             )
         )
@@ -130,7 +130,7 @@ def server_app(config: Config) -> ServerApp:
         except BaseException as error:
             events.ended(error, asked=was_asked_to_stop(out, context.run_id))
             raise
-        if signing_key is not None and not isinstance(grid, InMemoryGrid):
+        if signing_key is not None and not is_simulated(grid):
             _send_last_receipts(outbox, grid, connected, signing_key)
         events.ended(None)
         log.info("finished: %s", out.resolve())

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from ...errors import RunError
+from ...errors import needing
 from ..schema import TABLES_BY_ROUND
 
 if TYPE_CHECKING:
@@ -68,10 +68,8 @@ Leaves = dict[str, list[dict[str, Any]]]  # rows by the label of their leaf
 
 def canonical(value: Any) -> bytes:
     """A value as canonical JSON (RFC 8785); ValueError where it has none."""
-    try:
+    with needing("signed", "a signed record"):
         import rfc8785
-    except ImportError:
-        raise RunError("a signed record needs: pip install 'clientwise[signed]'") from None
     encoded: bytes = rfc8785.dumps(value)
     return encoded
 

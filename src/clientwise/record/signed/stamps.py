@@ -18,7 +18,7 @@ from threading import Thread
 from typing import Any
 from urllib.request import Request, urlopen
 
-from ...errors import RunError, plain
+from ...errors import RunError, needing, plain
 from ...writing import naming
 from ..database import reading
 from .chain import links
@@ -164,10 +164,8 @@ def _within(seconds: float, fetch: Callable[[], bytes]) -> bytes:
 
 
 def library() -> Any:
-    """The package `rfc3161_client`; RunError where it is not installed."""
-    try:
+    """The package `rfc3161_client`; MissingPackageError where it is not installed."""
+    with needing("stamps", "a time stamp"):
         import rfc3161_client
         import rfc3161_client.base
-    except ImportError:
-        raise RunError("time stamps need: pip install 'clientwise[stamps]'") from None
     return rfc3161_client

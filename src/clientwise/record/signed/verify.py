@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...errors import RunError
+from ...errors import RunError, needing
 from ..database import reading
 from ..files import VERSIONS, read_whole
 from ..migrations import KEPT_OF_0_2_0, REFUSALS_OF_0_2_0
@@ -33,6 +33,9 @@ from .chain import (
     rank,
 )
 from .receipts import Comparison, fault_of_signature, lanes_of, read_receipts, round_in_words
+
+with needing("signed", "a signed record"):
+    pass
 
 CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
 MOST_VERSIONS_BYTES = 2**16

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..differences import significance
 from ..document import Document, counted
 from ..output.export import write_items
+from ..output.figures import require_matplotlib
 from ..output.html import write_html
 from ..statistics import Difference
 from ..units import Unit
@@ -32,6 +33,7 @@ def write_arena(
     on_file: Callable[[Path], None] = lambda path: None,
 ) -> Path:
     """The report on disk: a page, heat maps as PNG and SVG, tables as CSV, Markdown and LaTeX."""
+    require_matplotlib()
     document = arena(folder)
     page = write_html(document, {"round": {}, "client": {}}, out / "report.html")
     write_items(document, out, on_file)

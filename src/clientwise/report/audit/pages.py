@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from ...record.reading.folder import RunFolder
 from ...record.reading.reader import thinned
@@ -143,23 +145,33 @@ def audit_columns(found: Audit, *, is_brief: bool = False) -> Iterator[Column[Pa
     if not is_brief or not found.is_explained:
         yield Column("remark", lambda one: one.remark, numeric=False)
     for index, stage in enumerate(found.stages):
-        yield Column(stage.label, lambda one, index=index: one.chain[index])
+        yield Column(stage.label, partial(_at_stage, index))
     for index, criterion in enumerate(found.criteria):
-        raw = Column[Participant](
-            criterion, lambda one, index=index: number_cell(one.raw[index], 4)
-        )
+        measured = partial(_measured, index)
         if is_brief:
-            yield raw
+            yield Column(criterion, measured)
             continue
-        yield replace(raw, label=f"{criterion}, {found.claimed.get(criterion, 'value')}")
-        yield Column(
-            f"{criterion}, normalised",
-            lambda one, index=index: number_cell(one.normalised[index], 3),
-        )
+        yield Column(f"{criterion}, {found.claimed.get(criterion, 'value')}", measured)
+        yield Column(f"{criterion}, normalised", partial(_normalised, index))
     if found.what_if and not is_brief:
         for index, criterion in enumerate(found.criteria):
-            label = f"{found.what_if_label} {criterion}"
-            yield Column(label, lambda one, index=index: percent_cell(one.what_if[index]))
+            yield Column(f"{found.what_if_label} {criterion}", partial(_what_if, index))
+
+
+def _at_stage(index: int, one: Participant) -> Content:
+    return one.chain[index]
+
+
+def _measured(index: int, one: Participant) -> Content:
+    return number_cell(one.raw[index], 4)
+
+
+def _normalised(index: int, one: Participant) -> Content:
+    return number_cell(one.normalised[index], 3)
+
+
+def _what_if(index: int, one: Participant) -> Content:
+    return percent_cell(one.what_if[index])
 
 
 def _linked_client(found: Audit, one: Participant) -> Cell:
@@ -285,7 +297,7 @@ def _rounds_table(lane: _Lane, rows: Sequence[ClientRoundRow]) -> Table:
         link = AuditLink("round", lane.run.id, lane.method, lane.seed, row.round_num)
         return Cell(row.round_num, str(row.round_num), link)
 
-    columns: list[Column[ClientRoundRow]] = [
+    columns: list[Column[Any]] = [
         Column("round", linked_round),
         *(Column(stage.label, stage.cell) for stage in stages(rows)),
         Column("training loss", lambda row: number_cell(row.training_loss, 3)),

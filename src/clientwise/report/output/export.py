@@ -25,7 +25,7 @@ from ..views import (
     one_seed,
     overview,
 )
-from .figures import draw
+from .figures import draw, require_matplotlib
 from .html import write_html
 from .latex import as_latex
 
@@ -41,6 +41,7 @@ def write_report(
     on_file: Callable[[Path], None] = lambda path: None,
 ) -> Path:
     """Write the report on one run, or several compared, and return the path of its page."""
+    require_matplotlib()
     document = overview(runs)
     carried = audits(runs)
     seeds = document.seeds or ()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...errors import needing
 from ...writing import replacing
 from ..document import Chart
 from ..marks import (
@@ -37,8 +38,15 @@ _STYLES: dict[str, str | tuple[int, tuple[int, ...]]] = {
 }
 
 
+def require_matplotlib() -> None:
+    """An error that says how to install it, before any work."""
+    with needing("report", "a figure"):
+        import matplotlib  # noqa: F401
+
+
 def draw(charts: Sequence[Chart], *paths: Path) -> None:
     """Draw charts side by side into one picture, once per path, in the format of its ending."""
+    require_matplotlib()
     from matplotlib import rc_context  # imported here: it is slow, and few commands draw
     from matplotlib.figure import Figure
 

@@ -7,8 +7,11 @@ answer. What is shown is in `report/views.py`, how it is drawn in `report/page/`
 
 from __future__ import annotations
 
-from .app import make_app
-from .listen import ServeError, is_loopback, serve
-from .roles import Roles
+from ...errors import needing
+
+with needing("serve", "the live page"):
+    from .app import make_app
+    from .listen import ServeError, is_loopback, serve
+    from .roles import Roles
 
 __all__ = ["Roles", "ServeError", "is_loopback", "make_app", "serve"]

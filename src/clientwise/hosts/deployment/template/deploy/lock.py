@@ -25,7 +25,7 @@ RESOLVE = ["pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--re
 
 def resolve(wheel: Path) -> list[dict[str, Any]]:
     """What pip would install for this wheel, with hashes."""
-    command = [sys.executable, "-m", *RESOLVE, f"{wheel}[flower]"]
+    command = [sys.executable, "-m", *RESOLVE, f"{wheel}[deployment]"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
     packages: list[dict[str, Any]] = json.loads(done.stdout)["install"]
     return packages

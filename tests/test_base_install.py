@@ -1,0 +1,144 @@
+"""`pip install clientwise` brings nine packages. What needs others says in one line what to install."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+ATTEMPTS = [
+    "report figure",
+    "report command",
+    "tables frame",
+    "tables csv",
+    "parquet table",
+    "images picture",
+    "datasets digits",
+    "datasets diabetes",
+    "datasets check",
+    "demo mnist5k",
+    "demo command",
+    "serve command",
+    "serve token",
+    "signed key",
+    "signed verify",
+    "flower import",
+    "deployment engine",
+    "deployment new",
+    "nvflare import",
+    "onnx export",
+    "tensorboard tracker",
+]
+
+
+def installed_with(requirements: Iterable[str]) -> set[str]:
+    """The names of all distributions that these need, those that they need ..."""
+    found: set[str] = set()
+    open_ones = [Requirement(text) for text in requirements]
+    while open_ones:
+        one = open_ones.pop()
+        name = one.name.lower().replace("_", "-")
+        if name not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
+            found.add(name)
+            needed = metadata.distribution(one.name).requires or []
+            open_ones += [Requirement(text) for text in needed]
+    return found
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """What base_install.py met, with no other package than the base install has."""
+    base = installed_with(PROJECT["dependencies"])
+    packages = [
+        package
+        for package, owners in metadata.packages_distributions().items()
+        if not {owner.lower().replace("_", "-") for owner in owners} & {*base, "clientwise"}
+    ]
+    assert {"pandas", "matplotlib", "sklearn", "PIL", "starlette", "flwr"} <= set(packages)
+    assert not {"numpy", "torch", "pydantic"} & set(packages)
+    program = [sys.executable, str(Path(__file__).with_name("base_install.py"))]
+    folder = tmp_path_factory.mktemp("base")
+    done = subprocess.run(
+        [*program, json.dumps(packages)],
+        cwd=folder,
+        env={**os.environ, "CLIENTWISE_DATA": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str | None] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_every_attempt_was_made(results: dict[str, str | None]) -> None:
+    assert set(results) == set(ATTEMPTS)
+
+
+@pytest.mark.parametrize("attempt", ATTEMPTS)
+def test_what_needs_an_extra_names_it_in_one_line(
+    results: dict[str, str | None], attempt: str
+) -> None:
+    error = results[attempt]
+    assert error is not None
+    extra = attempt.split()[0]
+    assert extra in PROJECT["optional-dependencies"]
+    (line,) = error.splitlines()
+    assert line.endswith(f'pip install "clientwise[{extra}]"')
+
+
+def test_extras_name_extras_that_exist() -> None:
+    extras = PROJECT["optional-dependencies"]
+    for needed in extras.values():
+        for one in map(Requirement, needed):
+            if one.name == "clientwise":
+                assert one.extras <= extras.keys()
+
+
+@pytest.mark.parametrize(
+    ("program", "not_loaded"),
+    [
+        ("import clientwise", {"annotated_types", "numpy", "pydantic", "rich", "torch", "typer"}),
+        ("command('--help')", {"numpy", "pydantic", "torch"}),
+        ("command('list')", {"numpy", "pydantic", "torch"}),
+        ("command('check', 'first.toml')", {"matplotlib", "pandas", "scipy", "sklearn"}),
+    ],
+)
+def test_commands_import_only_what_they_need(
+    program: str, not_loaded: set[str], tmp_path: Path
+) -> None:
+    (config,) = (
+        block.split("```")[0]
+        for block in (ROOT / "README.md").read_text("utf-8").split("```toml\n")[1:]
+    )
+    (tmp_path / "first.toml").write_text(config, encoding="utf-8")
+    lines = [
+        "import sys",
+        "def command(*words):",
+        "    from clientwise.cli import app",
+        "    app(words, standalone_mode=False)",
+        program,
+        "print()",
+        "print(*sorted(sys.modules))",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "clientwise" in loaded
+    assert not loaded & not_loaded
