@@ -15,6 +15,7 @@ from ..document import (
     Cell,
     Chart,
     Column,
+    Content,
     Document,
     Section,
     Table,
