@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import math
 import os
 from collections.abc import Callable
@@ -35,11 +36,12 @@ from sklearn.datasets import load_breast_cancer
 
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.objective.problem import Classification
+from clientwise.core.seeding import standard_normal
 from clientwise.core.types import Evaluation, Task
 from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app, load_npz, write_parts
 from clientwise.hosts.deployment.ledger import read as read_ledger
-from clientwise.hosts.deployment.small_numbers import USUAL_CELL, Release, in_groups
+from clientwise.hosts.deployment.small_numbers import USUAL_CELL, Release, in_groups, loss_deviation
 from clientwise.hosts.flower.client import answer
 from clientwise.hosts.flower.client_app import _engine_of_node
 from clientwise.hosts.flower.wire import (
@@ -222,6 +224,16 @@ def test_what_a_whole_run_tells_of_one_patient() -> None:
             right += int((loss + 2 * share > 0) == bool(bit))
     chance_of_error = 3 * (0.25 / (2 * trials)) ** 0.5
     assert right / (2 * trials) < 0.69 + chance_of_error
+
+
+def test_noise_of_results_is_drawn_from_a_hash_of_the_key() -> None:
+    """A generator for statistics, such as PCG64, does not hide its state."""
+    exact = results_with(0, models=1)
+    said = Release(5, 1, b"key").evaluation(exact, Classification(2), ["model"])
+    key = hmac.digest(b"key", b"model", "sha256")
+    noise = loss_deviation(2, 50, 1) * float(standard_normal(key, "loss", 1))
+    expected = min(max(float(exact.losses) + noise, 0.0), 3 * math.log(2))
+    assert float(said.losses) == pytest.approx(expected, abs=0.001)
 
 
 LOSSES = torch.tensor([0.0, 2.0]).double()  # of a patient whom a model takes for well, for ill

@@ -18,7 +18,7 @@ from approvals import approve_again, approve_once
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from clientwise.core.objective.loss import CrossEntropy
+from clientwise.core.objective.loss import CoxLoss, CrossEntropy, Loss, RobustLoss
 from clientwise.core.types import Task
 from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app
@@ -152,6 +152,18 @@ def test_a_round_is_trained_once_and_once_more_after_a_resume(tmp_path: Path) ->
     assert not node.train(2, 3).has_error()
     one_class = CrossEntropy((0.0, 1.0, 0.0))
     assert "not those of any method" in node.train(3, 1, loss=one_class).error.reason
+
+
+@pytest.mark.parametrize(
+    "loss", [CrossEntropy((1.0,)), CrossEntropy((1.0,) * 4), RobustLoss(), CoxLoss()]
+)
+def test_a_loss_for_other_classes_is_refused_whatever_rows_there_are(
+    tmp_path: Path, loss: Loss
+) -> None:
+    """An error for a class without a weight would tell whether the node has rows of that class."""
+    node = Node(tmp_path, CONFIG | {"methods": [{"name": "AdaFed", "adapt_loss": "class_weights"}]})
+    assert "not those of any method" in node.train(1, 1, loss=loss).error.reason
+    assert not node.train(1, 1, loss=CrossEntropy((1.0, 2.0, 3.0))).has_error()
 
 
 def test_the_same_bytes_of_another_type_are_not_a_repeated_request(tmp_path: Path) -> None:

@@ -378,6 +378,35 @@ def test_a_round_is_summed_once_over_all_experiments_and_approvals(
     assert reason_of(nodes.begin(1, context, 4)) == "answered"
 
 
+def test_a_round_that_version_0_2_0_summed_does_not_begin_again(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its ledger has the later steps of a round."""
+    nodes = Deployment(tiny, tmp_path)
+    old = {"event": "step", "approval": "0123456789ab", "run": "7", "experiment": "ba9876543210"}
+    old |= {"time": "2026-01-02T03:04:05+0100", "seed": 1, "round": 3}
+    ledger = Path(nodes.settings[1]["ledger"])
+    approval = ledger.read_text()
+    ledger.write_text(json.dumps(old | {"kind": "secure aggregation, shares"}) + "\n" + approval)
+    reason = reason_of(nodes.begin(1, nodes.fresh_context(1), 3))
+    assert "round 3 of seed 1, and a round is summed once" in reason
+    assert reason_of(nodes.begin(1, nodes.fresh_context(1), 2)) == "answered"
+
+
+def test_another_model_for_a_round_that_began_is_refused(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    """One training a round is what `Allowance` counts, also if a node dies before it trains."""
+    nodes = Deployment(tiny, tmp_path)
+    content = nodes.trial.training(0, 1)
+    content["arrays"] = pack(nodes.trial.local.initial_model + 1)
+    other = write_step(Step(0, 1, 1, "keys", {}), content)
+    data = nodes.settings[0].pop("identity")
+    assert "DataError" in reason_of(nodes.begin(0, nodes.fresh_context(0)))
+    nodes.settings[0]["identity"] = data
+    assert "trained once already" in reason_of(ask(nodes.trial, other, nodes.fresh_context(0)))
+
+
 def test_whether_training_fails_is_not_told(tiny: dict[str, Any], tmp_path: Path) -> None:
     """A made-up model that overflows for some samples alone would tell of them by an error."""
     nodes = Deployment(tiny, tmp_path)

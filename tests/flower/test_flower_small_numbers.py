@@ -126,7 +126,7 @@ def test_a_server_may_ask_for_what_the_experiment_says_alone(
     assert reply.has_error()
     assert (
         reply.error.reason
-        == "RefusedError: the request's training, noise or criteria are not those of any method of the experiment"
+        == "RefusedError: the request's training, loss, noise or criteria are not those of any method of the experiment"
     )
 
 
@@ -243,6 +243,10 @@ def test_an_operator_reads_what_hides_the_rows() -> None:
     rounds = 9
     hidden = load_experiment(CONFIG | {"training": HIDDEN, "rounds": rounds})
     assert Allowance(hidden).row_noise() == pytest.approx(math.sqrt(4 * rounds) / 4)
+    secure = {"methods": [{"name": "secret", "secure_aggregation": {}}]}
+    secure |= {"training": HIDDEN, "rounds": rounds, "evaluation": {"clients_every": 0}}
+    once = Allowance(load_experiment(CONFIG | secure))  # a round is summed once
+    assert once.row_noise() == pytest.approx(math.sqrt(2 * rounds) / 4)
     _, line = describe_nodes(hidden)
     assert "μ = 1.5, ε = 7.1 at δ = 1e-05" in line
     (shipped,) = Path(str(files("clientwise"))).glob("template/federation/experiment.toml")

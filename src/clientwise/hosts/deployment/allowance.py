@@ -13,6 +13,7 @@ from ...core.method import Method, Plan
 from ...core.privacy import LocalNoise, gaussian_epsilon
 from ...core.types import LocalTraining
 from ...experiment.build.engine import build_plan
+from ...experiment.checks.secure import has_secrets
 from ...experiment.config.schema import Experiment
 from .small_numbers import MU, USUAL_CELL, is_bounded, loss_deviation
 
@@ -36,7 +37,9 @@ class Allowance:
 
     def trained(self) -> int:
         """Different requests to train, per round and seed."""
-        return TIMES_PER_ROUND * len(self._methods)
+        # With secure aggregation, a node begins a round once in its life (`Gate.claim_step`).
+        times = 1 if has_secrets(self.experiment) else TIMES_PER_ROUND
+        return times * len(self._methods)
 
     @cached_property
     def trainings(self) -> int:

@@ -19,6 +19,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from ...core.objective.loss import LossRecord
 from ...core.objective.problem import Problem
 from ...core.types import Evaluation, Updates
 from ...data.federated import FederatedData, Holdings
@@ -26,6 +27,7 @@ from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.schema import Experiment
 from ...models.flat import same_frozen
+from ...secrecy.masks.terms import KEYS
 from ..flower.wire import RUNS_HERE, VERSION, Request, evaluation_from, plain_request
 from .allowance import Allowance, row_cost
 from .approval import present
@@ -122,7 +124,7 @@ class Gate:
 
     def note_step(self, seed: int, round_num: int, step: str) -> None:
         """What `claim_step`, `sent` and `failed` note about a step of secure aggregation."""
-        self._about |= {"kind": f"secure aggregation, {step}", "seed": seed, "round": round_num}
+        self._about |= {"kind": _kind_of(step), "seed": seed, "round": round_num}
 
     def claim_step(self) -> None:
         """RefusedError if this node answered the step that `note_step` named before.
@@ -131,18 +133,25 @@ class Gate:
         differ by single updates. Flower's state of a run is read when a request arrives, so two
         requests at once see the same state. The ledger has a lock.
         """
-        claimed = ("seed", "round", "kind")
         with self._ledger.locked() as entries:
             approval = self._approved(entries)
             for entry in entries:
-                same = all(entry.get(key) == self._about[key] for key in claimed)
-                if same and entry["event"] == "step":
+                if entry["event"] == "step" and self._is_claimed(entry):
                     raise RefusedError(
                         f"{self._about['kind']}: this node answered it before in round "
                         f"{self._about['round']} of seed {self._about['seed']}, and a round is summed "
                         "once. Another run needs other seeds"
                     )
             self._note(entries, "step", approval)
+
+    def _is_claimed(self, step: Entry) -> bool:
+        """Whether an answered step rules out the present one.
+
+        Any step rules out the first one of its round: version 0.2.0 did not note that one.
+        """
+        same_round = all(step.get(key) == self._about[key] for key in ("seed", "round"))
+        is_first = self._about["kind"] == _kind_of(KEYS)
+        return same_round and (is_first or step["kind"] == self._about["kind"])
 
     @property
     def approval(self) -> str:
@@ -271,9 +280,10 @@ class Gate:
     def _check_trainings(self, entries: Sequence[Entry]) -> None:
         most = self._allowance.trained()
         if self._of_this_round(entries) + 1 > most:
+            times = "once" if most == 1 else f"{most} times"
             raise RefusedError(
-                f"round {self._about['round']} was trained {most} times already, with other "
-                f"models or training rows: {ASK_OPERATOR}"
+                f"round {self._about['round']} was trained {times} already, with other models or "
+                f"training rows: {ASK_OPERATOR}"
             )
         if _spent(entries, "train") + 1 / self._allowance.trainings > 1 + ROUNDING:
             raise RefusedError(f"all trainings of the run are used up: {ASK_OPERATOR}")
@@ -337,12 +347,13 @@ def refuse_other_work(experiment: Experiment, request: Request) -> None:
         return
     for method in experiment.build_methods():
         criteria = all(part in method.client_criteria for part in task.criteria)
-        loss = method.adapt_loss is not None or _is_plain(task.loss.record())
+        loss = _fits(task.loss.record(), experiment.flower.class_count)
+        loss &= method.adapt_loss is not None or _is_plain(task.loss.record())
         same_work = (task.training, task.noise) == (method.training, method.local_noise)
         if criteria and loss and same_work:
             return
     raise RefusedError(
-        "the request's training, noise or criteria are not those of any method of the experiment"
+        "the request's training, loss, noise or criteria are not those of any method of the experiment"
     )
 
 
@@ -361,6 +372,11 @@ def rows_digest(key: bytes, data: FederatedData, held: Holdings) -> str:
     return digest.hexdigest()
 
 
+def _kind_of(step: str) -> str:
+    """The kind of a step of secure aggregation, in the ledger."""
+    return f"secure aggregation, {step}"
+
+
 def _spent(entries: Sequence[Entry], kind: str) -> float:
     """The share of a run that the requests of a kind used."""
     costs = 0.0
@@ -370,7 +386,18 @@ def _spent(entries: Sequence[Entry], kind: str) -> float:
     return costs
 
 
-def _is_plain(loss: Any) -> bool:
+def _fits(loss: LossRecord, classes: int) -> bool:
+    """Whether a loss is for so many classes; 0: for numbers to predict.
+
+    Where a class had no weight, the error would tell whether this node has rows of that class.
+    """
+    if not classes:
+        return loss.kind != "cross_entropy"
+    weights = loss.class_weights
+    return loss.kind == "cross_entropy" and (weights is None or len(weights) == classes)
+
+
+def _is_plain(loss: LossRecord) -> bool:
     """Whether a loss is one that no method adapted."""
     usual = type(loss)(loss.kind)
     return bool(asdict(loss) == asdict(usual))

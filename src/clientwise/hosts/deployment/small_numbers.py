@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 
 from ...core.evidence.agnostic import onto_simplex
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
+from ...core.seeding import standard_normal
 from ...core.types import Evaluation, Updates
 from ..flower.data import OwnData, by_class, dividing_by, row_draws
 
@@ -78,9 +78,9 @@ class Release:
         losses = []
         counts = []
         for model, name in enumerate(names):
-            noise = self._noise(name)
-            losses.append(self._noisy_loss(exact.sample_losses[model], problem, noise))
-            counts.append(self._noisy_counts(exact.counts[model], share, noise))
+            key = hmac.digest(self.key, name.encode(), "sha256")
+            losses.append(self._noisy_loss(exact.sample_losses[model], problem, key))
+            counts.append(self._noisy_counts(exact.counts[model], share, key))
         together = torch.stack(counts)
         values = METRICS.get(problem.metric)(together.double())[:, None]
         return replace(exact, counts=together, values=values, losses=torch.stack(losses)[:, None])
@@ -100,37 +100,22 @@ class Release:
             seconds=torch.zeros_like(updates.seconds),
         )
 
-    def _noise(self, name: str) -> Callable[[float, tuple[int, ...]], Tensor]:
-        """Draws Gaussian noise of a standard deviation and shape; the same for the same name."""
-        seed = int.from_bytes(hmac.digest(self.key, name.encode(), "sha256"), "big")
-        generator = numpy.random.Generator(numpy.random.PCG64(seed))
-
-        def draw(deviation: float, shape: tuple[int, ...]) -> Tensor:
-            return torch.from_numpy(numpy.asarray(generator.normal(0.0, deviation, shape)))
-
-        return draw
-
-    def _noisy_loss(
-        self,
-        losses: Tensor,
-        problem: Problem,
-        noise: Callable[[float, tuple[int, ...]], Tensor],
-    ) -> Tensor:
+    def _noisy_loss(self, losses: Tensor, problem: Problem, key: bytes) -> Tensor:
         """Mean of losses [N], each cut at a multiple of the loss of guessing."""
         most = _largest_loss(problem.num_classes)
         cut = losses.double().nan_to_num(nan=most).clamp(0, most)
         deviation = loss_deviation(problem.num_classes, len(losses), self.models)
-        return (cut.mean() + noise(deviation, ())).clamp(0, most).round(decimals=LOSS_DIGITS)
+        (noise,) = standard_normal(key, "loss", 1)
+        return (cut.mean() + deviation * noise).clamp(0, most).round(decimals=LOSS_DIGITS)
 
-    def _noisy_counts(
-        self, exact: Tensor, share: float, noise: Callable[[float, tuple[int, ...]], Tensor]
-    ) -> Tensor:
+    def _noisy_counts(self, exact: Tensor, share: float, key: bytes) -> Tensor:
         """A confusion matrix [C, C] in multiples of the cell, with the exact number of each class.
 
         Another row of the same class moves one count to another cell: √2 in Euclidean distance.
         """
         deviation = math.sqrt(2) / share
-        noisy = exact.double() + noise(deviation, tuple(exact.shape))
+        noise = standard_normal(key, "counts", exact.numel()).reshape(exact.shape)
+        noisy = exact.double() + deviation * noise
         totals = exact.sum(1, keepdim=True)
         rows = []
         for row, total in zip(noisy, totals.flatten().tolist(), strict=True):
