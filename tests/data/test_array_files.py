@@ -95,7 +95,7 @@ def test_inputs_larger_than_memory_are_trained_on(tmp_path: Path) -> None:
     code = f"""
 import resource
 import torch
-from clientwise.core.problem import Classification
+from clientwise.core.objective.problem import Classification
 from clientwise.data.array_files import _numbers
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.core.method import Method, Plan

@@ -40,7 +40,7 @@ def heard(message):
         os.write(FILE, message.SerializeToString())
 
 if "clientwise.hosts.deployment.link" in sys.orig_argv:
-    from clientwise.flower.fleet_calls import FleetCalls
+    from clientwise.hosts.deployment.fleet_calls import FleetCalls
     refusal, answered = FleetCalls.refusal, FleetCalls.answered
     def heard_request(self, request):
         heard(request)
@@ -51,7 +51,7 @@ if "clientwise.hosts.deployment.link" in sys.orig_argv:
     FleetCalls.refusal, FleetCalls.answered = heard_request, heard_response
 elif "flwr-serverapp" in " ".join(sys.orig_argv):
     from flwr.common.serde import recorddict_to_proto
-    from clientwise.flower.sealing import ReplyKey
+    from clientwise.hosts.deployment.sealing import ReplyKey
     opened = ReplyKey.open
     def heard_reply(self, content, message_id):
         found = opened(self, content, message_id)

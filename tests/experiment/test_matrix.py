@@ -756,8 +756,8 @@ def test_jobs_end_with_their_parent(finished: Path, tmp_path: Path) -> None:
     text = f"""
 import json
 from pathlib import Path
-from clientwise.experiment.matrix import load_matrix
-from clientwise.experiment.matrix_runs import run_matrix
+from clientwise.experiment.matrix.grid import load_matrix
+from clientwise.experiment.matrix.runs import run_matrix
 if __name__ == "__main__":
     run_matrix(load_matrix(json.loads({json.dumps(json.dumps(config))})), Path({str(folder)!r}), jobs=2)
 """

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 SCRIPT = """
-from clientwise.flower.zygote import PROGRAM, Zygote
+from clientwise.hosts.deployment.zygote import PROGRAM, Zygote
 
 zygote = Zygote()
 zygote._process.kill()

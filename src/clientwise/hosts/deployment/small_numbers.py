@@ -105,7 +105,7 @@ class Release:
         most = _largest_loss(problem.num_classes)
         cut = losses.double().nan_to_num(nan=most).clamp(0, most)
         deviation = loss_deviation(problem.num_classes, len(losses), self.models)
-        (noise,) = standard_normal(key, "loss", 1)
+        noise = standard_normal(key, "loss", 1)[0]
         return (cut.mean() + deviation * noise).clamp(0, most).round(decimals=LOSS_DIGITS)
 
     def _noisy_counts(self, exact: Tensor, share: float, key: bytes) -> Tensor:
