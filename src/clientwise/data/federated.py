@@ -23,6 +23,7 @@ from .arrays import (
     NamedInput,
     join,
     problem_of,
+    read_block,
     read_columns,
     read_dataset,
     unpack,
@@ -163,11 +164,12 @@ class Samples:
             (torch.Size([3, 1]), [0, 0, 1], ('north', 'south'))
         """
         held = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
-        blocks = [one if isinstance(one, tuple) else read_dataset(one) for one in held]
-        if not blocks:
+        if not held:
             raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
         names = tuple(clients) if isinstance(clients, Mapping) else ()
-        found = join(blocks, [_called(client, names) for client in range(len(blocks))])
+        holders = [_called(client, names) for client in range(len(held))]
+        blocks = [read_block(one, holder) for one, holder in zip(held, holders, strict=True)]
+        found = join(blocks, holders)
         targets, problem = problem_of(found.targets, num_classes, survival)
         sizes = torch.tensor([len(block[1]) for block in blocks])
         samples = Samples(
