@@ -117,10 +117,19 @@ def join(blocks: Sequence[tuple[Any, Any]], holders: Sequence[str]) -> Arrays:
                 f"samples must be of one shape: {holder}: {_shape(one)}, "
                 f"{holders[first]}: {_shape(packed[first])}"
             )
+        if len(one.inputs) and _is_bytes(one) != _is_bytes(packed[first]):
+            raise ValueError(
+                f"inputs must be of one type: {holder}: {one.inputs.dtype}, {holders[first]}: "
+                f"{packed[first].inputs.dtype}; bytes of pictures are 0 to 255, floats often 0 to 1"
+            )
     inputs = torch.cat([packed[index].inputs for index in filled or [0]])
     targets = torch.cat([one.targets for one in packed])
     parts = _common_parts([packed[index].parts for index in filled or [0]])
     return Arrays(inputs, targets, parts)
+
+
+def _is_bytes(one: Arrays) -> bool:
+    return one.inputs.dtype == torch.uint8
 
 
 def _common_parts(parts: Sequence[Sequence[NamedInput]]) -> tuple[NamedInput, ...]:
