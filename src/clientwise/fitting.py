@@ -205,8 +205,11 @@ def _as_config(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keywords as keys of the config."""
     _refuse_unknown(options)
     training = {key: value for key, value in options.items() if key in Training.model_fields}
-    if training or "training" in options:
-        yield "training", {**options.get("training", {}), **training}
+    table = options.get("training", {})
+    if training and isinstance(table, Mapping):
+        table = {**table, **training}
+    if table != {}:
+        yield "training", table
     for key, value in options.items():
         if key == "method":
             yield "methods", [value]

@@ -308,7 +308,7 @@ def _is_pair(given: object) -> bool:
 def _read_pair(given: Sequence[Any], holder: str) -> tuple[Any, Any]:
     if len(given) != 2:
         raise ValueError(f"{holder}: is a tuple of {len(given)}: pass (inputs, targets)")
-    inputs, targets = (one.to_numpy() if hasattr(one, "to_numpy") else one for one in given)
+    inputs, targets = (_of_series(one) for one in given)
     for what, one in (("inputs", inputs), ("targets", targets)):
         if not hasattr(one, "__len__") or isinstance(one, str):
             raise ValueError(
@@ -319,6 +319,11 @@ def _read_pair(given: Sequence[Any], holder: str) -> tuple[Any, Any]:
     if isinstance(inputs, list | tuple) and len(inputs) == len(targets):
         inputs = _stacked(inputs, holder)
     return inputs, targets
+
+
+def _of_series(given: Any) -> Any:
+    """A frame or series as an array that PyTorch may write to; anything else as it is."""
+    return numpy.array(given.to_numpy()) if hasattr(given, "to_numpy") else given
 
 
 def _stacked(values: Sequence[Any], holder: str) -> Any:

@@ -183,8 +183,12 @@ class Samples:
         samples.check_finite()
         return samples
 
-    def check_finite(self) -> None:
-        """DataError if inputs or targets are not finite: of which holder, and in which of its rows."""
+    def check_finite(self, holders: Sequence[str] = ()) -> None:
+        """DataError if inputs or targets are not finite: of which holder, and in which of its rows.
+
+        Args:
+            holders: what messages call the ids; by default by their numbers and names.
+        """
         ids = torch.zeros(len(self.targets), dtype=torch.int64) if self.ids is None else self.ids
         found = []
         for what, values in {"inputs": self.inputs, "targets": self.targets}.items():
@@ -193,6 +197,8 @@ class Samples:
             bad = ~values.isfinite().reshape(len(values), -1).all(1)
             for holder in sorted(set(ids[bad].tolist())):
                 name = "the dataset" if self.ids is None else _called(holder, self.names)
+                if holders:
+                    name = holders[holder]
                 said = _not_finite(values[ids == holder], what, "row")
                 found.append(f"{name}: {said}")
         _refuse(found)

@@ -209,16 +209,12 @@ def _samples(
     targets, problem = problem_of(found.targets, num_classes, survival)
     sizes = [len(block[1]) for block in read]
     samples = Samples(found.inputs, targets, problem, ids=_ids(sizes), parts=found.parts)
-    _name_ids(samples, holders).check_finite()
+    samples.check_finite(holders)
     return samples, sizes
 
 
 def _ids(sizes: Sequence[int]) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-
-
-def _name_ids(samples: Samples, holders: Sequence[str]) -> Samples:
-    return replace(samples, names=tuple(holders))
 
 
 class _Unnamed(Writer):
@@ -234,9 +230,12 @@ class _Unnamed(Writer):
 
 def _of_frames(blocks: Sequence[tuple[str, Any]], target: str) -> tuple[Samples, list[int]]:
     """Frames as a table: words become categories, numbers are standardised, gaps are filled."""
+    import pandas
+
     frames = {name: _plain_frame(own, name, target) for name, own in blocks}
     words = [name for name in _columns_of_words(frames) if name != target]
-    is_number = all(numpy.issubdtype(one[target].dtype, numpy.floating) for one in frames.values())
+    predicted = [frame[target] for frame in frames.values() if target in frame.columns]
+    is_number = all(pandas.api.types.is_float_dtype(column) for column in predicted)
     table = join_table(
         _Unnamed(),
         [Sheet.of(Path(name), frame, name) for name, frame in frames.items()],

@@ -88,9 +88,9 @@ def _measured_by(function: Callable[..., Any]) -> Literal["client", "server"]:
         kind = typing.get_type_hints(function).get(first)
     except NameError:  # a type that only the type checker imports
         kind = None
-    if kind is ClientFacts or (kind is None and first == "clients"):
+    if kind is ClientFacts or (kind is not Arrivals and first == "clients"):
         return "client"
-    if kind is Arrivals or (kind is None and first == "arrivals"):
+    if kind is Arrivals or first == "arrivals":
         return "server"
     refuse(
         [

@@ -25,6 +25,7 @@ def why_weight(
         seed: the seed.
         round_num: the round; None is the last one in which the client took part.
     """
+    run.lane(method, seed)  # RunError where there is none
     row = _find(run, client, seed)
     called = row.name or f"client {row.client}"
     rounds = run.client_rounds(method, seed, row.client)
