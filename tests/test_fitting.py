@@ -287,7 +287,10 @@ def test_samples_that_are_given_are_used_and_others_set_apart(
     run = cw.fit(net(), sites(), test=tests, method="FedAvg", progress=True, **QUICK)
     assert [one.num_test for one in run.clients(1)] == [20, 21, 22]
     said = capsys.readouterr().err
-    assert "Set apart, drawn by seed 1, the same for all seeds: 21 samples to weigh by." in said
+    assert (
+        "Set apart, drawn by seed 1, the same for all seeds: 21 samples to weigh by "
+        "(of the clients; held_out= takes samples that you trust)." in said
+    )
     assert "Method" not in said
     cw.fit(net(), sites(), server_set={"fraction": 0.0}, progress=True, **QUICK)
     assert "Method: FedAvg (the default)." in capsys.readouterr().err

@@ -13,7 +13,6 @@ from typing import Any
 from rich.console import Console
 from torch import nn
 
-from . import launch
 from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
 from .errors import ClientwiseError, ConfigError
@@ -23,6 +22,7 @@ from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, 
 from .experiment.load import make_experiment, read_config
 from .experiment.running.lanes import Progress
 from .experiment.running.runner import EngineFactory, Stopped
+from .launch import run as run_folder
 from .models.own import OwnNetwork
 from .record.files import plain_name
 from .registry import suggest
@@ -73,16 +73,19 @@ def fit(
 
     Example:
         >>> import clientwise as cw
-        >>> import torch
-        >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(1))
-        >>> y = (x[:, 0] > 0).long()
-        >>> sites = {"north": (x[:100], y[:100]), "south": (x[100:200], y[100:200])}
-        >>> sites["west"] = (x[200:], 1 - y[200:])  # its labels are wrong
-        >>> run = cw.fit(torch.nn.Linear(2, 1), sites, rounds=10, learning_rate=1.0)
-        >>> run.weights[10].idxmin()
-        'west'
-        >>> run.predict([[2.0, 0.0], [-2.0, 0.0]]).tolist()
-        [1, 0]
+        >>> from sklearn.datasets import load_digits
+        >>> from torch import nn
+        >>> x, y = load_digits(return_X_y=True)
+        >>> parts = [(x[i : i + 200] / 16, y[i : i + 200]) for i in range(0, 1200, 200)]
+        >>> sites = dict(zip(["north", "east", "south", "west"], parts))
+        >>> sites["west"] = (sites["west"][0], 9 - sites["west"][1])  # its labels are wrong
+        >>> run = cw.fit(nn.Linear(64, 10), sites, held_out=parts[4], test=parts[5], rounds=5)
+        >>> run.weights[5].round(2).to_dict()
+        {'north': 0.33, 'east': 0.33, 'south': 0.33, 'west': 0.0}
+        >>> print(run.why("west").splitlines()[0])
+        west, Recommended, seed 1, round 5: weight 0.0%; with equal weights, 25.0%.
+        >>> bool((run.predict(parts[5][0]) == parts[5][1]).mean() > 0.8)
+        True
     """
     if isinstance(clients, nn.Module):
         raise ClientwiseError("the network comes first: cw.fit(network, clients)")
@@ -111,7 +114,7 @@ def fit(
     _say(lines, progress)
     network = None if isinstance(model, str | Mapping) else model
     try:
-        folder = launch.run(experiment, out, data=data, model=network, progress=progress, **passed)
+        folder = run_folder(experiment, out, data=data, model=network, progress=progress, **passed)
     except Stopped:
         hint = "with out='runs/mine', call it again with resume=True to go on"
         raise KeyboardInterrupt(f"stopped; {hint}") from None
@@ -168,7 +171,7 @@ def run(
         >>> run.methods
         ['FedAvg']
     """
-    folder = launch.run(
+    folder = run_folder(
         _experiment(config, options),
         out,
         data=data,
@@ -273,7 +276,8 @@ def _set_apart(own: OwnData, divided: OwnDivision, experiment: Experiment) -> st
         by = f"drawn by seed {experiment.seeds[0]}, the same for all seeds"
     apart = []
     if own.held_out is None and divided.num_weigh:
-        apart.append(f"{counted(divided.num_weigh, 'sample')} to weigh by")
+        trusted = "of the clients; held_out= takes samples that you trust"
+        apart.append(f"{counted(divided.num_weigh, 'sample')} to weigh by ({trusted})")
     if own.report is None and divided.num_report:
         apart.append(f"{counted(divided.num_report, 'sample')} to report on")
     if not own.tests and experiment.evaluation.test_fraction:

@@ -372,15 +372,27 @@ class Run(RunFolder):
 
 
 class FinishedRun(Run):
-    """What `cw.run` returns. Until 0.4.0, it can also be used as the path that `cw.run` returned in 0.2.0."""
+    """What `cw.run` returns. Until 0.4.0, it can also be used as the path that `cw.run` returned in 0.2.0.
+
+    The folder is read when it is first asked for something: until then, nothing but the run has opened it.
+    """
+
+    def __init__(self, folder: Path, *, module: OwnNetwork | None = None) -> None:
+        self.folder = folder
+        self._given = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "folder" or name.startswith("__"):
+            raise AttributeError(f"a Run has no attribute {name!r}")
+        if name != "name" and hasattr(self.folder, name):
+            return getattr(self.folder, name)
+        if "lanes" not in vars(self):
+            super().__init__(self.folder, module=self._given)
+            return getattr(self, name)
+        raise AttributeError(f"a Run has no attribute {name!r}")
 
     def __str__(self) -> str:
         return str(self.folder)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "folder":
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.folder, name)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PathLike) and self.folder == Path(other)
