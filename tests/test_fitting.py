@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -544,6 +545,26 @@ def squared(names: Any, values: Tensor) -> Tensor:
     return values.prod(1) ** 2
 
 
+class Steep(cw.Score):
+    """Powers."""
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+    def __call__(self, names: Any, values: Tensor) -> Tensor:
+        return values.prod(1) ** self.power
+
+
+@dataclass(frozen=True)
+class Powers(cw.Score):
+    """Powers, of which the config knows."""
+
+    power: float = 1.0
+
+    def __call__(self, names: Any, values: Tensor) -> Tensor:
+        return values.prod(1) ** self.power
+
+
 def fit_with(**method: Any) -> cw.Run:
     return cw.fit(net(), sites(), method={"name": "mine", **method}, **QUICK)
 
@@ -568,6 +589,9 @@ def test_functions_and_scores_stand_for_names(tmp_path: Path) -> None:
     of_matrix = fit_with(criteria=["dataset_size"], score=squared)
     sizes = numpy.array([one.num_train for one in of_matrix.clients(1)]) ** 2
     assert numpy.allclose(of_matrix.weights[2], sizes / sizes.sum())
+    of_class = fit_with(criteria=["dataset_size"], score=Powers(2.0))
+    assert numpy.allclose(of_class.weights, of_matrix.weights)
+    assert of_class.config["methods"][0]["score"] == {"name": "Powers", "power": 2.0}
     near = fit_with(criteria=[{"name": closeness, "as": "near"}], score=cw.mean)
     assert "Criteria: near" in near.why("west")
     assert cw.run({}, tmp_path / "a", data=cw.Samples.from_clients(sites()), model=net, **QUICK)
@@ -587,6 +611,7 @@ def test_functions_and_scores_stand_for_names(tmp_path: Path) -> None:
         ({"rule": squared}, "squared is a function that is not registered: register it as a rule"),
         ({"score": 3}, "must name the score"),
         ({"score": cw.prioritized("size")}, "score: priority"),
+        ({"score": Steep(2.0)}, "Steep: its options are not known: make it a dataclass"),
     ],
 )
 def test_functions_that_are_no_parts(method: dict[str, Any], said: str) -> None:

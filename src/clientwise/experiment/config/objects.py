@@ -46,6 +46,9 @@ def named(registry: Registry[Any], given: object) -> Any:
 def _options(given: object) -> dict[str, Any]:
     """The options that an object was made with."""
     if not dataclasses.is_dataclass(given):
+        if inspect.signature(type(given)).parameters:
+            hint = "its options are not known: make it a dataclass, or pass its name and options"
+            refuse([("", f"{type(given).__name__}: {hint}")])
         return {}
     found = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
     return {
@@ -92,15 +95,8 @@ def _measured_by(function: Callable[..., Any]) -> Literal["client", "server"]:
         return "client"
     if kind is Arrivals or first == "arrivals":
         return "server"
-    refuse(
-        [
-            (
-                "",
-                f"{function.__name__}({first}): call its first argument `clients` (the client measures it, "
-                "cw.ClientFacts) or `arrivals` (the server does, cw.Arrivals)",
-            )
-        ]
-    )
+    how = "`clients` (the client measures it, cw.ClientFacts) or `arrivals` (the server does, cw.Arrivals)"
+    refuse([("", f"{function.__name__}({first}): call its first argument {how}")])
 
 
 class FunctionScore(Score):
