@@ -53,7 +53,8 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     first, *additions = blocks("tutorial.md", "toml")
     monkeypatch.chdir(tmp_path)
     Path("first.toml").write_text("\n".join([first, *additions]), encoding="utf-8")
-    program, weighing = blocks("tutorial.md", "python")
+    fitting, program, weighing = blocks("tutorial.md", "python")
+    exec(f"{fitting}\nassert run.weights.shape == (3, 5)", {})
     experiment = cw.load("first.toml", ["rounds=2", "seeds=[1]"])
     assert [method.name for method in experiment.methods] == [
         "FedAvg",

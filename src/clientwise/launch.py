@@ -37,44 +37,13 @@ def run(
     engines: EngineFactory | None = None,
     signing_key: str | Path | None = None,
 ) -> Path:
-    """Run an experiment: every method with every seed.
-
-    Args:
-        config: a TOML file, a dictionary of the same shape, or a loaded experiment.
-        out: the run folder; by default runs/NAME-DATE-TIME.
-        data: your own samples (`Samples.from_clients`), or samples that you have split yourself
-            (`FederatedData.from_clients`), instead of the dataset and partition of the config.
-        model: your own network instead of the config's. With a module, every seed starts from its
-            numbers. A function or class makes a network for every seed; it takes no arguments, or
-            the shape of a sample and the number of outputs.
-        resume: continue the run in `out`, or add rounds, seeds and methods to it. The results are
-            those of a run that was not interrupted.
-        accept_changes: resume although the data, the code of plugins or versions have changed; the
-            run records what changed. Without it, such a run is refused.
-        progress: whether to show a progress bar; by default in a terminal or notebook, unless
-            `on_round` is given.
-        on_round: called after every round.
-        engines: for clients that are reached in another way: a context whose value takes the engine
-            of a lane and its seed, and returns the engine to use.
-        signing_key: the file of an Ed25519 key (`clientwise key`) that signs the record, so that
-            `clientwise verify` finds every later change.
-
-    Returns:
-        The run folder; `cw.Run` reads it.
-
-    Example:
-        >>> import tempfile
-        >>> import clientwise as cw
-        >>> config = {"name": "digits", "data": "digits", "model": "linear", "rounds": 1}
-        >>> config |= {"partition": {"name": "iid", "clients": 5}, "methods": ["FedAvg"]}
-        >>> folder = cw.run(config, tempfile.mkdtemp(), progress=False)
-        >>> cw.Run(folder).methods
-        ['FedAvg']
-    """
+    """Run an experiment, and return the run folder. `fitting.run` describes the arguments."""
     experiment = config if isinstance(config, Experiment) else load_experiment(config)
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
         _refuse_other_processes(experiment, "your model", "cw.MODELS.register")
+    if experiment.functions:
+        _refuse_other_processes(experiment, "your functions", "cw.criterion")
     if data is not None and experiment.data is not None:
         log.warning(
             "warning: data = %s of the config is not used, since data=... was passed; remove one of them",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from .core.objective.problem import Problem, named_problem
+from .data.arrays import NamedInput, pack, read_block
+from .data.federated import Samples
 from .data.tables.encoding import Encoder, Encoding
 from .data.tables.new_rows import encode_rows, read_rows, remarks
+from .engine.probes import with_input_type
 from .errors import ClientwiseError, needing
 from .experiment.config.parts import make, read_recorded
 from .limits import gigabytes, memory
@@ -22,6 +28,7 @@ from .models.networks import MODELS
 from .models.own import OwnModel, OwnNetwork
 from .models.size import check_parameters, described
 from .record.model_file import ModelHeader, read_model
+from .record.reading.rows import ModelFacts
 
 log = logging.getLogger("clientwise")
 BATCH = 4096  # rows
@@ -91,6 +98,57 @@ def _columns(rows: Any, source: str) -> dict[str, list[Any]]:
         raise ClientwiseError(
             f"{source}: must be a pandas or polars frame or the path of a file, got {type(rows).__name__}"
         ) from None
+
+
+def predict_samples(network: nn.Module, given: Any, about: ModelFacts) -> NDArray[Any]:
+    """Predictions for samples that are no table: classes [N], numbers or risks.
+
+    Args:
+        network: trained, in eval mode.
+        given: an array or tensor [N, ...], a dictionary of several by name, or a PyTorch dataset.
+        about: the samples that it was trained on.
+    """
+    problem = named_problem(about.kind, max(2, about.outputs))
+    inputs, parts = _inputs(given, about)
+    targets = torch.zeros(len(inputs), dtype=torch.int64)
+    samples = Samples(inputs, targets, problem, scale=about.scale, parts=parts)
+    samples = with_input_type(samples, network)
+    with torch.no_grad():
+        batches = torch.split(torch.arange(len(inputs)), BATCH)
+        outputs = [outputs_of(network, samples.network_inputs(batch)) for batch in batches]
+        predictions = problem.predictions(torch.cat(outputs))
+    if problem.num_classes:
+        predictions = predictions.argmax(1)
+    elif predictions.shape[1:] == (1,):
+        predictions = predictions.squeeze(1)
+    found: NDArray[Any] = predictions.numpy()
+    return found
+
+
+def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ...]]:
+    """The samples, and their parts where the network takes several; ClientwiseError where they do not fit."""
+    parts: tuple[NamedInput, ...] = ()
+    try:
+        if isinstance(given, Dataset | DataLoader):
+            given, _ = read_block(given, "inputs")
+        if isinstance(given, Mapping):
+            values, parts = pack(given)
+        else:
+            values = torch.as_tensor(given.to_numpy() if hasattr(given, "to_numpy") else given)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ClientwiseError(f"predict: these are no samples ({reason})") from None
+    shapes = {part.name: part.shape for part in parts}
+    if shapes != about.named_shapes:
+        wanted = about.named_shapes or "one array"
+        raise ClientwiseError(f"predict: the network takes {wanted}, got {shapes or 'one array'}")
+    if values.shape[1:] != about.input_shape:
+        hint = "; of one sample, pass x[None]" if values.shape == about.input_shape else ""
+        wanted = ", ".join(["N", *map(str, about.input_shape)])
+        raise ClientwiseError(
+            f"predict: samples must have shape ({wanted}), got {tuple(values.shape)}{hint}"
+        )
+    return values, parts
 
 
 def load_predictor(path: str | Path, module: OwnNetwork | None = None) -> Predictor:

@@ -139,12 +139,13 @@ class Registry(Generic[T]):
         self.passes = passes
         self._parts: dict[str, T] = {}
         self._declared: dict[str, Declaration] = {}
+        self._adopted: set[str] = set()
 
     def register(self, name: str, declared: Declaration = Declaration()) -> Callable[[T], T]:  # noqa: B008  (frozen)
         """Decorator that registers a part under `name`, with what it declares."""
 
         def decorate(part: T) -> T:
-            known = self._parts.get(name)
+            known = None if self.is_adopted(name) else self._parts.get(name)
             if known is not None and not _is_same(known, part):
                 raise ValueError(
                     f"{self.kind} {name!r} is already registered by {known.__module__}"
@@ -155,9 +156,22 @@ class Registry(Generic[T]):
                 )
             self._parts[name] = part
             self._declared[name] = declared
+            self._adopted.discard(name)
             return part
 
         return decorate
+
+    def adopt(self, name: str, part: T, declared: Declaration) -> None:
+        """Register a part that was given in Python instead of a name; a later one may replace it."""
+        if name in self._parts and not self.is_adopted(name):
+            raise ValueError(f"there is a {self.kind} {name!r} already")
+        self._parts[name] = part
+        self._declared[name] = declared
+        self._adopted.add(name)
+
+    def is_adopted(self, name: str) -> bool:
+        """Whether the part called `name` was given in Python, and is in no file."""
+        return name in self._adopted
 
     def get(self, name: str) -> T:
         """The part called `name`; an unknown name is a KeyError that suggests the closest one."""
@@ -187,7 +201,7 @@ class Registry(Generic[T]):
 
     def describe(self, name: str) -> str:
         """First line of the part's docstring."""
-        return (inspect.getdoc(self.get(name)) or "").splitlines()[0]
+        return (inspect.getdoc(self.get(name)) or name).splitlines()[0]
 
     def options(self, name: str) -> tuple[Option, ...]:
         """The part's options with their types and defaults."""

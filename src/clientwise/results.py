@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,7 @@ from .experiment.load import load_experiment
 from .models.flat import fill
 from .models.networks import MODELS, initialised
 from .models.own import OwnModel, OwnNetwork
-from .prediction import Predictor, predictor
+from .prediction import Predictor, predict_samples, predictor
 from .record.files import CONFIG, plain_name
 from .record.model_file import (
     ENDING,
@@ -42,19 +43,135 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Run(RunFolder):
-    """A run folder, read-only. The run may still be going.
+class Sentences(str):
+    """A text that a Python session shows line by line."""
 
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class Run(RunFolder):
+    """The results of a run: of `cw.fit`, of `cw.run`, or of a run folder. They are read-only.
+
+    - `run.weights`: a frame with the weight of every client in every round.
+    - `run.why("west")`: why a client has its weight, in words.
+    - `run.module`: the trained network; `run.predict(x)`: its predictions.
+    - `run.report()`: one HTML page with figures and tables beside it.
     - `run.summary()`: one line per method.
     - `run.curve("metric", "AdaFed", seed=1)`: (round, value) for every round.
     - `run.participants("AdaFed", seed=1, round_num=10)`: the clients of a round, and their weights.
-    - `run.model("AdaFed")`: the trained network.
+    - `run.model("AdaFed")`: the trained network of one of several methods.
     - `run.predictor("AdaFed").predict(frame)`: predictions for new rows of a table.
     - `run.frame("rounds")`: a table for pandas.
     - `run.figure()`: a figure. A notebook shows a run as a table and a figure, a Python session
       as text.
     - `run.query(sql)`: your own query; `clientwise/record/schema.py` describes the tables.
     """
+
+    def __init__(
+        self,
+        folder: str | PathLike[str],
+        name: str | None = None,
+        *,
+        module: OwnNetwork | None = None,
+    ) -> None:
+        """Open a run folder.
+
+        Args:
+            folder: the folder. The run may still be going.
+            name: what pages and comparisons call it; by default the folder's name.
+            module: your own network, where the run was given one: a module, or a function that makes one.
+        """
+        super().__init__(Path(folder), name)
+        self._own = None if module is None else OwnModel(module)
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+    @property
+    def weights(self) -> Any:
+        """The weights as a pandas frame: a row per client, a column per round; the mean over the seeds.
+
+        A client that did not take part in a round has no value, one whose update was refused has 0. Of
+        several methods, the rows are (method, client).
+        """
+        rows = self.frame("weights")
+        rows.loc[rows["refusal"].notna(), "weight"] = 0.0
+        rows["client"] = rows["name"].fillna(rows["client"])
+        keys = ["client"] if len(self.methods) == 1 else ["method", "client"]
+        return rows.pivot_table("weight", keys, "round", sort=False)
+
+    def why(
+        self,
+        client: str | int,
+        method: str | None = None,
+        seed: int | None = None,
+        round_num: int | None = None,
+    ) -> Sentences:
+        """Why a client has its weight: criteria, evidence, bounds, rule and refusals, in words.
+
+        Args:
+            client: its name, or its number.
+            method: the method; by default all of them.
+            seed: the seed; by default the first one.
+            round_num: the round; by default the last one in which the client took part.
+        """
+        from .report.audit.why import why_weight
+
+        methods = self.methods if method is None else [method]
+        texts = []
+        for one in methods:
+            number = self.first_seed(one) if seed is None else seed
+            texts.append(why_weight(self, client, one, number, round_num))
+        return Sentences("\n".join(texts))
+
+    @property
+    def module(self) -> nn.Module:
+        """The trained network, in eval mode; of several seeds, the first one's."""
+        return self.model(self._only_method("module"))
+
+    def predict(self, inputs: Any) -> Any:
+        """Predictions of the trained network for new samples.
+
+        Args:
+            inputs: as clients have them: an array or tensor [N, ...], a dictionary of several inputs by name, or
+                a PyTorch dataset; of a table, a frame or a CSV file.
+
+        Returns:
+            A NumPy array: the classes [N], or the numbers or risks. Of a table, a frame; see `Predictor.predict`.
+        """
+        method = self._only_method("predict")
+        seed = self.first_seed(method)
+        about = self.model_facts(seed)
+        if about.table is not None:
+            return self.predictor(method).predict(inputs)
+        return predict_samples(self.model(method), inputs, about)
+
+    def report(self, out: str | Path | None = None) -> Path:
+        """Write the report: one HTML page, and beside it figures (PNG, SVG) and tables (CSV, Markdown, LaTeX).
+
+        Args:
+            out: the folder; by default `report` in the run folder.
+
+        Returns:
+            The page.
+        """
+        from .report.output.export import write_report
+
+        return write_report([self], Path(out or self.folder / "report"))
+
+    def _only_method(self, what: str) -> str:
+        """The method, where there is one."""
+        if len(self.methods) != 1:
+            names = ", ".join(self.methods)
+            raise RunError(
+                f"{self.id}: run.{what} needs one method, and there are {len(self.methods)} ({names}): "
+                "run.model(METHOD) is the network of one"
+            )
+        return self.methods[0]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -125,7 +242,7 @@ class Run(RunFolder):
             method: the method.
             seed: the seed; by default the first one.
             module: your own network, where the run was given one: a module, which is filled with
-                the trained numbers, or a function that makes one.
+                the trained numbers, or a function that makes one. What `cw.fit` and `cw.run` return has it.
             after: the round whose model to load, or "best" (see `keep_every` in the config); by
                 default the last one.
         """
@@ -232,8 +349,9 @@ class Run(RunFolder):
     def _network(self, seed: int, own: Callable[..., nn.Module] | None) -> Callable[[], nn.Module]:
         """A function that makes the network that was trained."""
         about = self.model_facts(seed)
-        if own is not None:
-            return partial(OwnModel(own), about.network_shape, about.outputs)
+        made = self._own if own is None else OwnModel(own)
+        if made is not None:
+            return partial(made, about.network_shape, about.outputs)
         part = load_experiment(self.folder / "config.toml").model
         if part is None:
             fills = f"run.model(..., module={about.name}) fills it"
@@ -254,6 +372,36 @@ class Run(RunFolder):
         return header_of(
             facts, network, run=self.name, method=method, seed=seed, round_num=round_num
         )
+
+
+class FinishedRun(Run):
+    """What `cw.run` returns. Until 0.4.0, it can also be used as the path that `cw.run` returned in 0.2.0.
+
+    The folder is read when it is first asked for something: until then, nothing but the run has opened it.
+    """
+
+    def __init__(self, folder: Path, *, module: OwnNetwork | None = None) -> None:
+        self.folder = folder
+        self._given = module
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "folder" or name.startswith("__"):
+            raise AttributeError(f"a Run has no attribute {name!r}")
+        if name != "name" and hasattr(self.folder, name):
+            return getattr(self.folder, name)
+        if "lanes" not in vars(self):
+            super().__init__(self.folder, module=self._given)
+            return getattr(self, name)
+        raise AttributeError(f"a Run has no attribute {name!r}")
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PathLike) and self.folder == Path(other)
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
 
 
 def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:

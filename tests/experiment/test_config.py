@@ -84,11 +84,14 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
 
 def test_a_misspelt_key_is_not_missing_as_well(tiny: dict[str, Any]) -> None:
     tiny["ronds"] = tiny.pop("rounds")
-    del tiny["name"]
-    assert issues(tiny) == [
-        ("name", "is missing"),
-        ("ronds", "unknown option; did you mean 'rounds'?"),
-    ]
+    assert issues(tiny) == [("ronds", "unknown option; did you mean 'rounds'?")]
+    assert issues({}) == [("rounds", "is missing")]
+
+
+def test_a_config_without_a_name_is_called_after_its_file(tmp_path: Path) -> None:
+    (tmp_path / "first try.toml").write_text('rounds = 1\nmodel = "mlp"\n', encoding="utf-8")
+    assert load_experiment(tmp_path / "first try.toml").name == "first try"
+    assert load_experiment({"rounds": 1}).name == "run"
 
 
 @pytest.mark.parametrize("key", ["float", "int", "a[0]"])

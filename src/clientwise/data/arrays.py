@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
 
 from ..core.objective.problem import (
     Classification,
@@ -18,7 +28,9 @@ from ..core.objective.problem import (
     Regression,
     Survival,
 )
+from ..errors import shortened
 
+log = logging.getLogger("clientwise")
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 MOST_SHOWN = 3  # of labels, in a message
 CHANNELS = (1, 3, 4)  # of pictures
@@ -105,10 +117,19 @@ def join(blocks: Sequence[tuple[Any, Any]], holders: Sequence[str]) -> Arrays:
                 f"samples must be of one shape: {holder}: {_shape(one)}, "
                 f"{holders[first]}: {_shape(packed[first])}"
             )
+        if len(one.inputs) and _is_bytes(one) != _is_bytes(packed[first]):
+            raise ValueError(
+                f"inputs must be of one type: {holder}: {one.inputs.dtype}, {holders[first]}: "
+                f"{packed[first].inputs.dtype}; bytes of pictures are 0 to 255, floats often 0 to 1"
+            )
     inputs = torch.cat([packed[index].inputs for index in filled or [0]])
     targets = torch.cat([one.targets for one in packed])
     parts = _common_parts([packed[index].parts for index in filled or [0]])
     return Arrays(inputs, targets, parts)
+
+
+def _is_bytes(one: Arrays) -> bool:
+    return one.inputs.dtype == torch.uint8
 
 
 def _common_parts(parts: Sequence[Sequence[NamedInput]]) -> tuple[NamedInput, ...]:
@@ -134,12 +155,22 @@ def _packed(block: tuple[Any, Any], holder: str) -> Arrays:
                 f"{holder}: its inputs are {len(inputs)} arrays; give one array, or, for a network that takes several "
                 'inputs, a dictionary of arrays by name: {"left": x1, "right": x2}'
             ) from None
+        if _are_text(inputs):
+            raise ValueError(
+                f"{holder}: its inputs are text: turn them into numbers, as a tokenizer does"
+            ) from None
         reason = str(error).splitlines()[0]
         raise ValueError(f"{holder}: its inputs are no array of numbers ({reason})") from None
     truths = _targets(targets, holder)
     if not values.ndim or not truths.ndim:
         raise ValueError(f"{holder}: is a single number; give one row for every sample")
     return Arrays(values, truths, parts)
+
+
+def _are_text(inputs: Any) -> bool:
+    if isinstance(inputs, numpy.ndarray):
+        return inputs.dtype.kind in "US"
+    return isinstance(inputs, list | tuple) and any(isinstance(one, str) for one in inputs[:1])
 
 
 def _are_several(inputs: Any) -> bool:
@@ -176,9 +207,30 @@ def problem_of(targets: Tensor, num_classes: int | None, survival: bool) -> tupl
         raise ValueError(
             f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
         )
+    _refuse_not_one_class(targets)
     if survival or targets.is_floating_point():
         return targets.float(), Survival() if survival else Regression()
     return targets.long(), _classes(targets.long(), num_classes)
+
+
+def _refuse_not_one_class(targets: Tensor) -> None:
+    """ValueError for classes that are not one number per sample."""
+    shape = tuple(targets.shape)
+    if _is_one_hot(targets):
+        raise ValueError(f"targets have shape {shape} and look one-hot: pass targets.argmax(1)")
+    if targets.ndim > 1 and not targets.is_floating_point():
+        hint = "targets.flatten()" if targets.numel() == len(targets) else "numbers of classes [N]"
+        raise ValueError(
+            f"targets have shape {shape} and are integers, which are classes, one per sample: pass {hint}; "
+            "floats are numbers to predict"
+        )
+
+
+def _is_one_hot(targets: Tensor) -> bool:
+    if targets.ndim != 2 or targets.shape[1] < 2 or not len(targets):
+        return False
+    is_binary = bool(((targets == 0) | (targets == 1)).all())
+    return is_binary and bool((targets.sum(1) == 1).all())
 
 
 def _classes(targets: Tensor, num_classes: int | None) -> Problem:
@@ -212,22 +264,203 @@ def channels_last_hint(shape: Sequence[int]) -> str:
     )
 
 
-def read_dataset(dataset: Dataset[Any]) -> tuple[Any, Any]:
-    """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels"."""
-    length = len(dataset)  # type: ignore[arg-type]  # those without a length cannot be divided into batches either
-    if not length:
-        raise ValueError("a dataset is empty: every client needs samples to train and to test on")
-    collated = default_collate([dataset[index] for index in range(length)])
+def is_frame(given: object) -> bool:
+    """Whether this is a frame of pandas or polars."""
+    library = type(given).__module__.partition(".")[0]
+    return library in ("pandas", "polars") and hasattr(given, "columns")
+
+
+def read_block(given: Any, holder: str) -> tuple[Any, Any]:
+    """Inputs and targets of one holder of samples; ValueError that says what to pass instead.
+
+    Args:
+        given: a PyTorch dataset or loader, or arrays (inputs, targets).
+        holder: whose they are, for messages.
+    """
+    if isinstance(given, DataLoader):
+        given = _dataset_of(given, holder)
+    if isinstance(given, str | bytes | PathLike):
+        raise ValueError(
+            f"{holder}: is text ({shortened(str(given), 40)!r}): read the file, and pass its arrays or frame"
+        )
+    if is_frame(given):
+        raise ValueError(
+            f"{holder}: is a frame, and target= names no column: pass target='...', the column to predict"
+        )
+    if isinstance(given, tuple) or _is_pair(given):
+        return _read_pair(given, holder)
+    if isinstance(given, Tensor | numpy.ndarray):
+        raise ValueError(
+            f"{holder}: is one array of shape {tuple(given.shape)}: pass (inputs, targets)"
+        )
+    if isinstance(given, Mapping):
+        raise ValueError(
+            f"{holder}: is a dictionary with {', '.join(map(str, given)) or 'nothing'}: pass (inputs, targets)"
+        )
+    return read_dataset(given, holder)
+
+
+def _is_pair(given: object) -> bool:
+    """Whether this is a list [inputs, targets], not a list of samples."""
+    return isinstance(given, list) and len(given) == 2 and not isinstance(given[0], tuple | list)
+
+
+def _read_pair(given: Sequence[Any], holder: str) -> tuple[Any, Any]:
+    if len(given) != 2:
+        raise ValueError(f"{holder}: is a tuple of {len(given)}: pass (inputs, targets)")
+    inputs, targets = (_of_series(one) for one in given)
+    for what, one in (("inputs", inputs), ("targets", targets)):
+        if not hasattr(one, "__len__") or isinstance(one, str):
+            raise ValueError(
+                f"{holder}: its {what} are {_kind(one)}: pass an array with a row for each sample"
+            )
+    if len(targets) == 0:
+        raise ValueError(f"{holder}: has no samples: leave this client out")
+    if isinstance(inputs, list | tuple) and len(inputs) == len(targets):
+        inputs = _stacked(inputs, holder)
+    return inputs, targets
+
+
+def _of_series(given: Any) -> Any:
+    """A frame or series as an array that PyTorch may write to; anything else as it is."""
+    return numpy.array(given.to_numpy()) if hasattr(given, "to_numpy") else given
+
+
+def _stacked(values: Sequence[Any], holder: str) -> Any:
+    """A list of arrays of one shape as one array; other lists as they are."""
+    if not all(isinstance(one, Tensor | numpy.ndarray | list) for one in values):
+        return values
+    shapes = {numpy.shape(one) if not isinstance(one, list) else (len(one),) for one in values}
+    if len(shapes) > 1:
+        raise ValueError(_lengths_differ(shapes, holder))
+    if isinstance(values[0], list):
+        return values
+    return torch.stack([torch.as_tensor(one) for one in values])
+
+
+def _lengths_differ(shapes: Iterable[tuple[int, ...]], holder: str) -> str:
+    shown = ", ".join(str(shape) for shape in sorted(shapes)[:MOST_SHOWN])
+    return f"{holder}: its samples have different shapes ({shown}, ...): pad or cut them to one"
+
+
+def _dataset_of(loader: DataLoader[Any], holder: str) -> Any:
+    """The dataset of a loader, whose batches are not used: clients draw their own."""
+    if loader.collate_fn not in (default_collate, default_convert):
+        log.warning(
+            "warning: %s: the collate_fn of its DataLoader is not used; samples are read from its dataset",
+            holder,
+        )
+    if not isinstance(loader.sampler, SequentialSampler | RandomSampler):
+        log.warning(
+            "warning: %s: the sampler of its DataLoader (%s) is not used; every sample is read once",
+            holder,
+            type(loader.sampler).__name__,
+        )
+    return loader.dataset
+
+
+def read_dataset(dataset: Any, holder: str = "a dataset") -> tuple[Any, Any]:
+    """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels".
+
+    Args:
+        dataset: anything with a length and samples by number.
+        holder: whose it is, for messages.
+    """
+    if isinstance(dataset, IterableDataset):
+        raise ValueError(
+            f"{holder}: is an IterableDataset ({type(dataset).__name__}), whose samples have no numbers: pass "
+            "list(dataset), or a Dataset with __len__ and __getitem__"
+        )
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise ValueError(
+            f"{holder}: is {_kind(dataset)}: pass a Dataset with __len__ and __getitem__, or (inputs, targets)"
+        )
+    if not len(dataset):
+        raise ValueError(f"{holder} is empty: every client needs samples to train and to test on")
+    rows = [_read_sample(dataset, index, holder) for index in range(len(dataset))]
+    if not all(
+        _same(row, _read_sample(dataset, index, holder)) for index, row in enumerate(rows[:2])
+    ):
+        log.warning(
+            "warning: %s: its samples differ each time they are read, as by random augmentation. They are read once: "
+            "every round trains on the same ones",
+            holder,
+        )
+    collated = _collated(rows, holder)
     if isinstance(collated, Mapping):
         key = next((key for key in LABELS if key in collated), None)
         if key is None:
             raise ValueError(
-                f"a dataset of dictionaries needs its targets in 'labels', it has {sorted(collated)}"
+                f"{holder}: a dataset of dictionaries needs its targets in 'labels', it has {sorted(collated)}"
             )
         inputs = {name: values for name, values in collated.items() if name != key}
         return inputs, collated[key]
     inputs, targets = collated
     return inputs, targets
+
+
+def _read_sample(dataset: Any, index: int, holder: str) -> Any:
+    """A sample: a pair, or a dictionary."""
+    try:
+        sample = dataset[index]
+    except Exception as error:  # a user's own dataset may raise anything
+        reason = shortened(f"{type(error).__name__}: {error}", 200)
+        raise ValueError(f"{holder}: sample {index} cannot be read ({reason})") from error
+    if isinstance(sample, Mapping):
+        return {name: _numbers(values) for name, values in sample.items()}
+    if not isinstance(sample, tuple | list):
+        raise ValueError(f"{holder}: a sample is {_kind(sample)}: return (input, target)")
+    if len(sample) != 2:
+        raise ValueError(
+            f"{holder}: a sample is a tuple of {len(sample)}: return (input, target); several inputs by name "
+            "are a dictionary with the target in 'labels'"
+        )
+    return _numbers(sample[0]), sample[1]
+
+
+def _numbers(values: Any) -> Any:
+    """A list of numbers as a tensor; anything else as it is."""
+    if isinstance(values, list) and values and isinstance(values[0], int | float | list):
+        with suppress(TypeError, ValueError):
+            return torch.as_tensor(values)
+    return values
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether a sample is the same when it is read again."""
+    if isinstance(one, Tensor | numpy.ndarray):
+        return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
+    if isinstance(one, Mapping):
+        return all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, tuple | list):
+        return all(_same(*both) for both in zip(one, other, strict=True))
+    return True
+
+
+def _collated(rows: Sequence[Any], holder: str) -> Any:
+    """Samples as one batch; ValueError that says why they are none."""
+    try:
+        return default_collate(list(rows))
+    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
+        columns = [row.values() if isinstance(row, Mapping) else row for row in rows]
+        for values in zip(*columns, strict=False):
+            shapes = {tuple(one.shape) for one in values if hasattr(one, "shape")}
+            if len(shapes) > 1:
+                raise ValueError(_lengths_differ(shapes, holder)) from None
+            if not isinstance(values[0], Tensor | numpy.ndarray | int | float | str | list | tuple):
+                raise ValueError(
+                    f"{holder}: a sample has {_kind(values[0])}: return tensors or numbers (of a picture, "
+                    "torchvision's ToTensor makes one)"
+                ) from None
+        reason = shortened(str(error), 200)
+        raise ValueError(f"{holder}: its samples cannot be joined ({reason})") from None
+
+
+def _kind(given: object) -> str:
+    """A value in a message: its type, and the shape of an array."""
+    name = "nothing (None)" if given is None else f"a {type(given).__name__}"
+    shape = getattr(given, "shape", None)
+    return name if shape is None else f"{name} of shape {tuple(shape)}"
 
 
 def read_columns(dataset: Any, inputs: str, targets: str) -> tuple[Tensor, Tensor]:

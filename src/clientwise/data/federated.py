@@ -22,6 +22,7 @@ from .arrays import (
     in_blocks,
     join,
     problem_of,
+    read_block,
     read_columns,
     read_dataset,
     unpack,
@@ -148,11 +149,12 @@ class Samples:
             (torch.Size([3, 1]), [0, 0, 1], ('north', 'south'))
         """
         held = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
-        blocks = [one if isinstance(one, tuple) else read_dataset(one) for one in held]
-        if not blocks:
+        if not held:
             raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
         names = tuple(clients) if isinstance(clients, Mapping) else ()
-        found = join(blocks, [_called(client, names) for client in range(len(blocks))])
+        holders = [_called(client, names) for client in range(len(held))]
+        blocks = [read_block(one, holder) for one, holder in zip(held, holders, strict=True)]
+        found = join(blocks, holders)
         targets, problem = problem_of(found.targets, num_classes, survival)
         sizes = torch.tensor([len(block[1]) for block in blocks])
         samples = Samples(
@@ -166,8 +168,12 @@ class Samples:
         samples.check_finite()
         return samples
 
-    def check_finite(self) -> None:
-        """DataError if inputs or targets are not finite: of which holder, and in which of its rows."""
+    def check_finite(self, holders: Sequence[str] = ()) -> None:
+        """DataError if inputs or targets are not finite: of which holder, and in which of its rows.
+
+        Args:
+            holders: what messages call the ids; by default by their numbers and names.
+        """
         ids = torch.zeros(len(self.targets), dtype=torch.int64) if self.ids is None else self.ids
         found = []
         for what, values in {"inputs": self.inputs, "targets": self.targets}.items():
@@ -176,6 +182,8 @@ class Samples:
             bad = ~values.isfinite().reshape(len(values), -1).all(1)
             for holder in sorted(set(ids[bad].tolist())):
                 name = "the dataset" if self.ids is None else _called(holder, self.names)
+                if holders:
+                    name = holders[holder]
                 said = _not_finite(values[ids == holder], what, "row")
                 found.append(f"{name}: {said}")
         _refuse(found)

@@ -120,8 +120,11 @@ def _read(source: str | Path | Mapping[str, Any]) -> _Source:
             content = file.read(MOST_BYTES + 1)
         if len(content) > MOST_BYTES:
             raise _refused(where, f"is larger than {MOST_BYTES:,} bytes: not a config")
-        folder = Path(source).resolve().parent
-        return _Source(where, folder, _copy(parse_toml(content.decode()), where))
+        path = Path(source).resolve()
+        table = _copy(parse_toml(content.decode()), where)
+        if "matrix" not in table:  # a matrix has a name of its own
+            table.setdefault("name", path.stem)
+        return _Source(where, path.parent, table)
     except FileNotFoundError:
         raise _refused(where, "no such file; `clientwise demo` runs without one") from None
     except IsADirectoryError:

@@ -52,6 +52,7 @@ class RunFacts(BaseModel, strict=True, populate_by_name=True):
     warnings: list[str] = []
     steps: list[StepsRow] = []
     machines: list[MachineRow] = []
+    functions: dict[str, str] = {}
 
 
 # Without these, a run has not begun.

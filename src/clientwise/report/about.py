@@ -65,6 +65,8 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     if config.devices:
         yield "devices", "; ".join(f"{key} {_drawn(one)}" for key, one in config.devices.items())
     yield "methods", ", ".join(run.methods)
+    for name, module in run.functions.items():
+        yield "function", _text(f"{name} was given in Python as a function of {module}")
     if tuning := tuning_in_words(config, run.methods):
         yield "tuning", tuning
     yield "seeds", _ranges(seeds)

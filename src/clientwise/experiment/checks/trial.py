@@ -86,7 +86,10 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
     wanted = count_outputs(samples)
     if output.numel() not in (wanted, samples.problem.num_classes):
         # Two classes may have an output each.
-        yield "model", f"returns {output.numel()} numbers for a sample; {wanted} are needed"
+        message = f"returns {output.numel()} numbers for a sample; {wanted} are needed"
+        if samples.problem.num_classes == wanted and int(samples.targets.min()) == 1:
+            message += ": labels begin at 1: subtract 1 from all of them"
+        yield "model", message
 
 
 def _largest(samples: Samples) -> Tensor:

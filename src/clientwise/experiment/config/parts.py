@@ -16,13 +16,17 @@ from ...core.criteria import CRITERIA
 from ...record.options import table_of_options
 from ...registry import Part, Registry, suggest
 from .messages import issues_of, refuse
+from .objects import named
 
 
 def read_part(registry: Registry[Any], value: Any) -> Part:
     """Read a part: its options are checked against its signature, defaults are filled in."""
     if isinstance(value, Part):
         return value
+    value = named(registry, value)
     table = {"name": value} if isinstance(value, str) else value
+    if isinstance(table, Mapping) and callable(table.get("name")):
+        table = {**table, "name": named(registry, table["name"])}
     name = _name_of(registry, table, is_table=table is value)
     given = {key: option for key, option in table.items() if key != "name"}
     label = given.pop("as", "") if registry is CRITERIA else ""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import tomli_w
 from pydantic import Field, PrivateAttr
 
+from ...core.criteria import CRITERIA
 from ...core.method import Method
+from ...core.weights.scores import SCORES
 from ...data.datasets import DATASETS
 from ...data.features import FEATURES
 from ...data.federated import Samples
 from ...data.partition import PARTITIONS
 from ...models.networks import MODELS
 from ...models.own import OwnModel
-from ...registry import NonNegativeFloat, Part, PositiveInt
+from ...registry import NonNegativeFloat, Part, PositiveInt, Registry
 from ..trackers import TRACKERS
 from .methods import MethodSettings
 from .parts import PartOf, read_part
@@ -36,7 +38,11 @@ from .values import MOST_PLUGINS, ClientAttributes, Count, DeviceName, Name, Not
 class Experiment(ConfigTable):
     """An experiment. Methods of one seed share data, partition, initial model and cohorts."""
 
-    name: Name = Field(description="The name of the experiment; the run folder is called after it.")
+    name: Name = Field(
+        "run",
+        description="The name of the experiment; the run folder is called after it. Default: the name "
+        "of the file without its ending; `run` without a file.",
+    )
     rounds: PositiveInt = Field(description="Rounds of federated learning, per method and seed.")
     seeds: Seeds = Field(
         [1],
@@ -162,6 +168,18 @@ class Experiment(ConfigTable):
     def own_samples(self) -> Samples | None:
         """The samples that were passed in instead of a dataset by name."""
         return self._own_samples
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The functions and classes that were given in Python instead of a name, by kind and name."""
+        found = {}
+        for method in self.methods:
+            parts: list[tuple[Registry[Any], Part]] = [(CRITERIA, one) for one in method.criteria]
+            for registry, part in [*parts, (SCORES, method.score)]:
+                if registry.is_adopted(part.name):
+                    given = registry.get(part.name)
+                    found[f"{registry.kind} {part.name}"] = getattr(given, "function", given)
+        return found
 
     @property
     def reads_files(self) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import platform
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors import safe_open
@@ -39,6 +41,8 @@ class Origin:
     initial_model: str = ""  # the fingerprint of its file; "" is a random one
     left: list[str] = field(default_factory=list)  # members that have left a deployment
     frozen: str = ""  # the digest of the network's frozen parameters; "" where it has none
+    # The fingerprints of functions that were given in Python instead of a name, by kind and name
+    functions: dict[str, str] = field(default_factory=dict)
     # Whether `data` are fingerprints of what was given. Those of 0.2.0 are of what was computed from it.
     of_given: bool = False
 
@@ -131,6 +135,9 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
             store.set_facts({_key(seed): _whole(store, seed, own, is_changed)})
     origin = replace(compared.now, data=known | compared.now.data)
     store.set_facts({"origin": vars(origin)})
+    if experiment.functions:
+        given = {name: one.__module__ for name, one in experiment.functions.items()}
+        store.set_facts({"functions": given})
     if experiment.initial_model:
         described = _described(Path(experiment.initial_model), origin.initial_model)
         store.keep_fact("initial model", described)
@@ -158,6 +165,7 @@ def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origi
         initial_model=_digest([Path(initial)]) if initial else "",
         left=experiment.flower.left,
         frozen=frozen,
+        functions={name: _function_code(one) for name, one in experiment.functions.items()},
         of_given=True,
     )
 
@@ -220,6 +228,9 @@ def _differences(before: Origin, now: Origin) -> Iterator[str]:
     for name in sorted(before.plugins.keys() & now.plugins.keys()):
         if before.plugins[name] != now.plugins[name]:
             yield f"other code in the plugin {name}"
+    for name in sorted(before.functions.keys() & now.functions.keys()):
+        if before.functions[name] != now.functions[name]:
+            yield f"other code in the function of the {name}"
     if before.initial_model != now.initial_model:
         yield "another initial model"
     if now.data and not same_frozen(before.frozen, now.frozen):
@@ -281,6 +292,15 @@ def _code(name: str) -> str:
     for folder in getattr(module, "__path__", ()):
         files += Path(folder).rglob("*.py")
     return _digest(sorted(files) or [Path(str(module.__file__))])
+
+
+def _function_code(function: Callable[..., Any]) -> str:
+    """The fingerprint of a function's source; of its name where there is no source."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):  # typed at a prompt
+        source = function.__qualname__
+    return hashlib.blake2b(source.encode(), digest_size=8).hexdigest()
 
 
 def _described(path: Path, fingerprint: str) -> str:

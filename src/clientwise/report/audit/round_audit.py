@@ -37,7 +37,7 @@ from .weight_steps import (
 
 MAX_COHORT = 500  # with more clients, what-if weights take too long
 UNKNOWN_SCORE = (
-    "How the score was computed is unknown: it is a plugin's, or the config cannot be read. "
+    "How the score was computed is unknown: it is a plugin's or a function, or the config cannot be read. "
     "So no what-if weights can be given."
 )
 

@@ -1,0 +1,285 @@
+"""The samples of a user's own clients, in the kinds that PyTorch users have, as one dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from .arrays import is_frame, join, problem_of, read_block
+from .cache import RowFile, Writer, unnamed_rows
+from .division import Division, divide, hand_out
+from .federated import FederatedData, Samples
+from .folder import DataError
+from .partition import PARTITIONS
+from .tables.joining import Sheet
+from .tables.joining import join as join_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MOST_NAMED = 3  # clients in a message
+KINDS = "a Dataset, a DataLoader, (inputs, targets) or a frame"
+
+
+class OwnDivision(NamedTuple):
+    """Which samples are whose."""
+
+    division: Division
+    num_report: int  # the first of the server's samples, which it reports on
+
+    @property
+    def num_weigh(self) -> int:
+        """The number of samples that the server weighs by."""
+        return len(self.division.server) - self.num_report
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """Samples of clients, which come first, and those that were given for other purposes, by their indices."""
+
+    samples: Samples
+    num_samples: int  # of the clients
+    held_out: Tensor | None = None  # the server weighs by these
+    report: Tensor | None = None  # the server reports on these
+    tests: tuple[Tensor, ...] = ()  # the clients test on these, one tensor per client
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some of the samples have a purpose already."""
+        return self.held_out is not None or self.report is not None or bool(self.tests)
+
+    def divide(
+        self, seed: int, *, test_fraction: float, weigh_fraction: float, report_fraction: float
+    ) -> OwnDivision:
+        """Which samples are whose. What was not given is drawn from the samples of the clients.
+
+        Args:
+            seed: of all draws.
+            test_fraction: of a client's samples, its own test set.
+            weigh_fraction: of the samples of all clients, those that the server weighs by.
+            report_fraction: of the samples of all clients, those that the server reports on.
+        """
+        if self.held_out is not None:
+            weigh_fraction = 0.0
+        if self.report is not None or self.tests:
+            report_fraction = 0.0
+        server_fraction = weigh_fraction + report_fraction
+        drawn = divide(
+            self._of_clients(),
+            PARTITIONS.get("by_id"),
+            seed,
+            test_fraction=0.0 if self.tests else test_fraction,
+            server_fraction=server_fraction,
+        )
+        self._refuse_vanished(drawn)
+        cut = round(len(drawn.server) * report_fraction / server_fraction) if server_fraction else 0
+        report = drawn.server[:cut] if self.report is None else self.report
+        weigh = drawn.server[cut:] if self.held_out is None else self.held_out
+        test = list(self.tests) or drawn.test
+        return OwnDivision(Division(drawn.train, test, torch.cat([report, weigh])), len(report))
+
+    def federate(self, divided: OwnDivision, seed: int) -> FederatedData:
+        """The federated data of a division."""
+        count = len(divided.division.server)
+        report_fraction = divided.num_report / count if count else 0.0
+        return hand_out(self.samples, divided.division, seed, report_fraction=report_fraction)
+
+    def _of_clients(self) -> Samples:
+        """The samples of the clients, as far as a division asks."""
+        own = slice(self.num_samples)
+        samples = self.samples
+        ids = None if samples.ids is None else samples.ids[own]
+        return replace(
+            samples, inputs=samples.inputs[own], targets=samples.targets[own], ids=ids, given=None
+        )
+
+    def _refuse_vanished(self, drawn: Division) -> None:
+        """DataError where clients have too few samples left to train and to test on."""
+        assert self.samples.ids is not None
+        every = set(self.samples.ids[: self.num_samples].tolist())
+        there = {int(self.samples.ids[part[0]]) for part in drawn.train}
+        names = [self._called(client) for client in sorted(every - there)]
+        if names:
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            raise DataError(
+                f"{', '.join(names[:MOST_NAMED])}{more}: too few samples to train and to test on, of those that "
+                "are not set apart for the server; leave these clients out, or pass held_out= and test="
+            )
+
+    def _called(self, client: int) -> str:
+        return self.samples.names[client] if self.samples.names else f"client {client}"
+
+
+def read_own(
+    clients: Any,
+    *,
+    held_out: Any = None,
+    test: Any = None,
+    target: str | None = None,
+    num_classes: int | None = None,
+    survival: bool = False,
+) -> OwnData:
+    """The samples of clients and, where they are given, of the server; see `fit`."""
+    given = _by_name(clients)
+    names = tuple(given) if isinstance(clients, Mapping) else ()
+    blocks = list(given.items())
+    if held_out is not None:
+        blocks.append(("held_out", held_out))
+    tests = _tests(test, names)
+    blocks += tests.items()
+    try:
+        samples, sizes = _samples(blocks, target, num_classes, survival)
+    except DataError:
+        raise
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    places = list(torch.split(torch.arange(len(samples.targets)), sizes))
+    num_samples = sum(sizes[: len(given)])
+    others = places[len(given) :]
+    own = OwnData(replace(samples, names=names), num_samples)
+    if held_out is not None:
+        own = replace(own, held_out=others.pop(0))
+    if isinstance(test, Mapping):
+        return replace(own, tests=tuple(others))
+    return replace(own, report=others[0]) if others else own
+
+
+def _by_name(clients: Any) -> dict[str, Any]:
+    """What every client has, by its name in messages."""
+    if is_frame(clients):
+        raise DataError(
+            "clients: is one frame: pass a frame for each client, as "
+            "{name: part for name, part in frame.groupby('site')}"
+        )
+    if isinstance(clients, Dataset | DataLoader | str):
+        raise DataError(
+            f"clients: is one {type(clients).__name__}: pass a dictionary, {{'north': ..., 'south': ...}}, or a "
+            f"list; a client has {KINDS}"
+        )
+    if isinstance(clients, Mapping):
+        named = {str(name): own for name, own in clients.items()}
+    elif isinstance(clients, list | tuple):
+        named = {f"client {number}": own for number, own in enumerate(clients)}
+    else:
+        raise DataError(
+            f"clients: must be a dictionary or a list, got {type(clients).__name__}; a client has {KINDS}"
+        )
+    if not named:
+        raise DataError(f"clients: is empty: pass at least one client, which has {KINDS}")
+    return named
+
+
+def _tests(test: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The test samples by what messages call them: the server's, or every client's."""
+    if test is None:
+        return {}
+    if not isinstance(test, Mapping):
+        return {"test": test}
+    found = {str(name): own for name, own in test.items()}
+    if not names or {*found} != {*names}:
+        raise DataError(
+            f"test: has {', '.join(found) or 'nothing'}, and the clients are {', '.join(names) or 'a list'}: pass "
+            "a test set for each client, or one for the server, which is no dictionary"
+        )
+    return {f"test of {name}": found[name] for name in names}
+
+
+def _samples(
+    blocks: Sequence[tuple[str, Any]], target: str | None, num_classes: int | None, survival: bool
+) -> tuple[Samples, list[int]]:
+    """The samples of all holders, one after the other, and the number of each."""
+    frames = [name for name, own in blocks if is_frame(own)]
+    if target is not None and len(frames) == len(blocks):
+        if survival:
+            raise DataError('survival: of frames, use the dataset "table" (docs/data.md)')
+        return _of_frames(blocks, target)
+    if target is not None:
+        others = next(name for name, _ in blocks if name not in frames)
+        raise DataError(f"target = {target!r} names a column of frames, and {others} is no frame")
+    holders = [name for name, _ in blocks]
+    read = [read_block(own, name) for name, own in blocks]
+    found = join(read, holders)
+    targets, problem = problem_of(found.targets, num_classes, survival)
+    sizes = [len(block[1]) for block in read]
+    samples = Samples(found.inputs, targets, problem, ids=_ids(sizes), parts=found.parts)
+    samples.check_finite(holders)
+    return samples, sizes
+
+
+def _ids(sizes: Sequence[int]) -> Tensor:
+    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+
+
+class _Unnamed(Writer):
+    """Writes rows into a file that ends with its last user."""
+
+    def __init__(self) -> None:
+        super().__init__(Path())
+
+    @contextmanager
+    def rows(self, name: str, width: int, dtype: type) -> Iterator[RowFile]:
+        """Rows [N, width] in the cache folder."""
+        with unnamed_rows(name, width, dtype) as file:
+            yield file
+
+
+def _of_frames(blocks: Sequence[tuple[str, Any]], target: str) -> tuple[Samples, list[int]]:
+    """Frames as a table: words become categories, numbers are standardised, gaps are filled."""
+    import pandas
+
+    frames = {name: _plain_frame(own, name, target) for name, own in blocks}
+    words = [name for name in _columns_of_words(frames) if name != target]
+    predicted = [frame[target] for frame in frames.values() if target in frame.columns]
+    is_number = all(pandas.api.types.is_float_dtype(column) for column in predicted)
+    table = join_table(
+        _Unnamed(),
+        [Sheet.of(Path(name), frame, name) for name, frame in frames.items()],
+        target=target,
+        kind="regression" if is_number else "classification",
+        categories=words,
+    )
+    sizes = numpy.bincount(table.ids, minlength=len(frames)).tolist()
+    return table.samples("pooled"), sizes
+
+
+def _plain_frame(given: Any, name: str, target: str) -> DataFrame:
+    """A pandas frame with texts as names of columns, numbered rows, and a target."""
+    import pandas
+
+    if not isinstance(given, pandas.DataFrame):
+        given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
+    frame = given.reset_index(drop=True)
+    frame.columns = [str(column) for column in frame.columns]
+    twice = frame.columns[frame.columns.duplicated()]
+    if len(twice):
+        raise DataError(f"{name}: has two columns {twice[0]!r}; rename one of them")
+    if not len(frame):
+        raise DataError(f"{name}: has no rows: leave this client out")
+    for column in frame.columns:
+        if pandas.api.types.is_datetime64_any_dtype(frame[column]):
+            raise DataError(
+                f"{name}: column {column!r} has dates: turn it into numbers, or drop it"
+            )
+        if isinstance(frame[column].dtype, pandas.CategoricalDtype):
+            frame[column] = frame[column].astype(object)
+    return frame
+
+
+def _columns_of_words(frames: Mapping[str, DataFrame]) -> list[str]:
+    """The columns that hold words with any client."""
+    import pandas
+
+    found: dict[str, None] = {}
+    for frame in frames.values():
+        for column in frame.columns:
+            if not pandas.api.types.is_numeric_dtype(frame[column]):
+                found[column] = None
+    return list(found)

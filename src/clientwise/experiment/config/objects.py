@@ -1,0 +1,143 @@
+"""Parts given in Python as objects: registered functions and classes, scores, and plain functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from ...core.criteria import CRITERIA, Arrivals, ClientFacts, CriterionDeclaration
+from ...core.weights.scores import SCORES, Score
+from ...registry import Declaration, Need, Registry
+from .messages import refuse
+
+# What a function of `Arrivals` needs, by the attributes that it reads.
+NEEDED_BY: dict[str, Need] = {
+    "evaluation": "server_set",
+    "judge": "server_set",
+    "server_update": "server_samples",
+}
+
+
+def named(registry: Registry[Any], given: object) -> Any:
+    """What a config would say for a part that is given as an object: a name, or a table.
+
+    A plain function becomes a part of its own name. What is no part is returned as it is.
+    """
+    if isinstance(given, str | Mapping):
+        return given
+    for name in registry:
+        part = registry.get(name)
+        if part is given:
+            return name
+        if isinstance(part, type) and type(given) is part:
+            return {"name": name, **_options(given)}
+    if isinstance(given, Score) and registry is SCORES:
+        _adopt(registry, type(given).__name__, type(given), Declaration())
+        return {"name": type(given).__name__, **_options(given)}
+    return _adopted(registry, given) if inspect.isroutine(given) else given
+
+
+def _options(given: object) -> dict[str, Any]:
+    """The options that an object was made with."""
+    if not dataclasses.is_dataclass(given):
+        if inspect.signature(type(given)).parameters:
+            hint = "its options are not known: make it a dataclass, or pass its name and options"
+            refuse([("", f"{type(given).__name__}: {hint}")])
+        return {}
+    found = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    return {
+        key: list(value) if isinstance(value, tuple) else value
+        for key, value in found.items()
+        if value is not None
+    }
+
+
+def _adopted(registry: Registry[Any], function: Callable[..., Any]) -> str:
+    """The name under which a plain function is registered."""
+    name = function.__name__
+    if not name.isidentifier():
+        refuse([("", f"a lambda has no name for the record: write the {registry.kind} with def")])
+    if registry is CRITERIA:
+        measured_by = _measured_by(function)
+        read = getattr(getattr(function, "__code__", None), "co_names", ())
+        needs = frozenset(NEEDED_BY[one] for one in read if one in NEEDED_BY)
+        _adopt(registry, name, function, CriterionDeclaration(needs, measured_by=measured_by))
+    elif registry is SCORES:
+        members = {"function": staticmethod(function), "__doc__": inspect.getdoc(function) or name}
+        _adopt(registry, name, type(name, (FunctionScore,), members), Declaration())
+    else:
+        how = f"register it as a {registry.kind} (docs/own-criterion.md)"
+        refuse([("", f"{name} is a function that is not registered: {how}")])
+    return name
+
+
+def _adopt(registry: Registry[Any], name: str, part: Any, declared: Declaration) -> None:
+    try:
+        registry.adopt(name, part, declared)
+    except ValueError as error:
+        refuse([("", f"{error}; give your own another name")])
+
+
+def _measured_by(function: Callable[..., Any]) -> Literal["client", "server"]:
+    """Who measures a criterion, by the function's first argument: its type, or its name."""
+    first = next(iter(inspect.signature(function).parameters), "")
+    try:
+        kind = typing.get_type_hints(function).get(first)
+    except NameError:  # a type that only the type checker imports
+        kind = None
+    if kind is ClientFacts or (kind is not Arrivals and first == "clients"):
+        return "client"
+    if kind is Arrivals or first == "arrivals":
+        return "server"
+    how = "`clients` (the client measures it, cw.ClientFacts) or `arrivals` (the server does, cw.Arrivals)"
+    refuse([("", f"{function.__name__}({first}): call its first argument {how}")])
+
+
+class FunctionScore(Score):
+    """A score by a plain function: of (names, values [n, m]), or of criteria by their labels, each [n]."""
+
+    compares_clients = True  # it may
+    function: ClassVar[Callable[..., Any]]
+
+    def check(self, names: Sequence[str]) -> None:
+        """ValueError if the function does not take these criteria, or does not return a score per client."""
+        asked = self._arguments()
+        if asked != ("names", "values") and {*asked} != {*names}:
+            raise ValueError(
+                f"{self._name}({', '.join(asked)}): the criteria are {', '.join(names)}. Its arguments must "
+                "be these, or `names` and `values`"
+            )
+        tried = torch.ones(2, len(names), dtype=torch.float64)
+        try:
+            found = self._call(names, tried)
+        except Exception as error:  # a user's own function may raise anything
+            raise ValueError(f"{self._name} failed: {type(error).__name__}: {error}") from None
+        if not isinstance(found, Tensor) or found.shape != (2,):
+            given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(
+                f"{self._name} must return a tensor with one score per client, returned {given} for 2"
+            )
+
+    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
+        """See the class."""
+        scores: Tensor = self._call(names, values)
+        return scores
+
+    def _call(self, names: Sequence[str], values: Tensor) -> Any:
+        if self._arguments() == ("names", "values"):
+            return type(self).function(names, values)
+        columns = dict(zip(names, values.unbind(1), strict=True))
+        return type(self).function(**columns)
+
+    def _arguments(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(type(self).function).parameters)
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__

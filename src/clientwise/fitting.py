@@ -1,0 +1,311 @@
+"""`cw.fit` and `cw.run`: federated learning in one call, and its results."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from torch import nn
+
+from .data.federated import FederatedData, Samples
+from .data.own import OwnData, OwnDivision, read_own
+from .errors import ClientwiseError, ConfigError
+from .experiment.config.presets import merge
+from .experiment.config.schema import Experiment
+from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
+from .experiment.config.tables import ConfigTable
+from .experiment.load import make_experiment, read_config
+from .experiment.running.lanes import Progress
+from .experiment.running.runner import EngineFactory, Stopped
+from .launch import run as run_folder
+from .models.own import OwnNetwork
+from .record.files import plain_name
+from .registry import suggest
+from .report.document import counted
+from .report.output.progress import somebody_watches
+from .results import FinishedRun, Run
+
+log = logging.getLogger("clientwise")
+# Tables whose keys are no keywords, since some of them have the same name
+TABLES: dict[str, type[ConfigTable]] = {
+    "federation": Cohorts,
+    "server_set": ServerSet,
+    "evaluation": EvaluationSettings,
+}
+
+
+def fit(
+    model: OwnNetwork | str,
+    clients: Mapping[Any, Any] | list[Any],
+    *,
+    rounds: int = 20,
+    held_out: Any = None,
+    test: Any = None,
+    target: str | None = None,
+    num_classes: int | None = None,
+    survival: bool = False,
+    out: str | Path | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> Run:
+    """Train your network on the data of your clients, and weigh the clients.
+
+    Args:
+        model: an `nn.Module`; a function or class that makes one; or the name of a network, as in TOML.
+        clients: by name, or in a list. A client has a `Dataset`, a `DataLoader` (its dataset is read), arrays or
+            tensors (inputs, targets), or a pandas frame. Integer targets are classes, floats numbers to predict.
+        rounds: of federated learning.
+        held_out: the server's own samples, by which it weighs the clients. By default
+            `server_set.fraction` (a fifth) of all samples is set apart: one half to weigh by, one half to report on.
+        test: the samples to report on; or, by name, a test set for every client.
+        target: of frames, the column to predict.
+        num_classes: of integer targets; by default the largest label plus one.
+        survival: whether targets are times until an event, negative if it had not happened by then.
+        out: the run folder; by default a temporary one, which is removed at exit.
+        progress: whether to show the progress, and what was set apart; by default in a terminal or notebook.
+        options: any other key of the config (docs/config.md), and any argument of `cw.run`: `method` or `methods`,
+            `seeds`, `hostile`, `device`, `evaluation={"metric": "auc"}` ...; and the keys of [training]:
+            `epochs`, `batch_size`, `learning_rate` ... Several methods and seeds give a paired comparison.
+
+    Returns:
+        The results.
+
+    Example:
+        >>> import clientwise as cw
+        >>> from sklearn.datasets import load_digits
+        >>> from torch import nn
+        >>> x, y = load_digits(return_X_y=True)
+        >>> parts = [(x[i : i + 200] / 16, y[i : i + 200]) for i in range(0, 1200, 200)]
+        >>> sites = dict(zip(["north", "east", "south", "west"], parts))
+        >>> sites["west"] = (sites["west"][0], 9 - sites["west"][1])  # its labels are wrong
+        >>> run = cw.fit(nn.Linear(64, 10), sites, held_out=parts[4], test=parts[5], rounds=5)
+        >>> run.weights[5].round(2).to_dict()
+        {'north': 0.33, 'east': 0.33, 'south': 0.33, 'west': 0.0}
+        >>> print(run.why("west").splitlines()[0])
+        west, Recommended, seed 1, round 5: weight 0.0%; with equal weights, 25.0%.
+        >>> bool((run.predict(parts[5][0]) == parts[5][1]).mean() > 0.8)
+        True
+    """
+    if isinstance(clients, nn.Module):
+        raise ClientwiseError("the network comes first: cw.fit(network, clients)")
+    config = {"rounds": rounds, **options}
+    passed = {key: config.pop(key) for key in _ARGUMENTS if key in config}
+    if isinstance(model, str | Mapping):
+        config["model"] = model
+    experiment = _experiment({}, config)
+    own = read_own(
+        clients,
+        held_out=held_out,
+        test=test,
+        target=target,
+        num_classes=num_classes,
+        survival=survival,
+    )
+    lines = [_described(own)]
+    data, said = _data(own, experiment)
+    lines.append(said)
+    if not {"method", "methods"} & options.keys():
+        weigh = data.weigh if isinstance(data, FederatedData) else data
+        lines.append(f"Method: {experiment.for_data(weigh).methods[0].name} (the default).")
+    if out is None:
+        out = _temporary(experiment.name)
+        lines.append(f"Run folder: {out}, which is removed at exit; out='runs/mine' keeps it.")
+    _say(lines, progress)
+    network = None if isinstance(model, str | Mapping) else model
+    try:
+        folder = run_folder(experiment, out, data=data, model=network, progress=progress, **passed)
+    except Stopped:
+        hint = "with out='runs/mine', call it again with resume=True to go on"
+        raise KeyboardInterrupt(f"stopped; {hint}") from None
+    return Run(folder, module=network)
+
+
+def run(
+    config: Experiment | str | Path | Mapping[str, Any],
+    out: str | Path | None = None,
+    *,
+    data: FederatedData | Samples | None = None,
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    resume: bool = False,
+    accept_changes: bool = False,
+    progress: bool | None = None,
+    on_round: Callable[[Progress], None] | None = None,
+    engines: EngineFactory | None = None,
+    signing_key: str | Path | None = None,
+    **options: Any,
+) -> FinishedRun:
+    """Run an experiment: every method with every seed.
+
+    Args:
+        config: a TOML file, a dictionary of the same shape, or a loaded experiment. In a dictionary, a criterion
+            may be a function instead of a name, and a score an object (`cw.prioritized("accuracy", "size")`).
+        out: the run folder; by default runs/NAME-DATE-TIME.
+        data: your own samples (`Samples.from_clients`), or samples that you have split yourself
+            (`FederatedData.from_clients`), instead of the dataset and partition of the config.
+        model: your own network instead of the config's. With a module, every seed starts from its
+            numbers. A function or class makes a network for every seed; it takes no arguments, or
+            the shape of a sample and the number of outputs.
+        resume: continue the run in `out`, or add rounds, seeds and methods to it. The results are
+            those of a run that was not interrupted.
+        accept_changes: resume although the data, the code of plugins or versions have changed; the
+            run records what changed. Without it, such a run is refused.
+        progress: whether to show a progress bar; by default in a terminal or notebook, unless
+            `on_round` is given.
+        on_round: called after every round.
+        engines: for clients that are reached in another way: a context whose value takes the engine
+            of a lane and its seed, and returns the engine to use.
+        signing_key: the file of an Ed25519 key (`clientwise key`) that signs the record, so that
+            `clientwise verify` finds every later change.
+        options: keys of the config, which change it: `rounds=5`, `method="FedAvg"`, `learning_rate=0.05`; see `fit`.
+
+    Returns:
+        The results. As a path, it is the run folder.
+
+    Example:
+        >>> import tempfile
+        >>> import clientwise as cw
+        >>> config = {"data": "digits", "model": "linear", "rounds": 1}
+        >>> config |= {"partition": {"name": "iid", "clients": 5}, "methods": ["FedAvg"]}
+        >>> run = cw.run(config, tempfile.mkdtemp(), progress=False)
+        >>> run.methods
+        ['FedAvg']
+    """
+    folder = run_folder(
+        _experiment(config, options),
+        out,
+        data=data,
+        model=model,
+        resume=resume,
+        accept_changes=accept_changes,
+        progress=progress,
+        on_round=on_round,
+        engines=engines,
+        signing_key=signing_key,
+    )
+    return FinishedRun(folder, module=model)
+
+
+_ARGUMENTS = ("resume", "accept_changes", "on_round", "engines", "signing_key")  # of `run`
+
+
+def _experiment(
+    config: Experiment | str | Path | Mapping[str, Any], options: Mapping[str, Any]
+) -> Experiment:
+    """The experiment of a config that options change."""
+    if isinstance(config, Experiment):
+        if not options:
+            return config
+        config = config.to_dict()
+    changes = dict(_as_config(options))
+    tables = {key: value for key, value in changes.items() if isinstance(value, Mapping)}
+    others = {key: value for key, value in changes.items() if key not in tables}
+    where, table = read_config(config, replaced=others)
+    return make_experiment(where, merge(table, tables))
+
+
+def _as_config(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keywords as keys of the config."""
+    _refuse_unknown(options)
+    training = {key: value for key, value in options.items() if key in Training.model_fields}
+    table = options.get("training", {})
+    if training and isinstance(table, Mapping):
+        table = {**table, **training}
+    if table != {}:
+        yield "training", table
+    for key, value in options.items():
+        if key == "method":
+            yield "methods", [value]
+        elif key in ("hostile", "methods") and isinstance(value, Mapping):
+            yield key, [value]
+        elif key == "seeds" and isinstance(value, range):
+            yield key, list(value)
+        elif key != "training" and key not in training:
+            yield key, value
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """ConfigError for keywords that are no keys of a config."""
+    known = [*Experiment.model_fields, *Training.model_fields, "method", "presets"]
+    issues = []
+    for key in options:
+        inside = [name for name, table in TABLES.items() if key in table.model_fields]
+        if inside and key not in known:
+            issues.append((key, f"is a key of {inside[0]}: pass {inside[0]}={{{key!r}: ...}}"))
+        elif key not in known:
+            issues.append((key, f"unknown keyword{suggest(key, known)}"))
+    if {"method", "methods"} <= options.keys():
+        issues.append(("method", "give either method or methods"))
+    if issues:
+        raise ConfigError("config", issues)
+
+
+def _described(own: OwnData) -> str:
+    """How many clients and samples there are, and what is to be predicted."""
+    samples = own.samples
+    assert samples.ids is not None
+    clients = int(samples.ids[own.num_samples - 1]) + 1
+    size = f"{counted(clients, 'client')}, {counted(own.num_samples, 'sample')}"
+    classes = samples.problem.num_classes
+    what = f" of {classes} classes" if classes else ""
+    return f"Data: {size}; {samples.problem.kind}{what}."
+
+
+def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples, str]:
+    """The data as the run takes them, and what is set apart."""
+    server = experiment.server_set
+    report = server.fraction * (server.report_fraction if server.source == "held_out" else 1.0)
+    fractions = {
+        "test_fraction": experiment.evaluation.test_fraction,
+        "weigh_fraction": server.fraction - report,
+        "report_fraction": report,
+    }
+    if own.is_split:
+        first = experiment.seeds[0]
+        divided = own.divide(first, **fractions)
+        return own.federate(divided, first), _set_apart(own, divided, experiment)
+    for seed in reversed(experiment.seeds):
+        divided = own.divide(seed, **fractions)
+    return own.samples, _set_apart(own, divided, experiment)
+
+
+def _set_apart(own: OwnData, divided: OwnDivision, experiment: Experiment) -> str:
+    """What is set apart of the clients' samples, and what was given."""
+    by = "drawn anew for every seed"
+    if own.is_split:
+        by = f"drawn by seed {experiment.seeds[0]}, the same for all seeds"
+    apart = []
+    if own.held_out is None and divided.num_weigh:
+        trusted = "of the clients; held_out= takes samples that you trust"
+        apart.append(f"{counted(divided.num_weigh, 'sample')} to weigh by ({trusted})")
+    if own.report is None and divided.num_report:
+        apart.append(f"{counted(divided.num_report, 'sample')} to report on")
+    if not own.tests and experiment.evaluation.test_fraction:
+        share = f"{experiment.evaluation.test_fraction:.0%}"
+        apart.append(f"{share} of each client's other samples as its test set")
+    if not apart:
+        return "Set apart: nothing."
+    return f"Set apart, {by}: {', '.join(apart)}."
+
+
+def _temporary(name: str) -> Path:
+    """A folder that is removed when the process ends."""
+    parent = Path(tempfile.mkdtemp(prefix="clientwise-"))
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    return parent / plain_name(name)
+
+
+def _say(lines: list[str], progress: bool | None) -> None:
+    """Print lines where progress is shown; log them otherwise."""
+    console = Console(stderr=True, highlight=False)
+    is_shown = somebody_watches(console) if progress is None else progress
+    for line in lines:
+        if is_shown:
+            console.print(line, markup=False, soft_wrap=True)
+        else:
+            log.info("%s", line)

@@ -1,0 +1,695 @@
+"""`cw.fit` and `cw.run` as a new user calls them: many kinds of data, many mistakes, each in one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas
+import polars
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import clientwise as cw
+from clientwise.errors import ClientwiseError, ConfigError, RunError
+
+QUICK: dict[str, Any] = {"rounds": 2, "device": "cpu", "learning_rate": 0.3, "batch_size": 20}
+NAMES = ("north", "south", "west")
+
+
+def part(count: int, first: int = 0) -> tuple[Tensor, Tensor]:
+    inputs = torch.randn(count, 5, generator=torch.Generator().manual_seed(first + count))
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def sites() -> dict[str, tuple[Tensor, Tensor]]:
+    return {name: part(60 + 10 * place) for place, name in enumerate(NAMES)}
+
+
+def net() -> nn.Module:
+    return nn.Linear(5, 3)
+
+
+class Rows(Dataset[Any]):
+    """Samples that a function returns."""
+
+    def __init__(self, sample: Any, count: int = 40) -> None:
+        self._sample = sample
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        return self._sample(index)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield torch.zeros(5), 0
+
+
+def frame(count: int, kind: str = "words") -> pandas.DataFrame:
+    inputs, targets = part(count)
+    table = pandas.DataFrame(inputs.numpy(), columns=list("abcde"))
+    table["y"] = targets.numpy() if kind == "numbers" else [f"class {one}" for one in targets]
+    return table
+
+
+def pairs(inputs: Tensor, targets: Tensor) -> Any:
+    return list(zip(inputs, targets.tolist(), strict=True))
+
+
+KINDS: dict[str, Any] = {
+    "tensors": lambda x, y: (x, y),
+    "arrays": lambda x, y: (x.numpy().astype("float64"), y.numpy().astype("int32")),
+    "lists": lambda x, y: (x.tolist(), y.tolist()),
+    "a list of tensors": lambda x, y: (list(x), list(y)),
+    "frame and series": lambda x, y: (pandas.DataFrame(x.numpy()), pandas.Series(y.numpy())),
+    "dataset": TensorDataset,
+    "subset": lambda x, y: Subset(TensorDataset(x, y), range(len(x))),
+    "joined": lambda x, y: ConcatDataset(
+        [TensorDataset(x[:9], y[:9]), TensorDataset(x[9:], y[9:])]
+    ),
+    "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=7, shuffle=True),
+    "a list of samples": pairs,
+    "own dataset": lambda x, y: Rows(lambda index: (x[index].numpy(), int(y[index])), len(x)),
+    "dictionaries": lambda x, y: Rows(
+        lambda index: {"input": x[index].tolist(), "labels": y[index]}, len(x)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def run() -> cw.Run:
+    return cw.fit(net(), sites(), held_out=part(50), test=part(80), **QUICK)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_clients_have_data_of_any_kind(kind: str) -> None:
+    """The same numbers in another kind train the same network."""
+    clients = {name: KINDS[kind](*own) for name, own in sites().items()}
+
+    class Named(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input)
+
+    torch.manual_seed(1)
+    network = Named(5, 3)
+    found = cw.fit(
+        network, clients, held_out=KINDS[kind](*part(50)), test=KINDS[kind](*part(80)), **QUICK
+    )
+    expected = cw.fit(network, sites(), held_out=part(50), test=part(80), **QUICK)
+    assert [one.name for one in found.clients(1)] == list(NAMES)
+    assert torch.allclose(found.module.weight, expected.module.weight, atol=1e-6)
+    assert not torch.allclose(found.module.weight, network.weight)  # the user's own is as it was
+
+
+def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run, tmp_path: Path) -> None:
+    assert run.weights.index.tolist() == list(NAMES)
+    assert run.weights.columns.tolist() == [1, 2]
+    assert run.weights.sum().round(9).eq(1).all()
+    text = run.why("south")
+    share = run.weights.loc["south", 2]
+    assert text.startswith(
+        f"south, Recommended, seed 1, round 2: weight {share:.1%}; with equal weights, 33.3%."
+    )
+    assert "Criteria: dataset_size 56 (claimed)." in text  # 70, a fifth of which is its test set
+    assert "Score function: prioritized." in text
+    assert repr(text) == str(text)
+    inputs, targets = part(80)
+    predicted = run.predict(inputs)
+    assert predicted.tolist() == run.module(inputs).argmax(1).tolist()
+    assert (predicted == targets.numpy()).mean() == pytest.approx(run.summary()[0].metric[0])
+    assert run.predict(TensorDataset(inputs, targets)).tolist() == predicted.tolist()
+    page = run.report(tmp_path / "page")
+    assert page.read_text(encoding="utf-8").count("south") > 1
+    for value, said in {
+        "weast": "there is no client 'weast'; did you mean 'west'",
+        "x": "there is no client 'x'; known: north, south, west",
+    }.items():
+        with pytest.raises(RunError, match=said):
+            run.why(value)
+    assert run.why(1) == text
+    with pytest.raises(RunError, match="no method 'FedAvg'"):
+        run.why("south", "FedAvg")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (torch.zeros(4, 6), r"samples must have shape \(N, 5\), got \(4, 6\)$"),
+        (torch.zeros(5), r"got \(5,\); of one sample, pass x\[None\]$"),
+        (["a", "b"], "these are no samples"),
+        ({"a": torch.zeros(4, 5)}, r"the network takes one array, got \{'a': \(5,\)\}"),
+        (None, "these are no samples"),
+    ],
+)
+def test_what_cannot_be_predicted(run: cw.Run, inputs: Any, said: str) -> None:
+    with pytest.raises(ClientwiseError, match=said) as caught:
+        run.predict(inputs)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_same_results_are_in_the_folder(tmp_path: Path) -> None:
+    """`cw.fit`, `cw.run` and `cw.Run` return the same attributes."""
+    network = net()
+    fitted = cw.fit(network, sites(), out=tmp_path / "run", **QUICK)
+    samples = cw.Samples.from_clients(sites())
+    ran = cw.run({}, tmp_path / "same", data=samples, model=network, **QUICK)
+    opened = cw.Run(tmp_path / "run", module=network)
+    for one in (ran, opened):
+        assert isinstance(one, cw.Run)
+        assert one.weights.equals(fitted.weights)
+        assert one.why("west") == fitted.why("west")
+        assert torch.equal(one.module.weight, fitted.module.weight)
+        assert one.predict(part(9)[0]).tolist() == fitted.predict(part(9)[0]).tolist()
+    with pytest.raises(
+        RunError, match=r"given a network of your own: run.model\(..., module=Linear"
+    ):
+        _ = cw.Run(tmp_path / "run").module
+    more = cw.fit(network, sites(), out=tmp_path / "run", resume=True, **QUICK | {"rounds": 3})
+    assert more.weights.columns.tolist() == [1, 2, 3]
+
+
+def test_what_cw_run_returns_is_still_a_path(tmp_path: Path) -> None:
+    found = cw.run({}, tmp_path / "run", data=cw.Samples.from_clients(sites()), model=net, **QUICK)
+    assert found == tmp_path / "run"
+    assert str(found) == f"{found}" == os.fspath(found) == str(tmp_path / "run")
+    assert (found / "config.toml").is_file()
+    assert found.parent == tmp_path
+    assert found.is_dir()
+    assert cw.Run(found).folder == Path(found) == tmp_path / "run"
+    assert repr(found).startswith("Run(")
+    assert {found} == {tmp_path / "run"}
+    with pytest.raises(AttributeError):
+        _ = found.wieghts
+
+
+def test_several_methods_and_seeds_are_compared(tmp_path: Path) -> None:
+    run = cw.fit(net(), sites(), methods=["FedAvg", "Recommended"], seeds=[1, 2], **QUICK)
+    assert (run.methods, run.seeds("FedAvg")) == (["FedAvg", "Recommended"], [1, 2])
+    assert run.weights.loc["FedAvg"].index.tolist() == list(NAMES)
+    rows = run.frame("weights")
+    mine = rows[(rows["method"] == "Recommended") & (rows["name"] == "west") & (rows["round"] == 2)]
+    assert run.weights.loc[("Recommended", "west"), 2] == pytest.approx(mine["weight"].mean())
+    assert run.why("west").count("west, ") == 2
+    assert "has the highest accuracy" in str(run)
+    for what in ("module", "predict"):
+        with pytest.raises(RunError, match=rf"run.{what} needs one method, and there are 2"):
+            _ = run.module if what == "module" else run.predict(part(3)[0])
+    assert run.model("FedAvg")(part(3)[0]).shape == (3, 3)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_frames_with_a_target_column(library: str) -> None:
+    clients = {name: frame(60 + 10 * place) for place, name in enumerate(NAMES)}
+    clients["south"].loc[3, "a"] = numpy.nan
+    for table in clients.values():
+        table["ward"] = numpy.resize(["x", "y"], len(table))
+    if library == "polars":
+        clients = {name: polars.from_dict(table.to_dict("list")) for name, table in clients.items()}
+    run = cw.fit(lambda shape, outputs: nn.Linear(*shape, outputs), clients, target="y", **QUICK)
+    assert run.module.in_features == 5 + 1 + 2  # one marks the gap, two are the wards
+    new = frame(8).drop(columns="y").assign(ward="x")
+    predicted = run.predict(new)
+    assert predicted.columns[0] == "prediction"
+    assert set(predicted["prediction"]) <= {"class 0", "class 1", "class 2"}
+    held_out = frame(50).assign(ward="x")
+    if library == "polars":
+        held_out = polars.from_dict(held_out.to_dict("list"))
+    model = run.module
+    split = cw.fit(model, clients, target="y", held_out=held_out, test=held_out, **QUICK)
+    assert split.predict(new).columns.equals(predicted.columns)
+
+
+def test_numbers_to_predict() -> None:
+    clients = [(x, x[:, :1] * 2) for x, _ in sites().values()]
+    run = cw.fit(nn.Linear(5, 1), clients, evaluation={"metric": "mae"}, **QUICK)
+    assert run.predict(part(4)[0]).shape == (4,)
+    assert run.weights.index.tolist() == [0, 1, 2]
+    tables = {name: pandas.DataFrame(x.numpy()) for name, (x, _) in sites().items()}
+    run = cw.fit(nn.Linear(4, 1), tables, target="4", evaluation={"metric": "mae"}, **QUICK)
+    assert run.model_facts(1).kind == "regression"
+
+
+def test_token_ids_and_several_inputs() -> None:
+    ids = torch.arange(120).reshape(60, 2) % 9
+    bag = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(8, 3))
+    run = cw.fit(bag, [(ids, ids.sum(1) % 3)] * 2, **QUICK)
+    assert run.predict(ids[:4]).shape == (4,)
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            found: Tensor = self.layer(torch.cat([left, right], 1))
+            return found
+
+    inputs = {"left": torch.randn(60, 2), "right": torch.randn(60, 2)}
+    run = cw.fit(Two(), [(inputs, torch.arange(60) % 3)] * 2, **QUICK)
+    assert run.predict(inputs).shape == (60,)
+
+
+def test_samples_that_are_given_are_used_and_others_set_apart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = cw.fit(net(), sites(), held_out=part(31), progress=True, **QUICK)
+    said = capsys.readouterr().err
+    assert "Data: 3 clients, 210 samples; classification of 3 classes." in said
+    assert (
+        "Set apart, drawn by seed 1, the same for all seeds: 21 samples to report on, "
+        "20% of each client's other samples as its test set." in said
+    )
+    assert "Method: Recommended (the default)." in said
+    assert f"Run folder: {run.folder}, which is removed at exit; out='runs/mine' keeps it." in said
+    sizes = run.clients(1)
+    assert sum(one.num_train + one.num_test for one in sizes) == 210 - 21
+    tests = {name: part(20 + place) for place, name in enumerate(NAMES)}
+    run = cw.fit(net(), sites(), test=tests, method="FedAvg", progress=True, **QUICK)
+    assert [one.num_test for one in run.clients(1)] == [20, 21, 22]
+    said = capsys.readouterr().err
+    assert (
+        "Set apart, drawn by seed 1, the same for all seeds: 21 samples to weigh by "
+        "(of the clients; held_out= takes samples that you trust)." in said
+    )
+    assert "Method" not in said
+    cw.fit(net(), sites(), server_set={"fraction": 0.0}, progress=True, **QUICK)
+    assert "Method: FedAvg (the default)." in capsys.readouterr().err
+    cw.fit(net(), sites(), **QUICK)
+    assert capsys.readouterr().err == ""  # nobody watches
+
+
+def test_the_split_follows_the_seed() -> None:
+    found = [cw.fit(net, sites(), seeds=[seed], **QUICK).data for seed in (1, 1, 2)]
+    assert found[0] == found[1]
+    assert found[0][1] != found[2][2]
+
+
+def test_a_temporary_folder_is_removed_at_exit(tmp_path: Path) -> None:
+    program = (
+        "import clientwise as cw, torch\n"
+        "x = torch.randn(60, 2)\n"
+        "run = cw.fit(torch.nn.Linear(2, 1), [(x, (x[:, 0] > 0).long())] * 2, rounds=1)\n"
+        "assert run.report().is_file()\n"
+        "print(run.folder)\n"
+    )
+    said = subprocess.check_output([sys.executable, "-c", program], text=True, cwd=tmp_path)
+    assert not Path(said.strip()).parent.exists()
+    assert not list(tmp_path.iterdir())
+
+
+# Mistakes ------------------------------------------------------------------------------------------------------------
+
+X, Y = part(60)
+GOOD = (X, Y)
+MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
+    "one-hot": (
+        {"clients": [(X, nn.functional.one_hot(Y))] * 2},
+        r"targets have shape \(120, 3\) and look one-hot: pass targets.argmax\(1\)",
+    ),
+    "one-hot floats": (
+        {"clients": [(X, nn.functional.one_hot(Y).float())] * 2},
+        r"look one-hot: pass targets.argmax\(1\)",
+    ),
+    "a column of classes": (
+        {"clients": [(X, Y[:, None])] * 2},
+        r"targets have shape \(120, 1\) and are integers.*pass targets.flatten\(\)",
+    ),
+    "labels in words": (
+        {"clients": [(X, ["a", "b"] * 30)] * 2},
+        "client 0: its targets are text .*numpy.unique",
+    ),
+    "labels from one": (
+        {"clients": [(X, Y + 1)] * 2},
+        "model: returns 3 numbers for a sample; 4 are needed: labels begin at 1: subtract 1",
+    ),
+    "negative labels": ({"clients": [(X, Y - 1)] * 2}, "labels must be 0 to 1, found -1 to 1"),
+    "inputs in words": ({"clients": [(["a b"] * 60, Y)] * 2}, "client 0: its inputs are text"),
+    "triples": (
+        {"clients": {"north": Rows(lambda index: (X[index], Y[index], index)), "south": GOOD}},
+        r"north: a sample is a tuple of 3: return \(input, target\)",
+    ),
+    "no targets": (
+        {"clients": [Rows(lambda index: X[index]), GOOD]},
+        r"client 0: a sample is a Tensor of shape \(5,\): return \(input, target\)",
+    ),
+    "a dataset of inputs": (
+        {"clients": [TensorDataset(X), GOOD]},
+        r"client 0: a sample is a tuple of 1: return \(input, target\)",
+    ),
+    "variable lengths": (
+        {"clients": [Rows(lambda index: (torch.zeros(index + 1), 0)), GOOD]},
+        r"client 0: its samples have different shapes \(\(1,\), \(2,\), \(3,\), ...\): pad or cut",
+    ),
+    "a list of lengths": (
+        {"clients": [([[1.0], [1.0, 2.0]], [0, 1]), GOOD]},
+        "client 0: its samples have different shapes .*pad or cut",
+    ),
+    "a stream": (
+        {"clients": {"north": Stream(), "south": GOOD}},
+        r"north: is an IterableDataset \(Stream\).*pass list\(dataset\)",
+    ),
+    "a loader of a stream": (
+        {"clients": {"north": DataLoader(Stream()), "south": GOOD}},
+        "north: is an IterableDataset",
+    ),
+    "an empty dataset": (
+        {"clients": {"north": TensorDataset(X[:0], Y[:0]), "south": GOOD}},
+        "north is empty: every client needs samples",
+    ),
+    "empty arrays": (
+        {"clients": {"north": (X[:0], Y[:0]), "south": GOOD}},
+        "north: has no samples: leave this client out",
+    ),
+    "one sample": (
+        {"clients": {"north": (X[:1], Y[:1]), "south": GOOD}},
+        "north: too few samples to train and to test on",
+    ),
+    "other shapes": (
+        {"clients": {"north": GOOD, "south": (torch.zeros(9, 4), Y[:9])}},
+        r"one shape: south: inputs \(4,\), targets \(\), north: inputs \(5,\)",
+    ),
+    "other types": (
+        {"clients": {"north": GOOD, "south": ((255 * X.sigmoid()).byte(), Y)}},
+        "inputs must be of one type: south: torch.uint8, north: torch.float32",
+    ),
+    "another shape at the server": (
+        {"held_out": (torch.zeros(9, 4), Y[:9])},
+        r"one shape: held_out: inputs \(4,\)",
+    ),
+    "fewer targets": ({"clients": [(X, Y[:-1]), GOOD]}, "client 0: has 60 inputs, 59 targets"),
+    "gaps": ({"clients": [(X / 0, Y), GOOD]}, "client 0: 300 of its inputs are not finite"),
+    "a path": (
+        {"clients": {"north": "north.csv"}},
+        r"north: is text \('north.csv'\): read the file",
+    ),
+    "one array": ({"clients": (X, Y)}, r"client 0: is one array of shape \(60, 5\): pass \(inputs"),
+    "three arrays": ({"clients": [(X, Y, Y), GOOD]}, r"client 0: is a tuple of 3: pass \(inputs"),
+    "arrays by name": (
+        {"clients": [{"x": X, "y": Y}, GOOD]},
+        r"client 0: is a dictionary with x, y: pass \(inputs, targets\)",
+    ),
+    "numbers": ({"clients": [(3, 4), GOOD]}, "client 0: its inputs are a int: pass an array"),
+    "nothing": ({"clients": [None, GOOD]}, r"client 0: is nothing \(None\): pass a Dataset"),
+    "one dataset": (
+        {"clients": TensorDataset(X, Y)},
+        "clients: is one TensorDataset: pass a dictionary",
+    ),
+    "no clients": ({"clients": {}}, "clients: is empty: pass at least one client"),
+    "a generator": (
+        {"clients": (GOOD for _ in range(2))},
+        "must be a dictionary or a list, got gen",
+    ),
+    "a number": ({"clients": 3}, "clients: must be a dictionary or a list, got int"),
+    "a sample that fails": (
+        {"clients": [Rows(lambda index: {}[index]), GOOD]},
+        r"client 0: sample 0 cannot be read \(KeyError: 0\)",
+    ),
+    "an object": (
+        {"clients": [Rows(lambda index: (object(), 0)), GOOD]},
+        "client 0: a sample has a object: return tensors or numbers",
+    ),
+    "dictionaries without labels": (
+        {"clients": [Rows(lambda index: {"x": X[index]}), GOOD]},
+        r"client 0: a dataset of dictionaries needs its targets in 'labels', it has \['x'\]",
+    ),
+    "frames without target": (
+        {"clients": {"north": frame(40), "south": frame(50)}},
+        "north: is a frame, and target= names no column: pass target=",
+    ),
+    "another column": (
+        {"clients": {"north": frame(40), "south": frame(50)}, "target": "Y"},
+        "north: no column 'Y' for the target",
+    ),
+    "a frame and arrays": (
+        {"clients": {"north": frame(40), "south": GOOD}, "target": "y"},
+        "target = 'y' names a column of frames, and south is no frame",
+    ),
+    "one frame": (
+        {"clients": frame(40), "target": "y"},
+        r"clients: is one frame.*groupby\('site'\)",
+    ),
+    "a frame without rows": (
+        {"clients": {"north": frame(40)[:0], "south": frame(50)}, "target": "y"},
+        "north: has no rows: leave this client out",
+    ),
+    "dates": (
+        {"clients": [frame(40).assign(day=pandas.Timestamp("2020-01-01"))] * 2, "target": "y"},
+        "client 0: column 'day' has dates: turn it into numbers",
+    ),
+    "two columns of a name": (
+        {"clients": [pandas.concat([frame(40), frame(40)], axis=1)] * 2, "target": "y"},
+        "client 0: has two columns 'a'",
+    ),
+    "tests of other clients": (
+        {"test": {"north": GOOD}},
+        "test: has north, and the clients are north, south, west: pass a test set for each client",
+    ),
+    "swapped": (
+        {"model": sites(), "clients": net()},
+        r"the network comes first: cw.fit\(network, cl",
+    ),
+    "no network": ({"model": 3}, "model: must be a module or make one, got int"),
+    "a network by a wrong name": ({"model": "mpl"}, "unknown model 'mpl'; did you mean 'mlp'"),
+    "another network": (
+        {"model": nn.Linear(4, 3)},
+        r"model: does not take samples of shape \(5,\)",
+    ),
+    "a misspelt keyword": (
+        {"lerning_rate": 0.1},
+        "lerning_rate: unknown keyword; did you mean 'lear",
+    ),
+    "another library's keyword": ({"local_epochs": 2}, "unknown keyword; did you mean 'epochs'"),
+    "a key of a table": (
+        {"metric": "auc"},
+        r"metric: is a key of evaluation: pass evaluation=\{'metric': ...\}",
+    ),
+    "both": ({"method": "FedAvg", "methods": ["FedAvg"]}, "give either method or methods"),
+    "no rounds": ({"rounds": 0}, "rounds = 0: must be greater than 0"),
+    "an unknown method": (
+        {"method": "FedAvgg"},
+        "there is no method 'FedAvgg'; did you mean 'FedAvg'",
+    ),
+    "an unknown attack": ({"hostile": {"clients": 1, "attack": "flip"}}, "unknown attack 'flip'"),
+    "seeds": ({"seeds": 3}, "seeds = 3: must be a list"),
+    "a wrong table": ({"training": 3}, "training = 3: must be a table"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_refused_in_one_line(mistake: str) -> None:
+    given, said = MISTAKES[mistake]
+    arguments = {"model": net(), "clients": sites(), **QUICK, **given}
+    with pytest.raises(ClientwiseError, match=said) as caught:
+        cw.fit(**arguments)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 320
+
+
+def test_what_is_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    data = TensorDataset(*GOOD)
+    loader = DataLoader(
+        data, collate_fn=list, sampler=WeightedRandomSampler([1.0] * 60, num_samples=60)
+    )
+    drawn = Rows(lambda index: (X[index] + torch.randn(5), Y[index]), 60)
+    with caplog.at_level(logging.WARNING):
+        cw.fit(net(), {"north": loader, "south": drawn, "west": data}, **QUICK)
+    said = [one.getMessage() for one in caplog.records]
+    assert "warning: north: the collate_fn of its DataLoader is not used" in said[0]
+    assert "warning: north: the sampler of its DataLoader (WeightedRandomSampler)" in said[1]
+    assert "warning: south: its samples differ each time they are read" in said[2]
+    assert not [text for text in said if "west" in text]
+
+
+# Objects and functions instead of names ------------------------------------------------------------------------------
+
+
+def labels_seen(clients: cw.ClientFacts) -> Tensor:
+    return (clients.label_counts > 0).sum(-1)
+
+
+def closeness(arrivals: Any) -> Tensor:
+    """How near an update is."""
+    return 1 / (1 + (arrivals.models - arrivals.global_model).norm(dim=1))
+
+
+def on_server(arrivals: cw.Arrivals) -> Tensor:
+    return arrivals.evaluation().losses.mean(1)
+
+
+def both(labels_seen: Tensor, dataset_size: Tensor) -> Tensor:
+    return labels_seen * dataset_size
+
+
+def squared(names: Any, values: Tensor) -> Tensor:
+    return values.prod(1) ** 2
+
+
+class Steep(cw.Score):
+    """Powers."""
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+    def __call__(self, names: Any, values: Tensor) -> Tensor:
+        return values.prod(1) ** self.power
+
+
+@dataclass(frozen=True)
+class Powers(cw.Score):
+    """Powers, of which the config knows."""
+
+    power: float = 1.0
+
+    def __call__(self, names: Any, values: Tensor) -> Tensor:
+        return values.prod(1) ** self.power
+
+
+def fit_with(**method: Any) -> cw.Run:
+    return cw.fit(net(), sites(), method={"name": "mine", **method}, **QUICK)
+
+
+def test_functions_and_scores_stand_for_names(tmp_path: Path) -> None:
+    criteria = ["label_diversity", "dataset_size"]
+    named = fit_with(criteria=criteria, score={"name": "prioritized", "priority": criteria[::-1]})
+    given = fit_with(
+        criteria=[labels_seen, "dataset_size"], score=cw.prioritized("dataset_size", "labels_seen")
+    )
+    assert given.weights.equals(named.weights)
+    assert given.functions == {"criterion labels_seen": __name__}
+    assert "criterion labels_seen was given in Python as a function" in given.report(
+        tmp_path
+    ).read_text(encoding="utf-8")
+    assert named.functions == {}
+    product = fit_with(criteria=criteria, score=cw.product(), normalise="sum")
+    of_labels = fit_with(criteria=[labels_seen, "dataset_size"], score=both)
+    assert numpy.allclose(of_labels.weights, product.weights)
+    assert of_labels.functions.keys() == {"criterion labels_seen", "score both"}
+    assert "Score function: both." in of_labels.why("west")
+    of_matrix = fit_with(criteria=["dataset_size"], score=squared)
+    sizes = numpy.array([one.num_train for one in of_matrix.clients(1)]) ** 2
+    assert numpy.allclose(of_matrix.weights[2], sizes / sizes.sum())
+    of_class = fit_with(criteria=["dataset_size"], score=Powers(2.0))
+    assert numpy.allclose(of_class.weights, of_matrix.weights)
+    assert of_class.config["methods"][0]["score"] == {"name": "Powers", "power": 2.0}
+    near = fit_with(criteria=[{"name": closeness, "as": "near"}], score=cw.mean)
+    assert "Criteria: near" in near.why("west")
+    assert cw.run({}, tmp_path / "a", data=cw.Samples.from_clients(sites()), model=net, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (
+            {"criteria": [lambda clients: 1]},
+            "a lambda has no name for the record: write the criterion",
+        ),
+        ({"criteria": [len]}, r"len\(obj\): call its first argument `clients`"),
+        ({"criteria": [squared]}, r"squared\(names\): call its first argument `clients`"),
+        ({"score": both}, r"both\(labels_seen, dataset_size\): the criteria are dataset_size"),
+        ({"score": cw.prioritized}, "there is a score 'prioritized' already; give your own"),
+        ({"rule": squared}, "squared is a function that is not registered: register it as a rule"),
+        ({"score": 3}, "must name the score"),
+        ({"score": cw.prioritized("size")}, "score: priority"),
+        ({"score": Steep(2.0)}, "Steep: its options are not known: make it a dataclass"),
+    ],
+)
+def test_functions_that_are_no_parts(method: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as caught:
+        fit_with(**method)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_function_declares_what_it_reads() -> None:
+    with pytest.raises(ConfigError, match=r"methods\[0\]: needs samples to weigh by"):
+        cw.fit(
+            net(),
+            sites(),
+            method={"name": "mine", "criteria": [on_server]},
+            server_set={"fraction": 0.0},
+            **QUICK,
+        )
+
+
+def test_a_score_that_returns_something_else() -> None:
+    def total(names: Any, values: Tensor) -> Any:
+        return values.sum()
+
+    def fails(names: Any, values: Tensor) -> Any:
+        raise KeyError("size")
+
+    for score, said in {
+        total: r"total must return a tensor with one score per client, returned \(\) for 2",
+        fails: "fails failed: KeyError: 'size'",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            fit_with(score=score)
+
+
+def test_other_code_of_a_function_is_noticed(tmp_path: Path) -> None:
+    def quality(clients: Any) -> Tensor:
+        return clients.num_samples
+
+    config = {"method": {"name": "mine", "criteria": [quality]}, **QUICK}
+    cw.fit(net, sites(), out=tmp_path / "run", **config)
+
+    def quality(clients: Any) -> Tensor:  # type: ignore[no-redef]
+        return 2 * clients.num_samples
+
+    config = {"method": {"name": "mine", "criteria": [quality]}, **QUICK, "rounds": 3}
+    with pytest.raises(RunError, match="other code in the function of the criterion quality"):
+        cw.fit(net, sites(), out=tmp_path / "run", resume=True, **config)
+    with pytest.raises(ConfigError, match="other processes cannot use your functions"):
+        cw.fit("linear", sites(), workers="ray", **config)
+
+
+def test_keywords_change_a_config(tmp_path: Path) -> None:
+    file = tmp_path / "first.toml"
+    file.write_text(
+        'rounds = 9\ndata = "digits"\nmodel = "linear"\nmethods = ["FedAvg", "FedAdam"]\n'
+        'partition = { name = "iid", clients = 4 }\n[training]\nepochs = 2\nlearning_rate = 0.5\n',
+        encoding="utf-8",
+    )
+    run = cw.run(
+        file,
+        tmp_path / "run",
+        rounds=1,
+        seeds=range(3, 5),
+        method="FedAdam",
+        learning_rate=0.25,
+        partition={"clients": 3},
+    )
+    assert run.config["name"] == "first"
+    assert (run.methods, run.seeds("FedAdam"), run.rounds) == (["FedAdam"], [3, 4], 1)
+    assert run.config["training"]["epochs"] == 2
+    assert run.config["training"]["learning_rate"] == 0.25
+    assert len(run.clients(3)) == 3
+    assert run.predict(torch.zeros(2, 1, 8, 8)).shape == (2,)
+    again = cw.run(cw.load(file), tmp_path / "again", rounds=1, seeds=[3])
+    assert (again.rounds, again.config["training"]["epochs"]) == (1, 2)
+
+
+def test_attacks_are_keywords() -> None:
+    run = cw.fit(net(), sites(), hostile={"clients": ["west"], "attack": "sign_flip"}, **QUICK)
+    assert [one.hostile for one in run.clients(1)] == [None, None, "sign_flip"]
+    assert "Hostile (sign_flip)." in run.why("west")
