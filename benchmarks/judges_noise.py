@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import clientwise as cw
-from clientwise.core.cohort import Cohort
+from clientwise.core.judging import Judge
 from clientwise.core.types import Evaluation
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.deployment.allowance import Allowance
@@ -47,14 +47,14 @@ TEST_SAMPLES = (None, 100_000, 10_000, 1_000, 100)  # of a judge; None: exact lo
 def accuracy(config: dict[str, Any], deviation: float) -> float:
     """Accuracy in the last round, in percent, mean of the seeds."""
     chance = torch.Generator().manual_seed(1)
-    exact = Cohort.judge
+    exact = Judge.__call__
 
-    def noisy(cohort: Cohort, models: Tensor) -> Evaluation:
-        found = exact(cohort, models)
+    def noisy(judge: Judge, models: Tensor) -> Evaluation:
+        found = exact(judge, models)
         losses = found.losses + deviation * torch.randn(found.losses.shape, generator=chance)
         return replace(found, losses=losses.clamp(min=0))
 
-    with tempfile.TemporaryDirectory() as folder, patch.object(Cohort, "judge", noisy):
+    with tempfile.TemporaryDirectory() as folder, patch.object(Judge, "__call__", noisy):
         run = cw.Run(cw.run(config, f"{folder}/run", progress=False))
         curves = [run.curve("metric", "RecommendedJudged", seed) for seed in CONFIG["seeds"]]
     return 100 * mean(curve[-1][1] for curve in curves)

@@ -13,7 +13,8 @@ from hypothesis import settings
 
 from clientwise.core.method import Method, Plan
 from clientwise.data.datasets import digits
-from clientwise.data.partition import dirichlet, federate
+from clientwise.data.division import federate
+from clientwise.data.partition import dirichlet
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.wrappers.engine import EmbeddedEngine
 from clientwise.engine.wrappers.hostile import HostileEngine

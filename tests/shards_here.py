@@ -12,38 +12,38 @@ import pytest
 from clientwise.data.federated import FederatedData
 from clientwise.engine.ray.shards import (
     Build,
-    Place,
     Shard,
     Shards,
+    Slot,
     divided,
 )
 from clientwise.experiment.running import ray_shards, runner
 
 
-def places(count: int) -> list[Place]:
-    """A place for each shard, with more cores than there are lanes."""
-    return [Place(f"node {index}", cores=64) for index in range(count)]
+def slots(count: int) -> list[Slot]:
+    """A slot for each shard, with more cores than there are lanes."""
+    return [Slot(f"node {index}", cores=64) for index in range(count)]
 
 
 def without_ray(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let `workers = "ray"` mean so many shards in this process."""
     monkeypatch.setattr(runner, "connected_to_ray", nullcontext)
-    monkeypatch.setattr(runner, "places", lambda on_gpu: places(count))
+    monkeypatch.setattr(runner, "slots", lambda on_gpu: slots(count))
     monkeypatch.setattr(ray_shards, "Shards", AllHere)
 
 
 class Here(Shard):
     """A shard in this process, without Ray."""
 
-    def _read(self, placed: Sequence[Any]) -> FederatedData:
-        (data,) = placed
+    def _read(self, stored: Sequence[Any]) -> FederatedData:
+        (data,) = stored
         return data
 
 
 class AllHere(Shards):
     """The shards of all clients in this process. What travels is pickled, as by Ray."""
 
-    def __init__(self, data: FederatedData, build: Build, where: Sequence[Place]) -> None:
+    def __init__(self, data: FederatedData, build: Build, where: Sequence[Slot]) -> None:
         self._here = []
         for index, _ in enumerate(where):
             shard = Here(build, 1)

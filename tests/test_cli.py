@@ -318,7 +318,7 @@ def test_in_a_terminal_there_is_a_live_bar(config: Path, tmp_path: Path) -> None
 
 def test_names_are_never_markup(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
     names = ["[/]x", "acc [bold] $x_$ y", "_hidden", "<b>&"]
-    tiny["methods"] = [{"name": name} for name in names]
+    tiny["methods"] = [{"name": name, "like": "FedAvg"} for name in names]
     config.write_text(tomli_w.dumps(tiny))
     output = clientwise("run", config, "--out", tmp_path / "[red]out")
     for name in names:

@@ -92,9 +92,9 @@ def test_a_criterion_that_compares_clients_must_say_so() -> None:
     ("value", "message"),
     [
         (lambda clients: clients.num_samples[:1], "one value per client"),
-        (lambda clients: clients.num_samples / 0, "must be finite"),
-        (lambda clients: -clients.num_samples, "must be 0 or more"),
-        (lambda clients: clients.num_samples, "exceeds the declared maximum 1"),
+        (lambda clients: clients.num_samples / 0, "must be finite and not negative"),
+        (lambda clients: -clients.num_samples, "must be finite and not negative"),
+        (lambda clients: clients.num_samples, "above its bound 1"),
     ],
 )
 def test_criteria_that_cannot_be_right(value: Callable[[Any], Tensor], message: str) -> None:

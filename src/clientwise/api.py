@@ -18,11 +18,11 @@ from .core.evidence import EVIDENCE as EVIDENCE
 from .core.objective.adapt_loss import LOSS_ADAPTERS as LOSS_ADAPTERS
 from .core.objective.metrics import METRICS as METRICS
 from .core.objective.metrics import measure as measure
-from .core.priority import ADJUSTMENTS as ADJUSTMENTS
 from .core.types import Gathered as Gathered
 from .core.types import Posterior as Posterior
 from .core.types import RoundRecord as RoundRecord
 from .core.weights import scores as _scores
+from .core.weights.priority import ADJUSTMENTS as ADJUSTMENTS
 from .core.weights.scores import SCORES as SCORES
 from .core.weights.scores import Score as Score
 from .core.weights.scores import prioritized as prioritized

@@ -38,8 +38,8 @@ class ConfigError(ClientwiseError, ValueError):
         self.issues = [(shortened(key), shortened(message)) for key, message in issues]
         lines = []
         for key, message in self.issues:
-            place = f"{source}: {key}" if key else source
-            lines.append(f"{place}: {message}")
+            subject = f"{source}: {key}" if key else source
+            lines.append(f"{subject}: {message}")
         super().__init__("\n".join(lines))
 
 

@@ -32,7 +32,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
             mode &= path.stat().st_mode  # who could not read the old file cannot read the new one
         temporary.touch(mode)
         yield temporary
-        put_in_place(temporary, path)
+        replace_file(temporary, path)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)  # on a full disk, half a file is in the way
@@ -41,7 +41,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         raise
 
 
-def put_in_place(written: Path, path: Path) -> None:
+def replace_file(written: Path, path: Path) -> None:
     """Rename a file within a file system. When this returns, its content and its new name are on the disk."""
     with written.open("rb+") as file:
         os.fsync(file.fileno())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clientwise.core.evidence.own_past import OwnPast
+from clientwise.core.evidence.history import OwnPast
 from clientwise.core.evidence.significance import (
     LEAST_JUDGES,
     LEAST_SAMPLES,

@@ -16,9 +16,9 @@ from clientwise.core.criteria import make_criterion
 from clientwise.core.evidence import EVIDENCE
 from clientwise.core.method import Method, Plan
 from clientwise.core.objective.adapt_loss import class_weights
-from clientwise.core.priority import best_order
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining, Updates
+from clientwise.core.weights.priority import best_order
 from clientwise.core.weights.scores import (
     Choquet,
     Mean,

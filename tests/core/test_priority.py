@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from clientwise.core.priority import ADJUSTMENTS, all_orders
 from clientwise.core.types import Candidate, Evaluation
+from clientwise.core.weights.priority import ADJUSTMENTS, all_orders
 
 NAMES = ("a", "b", "c")
 ORDERS = list(itertools.permutations(NAMES))
@@ -23,7 +23,7 @@ class Clients:
         self.asked: list[list[tuple[str, ...]]] = []
 
     def build(self, order: tuple[str, ...]) -> Candidate:
-        return Candidate(order, *[torch.ones(1)] * 2, None, torch.ones(1), None, torch.zeros(1), {})
+        return Candidate(order, *[torch.ones(1)] * 3, torch.zeros(1), {})
 
     def evaluate(self, candidates: Sequence[Candidate]) -> Evaluation:
         orders = [candidate.priority for candidate in candidates]

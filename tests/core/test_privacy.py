@@ -13,8 +13,8 @@ from torch import Tensor
 
 from clientwise.core.privacy import (
     LocalNoise,
+    NoisedSum,
     Privacy,
-    Released,
     capped,
     release,
 )
@@ -57,7 +57,7 @@ Federation = tuple[Tensor, Tensor]  # updates [n, d], criteria [n, 3]
 
 def released(
     federation: Federation, score: Score, cap: float, privacy: Privacy, **changes: Any
-) -> Released:
+) -> NoisedSum:
     updates, criteria = federation
     normalised = divide(criteria, fixed_scale(criteria, by=[2.0, 1.0, 5.0]))
     scores = score(NAMES, normalised)

@@ -11,7 +11,7 @@ import clientwise as cw
 from clientwise.core import clock, guard, reasons
 from clientwise.core.reasons import SENTENCES, Cause, Reason
 from clientwise.errors import RunError
-from clientwise.experiment.running.resume import Difference
+from clientwise.experiment.running.resume import ConfigDifference
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
 
@@ -105,7 +105,7 @@ def test_hints_on_another_config_follow_from_its_keys(
         cw.run(config | changes, tmp_path / "run", resume=True)
     before = str(plain.value).split(". ", 1)[1]
     assert hint in before
-    monkeypatch.setattr(Difference, "sentence", property(lambda one: "in other words"))
+    monkeypatch.setattr(ConfigDifference, "sentence", property(lambda one: "in other words"))
     with pytest.raises(RunError, match="in other words") as reworded:
         cw.run(config | changes, tmp_path / "run", resume=True)
     assert str(reworded.value).split(". ", 1)[1] == before

@@ -22,7 +22,6 @@ from clientwise.core.criteria import (
 from clientwise.core.method import Method, Plan
 from clientwise.core.objective.adapt_loss import class_weights
 from clientwise.core.objective.metrics import accuracy, per_class_f1
-from clientwise.core.priority import best_order, first_improvement
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import (
     LocalTraining,
@@ -31,6 +30,7 @@ from clientwise.core.types import (
     Task,
     Updates,
 )
+from clientwise.core.weights.priority import best_order, first_improvement
 from clientwise.core.weights.scores import (
     Choquet,
     Owa,
@@ -39,7 +39,8 @@ from clientwise.core.weights.scores import (
 )
 from clientwise.core.weights.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
-from clientwise.data.partition import federate, iid
+from clientwise.data.division import federate
+from clientwise.data.partition import iid
 from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import linear, mlp
 

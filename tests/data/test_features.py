@@ -14,7 +14,6 @@ from sklearn.linear_model import LogisticRegression
 
 import clientwise as cw
 from clientwise.core.objective.problem import Classification
-from clientwise.data.catalogue import DATASETS
 from clientwise.data.features import (
     FEATURES,
     Backbone,
@@ -22,7 +21,7 @@ from clientwise.data.features import (
     vgg19_convolutions,
     with_features,
 )
-from clientwise.data.federated import Samples
+from clientwise.data.federated import DATASETS, Samples
 from clientwise.data.folder import DataError
 from clientwise.registry import Part
 

@@ -9,11 +9,12 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import clientwise as cw
 from clientwise.core.objective.problem import Classification
-from clientwise.data import federated
+from clientwise.data import fingerprints as digests
 from clientwise.data.datasets import digits
+from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.data.folder import DataError
-from clientwise.data.partition import federate, iid
+from clientwise.data.partition import iid
 
 
 def test_your_own_arrays() -> None:
@@ -131,8 +132,8 @@ def test_every_client_has_a_fingerprint_of_its_own() -> None:
 def test_fingerprints_are_those_that_older_runs_recorded(
     monkeypatch: pytest.MonkeyPatch, many_rows: int, fingerprints: list[str]
 ) -> None:
-    monkeypatch.setattr(federated, "MANY_ROWS", many_rows)
-    monkeypatch.setattr(federated, "HOLDERS_AT_ONCE", 2)
+    monkeypatch.setattr(digests, "MANY_ROWS", many_rows)
+    monkeypatch.setattr(digests, "HOLDERS_AT_ONCE", 2)
     targets = torch.tensor([0, 1, 2, 0, 1, 2])
     samples = Samples(
         torch.arange(24, dtype=torch.uint8).view(6, 2, 2),

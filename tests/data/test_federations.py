@@ -21,15 +21,10 @@ from small_files import (
 )
 
 from clientwise.data.datasets import DATASETS
+from clientwise.data.division import divide, federate, hand_out
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
-from clientwise.data.partition import (
-    by_id,
-    divide,
-    federate,
-    hand_out,
-    iid,
-)
+from clientwise.data.partition import by_id, iid
 
 
 def load(name: str, folder: Path, **options: object) -> Samples:

@@ -15,9 +15,10 @@ from small_files import write_air, write_cells, write_domains, write_table
 from torch import nn
 
 from clientwise.data.datasets import DATASETS
+from clientwise.data.division import federate
 from clientwise.data.features import FEATURES, Backbone, with_features
 from clientwise.data.federated import FederatedData, Samples
-from clientwise.data.partition import federate, iid
+from clientwise.data.partition import iid
 from clientwise.data.published import digit_domains
 from clientwise.experiment.build.clients import build_data
 from clientwise.experiment.build.samples import load_samples

@@ -20,9 +20,10 @@ from torch.profiler import ProfilerActivity, profile
 
 import large_table
 from clientwise.data.datasets import DATASETS
+from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
-from clientwise.data.partition import by_id, federate
+from clientwise.data.partition import by_id
 from clientwise.data.tables import columns, table
 from clientwise.data.tables import files as table_files
 from clientwise.data.tables.columns import Standardise

@@ -10,14 +10,12 @@ from hypothesis import strategies as st
 
 import processes
 from clientwise.data.datasets import DATASETS, diabetes, digits
+from clientwise.data.division import _at_least, deal_alike, federate
 from clientwise.data.partition import (
     PARTITIONS,
     Pool,
-    _at_least,
     by_id,
-    deal_alike,
     dirichlet,
-    federate,
     iid,
     quantity,
     shards,

@@ -29,8 +29,9 @@ from small_files import (
 )
 
 from clientwise.data.datasets import DATASETS, DataError
+from clientwise.data.division import federate
 from clientwise.data.federated import Samples
-from clientwise.data.partition import by_id, federate, iid
+from clientwise.data.partition import by_id, iid
 from clientwise.data.published import (
     celeba,
     malaria,

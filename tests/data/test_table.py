@@ -14,10 +14,11 @@ import torch
 
 import clientwise as cw
 from clientwise.data.datasets import DATASETS
+from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
-from clientwise.data.partition import by_id, federate
-from clientwise.data.tables import table
+from clientwise.data.partition import by_id
+from clientwise.data.tables import cells
 from clientwise.data.tables.columns import Standardise, prepare
 from clientwise.data.tables.encoding import Encoder, Encoding, InputColumn
 from clientwise.errors import ConfigError
@@ -319,7 +320,7 @@ def test_a_table_of_many_columns_takes_time_in_proportion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No column of numbers is looked at by itself: that took 41 seconds for 20,000 of them."""
-    parse = table.parse_numbers
+    parse = cells.parse_numbers
     rows = numpy.random.default_rng(1).normal(size=(20, 3000)).round(3)
     frame = pandas.DataFrame(rows, columns=[f"gene {index}" for index in range(3000)]).assign(
         ill=[0, 1] * 10
@@ -327,7 +328,7 @@ def test_a_table_of_many_columns_takes_time_in_proportion(
     frame.to_csv(tmp_path / "own.csv", index=False)
     parsed: list[str] = []
     monkeypatch.setattr(
-        table, "parse_numbers", lambda column: parsed.append(column.name) or parse(column)
+        cells, "parse_numbers", lambda column: parsed.append(column.name) or parse(column)
     )
     samples = load(tmp_path, files="own.csv", categories=[])
     assert torch.equal(samples.inputs, torch.as_tensor(rows))

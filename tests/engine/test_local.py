@@ -21,8 +21,9 @@ from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.seeding import client_keys, generator, mixed
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import diabetes
+from clientwise.data.division import federate
 from clientwise.data.federated import Holdings
-from clientwise.data.partition import federate, iid
+from clientwise.data.partition import iid
 from clientwise.engine.device import pick_device
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ClientwiseError

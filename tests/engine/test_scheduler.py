@@ -13,7 +13,8 @@ import clientwise as cw
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import digits
-from clientwise.data.partition import federate, iid
+from clientwise.data.division import federate
+from clientwise.data.partition import iid
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.jobs import TrainJob
 from clientwise.engine.local import LocalEngine

@@ -15,14 +15,11 @@ from safetensors.torch import load_file
 import clientwise as cw
 import shards_here
 from clientwise.core.aggregation.rules import median
+from clientwise.core.cohort import fold
 from clientwise.core.criteria import make_criterion
+from clientwise.core.evaluation import evaluate_clients
 from clientwise.core.method import Method, Plan
-from clientwise.core.round import (
-    evaluate_clients,
-    first_state,
-    fold,
-    run_round,
-)
+from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
@@ -134,7 +131,7 @@ def in_shards(whole: LocalEngine, parts: list[LocalEngine], method: Method) -> S
     torch.manual_seed(0)
     module = linear((1, 8, 8), 10)
     return ShardedEngine(
-        whole.data, module, seed=1, shards=AllHere(whole.data, build, shards_here.places(NODES))
+        whole.data, module, seed=1, shards=AllHere(whole.data, build, shards_here.slots(NODES))
     )
 
 

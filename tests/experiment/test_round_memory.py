@@ -14,7 +14,7 @@ import pytest
 import method_memory
 import run_memory
 from clientwise.core.method import Method, Plan
-from clientwise.core.types import Layer, ModelSpec
+from clientwise.core.types import FLOAT_BYTES, Layer, ModelSpec
 from clientwise.errors import ConfigError
 from clientwise.experiment.checks import round_memory
 from clientwise.experiment.checks.describe import describe
@@ -22,7 +22,6 @@ from clientwise.experiment.checks.round_memory import (
     BLOCKS,
     DOUBLE_BYTES,
     FACTOR_COPIES,
-    FLOAT_BYTES,
     PAIR_COPIES,
     STACKED_COPIES,
     UPDATE_COPIES,

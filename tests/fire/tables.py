@@ -15,7 +15,8 @@ import attempts
 import pandas
 
 from clientwise.data.datasets import DATASETS, DataError
-from clientwise.data.partition import federate, iid
+from clientwise.data.division import federate
+from clientwise.data.partition import iid
 
 WORDS = [
     "",

@@ -39,7 +39,7 @@ def config(methods: Sequence[str], rounds: int) -> dict[str, Any]:
     return {
         **copy.deepcopy(CONFIG),
         "rounds": rounds,
-        "methods": [{"name": name} for name in methods],
+        "methods": [{"name": name, "like": "FedAvg"} for name in methods],
     }
 
 

@@ -40,7 +40,7 @@ def test_the_audit_has_the_places_of_the_method_and_no_others(moved: cw.Run, met
     chain = CHAINS[method]
     stored = {row.client: row for row in moved.participants(method, 1, 5)}
     found = audit(moved, method, 1, 5)
-    assert [place.label for place in found.places] == list(chain)
+    assert [stage.label for stage in found.stages] == list(chain)
     for one in found.participants:
         assert [cell.value for cell in one.chain] == [
             getattr(stored[one.client], key) for key in chain.values()
@@ -85,7 +85,7 @@ def test_the_picture_leads_step_by_step_to_what_the_record_holds(
     )  # by the first criterion alone
     picture, *_ = views.audit_round(moved, method, 1, 5).sections[0].items
     groups = picture.mark.groups
-    assert [group.name for group in groups] == [*steps, found.places[-1].label]
+    assert [group.name for group in groups] == [*steps, found.stages[-1].label]
     before = [1 / len(known)] * len(known)
     for index, group in enumerate(groups[:-1]):
         assert group.starts == before
@@ -259,7 +259,7 @@ def test_the_config_only_names_what_the_record_shows(
     path = made.folder / "config.toml"
     path.write_text(path.read_text().replace(old, new))
     found = audit(made, "all of it", 1, 5)
-    assert [place.label for place in found.places] == list(CHAINS["all of it"])
+    assert [stage.label for stage in found.stages] == list(CHAINS["all of it"])
     assert words in said(found)[0][0]
     assert ("z = 4.1" in said(found)[0][0]) == ("100.0" not in new)
     if "not toml" in new:
@@ -278,7 +278,7 @@ def test_bounds_that_moved_nothing_say_so(moved: cw.Run, tmp_path: Path) -> None
             "UPDATE participants SET prior = NULL WHERE lane = ?", (moved.lane("bounds", 1),)
         )
     found = audit(cw.Run(folder), "bounds", 1, 5)
-    assert [place.label for place in found.places] == ["score", "weight"]
+    assert [stage.label for stage in found.stages] == ["score", "weight"]
     assert (
         "Bounds limit the weight: cap 15%. No weight was changed in this round."
         in found.explanation
@@ -353,8 +353,8 @@ def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:
             " ".join(
                 [
                     str(one.client),
-                    *(f"{raw:.4g}" for raw in one.raw),
                     *(cell.text for cell in one.chain),
+                    *(f"{raw:.4g}" for raw in one.raw),
                 ]
             )
             in words

@@ -10,14 +10,9 @@ from rich.console import Console
 
 from clientwise.core.objective.problem import Classification
 from clientwise.data.datasets import diabetes, digits
+from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Samples
-from clientwise.data.partition import (
-    Pool,
-    federate,
-    iid,
-    shards,
-    table,
-)
+from clientwise.data.partition import Pool, iid, shards, table
 from clientwise.data.summary import DataSummary, summarise
 from clientwise.report.data_tables import (
     BLOCKS,

@@ -19,10 +19,11 @@ from clientwise.report.document import Cell, Chart, Table
 from clientwise.report.marks import Bars
 from clientwise.report.output.export import as_csv
 from clientwise.report.output.terminal import summary_table
+from clientwise.report.sections.result import result_table
 from clientwise.report.sections.targets import average_gain, rounds_cell
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Difference, holm
-from clientwise.report.verdict import NOT_RANKED
+from clientwise.report.verdict import NOT_RANKED, TOO_FEW
 
 Values = Mapping[str, Sequence[float]]  # by method, one per seed
 SEEDS = 6
@@ -328,3 +329,36 @@ def test_clients_have_their_names_everywhere(tiny: dict[str, Any], tmp_path: Pat
             tmp_path / "other",
             data=data,
         )
+
+
+def test_what_is_not_available_in_practice_is_never_the_best(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"FedAvg": BASE, "Pooled": [value + 0.1 for value in BASE]})
+    (tmp_path / "run" / "config.toml").write_text(
+        '[[methods]]\nname = "FedAvg"\n[[methods]]\nname = "Pooled"\ncontrol = "pooled"\n'
+    )
+    series = series_of([run])
+    said = " ".join(views.headline(series))
+    assert "Pooled has" not in said
+    assert "FedAvg: accuracy" in said
+    table = result_table(series)
+    assert [row[0] for row in table.texts(str, "<{}>".format)] == ["Pooled †", "FedAvg"]
+    assert table.best() == set()
+    assert "† Not available in practice" in table.note
+
+
+def test_the_size_of_the_reporting_set_is_said(tmp_path: Path) -> None:
+    facts = {"reported samples": 43, "reported samples of the rarest class": 8}
+    better = [value + 0.1 for value in BASE]
+    run = write_run(tmp_path / "run", {"A": BASE, "B": better}, **facts)
+    said = "Reported on 43 samples (8 of the rarest class; one sample is worth 2.3 points)."
+    assert said in result_table(series_of([run])).note
+    assert "B has the highest accuracy" in " ".join(views.headline(series_of([run])))
+    few = write_run(tmp_path / "few", {"A": BASE, "B": better}, **facts | {"reported samples": 29})
+    assert views.headline(series_of([few])) == [TOO_FEW]
+
+
+def test_a_run_records_the_size_of_its_reporting_set(tmp_path: Path, tiny: dict[str, Any]) -> None:
+    run = cw.Run(cw.run(tiny, tmp_path / "run"))
+    assert run.report_samples is not None
+    assert run.report_rarest is not None
+    assert 0 < run.report_rarest < run.report_samples

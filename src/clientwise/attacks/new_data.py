@@ -43,8 +43,8 @@ def swap(data: FederatedData, chosen: Mapping[int, Hostile]) -> FederatedData:
 def _rotated(held: Holdings, members: Sequence[int]) -> Holdings:
     """The holdings in which each member has the samples of the next."""
     source = list(range(len(held)))
-    for place, client in enumerate(members):
-        source[client] = members[(place + 1) % len(members)]
+    for position, client in enumerate(members):
+        source[client] = members[(position + 1) % len(members)]
     parts = []
     for client in source:
         theirs = held.slice(client)

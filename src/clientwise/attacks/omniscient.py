@@ -138,8 +138,8 @@ class Mimic(Omniscient):
 
     def update(self, honest: Honest) -> Tensor:
         """x_place."""
-        place = _most_distorting(honest) if self.place is None else self.place
-        return honest.updates[place % len(honest.updates)]
+        row = _most_distorting(honest) if self.place is None else self.place
+        return honest.updates[row % len(honest.updates)]
 
 
 @ATTACKS.register("min_max", SEES_ALL)

@@ -62,7 +62,7 @@ def resume_command(folder: Path) -> str:
 
 
 @contextmanager
-def writing_to(place: Path) -> Iterator[None]:
+def writing_to(path: Path) -> Iterator[None]:
     """An error of the file system names the file, or this place where it has none (a full disk).
 
     On Ctrl-C or SIGTERM, a line says that this place was not completed.
@@ -71,15 +71,15 @@ def writing_to(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fail(reason(error, place))
+        fail(reason(error, path))
     except KeyboardInterrupt:
-        message = f"Stopped: {place} was not completed. Give the same command again."
+        message = f"Stopped: {path} was not completed. Give the same command again."
         err.print(escape(message), soft_wrap=True)
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def reason(error: OSError, place: Path | str = "clientwise") -> str:
+def reason(error: OSError, path: Path | str = "clientwise") -> str:
     """An error of the file system in one line: the file and what is wrong with it."""
-    return f"{error.filename or place}: {error.strerror or error}"
+    return f"{error.filename or path}: {error.strerror or error}"

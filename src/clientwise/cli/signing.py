@@ -217,11 +217,11 @@ def _signers(keys: list[str], compared: bool) -> str:
     return f"{named}. Compare it with the federation's key, or give --key"
 
 
-def _receipt_files(places: list[Path]) -> list[Path]:
+def _receipt_files(paths: list[Path]) -> list[Path]:
     files: list[Path] = []
-    for place in places:
-        found = sorted(place.glob("*.jsonl")) if place.is_dir() else [place]
+    for path in paths:
+        found = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not found:
-            fail(f"{place}: no receipts (*.jsonl) in it")
+            fail(f"{path}: no receipts (*.jsonl) in it")
         files += found
     return files

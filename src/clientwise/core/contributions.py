@@ -59,7 +59,7 @@ def sampled_shapley(
 ) -> Contributions:
     """Mean marginal gains over random orders [n], with the standard error of that mean.
 
-    Half of the orders are the other half reversed, so that early and late places balance out
+    Half of the orders are the other half reversed, so that early and late positions balance out
     (antithetic sampling). The error is that of the means of such pairs.
 
     Args:
@@ -90,8 +90,8 @@ def _gains(worth: Worth, order: Tensor) -> Tensor:
     """What each player adds as the players join in an order [n]; the sum is v(all) − v(∅)."""
     count = len(order)
     joined = torch.zeros(count + 1, count, dtype=torch.int64)
-    for place, player in enumerate(order.tolist()):
-        joined[place + 1 :, player] = 1
+    for position, player in enumerate(order.tolist()):
+        joined[position + 1 :, player] = 1
     steps = worth(joined).double().diff()
     gains = torch.zeros(count, dtype=torch.float64)
     gains[order] = steps

@@ -18,12 +18,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .candidates import model_of, within_bounds
 from .cohort import Cohort
 from .contributions import Contributions, shapley
+from .engine import Engine
+from .seeding import generator
 from .types import Candidate, Counterfactual, Evaluation
 from .weights.bounds import InfeasibleError
 
 AT_ONCE = 64  # models evaluated together
+LARGEST_ERROR = 10.0  # one beyond counts as this much, or one client would dominate all values
 MOST_CLIENTS = 50  # in a round: each is one more model to evaluate
 UNKNOWN_SIZES = "the server does not know the sizes of the clients' data"
 
@@ -65,9 +69,7 @@ def evaluated(
     return tuple(results)
 
 
-def contributions(
-    cohort: Cohort, chosen: Candidate, random: torch.Generator
-) -> Contributions | None:
+def contributions(cohort: Cohort, chosen: Candidate) -> Contributions | None:
     """Shapley values [n] of a round's clients on the server's reporting part; None without weights.
 
     The worth of a coalition is the metric of the aggregate of its updates, weighted by their weights in the
@@ -83,10 +85,21 @@ def contributions(
         found = []
         for some in torch.split(members, AT_ONCE):
             models = [_coalition_model(cohort, chosen, one) for one in some]
-            found.append(cohort.reported(torch.stack(models)))
+            found.append(_reported(cohort.engine, torch.stack(models)))
         return torch.cat(found)
 
+    random = generator(cohort.plan.seed, "contributions", cohort.state.round_num + 1)
     return shapley(worth, len(cohort.client_ids), random)
+
+
+def _reported(engine: Engine, models: Tensor) -> Tensor:
+    """The metric of models [c, d] on the server's reporting part [c]; negative if lower is better."""
+    found = engine.evaluate_server(models, "report")
+    assert found is not None, "validation refuses contributions without reporting samples"
+    metric = found.overall().double()
+    if engine.problem.higher_is_better:
+        return metric.nan_to_num(nan=0.0)
+    return -metric.nan_to_num(nan=torch.inf).clamp(max=LARGEST_ERROR)
 
 
 def _coalition_model(cohort: Cohort, chosen: Candidate, members: Tensor) -> Tensor:
@@ -94,8 +107,8 @@ def _coalition_model(cohort: Cohort, chosen: Candidate, members: Tensor) -> Tens
     rows = members.nonzero().flatten().tolist()
     weights = chosen.weights[rows]
     if not weights.any():
-        return cohort.model_before
-    return cohort.model_of(weights / weights.sum(), rows, chosen)
+        return cohort.state.model
+    return model_of(cohort, weights / weights.sum(), rows, chosen)
 
 
 def _all_of(cohort: Cohort, chosen: Candidate) -> Iterator[Counterfactual]:
@@ -103,12 +116,12 @@ def _all_of(cohort: Cohort, chosen: Candidate) -> Iterator[Counterfactual]:
     everybody = range(count)
     yield Counterfactual("chosen", model=chosen.model)
     equal = torch.full((count,), 1 / count, dtype=torch.float64)
-    yield Counterfactual("uniform", model=cohort.model_of(equal, everybody, chosen))
+    yield Counterfactual("uniform", model=model_of(cohort, equal, everybody, chosen))
     sizes = cohort.sizes
     if sizes is None:
         yield Counterfactual("size", reason=UNKNOWN_SIZES)
     else:
-        yield Counterfactual("size", model=cohort.model_of(sizes / sizes.sum(), everybody, chosen))
+        yield Counterfactual("size", model=model_of(cohort, sizes / sizes.sum(), everybody, chosen))
     for row, client in enumerate(cohort.client_ids):
         yield _without(cohort, chosen, row, client)
 
@@ -119,7 +132,7 @@ def _without(cohort: Cohort, chosen: Candidate, row: int, client: int) -> Counte
         weights = coalition_weights(cohort, chosen, rows)
     except InfeasibleError as error:
         return Counterfactual("without", client, reason=str(error))
-    return Counterfactual("without", client, model=cohort.model_of(weights, rows, chosen))
+    return Counterfactual("without", client, model=model_of(cohort, weights, rows, chosen))
 
 
 def coalition_weights(cohort: Cohort, chosen: Candidate, rows: list[int]) -> Tensor:
@@ -128,4 +141,4 @@ def coalition_weights(cohort: Cohort, chosen: Candidate, rows: list[int]) -> Ten
     weights = before_bounds[rows]
     if not weights.any():
         raise InfeasibleError("the other clients have no weight")
-    return cohort.bounded(weights / weights.sum(), rows)
+    return within_bounds(cohort, weights / weights.sum(), rows)[0]

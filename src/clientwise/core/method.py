@@ -16,11 +16,12 @@ from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
 from .fixed_point import SecureAggregation
 from .objective.adapt_loss import LossAdapter
-from .priority import Adjustment
+from .objective.loss import Loss
 from .privacy import LocalNoise, Privacy
 from .sampling import poisson_sample, sample_clients, secret_sample
-from .types import LocalTraining, ModelSpec
+from .types import LocalTraining, ModelSpec, Task
 from .weights.bounds import Bounds
+from .weights.priority import Adjustment
 from .weights.scores import Prioritized, Score
 from .weights.weighting import Normaliser, sum_scale
 
@@ -118,6 +119,10 @@ class Method:
         """Whether all clients are gathered and ordered before criteria are measured."""
         return self.needs("whole_cohort") or bool(self.evidence or self.before or self.rule)
 
+    def task(self, round_num: int, loss: Loss) -> Task:
+        """What the clients of a round are asked to do."""
+        return Task(round_num, self.training, loss, self.client_criteria, self.local_noise)
+
     def for_clients(self, names: Sequence[str], num_clients: int) -> Method:
         """The method with numbers where its bounds name clients; ValueError for unknown ones."""
         if self.bounds is None or self.bounds.is_plain or self.control:
@@ -191,7 +196,7 @@ class Plan:
         return sample_clients(num_clients, size, seed, round_num, among)
 
     def evaluates_clients(self, round_num: int, has_report: bool = True) -> bool:
-        """Whether clients evaluate the model in this round; see `core.round.evaluate`."""
+        """Whether clients evaluate the model in this round; see `core.evaluation`."""
         every = self.evaluate_clients_every
         if every is None:
             return False

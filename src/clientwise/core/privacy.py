@@ -18,7 +18,7 @@ This holds only where the score of a client depends on no other client. Each is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -141,9 +141,31 @@ class Privacy:
             return (scores / self.denominator).clamp(max=cap)
         return capped(scores, cap)
 
+    def first(self, num_clients: int) -> dict[str, Tensor]:
+        """The state before the first round: the clipping norm, and in how many releases each client was [K]."""
+        clip = torch.tensor(self.clip, dtype=torch.float64)
+        return {"clip": clip, "releases": torch.zeros(num_clients, dtype=torch.int64)}
+
+    def after(
+        self, state: Mapping[str, Tensor], released: NoisedSum | None, asked: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """The state after a round.
+
+        With noise of the server (`released`), all clients are in every release: which were asked is a
+        secret. With noise of the clients, only those that were asked.
+        """
+        releases = state["releases"].clone()
+        clip = state["clip"]
+        if released:
+            releases += 1
+            clip = torch.tensor(released.next_clip, dtype=torch.float64)
+        else:
+            releases[list(asked)] += 1
+        return {"clip": clip, "releases": releases}
+
 
 @dataclass(frozen=True)
-class Released:
+class NoisedSum:
     """The noised sum of a round, and how it was made."""
 
     update: Tensor  # [d] float64
@@ -165,7 +187,7 @@ def release(
     expected: float,
     key: bytes,
     round_num: int,
-) -> Released:
+) -> NoisedSum:
     """The Gaussian mechanism: the weighted sum of clipped updates, with noise, also without any client.
 
     Args:
@@ -198,7 +220,9 @@ def release(
         multiplier /= math.sqrt(1 - COUNT_SHARE)
     deviation = multiplier * privacy.sensitivity(clip, cap, replaced=replaced)
     noise = standard_normal(key, f"noise/{round_num}", len(like))
-    return Released(total + deviation * noise.to(total.device), weights, clip, deviation, next_clip)
+    return NoisedSum(
+        total + deviation * noise.to(total.device), weights, clip, deviation, next_clip
+    )
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:

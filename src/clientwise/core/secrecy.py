@@ -16,6 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from .candidates import take_server_step, unchanged
 from .cohort import Cohort
 from .fixed_point import Fixed, FixedPoint, SecureAggregation
 from .guard import inspect_measurements, inspect_updates, inspect_values
@@ -230,21 +231,21 @@ class SumsSecretly(Protocol):
 class SecretCohort(Cohort):
     """The clients of a round of which the server knows the weighted sum alone."""
 
-    _sum: SecretSum | None = None
+    secret_sum: SecretSum
 
     @property
     def _scores(self) -> SecretScores:
-        return SecretScores.of(self._method, self._engine.problem, self._plan.cohort_size)
+        return SecretScores.of(self.method, self.engine.problem, self.plan.cohort_size)
 
     def gather(self, task: Task) -> None:
         """Train the clients and add up what they send."""
-        engine = self._engine
-        model = self._state.model
+        engine = self.engine
+        model = self.state.model
         if isinstance(engine, SumsSecretly):
             found = engine.sum_secretly(self.asked, model, task, self._scores)
         else:
             found = self._sum_here(task)
-        self._sum = found
+        self.secret_sum = found
         self.client_ids = list(found.client_ids)
         self.raw = found.raw
         self.training_loss = found.training_loss
@@ -255,24 +256,9 @@ class SecretCohort(Cohort):
     @property
     def scales(self) -> Tensor:
         """What each criterion is divided by [m]."""
-        assert self._sum is not None
-        if self._method.uses_sums:
-            return self._sum.sums
-        return torch.ones(len(self._method.criteria), dtype=torch.float64)
-
-    def candidate(self, priority: tuple[str, ...] | None) -> Candidate:
-        """The model after the server step, from the sum."""
-        assert self._sum is not None
-        found = self._sum
-        if not found.total:
-            nothing = torch.zeros(len(found.client_ids), dtype=torch.float64)
-            return self._unchanged(priority, nothing, nothing, None)
-        state = self._state
-        weights = found.scores / found.total
-        mean = (state.model.double() + found.update.to(state.model.device)).to(state.model)
-        return self._weighted(
-            mean, priority=priority, scores=found.scores, prior=weights, weights=weights
-        )
+        if self.method.uses_sums:
+            return self.secret_sum.sums
+        return torch.ones(len(self.method.criteria), dtype=torch.float64)
 
     def _sum_here(self, task: Task) -> SecretSum:
         """The sum of simulated clients, without masks: these cancel to the last bit.
@@ -280,24 +266,24 @@ class SecretCohort(Cohort):
         A client that finds its own update or criteria unusable takes no part, as on Flower.
         """
         scores = self._scores
-        engine = self._engine
-        model = self._state.model
+        engine = self.engine
+        model = self.state.model
         chunks: list[Updates] = []
         raws: list[Tensor] = []
         refusals: list[Refusal] = []
         for updates in engine.train(self.asked, model, task):
             self.notes += updates.notes
             updates, refused = inspect_updates(
-                updates, model, self.asked, self._seen, self._method.criteria
+                updates, model, self.asked, self._seen, self.method.criteria
             )
             refusals += refused
             self._seen.update(updates.client_ids)
             if not updates.client_ids:
                 continue
-            names = self._method.names
+            names = self.method.names
             raw = torch.stack([updates.measurements[name].double() for name in names], dim=1)
             updates, raw, refused = inspect_measurements(
-                updates, raw, self._method.criteria, engine.problem
+                updates, raw, self.method.criteria, engine.problem
             )
             refusals += refused
             chunks.append(updates)
@@ -333,13 +319,33 @@ class SecretCohort(Cohort):
 
     def _sums_of(self, raw: Tensor) -> Tensor:
         """The sums of the criteria [m] as the clients are told them."""
-        if not self._method.uses_sums:
+        if not self.method.uses_sums:
             return torch.ones(raw.shape[1], dtype=torch.float64)
         scores = self._scores
         total = scores.encode_criteria(raw[0])
         for row in raw[1:]:
             total = total + scores.encode_criteria(row)
         return scores.decode_criteria(total)
+
+
+def of_secret_sum(cohort: SecretCohort, priority: tuple[str, ...] | None) -> Candidate:
+    """The model after the server step, from the sum: the clients have scored themselves."""
+    found = cohort.secret_sum
+    if not found.total:
+        nothing = torch.zeros(len(found.client_ids), dtype=torch.float64)
+        return unchanged(cohort, priority, nothing, nothing)
+    before = cohort.state.model
+    weights = found.scores / found.total
+    mean = (before.double() + found.update.to(before.device)).to(before)
+    model, step_state = take_server_step(cohort, mean)
+    return Candidate(
+        priority=priority,
+        scores=found.scores,
+        prior=weights,
+        weights=weights,
+        model=model,
+        step_state=step_state,
+    )
 
 
 def sum_note(clients: int, cohort: int, error: float) -> str:

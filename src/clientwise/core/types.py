@@ -24,8 +24,10 @@ from ..registry import (
 )
 from .contributions import Contributions
 from .objective.loss import Loss
-from .privacy import LocalNoise, Released
+from .privacy import LocalNoise, NoisedSum
 from .reasons import Kept, Kind, Reason
+
+FLOAT_BYTES = 4  # of a value of a model
 
 
 @dataclass(frozen=True)
@@ -407,14 +409,14 @@ class Candidate:
     priority: tuple[str, ...] | None
     scores: Tensor  # [n]
     prior: Tensor  # [n] weights by the score alone
-    posterior: Posterior | None  # after the evidence; None for methods without
     weights: Tensor  # [n] after the bounds, as given to the rule
-    influence: Tensor | None  # [n] each client's share of the aggregate; None: its weight
     model: Tensor  # [d]
     step_state: Mapping[str, Tensor]
+    posterior: Posterior | None = None  # after the evidence; None for methods without
+    influence: Tensor | None = None  # [n] each client's share of the aggregate; None: its weight
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    released: Released | None = None  # of methods that add noise to the mean
+    released: NoisedSum | None = None  # of methods that add noise to the mean
     unmet: str | None = None  # why the bounds are infeasible for these clients
     residual: float | None = None  # of adapters: see `adapters.average_products`
 

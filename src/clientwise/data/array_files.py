@@ -10,8 +10,7 @@ from torch import Tensor
 from ..registry import PositiveFloat
 from .arrays import problem_of
 from .cache import mapped
-from .catalogue import DATASETS
-from .federated import Samples
+from .federated import DATASETS, Samples
 from .folder import DataError, find, reason
 
 TYPES = (

@@ -241,3 +241,50 @@ def read_columns(dataset: Any, inputs: str, targets: str) -> tuple[Tensor, Tenso
     if values.dtype == torch.uint8:
         values = values.unsqueeze(1) if values.ndim == 3 else values.movedim(-1, 1)
     return values, torch.as_tensor(rows[targets])
+
+
+def check_clients(
+    train: Sequence[Any], test: Sequence[Any], names: Sequence[str], attributes: Mapping[str, Any]
+) -> None:
+    """ValueError where something is not given for every client."""
+    count = len(train)
+    if not count or count != len(test):
+        raise ValueError(
+            f"{count} clients have training data, {len(test)} have test data: give both for each client"
+        )
+    if names and len(names) != count:
+        raise ValueError(f"{len(names)} names for {count} clients: give one for each")
+    for name, values in attributes.items():
+        if len(values) != count:
+            raise ValueError(f"attribute {name!r} has {len(values)} values for {count} clients")
+
+
+def facts_of_samples(
+    attributes: Mapping[str, Sequence[Any]],
+    train: Sequence[tuple[Any, Any]],
+    clients: Sequence[str],
+    count: int,
+) -> dict[str, Tensor]:
+    """Facts about all samples, each [count]: of training samples as given, which are the first; else 0."""
+    facts = {}
+    for name, values in attributes.items():
+        if len(values) != len(train):
+            raise ValueError(
+                f"sample attribute {name!r} has arrays of {len(values)} clients, there are {len(train)}"
+            )
+        for client, own, (_, targets) in zip(clients, values, train, strict=True):
+            if len(own) != len(targets):
+                raise ValueError(
+                    f"sample attribute {name!r} of {client} has {len(own)} values for "
+                    f"{len(targets)} training samples"
+                )
+        facts[name] = torch.zeros(count, dtype=torch.float64)
+        given = torch.cat([torch.as_tensor(own) for own in values])
+        facts[name][: len(given)] = given
+    return facts
+
+
+def in_blocks(targets: Tensor, sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Indices and targets of samples that lie one block after the other."""
+    indices = torch.arange(len(targets))
+    return list(zip(torch.split(indices, sizes), torch.split(targets, sizes), strict=True))

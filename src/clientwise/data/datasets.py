@@ -12,8 +12,7 @@ import torch
 
 from ..core.objective.problem import Classification, Regression
 from . import array_files  # noqa: F401
-from .catalogue import DATASETS
-from .federated import Given, Samples
+from .federated import DATASETS, Given, Samples
 from .folder import DataError
 from .published import (  # noqa: F401  they register
     beijing_air,

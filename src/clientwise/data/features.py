@@ -23,7 +23,7 @@ from torch.nn.functional import interpolate
 
 from ..core.objective.problem import Classification, Regression
 from ..registry import Part, PositiveInt, Registry
-from ..writing import put_in_place
+from ..writing import replace_file
 from .cache import cache_folder
 from .federated import Given, Samples
 from .folder import DataError, find
@@ -192,8 +192,8 @@ def _digest(samples: Samples, network: nn.Module) -> str:
         for name in ("inputs", "targets"):
             if arrays[name].dtype.kind == "f":  # computed: its last bits depend on the CPU
                 del arrays[name]
-        for place, values in enumerate(samples.given.values):
-            arrays[f"given {place}"] = values.numpy()
+        for index, values in enumerate(samples.given.values):
+            arrays[f"given {index}"] = values.numpy()
     digest = hashlib.blake2b(digest_size=8)
     for name, array in [*arrays.items(), *weights.items()]:
         digest.update(repr((name, array.dtype.str, array.shape)).encode())
@@ -251,7 +251,7 @@ def _save(path: Path, samples: Samples) -> None:
         ) as folder:  # others may write the same file now
             whole = Path(folder) / path.name
             numpy.savez_compressed(whole, **arrays)
-            put_in_place(whole, path)
+            replace_file(whole, path)
     except OSError as error:
         raise DataError(
             f"{path}: cannot be written ({error.strerror}); set CLIENTWISE_CACHE to another folder"

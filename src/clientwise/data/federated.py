@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -19,37 +14,27 @@ from ..core.clock import Devices
 from ..core.criteria import fact_columns
 from ..core.objective.problem import Problem
 from ..core.seeding import generator
+from ..registry import Registry
 from .arrays import (
     NamedInput,
+    check_clients,
+    facts_of_samples,
+    in_blocks,
     join,
     problem_of,
     read_columns,
     read_dataset,
     unpack,
 )
+from .fingerprints import Content, digests
 from .folder import DataError
+from .holdings import Given as Given
+from .holdings import Holdings as Holdings
+from .holdings import NewData as NewData
 from .tables.encoding import Encoding
 
 MOST_NAMED = 3  # of clients or columns, in a message
-MANY_ROWS = 4_000_000  # samples; to make a digest of each takes a microsecond or more
-HOLDERS_AT_ONCE = 10_000  # whose digests are made together
-BYTES_AT_ONCE = 2**26  # of inputs that are read to make digests
-DIGEST_BYTES = 8  # of a row
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
-_Rows = Callable[[Tensor], NDArray[Any]]  # values of samples, by their indices
-
-
-@dataclass(frozen=True)
-class Given:
-    """What samples were computed from; see `Samples.given`."""
-
-    values: tuple[Tensor, ...]  # each [M, ...]
-    # [N] the row of `values` that each sample comes from; None: row n is of sample n
-    rows: Tensor | None = None
-
-    def of(self, samples: Tensor) -> Given:
-        """The same of some samples, by their indices."""
-        return Given(self.values, samples if self.rows is None else self.rows[samples])
 
 
 @dataclass(frozen=True)
@@ -197,79 +182,6 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Holdings:
-    """Which samples each of K holders has: holder k has `indices[offsets[k]:offsets[k+1]]`.
-
-    The targets are kept beside the indices, since a hostile client may have other labels.
-
-    Example:
-        >>> held = Holdings.of([(torch.tensor([4, 7]), torch.tensor([0, 1])), (torch.tensor([2]), torch.tensor([1]))])
-        >>> held.sizes.tolist(), held.gather([1])[0].tolist()
-        ([2, 1], [2])
-    """
-
-    indices: Tensor  # [total] into Samples.inputs
-    targets: Tensor  # [total, ...]
-    offsets: Tensor  # [K + 1]
-
-    @staticmethod
-    def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Holdings:
-        """From one pair (sample indices, targets) per holder."""
-        sizes = torch.tensor([0, *(len(indices) for indices, _ in parts)])
-        return Holdings(
-            torch.cat([part[0] for part in parts]),
-            torch.cat([part[1] for part in parts]),
-            sizes.cumsum(0),
-        )
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-    @functools.cached_property
-    def sizes(self) -> Tensor:
-        """The number of samples of each holder [K]."""
-        return self.offsets.diff()
-
-    def slice(self, holder: int) -> slice:
-        """The rows of a holder's samples."""
-        return slice(int(self.offsets[holder]), int(self.offsets[holder + 1]))
-
-    def gather(self, holders: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Indices [n] and targets [n, ...] of several holders, and each sample's index into `holders` [n]."""
-        sizes = self.sizes
-        if isinstance(holders, range) and holders == range(len(self)):  # all: nothing to pick
-            return (
-                self.indices,
-                self.targets,
-                torch.repeat_interleave(torch.arange(len(self)), sizes),
-            )
-        wanted = torch.tensor(list(holders), dtype=torch.int64)
-        owner = torch.repeat_interleave(torch.arange(len(wanted)), sizes[wanted])
-        starts = self.offsets[:-1][wanted] - (sizes[wanted].cumsum(0) - sizes[wanted])
-        rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
-        return self.indices[rows], self.targets[rows], owner
-
-    def only(self, holders: Sequence[int]) -> Holdings:
-        """The same of some holders, in their order; the others keep their numbers and hold nothing."""
-        indices, targets, _ = self.gather(holders)
-        sizes = torch.zeros_like(self.sizes)
-        sizes[list(holders)] = self.sizes[list(holders)]
-        return Holdings(indices, targets, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
-
-    def to(self, device: torch.device) -> Holdings:
-        """The samples' indices and targets on a device; the offsets stay on the CPU."""
-        return Holdings(self.indices.to(device), self.targets.to(device), self.offsets)
-
-
-class NewData(NamedTuple):
-    """Clients that hold other training samples from a round on."""
-
-    from_round: int
-    clients: tuple[int, ...]
-    train: Holdings  # of all clients, from that round on
-
-
-@dataclass(frozen=True)
 class FederatedData:
     """Samples, and which of them each client trains and tests on and the server holds."""
 
@@ -328,29 +240,12 @@ class FederatedData:
             own = [drawn[name]] * self.num_clients if name in drawn else values.double().tolist()
             columns.append(own)
         facts = [list(row) for row in zip(*columns, strict=True)] or [[]] * self.num_clients
-        content = _Content.of(self.samples, given)
-        return [*self._digests(clients, facts, content), *self._digests(server, [[]], content)]
-
-    def _digests(
-        self, given: Sequence[Holdings], facts: Sequence[list[float | str]], content: _Content
-    ) -> Iterator[str]:
-        """A digest of what each holder has, block by block: the samples may not fit in memory."""
         samples = self.samples
+        attributes = samples.sample_attributes.values()
+        content = Content.of(samples.inputs, samples.targets, attributes, given)
         shape = list(samples.inputs.shape[1:])
         about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
-        for first in range(0, len(facts), HOLDERS_AT_ONCE):
-            some = facts[first : first + HOLDERS_AT_ONCE]
-            found = [hashlib.blake2b(f"{about} {fact}".encode(), digest_size=8) for fact in some]
-            for held in given:
-                offsets = held.offsets[first : first + len(some) + 1].tolist()
-                for column in content.columns(held):
-                    for one in found:
-                        one.update(b"|")
-                    for start in range(offsets[0], offsets[-1], content.rows_at_once):
-                        end = min(start + content.rows_at_once, offsets[-1])
-                        _update(found, offsets, start, column(slice(start, end)))
-            for one in found:
-                yield one.hexdigest()
+        return [*digests(about, clients, facts, content), *digests(about, server, [[]], content)]
 
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which client, how many, in which columns."""
@@ -457,7 +352,7 @@ class FederatedData:
             >>> FederatedData.from_clients([part, part], [part, part]).num_clients
             2
         """
-        _check_clients(train, test, names, attributes or {})
+        check_clients(train, test, names, attributes or {})
         at_server = {"weigh": weigh, "report": report}
         server = {name: own for name, own in at_server.items() if own is not None}
         blocks = [*train, *test, *server.values()]
@@ -465,11 +360,11 @@ class FederatedData:
         holders = [f"{client}, {part}" for part in ("training", "test") for client in clients]
         found = join(blocks, [*holders, *server])
         targets, problem = problem_of(found.targets, num_classes, survival)
-        facts = _facts_of_samples(sample_attributes or {}, train, clients, len(targets))
+        facts = facts_of_samples(sample_attributes or {}, train, clients, len(targets))
         samples = Samples(
             found.inputs, targets, problem, parts=found.parts, sample_attributes=facts
         )
-        held = _in_blocks(targets, [len(block[1]) for block in blocks])
+        held = in_blocks(targets, [len(block[1]) for block in blocks])
         count = len(train)
         parts = zip(server, held[2 * count :], strict=True)
         own = {name: Holdings.of([part]) for name, part in parts}
@@ -554,6 +449,10 @@ class FederatedData:
         return replace(data, samples=replace(data.samples, scale=1 / 255)) if pictures else data
 
 
+Loader = Callable[..., Samples]
+DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Sources of samples")
+
+
 def _called(client: int, names: Sequence[str]) -> str:
     return f"client {client} ({names[client]})" if names else f"client {client}"
 
@@ -565,98 +464,6 @@ def _refuse(found: Sequence[str]) -> None:
         raise DataError(
             f"{'; '.join(found[:MOST_NAMED])}{more}; correct them, or leave those samples out"
         )
-
-
-def _update(
-    digests: Sequence[hashlib.blake2b], offsets: Sequence[int], start: int, values: NDArray[Any]
-) -> None:
-    """Add rows to the digests of their holders: holder k has the rows from offsets[k], `values` those from `start`."""
-    content = _bytes_of(values)
-    width = values.nbytes // len(values)
-    end = start + len(values)
-    for holder in range(bisect_right(offsets, start) - 1, bisect_left(offsets, end)):
-        first = max(0, offsets[holder] - start)
-        last = offsets[holder + 1] - start
-        digests[holder].update(content[first * width : last * width])
-
-
-@dataclass(frozen=True)
-class _Content:
-    """What fingerprints are made of, by the indices of samples."""
-
-    inputs: list[_Rows]  # or what inputs and targets were computed from
-    targets: Tensor | None  # of all samples, where they are floats that were computed
-    facts: list[_Rows]
-    rows_at_once: int
-
-    @staticmethod
-    def of(samples: Samples, given: Given | None) -> _Content:
-        """The content of samples that are as given (None), or that were computed from it."""
-        facts = [_rows_of(values) for values in samples.sample_attributes.values()]
-        if given is None:
-            inputs = [_row_contents(samples.inputs)]
-            return _Content(inputs, None, facts, _rows_at_once([samples.inputs]))
-        inputs = []
-        for values in given.values:
-            is_short = values[:1].nbytes <= DIGEST_BYTES
-            content = _rows_of if is_short else _row_contents
-            inputs.append(content(values, given.rows))
-        targets = samples.targets if samples.targets.is_floating_point() else None
-        return _Content(inputs, targets, facts, _rows_at_once(given.values))
-
-    def columns(self, held: Holdings) -> list[Callable[[slice], NDArray[Any]]]:
-        """What holders have of some samples: inputs, targets, and facts about them."""
-
-        def held_rows(rows: _Rows) -> Callable[[slice], NDArray[Any]]:
-            return lambda some: rows(held.indices[some].cpu())
-
-        def held_targets(some: slice) -> NDArray[Any]:
-            own = held.targets[some].cpu()
-            if self.targets is not None:  # it counts which of them a hostile client changed
-                own = own != self.targets[held.indices[some].cpu()]
-            return own.numpy()
-
-        return [*map(held_rows, self.inputs), held_targets, *map(held_rows, self.facts)]
-
-
-def _rows_at_once(tensors: Sequence[Tensor]) -> int:
-    row_bytes = max(values[:1].nbytes for values in tensors)
-    return max(1, BYTES_AT_ONCE // max(1, row_bytes))
-
-
-def _rows_of(values: Tensor, rows: Tensor | None = None) -> _Rows:
-    """The values of samples; `rows` as in `Given`."""
-    device = values.device
-
-    def found(indices: Tensor) -> NDArray[Any]:
-        wanted = indices if rows is None else rows[indices]
-        picked: NDArray[Any] = values.index_select(0, wanted.to(device)).cpu().numpy()
-        return picked
-
-    return found
-
-
-def _row_contents(values: Tensor, rows: Tensor | None = None) -> _Rows:
-    """What tells rows apart, by the indices of samples: a digest of each, made once, since rows may have several
-    holders. Of very many rows, it is their values.
-    """
-    return _rows_of(values if len(values) > MANY_ROWS else row_digests(values), rows)
-
-
-def row_digests(values: Tensor) -> Tensor:
-    """A digest of every row [N], as int64."""
-    content = _bytes_of(values.cpu().contiguous().numpy())
-    width = len(content) // max(1, len(values))
-    digests = bytearray()
-    for row in range(len(values)):
-        own = content[row * width : (row + 1) * width]
-        digests += hashlib.blake2b(own, digest_size=DIGEST_BYTES).digest()
-    return torch.from_numpy(numpy.frombuffer(digests, numpy.int64))
-
-
-def _bytes_of(values: NDArray[Any]) -> memoryview:
-    """The bytes of an array, which are not copied."""
-    return values.reshape(-1).view(numpy.uint8).data
 
 
 def _not_finite(values: Tensor, what: str, row: str) -> str:
@@ -679,50 +486,3 @@ def _not_finite(values: Tensor, what: str, row: str) -> str:
 def _is_finite(values: Tensor) -> bool:
     """Whether all are finite, in one pass: a sum is not finite if a number is not (or if it overflows)."""
     return not values.is_floating_point() or bool(values.sum().isfinite())
-
-
-def _check_clients(
-    train: Sequence[Any], test: Sequence[Any], names: Sequence[str], attributes: Mapping[str, Any]
-) -> None:
-    """ValueError where something is not given for every client."""
-    count = len(train)
-    if not count or count != len(test):
-        raise ValueError(
-            f"{count} clients have training data, {len(test)} have test data: give both for each client"
-        )
-    if names and len(names) != count:
-        raise ValueError(f"{len(names)} names for {count} clients: give one for each")
-    for name, values in attributes.items():
-        if len(values) != count:
-            raise ValueError(f"attribute {name!r} has {len(values)} values for {count} clients")
-
-
-def _facts_of_samples(
-    attributes: Mapping[str, Sequence[Any]],
-    train: Sequence[tuple[Any, Any]],
-    clients: Sequence[str],
-    count: int,
-) -> dict[str, Tensor]:
-    """Facts about all samples, each [count]: of training samples as given, which are the first; else 0."""
-    facts = {}
-    for name, values in attributes.items():
-        if len(values) != len(train):
-            raise ValueError(
-                f"sample attribute {name!r} has arrays of {len(values)} clients, there are {len(train)}"
-            )
-        for client, own, (_, targets) in zip(clients, values, train, strict=True):
-            if len(own) != len(targets):
-                raise ValueError(
-                    f"sample attribute {name!r} of {client} has {len(own)} values for "
-                    f"{len(targets)} training samples"
-                )
-        facts[name] = torch.zeros(count, dtype=torch.float64)
-        given = torch.cat([torch.as_tensor(own) for own in values])
-        facts[name][: len(given)] = given
-    return facts
-
-
-def _in_blocks(targets: Tensor, sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
-    """Indices and targets of samples that lie one block after the other."""
-    indices = torch.arange(len(targets))
-    return list(zip(torch.split(indices, sizes), torch.split(targets, sizes), strict=True))

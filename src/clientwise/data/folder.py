@@ -76,7 +76,7 @@ def reason(error: Exception) -> str:
     return shortened(str(error), 200) or type(error).__name__
 
 
-class Progress:
+class ProgressLog:
     """A line every few seconds, of work that may take minutes."""
 
     SECONDS = 5.0

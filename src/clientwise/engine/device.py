@@ -24,8 +24,6 @@ SMALL = 500_000  # parameters of a network
 
 KEPT_BYTES = 2**27  # that an allocator may keep of what a thread has freed
 
-KEPT_BYTES = 2**27  # that an allocator may keep of what a thread has freed
-
 _gpu_fraction = 1.0  # of the GPU's memory, which this process may use
 
 

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from ..core.objective.problem import Problem
-from ..core.types import Evaluation
+from ..core.types import FLOAT_BYTES, Evaluation
 from ..data.federated import Inputs, Samples
 from .jobs import EvaluateJob, EvaluateResult
 
 BATCH = 4096  # samples times models in one pass; on a GPU four times as many
 CUT_BYTES = 2**28  # of what a layer makes of a pass, where so many samples do not fit into memory
-FLOAT_BYTES = 4
 
 
 def samples_at_once(largest: int, room: int, *, on_gpu: bool) -> int:

@@ -18,7 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ..core.types import Evaluation, LocalTraining, ModelSpec
+from ..core.types import FLOAT_BYTES, Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
 from ..limits import memory
 from ..models.dropout import count_dropout
@@ -55,7 +55,6 @@ CACHE_BYTES = 16 * 2**20  # of models side by side on one core
 HANDED_BYTES = 64 * 2**20
 MAX_CLIENTS = 512  # trained at once; more take more memory and gain nothing
 MAX_HANDED = 16  # clients trained one by one whose models are handed over at once
-FLOAT_BYTES = 4
 SMALL_PART = 512  # samples to evaluate; fewer are not worth another worker
 GPU_SHARE = 0.4  # of its free memory, for the data and again for the models
 

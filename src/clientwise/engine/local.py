@@ -35,7 +35,7 @@ from .variates import ControlVariates
 MOST_REASON = 300  # characters of an error that the record keeps
 
 # What became of a chunk of clients: their numbers, and their updates or why they could not train.
-Outcome = tuple[Sequence[int], Updates | Exception]
+ChunkResult = tuple[Sequence[int], Updates | Exception]
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class LocalEngine:
 
     def _outcomes(
         self, client_ids: Sequence[int], model: Tensor, task: Task, changes: Changes
-    ) -> Iterator[Outcome]:
+    ) -> Iterator[ChunkResult]:
         """The outcome of every chunk; a chunk that fails is tried again in halves.
 
         So a client that cannot train fails alone, and half as many clients need half of the memory.

@@ -12,12 +12,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from ..record.toml_text import (
-    DEEPEST,
-    INTEGERS,
-    MOST_BYTES,
-    parse_toml,
-)
+from ..record.toml_text import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
 from .checks.combinations import config_issues
 from .config.messages import Issue, dotted, issues_of
 from .config.methods import MethodSettings
@@ -155,7 +150,7 @@ def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
         if isinstance(value, Mapping):
             return {key: copied(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [copied(item, (*path, place)) for place, item in enumerate(value)]
+            return [copied(item, (*path, index)) for index, item in enumerate(value)]
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ConfigError(where, [(dotted(path), f"is too large; {INTEGERS}")])
         return value
@@ -174,9 +169,9 @@ def _make_paths_absolute(table: dict[str, Any], folder: Path) -> None:
         (flower, "loader"),
         (devices, "traces"),
     ]
-    for place, key in keys:
-        if isinstance(place, dict) and isinstance(place.get(key), str):
-            place[key] = str(folder / place[key])
+    for inner, key in keys:
+        if isinstance(inner, dict) and isinstance(inner.get(key), str):
+            inner[key] = str(folder / inner[key])
 
 
 def _load_plugins(names: Any, folder: str) -> list[Issue]:
@@ -219,17 +214,17 @@ def set_value(table: dict[str, Any], path: Sequence[str], value: Any, where: str
     *tables, last = path
     try:
         for step in tables:
-            here = here[_place(here, step)] if isinstance(here, list) else _inner(here, step)
-        here[_place(here, last) if isinstance(here, list) else last] = value
+            here = here[_index_of(here, step)] if isinstance(here, list) else _inner(here, step)
+        here[_index_of(here, last) if isinstance(here, list) else last] = value
     except (ValueError, IndexError, TypeError, AttributeError):
         raise _refused(where, f"there is no key {'.'.join(path)!r} in this config") from None
 
 
-def _place(entries: list[Any], step: str) -> int:
-    """The place of an entry by its number or name."""
-    for place, entry in enumerate(entries):
+def _index_of(entries: list[Any], step: str) -> int:
+    """The index of an entry by its number or name."""
+    for index, entry in enumerate(entries):
         if isinstance(entry, Mapping) and entry.get("name") == step:
-            return place
+            return index
     return int(step)
 
 

@@ -9,9 +9,11 @@ import inspect
 import re
 import types
 import typing
+from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ..attacks import ATTACKS
@@ -22,8 +24,7 @@ from ..core.criteria import CRITERIA, source_of
 from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
 from ..core.objective.metrics import METRICS
-from ..core.priority import ADJUSTMENTS
-from ..core.weights.bounds import Group, Probation
+from ..core.weights.priority import ADJUSTMENTS
 from ..core.weights.scores import SCORES
 from ..core.weights.weighting import NORMALISERS
 from ..data.datasets import DATASETS
@@ -32,18 +33,10 @@ from ..data.features import FEATURES
 from ..data.partition import PARTITIONS
 from ..models.networks import MODELS
 from ..registry import Option, Part, Registry
-from .config import settings
-from .config.methods import (
-    BOUNDS,
-    PACE,
-    PRIVACY,
-    SECURE_AGGREGATION,
-    MethodSettings,
-    Tuned,
-)
 from .config.named import METHODS
 from .config.schema import Experiment
-from .config.tables import ConfigTable, TableOf
+from .config.settings import TrainingOverride
+from .config.tables import ConfigTable, table_in
 from .matrix.grid import MatrixSettings
 from .trackers import TRACKERS
 from .tune.tune import TuneSettings
@@ -161,31 +154,6 @@ def _value(value: Any) -> str:
     return str(value)
 
 
-_SECTIONS: tuple[tuple[str, type[ConfigTable]], ...] = (
-    ("Top level", Experiment),
-    ("[training]", settings.Training),
-    ("[federation]", settings.Cohorts),
-    ("[server_set]", settings.ServerSet),
-    ("[evaluation]", settings.EvaluationSettings),
-    ("[record]", settings.RecordSettings),
-    ("[devices]", settings.DeviceSettings),
-    ("[flower]", settings.FlowerSettings),
-    ("[flower.table]", settings.MemberTable),
-    ("[[flower.table.columns]]", settings.MemberColumn),
-    ("[[hostile]]", settings.HostileClients),
-    ("[[methods]]", MethodSettings),
-    ("[methods.bounds]", BOUNDS.table),
-    ("[[methods.bounds.groups]]", TableOf(Group).table),
-    ("[methods.bounds.probation]", TableOf(Probation).table),
-    ("[methods.pace]", PACE.table),
-    ("[methods.tuned]", Tuned),
-    ("[methods.privacy]", PRIVACY.table),
-    ("[methods.secure_aggregation]", SECURE_AGGREGATION.table),
-    ("[matrix]", MatrixSettings),
-    ("[tune]", TuneSettings),
-)
-
-
 PARTS = """\
 Each part is listed with its options. `=` gives the default of an option, and `/` its other choices. An option without a
 default is required, unless it is marked as optional."""
@@ -219,7 +187,10 @@ method a name of its own: `{ name = "mine", like = "FedYogi", server_step.learni
 def markdown() -> str:
     """The whole reference as a page."""
     lines = [INTRODUCTION]
-    for title, section in _SECTIONS:
+    sections: list[tuple[str, type[BaseModel]]] = [("Top level", Experiment)]
+    sections += _tables(Experiment)
+    sections += [("[matrix]", MatrixSettings), ("[tune]", TuneSettings)]
+    for title, section in sections:
         lines += [f"## {title}", "", inspect.getdoc(section) or "", ""]
         lines += [_field_entry(name, field) for name, field in section.model_fields.items()]
         lines.append("")
@@ -230,6 +201,18 @@ def markdown() -> str:
         lines += [_part_entry(registry, name) for name in registry]
         lines.append("")
     return "\n".join(lines)
+
+
+def _tables(table: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """The tables in a table, as TOML writes their names. What differs from [training] is left out."""
+    for name, field in table.model_fields.items():
+        inner = table_in(field.annotation)
+        if inner is None or issubclass(inner, TrainingOverride):
+            continue
+        key = f"{path}{name}"
+        is_list = type_name(field.annotation).startswith("list")
+        yield f"[[{key}]]" if is_list else f"[{key}]", inner
+        yield from _tables(inner, f"{key}.")
 
 
 def _part_entry(registry: Registry[Any], name: str) -> str:

@@ -20,6 +20,7 @@ from uuid import uuid4
 
 from ..core.types import RoundRecord
 from ..errors import ClientwiseError
+from ..record.toml_text import dotted_keys
 from ..registry import Registry
 from ..writing import write_atomically
 
@@ -313,21 +314,5 @@ def _params(lane: LaneInfo) -> dict[str, str]:
     left_out = {"methods", "seeds", "trackers", "data_dir"}
     table = {key: value for key, value in lane.config.items() if key not in left_out}
     (method,) = (method for method in lane.config["methods"] if method["name"] == lane.method)
-    return _flat({**table, "method": method, "seed": lane.seed})
-
-
-def _flat(value: Any, key: str = "") -> dict[str, str]:
-    """Nested tables and lists of tables as one table with dotted keys.
-
-    >>> _flat({"training": {"epochs": 1}, "criteria": [{"name": "trust"}], "hidden": [32, 16]})
-    {'training.epochs': '1', 'criteria.0.name': 'trust', 'hidden': '[32, 16]'}
-    """
-    if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
-        value = dict(enumerate(value))
-    if isinstance(value, Mapping):
-        prefix = f"{key}." if key else ""
-        found: dict[str, str] = {}
-        for name, item in value.items():
-            found |= _flat(item, f"{prefix}{name}")
-        return found
-    return {key: str(value)}
+    plain = dotted_keys({**table, "method": method, "seed": lane.seed}, in_lists=True)
+    return {key: str(value) for key, value in plain.items()}

@@ -18,30 +18,14 @@ from ..core.guard import inspect_models
 from ..core.method import Plan
 from ..core.reasons import Reason
 from ..core.round import first_state, run_round
-from ..core.types import (
-    Refusal,
-    RoundRecord,
-    ServerState,
-    Updates,
-)
+from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
 from ..errors import plain
 from .aggregate import Aggregate, aggregate_of
 from .arrays import Arrays, Layout
-from .engine import (
-    HostEngine,
-    Pair,
-    problem_of,
-    server_set,
-)
+from .engine import HostEngine, Pair, problem_of, server_set
 from .host_run import HostRecord, refuse_run
-from .methods import (
-    build,
-    recorded_table,
-    settings_of,
-    with_criteria,
-    with_named_bounds,
-)
+from .methods import build, recorded_table, settings_of, with_criteria, with_named_bounds
 from .values import Client, ClientValues, Measure, RefusedError, ServerError, require
 
 MAX_CLIENTS = 10_000

@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from ..core.clock import Clock
 from ..core.criteria import ANY
 from ..core.objective.problem import Classification, Problem
-from ..core.types import (
-    Evaluation,
-    ModelSpec,
-    ServerPart,
-    Task,
-    Updates,
-)
+from ..core.types import Evaluation, ModelSpec, ServerPart, Task, Updates
 from ..data.federated import FederatedData
 from ..engine.local import LocalEngine
 from ..models.flat import FlatModel
@@ -26,7 +20,7 @@ from ..models.flat import FlatModel
 Pair = tuple[Any, Any]  # inputs and targets
 
 
-class ServerSet:
+class ServerSamples:
     """The samples that a host's server holds, and the network that they are evaluated with.
 
     Args:
@@ -72,7 +66,7 @@ def server_set(
     report: Pair | None,
     num_classes: int | None,
     seed: int,
-) -> tuple[ServerSet | None, ModelSpec | None]:
+) -> tuple[ServerSamples | None, ModelSpec | None]:
     """The server's samples, if it has any, and the layout of the network; see `Aggregator`."""
     if model is None:
         if weigh is not None or report is not None:
@@ -82,7 +76,7 @@ def server_set(
         return None, None
     if weigh is None and report is None:
         return None, FlatModel(deepcopy(model), torch.device("cpu")).spec
-    server = ServerSet(model, weigh, report, num_classes, seed)
+    server = ServerSamples(model, weigh, report, num_classes, seed)
     return server, server.spec
 
 
@@ -96,7 +90,7 @@ class HostEngine:
         initial_model: Tensor,
         spec: ModelSpec,
         num_clients: int,
-        server: ServerSet | None,
+        server: ServerSamples | None,
         num_classes: int | None,
     ) -> None:
         self.num_clients = num_clients
@@ -142,7 +136,7 @@ class HostEngine:
         """See `core.engine.Engine`."""
 
 
-def problem_of(server: ServerSet | None, num_classes: int | None) -> Problem:
+def problem_of(server: ServerSamples | None, num_classes: int | None) -> Problem:
     """What the model predicts; without samples, classes, whose number may be unknown."""
     if server is not None:
         return server.problem

@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 
 from ..core.objective.problem import Problem
-from ..core.types import RoundRecord
+from ..core.types import FLOAT_BYTES, RoundRecord
 from ..errors import RunError
 from ..experiment.running.folders import claim
 from ..experiment.running.machine import machine_facts, record_machine

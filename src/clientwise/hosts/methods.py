@@ -9,13 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ..core.clock import Pace
-from ..core.criteria import (
-    ANY,
-    CRITERIA,
-    Arrivals,
-    Criterion,
-    make_criterion,
-)
+from ..core.criteria import ANY, CRITERIA, Arrivals, Criterion, make_criterion
 from ..core.method import Method
 from ..core.weights.scores import SCORES, Prioritized, Score
 from ..core.weights.weighting import NORMALISERS, check_normaliser

@@ -32,7 +32,7 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
     in a subclass.
 
     Criteria of a site are read from the metrics and the meta data of its `FLModel`. Every update is
-    checked by `hosts.Aggregator`, as in a clientwise run. A refused update does not end the job.
+    checked by `cw.Aggregator`, as in a clientwise run. A refused update does not end the job.
 
     Args:
         method: a name of `clientwise list methods`, or a table as in TOML with `name` and `like`.

@@ -77,7 +77,7 @@ class ClientValues:
             raise ValueError("does not hold values by name")
         found = {}
         for name in self.asked:
-            found[name] = _number_in(values, name)
+            found[name] = number_in(values, name)
             self._compare(client, self._criteria[name], found[name])
         for name in self._measured_here:
             found[name] = self._measure(name, layout, tensors)
@@ -142,7 +142,8 @@ def require(reasons: Sequence[str | None]) -> None:
             raise RefusedError(reason)
 
 
-def _number_in(values: Mapping[str, Any], name: str) -> float:
+def number_in(values: Mapping[str, Any], name: str) -> float:
+    """A value by its name; ValueError where it is missing, or no number."""
     value = values.get(name)
     if value is None:
         raise ValueError(f"no metric {name}")

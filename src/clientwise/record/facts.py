@@ -43,6 +43,8 @@ class RunFacts(BaseModel, strict=True, populate_by_name=True):
     lanes: PositiveInt
     model_bytes: int = 0
     reported_on: str = _written("reported on", "held-out samples")
+    report_samples: int | None = _written("reported samples", None)
+    report_rarest: int | None = _written("reported samples of the rarest class", None)
     changes: list[Change] = []
     begun: str = ""
     initial_model: str = _written("initial model", "")
@@ -65,6 +67,8 @@ def facts_of_run(
     num_values: int,
     reported_on: str,
     computed: str,
+    report_samples: int | None = None,
+    report_rarest: int | None = None,
     target: float | None = None,
     client_targets: Sequence[float] = (),
 ) -> dict[str, Any]:
@@ -78,6 +82,8 @@ def facts_of_run(
         num_values: size of a model.
         reported_on: the samples that the metric is about, in words.
         computed: how clients are trained, in words.
+        report_samples: how many these samples are, where that is known.
+        report_rarest: of the class that has fewest of them.
         target: value of the metric for rounds-to-target.
         client_targets: values of the metric for the clients' own.
     """
@@ -93,6 +99,8 @@ def facts_of_run(
         lanes=lanes,
         model_bytes=FLOAT_BYTES * num_values,
         reported_on=reported_on,
+        report_samples=report_samples,
+        report_rarest=report_rarest,
         computed=computed,
     )
     return facts.model_dump(by_alias=True, exclude_unset=True)

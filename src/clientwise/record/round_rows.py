@@ -14,37 +14,29 @@ from torch import Tensor
 from ..core.objective.loss import RobustLoss
 from ..core.objective.metrics import macro_f1, per_class_f1
 from ..core.objective.problem import Problem
-from ..core.types import (
-    Counterfactual,
-    Evaluation,
-    LookBack,
-    Refusal,
-    RoundRecord,
-)
+from ..core.types import Counterfactual, Evaluation, LookBack, Refusal, RoundRecord
 from .reading.other_weights import NOBODY, REPORTED
 from .reading.rows import SHARES
 
 Row = tuple[Any, ...]
 
-_CLIENT = "lane, round_num, client"
-_STEPS = "score, prior, z, posterior, weight, influence"  # from the score to the aggregate
-COLUMNS = {
-    "participants": f"{_CLIENT}, refusal, {_STEPS}, training_loss, seconds",
-    "refusals": "lane, round_num, reason, kind, refused, honest",
-    "omitted": "lane, round_num, accepted, without_weight, weight, hostile_weight, refusals, "
-    "scores, scales",
-    "look_back": f"{_CLIENT}, history_z, copies",
-    "criteria": f"{_CLIENT}, criterion, raw, normalised",
-    "local": f"{_CLIENT}, metric, loss",
-    "sampled": "lane, round_num, drawn, error",
-    "counterfactuals": "lane, round_num, kind, excluded, tested, metric, loss, reason",
-    "contributions": f"{_CLIENT}, shapley, error",
-    "best": "lane, round_num, metric, num_samples, bits",
-    "policies": "lane, round_num, policy, note",
-    "kept": "lane, round_num, cause, detail",
-    "clock": "lane, round_num, ended",
-    "privacy": "lane, round_num, epsilon, clip, deviation",
-    "adapters": "lane, round_num, residual",
+COLUMNS = {  # besides the lane and the round
+    "participants": "client, refusal, score, prior, z, posterior, weight, influence, "
+    "training_loss, seconds",
+    "refusals": "reason, kind, refused, honest",
+    "omitted": "accepted, without_weight, weight, hostile_weight, refusals, scores, scales",
+    "look_back": "client, history_z, copies",
+    "criteria": "client, criterion, raw, normalised",
+    "local": "client, metric, loss",
+    "sampled": "drawn, error",
+    "counterfactuals": "kind, excluded, tested, metric, loss, reason",
+    "contributions": "client, shapley, error",
+    "best": "metric, num_samples, bits",
+    "policies": "policy, note",
+    "kept": "cause, detail",
+    "clock": "ended",
+    "privacy": "epsilon, clip, deviation",
+    "adapters": "residual",
 }
 
 
@@ -108,8 +100,43 @@ def round_columns(
     return row
 
 
-def thinned(record: RoundRecord, kept: Collection[int]) -> RoundRecord:
-    """The record with what it says of some clients alone; see `omitted_row` for the others."""
+def rows_of_round(
+    record: RoundRecord, hostile: Mapping[int, object], kept: Collection[int] | None
+) -> dict[str, Iterable[Row]]:
+    """The rows of a round by table, without those of `rounds` and `best`.
+
+    Args:
+        record: the round.
+        hostile: the hostile clients.
+        kept: the clients that get rows of their own; None: all of them.
+    """
+    rows: dict[str, Iterable[Row]] = {
+        "sampled": _sampled(record, hostile),
+        "refusals": _counted(record.refusals, hostile),
+    }
+    if (why := record.kept) is not None:
+        rows["kept"] = [(why.cause, why.detail)]
+    if record.ended is not None:
+        rows["clock"] = [(record.ended,)]
+    if (released := record.released) is not None:
+        rows["privacy"] = [(released.epsilon, released.clip, released.deviation)]
+    if record.residual is not None:
+        rows["adapters"] = [(record.residual,)]
+    if kept is not None:
+        rows["omitted"] = [_omitted(record, kept, hostile)]
+        record = _thinned(record, kept)
+    return rows | {
+        "participants": _participants(record),
+        "look_back": _look_back(record),
+        "criteria": _criteria(record),
+        "local": _own_results(record.local),
+        "counterfactuals": _counterfactuals(record, hostile),
+        "contributions": _contributions(record),
+    }
+
+
+def _thinned(record: RoundRecord, kept: Collection[int]) -> RoundRecord:
+    """The record with what it says of some clients alone; see `_omitted` for the others."""
     rows = [row for row, client in enumerate(record.client_ids) if client in kept]
 
     def some(column: Tensor | None) -> Tensor | None:
@@ -139,18 +166,14 @@ def thinned(record: RoundRecord, kept: Collection[int]) -> RoundRecord:
     )
 
 
-def omitted_row(
-    lane: int, record: RoundRecord, kept: Collection[int], hostile: Mapping[int, object]
-) -> Row:
-    """The row of `omitted`: the participants that `thinned` leaves out, and sums over all participants."""
+def _omitted(record: RoundRecord, kept: Collection[int], hostile: Mapping[int, object]) -> Row:
+    """The row of `omitted`: the participants that `_thinned` leaves out, and sums over all participants."""
     out = torch.tensor([client not in kept for client in record.client_ids], dtype=torch.bool)
     attacks = torch.tensor([client in hostile for client in record.client_ids], dtype=torch.bool)
     weights = record.weights[out]
     left_out = [one for one in record.refusals if one.client_id not in kept]
     refusals = [(reason, *counts) for reason, _, *counts in _counted(left_out, hostile)]
     return (
-        lane,
-        record.round_num,
         int(out.sum()),
         int((weights == 0).sum()),
         float(weights.sum()),
@@ -161,15 +184,10 @@ def omitted_row(
     )
 
 
-def refusal_rows(lane: int, record: RoundRecord, hostile: Mapping[int, object]) -> list[Row]:
-    """Rows of `refusals`: how many updates were refused, by the reason."""
-    return [(lane, record.round_num, *row) for row in _counted(record.refusals, hostile)]
-
-
 def _counted(
     refusals: Iterable[Refusal], hostile: Mapping[int, object]
 ) -> Iterator[tuple[str, str | None, int, int]]:
-    """Every reason with its kind, how many refusals have it, and how many of them of honest clients."""
+    """Rows of `refusals`: a reason with its kind, its refusals, and those of honest clients."""
     found: dict[str, list[Refusal]] = {}
     for refusal in refusals:
         found.setdefault(refusal.reason, []).append(refusal)
@@ -198,7 +216,7 @@ def _of_some(local: Evaluation, kept: Collection[int]) -> Evaluation:
     return replace(local, num_samples=num_samples)
 
 
-def participant_rows(lane: int, record: RoundRecord) -> list[Row]:
+def _participants(record: RoundRecord) -> Iterator[Row]:
     """Rows of `participants`: the accepted updates, then the refused ones."""
     moved = record.posterior is not None or not torch.equal(record.prior, record.weights)
     accepted = zip(
@@ -213,47 +231,33 @@ def participant_rows(lane: int, record: RoundRecord) -> list[Row]:
         _values(record.seconds, record),
         strict=True,
     )
-    rows: list[Row] = []
     for client, *values in accepted:
-        rows.append((lane, record.round_num, client, None, *values))
+        yield client, None, *values
     unknown = [None] * 8
     for refusal in record.refusals:
-        rows.append((lane, record.round_num, refusal.client_id, refusal.reason, *unknown))
-    return rows
+        yield refusal.client_id, refusal.reason, *unknown
 
 
-def look_back_rows(lane: int, record: RoundRecord) -> list[Row]:
+def _look_back(record: RoundRecord) -> Iterable[Row]:
     """Rows of `look_back`; none for a method that compares no directions."""
     found = record.look_back
     if found.z is None and found.copies is None:
         return []
-    values = zip(
-        record.client_ids,
-        _values(found.z, record),
-        _values(found.copies, record),
-        strict=True,
-    )
-    return [(lane, record.round_num, *row) for row in values]
+    columns = (_values(found.z, record), _values(found.copies, record))
+    return zip(record.client_ids, *columns, strict=True)
 
 
-def criterion_rows(lane: int, record: RoundRecord) -> list[Row]:
+def _criteria(record: RoundRecord) -> Iterator[Row]:
     """Rows of `criteria`; none where secure aggregation hides them from the server."""
-    rows: list[Row] = []
     if bool(record.raw.isnan().all()):
-        return rows
+        return
     measured = zip(record.client_ids, record.raw.tolist(), record.normalised.tolist(), strict=True)
     for client, raws, normaliseds in measured:
         for name, raw, normalised in zip(record.criteria, raws, normaliseds, strict=True):
-            rows.append((lane, record.round_num, client, name, raw, normalised))
-    return rows
+            yield client, name, raw, normalised
 
 
-def local_rows(lane: int, record: RoundRecord) -> list[Row]:
-    """Rows of `local`: the clients that have test data."""
-    return [(lane, record.round_num, *own) for own in _own_results(record.local)]
-
-
-def sampled_rows(lane: int, record: RoundRecord, hostile: Mapping[int, object]) -> list[Row]:
+def _sampled(record: RoundRecord, hostile: Mapping[int, object]) -> list[Row]:
     """The row of `sampled`; none where all clients evaluate, or none."""
     local = record.local
     if local is None or local.drawn is None:
@@ -262,35 +266,32 @@ def sampled_rows(lane: int, record: RoundRecord, hostile: Mapping[int, object]) 
     of_honest[list(hostile)] = 0
     error = replace(local, num_samples=of_honest).sampling_error()
     assert error is not None
-    return [(lane, record.round_num, local.drawn, float(error[0]))]
+    return [(local.drawn, float(error[0]))]
 
 
-def counterfactual_rows(lane: int, record: RoundRecord, hostile: Mapping[int, object]) -> list[Row]:
+def _counterfactuals(record: RoundRecord, hostile: Mapping[int, object]) -> Iterator[Row]:
     """Rows of `counterfactuals`: on the reported samples, and on every client's own."""
-    rows: list[Row] = []
     for one in record.counterfactuals:
         excluded = NOBODY if one.client is None else one.client
-        place = (lane, record.round_num, one.kind, excluded)
         shown = reported_evaluation(one, hostile)
         reported: tuple[float | None, float | None] = (None, None)
         if shown is not None:
             reported = (float(shown.overall()[0]), float(shown.overall_loss()[0]))
-        rows.append((*place, REPORTED, *reported, one.reason))
-        rows += [(*place, *own, None) for own in _own_results(one.local)]
-    return rows
+        yield one.kind, excluded, REPORTED, *reported, one.reason
+        for own in _own_results(one.local):
+            yield one.kind, excluded, *own, None
 
 
-def contribution_rows(lane: int, record: RoundRecord) -> list[Row]:
+def _contributions(record: RoundRecord) -> Iterable[Row]:
     """Rows of `contributions`; none where they were not computed."""
     found = record.contributions
     if found is None:
         return []
-    values = zip(record.client_ids, found.values.tolist(), found.errors.tolist(), strict=True)
-    return [(lane, record.round_num, *row) for row in values]
+    return zip(record.client_ids, found.values.tolist(), found.errors.tolist(), strict=True)
 
 
 def _own_results(local: Evaluation | None) -> Iterator[tuple[int, float, float]]:
-    """Client, metric and loss of the first model, of clients that have test data."""
+    """Rows of `local`: metric and loss of the first model, of clients that have test data."""
     if local is None:
         return
     clients = local.num_samples.nonzero().flatten()

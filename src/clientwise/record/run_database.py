@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import RunError, shortened
 from .database import DAMAGE, refuse_links
-from .migrations import (
-    migrate,
-    refuse_newer,
-    refuse_older,
-    version_of,
-)
+from .migrations import migrate, refuse_newer, refuse_older, version_of
 from .round_rows import COLUMNS
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 from .signed.chain import SignedChain
@@ -170,7 +165,13 @@ class RunDatabase:
                 self._database.rollback()
                 raise
 
-    def _insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        columns = COLUMNS[table]
+    def _insert(
+        self, table: str, lane: int, round_num: int, rows: Iterable[tuple[Any, ...]]
+    ) -> None:
+        """Insert rows of a round; see `COLUMNS`."""
+        columns = f"lane, round_num, {COLUMNS[table]}"
         places = ", ".join("?" * len(columns.split(", ")))
-        self._database.executemany(f"INSERT INTO {table} ({columns}) VALUES ({places})", rows)
+        self._database.executemany(
+            f"INSERT INTO {table} ({columns}) VALUES ({places})",
+            ((lane, round_num, *row) for row in rows),
+        )

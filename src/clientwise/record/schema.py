@@ -131,7 +131,7 @@ SCHEMA = (
     lane INTEGER, round_num INTEGER, metric REAL,
     num_samples INTEGER, bits BLOB,  -- one bit per sample, the first one first
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS chain (  -- of signed records; see `signed.py`
+    """CREATE TABLE IF NOT EXISTS chain (  -- of signed records; see `signed/chain.py`
     position INTEGER PRIMARY KEY,
     entry TEXT, signature BLOB,  -- canonical JSON, signed
     salt BLOB, leaves TEXT)  -- JSON: the digest of every leaf by its label""",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,31 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise
     except ValueError:  # Python reads no integers of thousands of digits
         raise tomllib.TOMLDecodeError(f"an integer of too many digits; {INTEGERS}") from None
+
+
+def dotted_keys(table: Mapping[Any, Any], *, in_lists: bool = False) -> dict[str, Any]:
+    """The values of a table and of the tables in it, by keys like `training.epochs`.
+
+    Args:
+        table: the table.
+        in_lists: whether a list of tables counts as a table by place.
+
+    >>> dotted_keys({"training": {"epochs": 1}, "hidden": [32, 16]})
+    {'training.epochs': 1, 'hidden': [32, 16]}
+    >>> dotted_keys({"criteria": [{"name": "trust"}]}, in_lists=True)
+    {'criteria.0.name': 'trust'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        has_tables = isinstance(value, list) and any(isinstance(one, Mapping) for one in value)
+        if in_lists and has_tables:
+            value = dict(enumerate(value))
+        if isinstance(value, Mapping):
+            inner = dotted_keys(value, in_lists=in_lists)
+            found |= {f"{key}.{name}": item for name, item in inner.items()}
+        else:
+            found[str(key)] = value
+    return found
 
 
 def _is_plain(value: object, depth: int) -> bool:

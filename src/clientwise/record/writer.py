@@ -14,20 +14,7 @@ from ..core.reasons import likely_cause
 from ..core.types import RoundRecord
 from ..errors import RunError
 from .files import kept_path, kept_rounds
-from .round_rows import (
-    contribution_rows,
-    counterfactual_rows,
-    criterion_rows,
-    local_rows,
-    look_back_rows,
-    omitted_row,
-    participant_rows,
-    refusal_rows,
-    reported_evaluation,
-    round_columns,
-    sampled_rows,
-    thinned,
-)
+from .round_rows import reported_evaluation, round_columns, rows_of_round
 from .run_models import RunModels
 from .schema import TABLES_BY_ROUND
 
@@ -73,11 +60,11 @@ class Store(RunModels):
 
     def open_lane(self, method: str, seed: int) -> int:
         """The number of the lane of a method and seed, which is made where there is none."""
-        place = (method, seed)
+        pair = (method, seed)
         with self._transaction() as database:
             self._facts_are_signed = False
-            database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", place)
-            found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", place)
+            database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", pair)
+            found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", pair)
             return int(found.fetchone()[0])
 
     def keep_policy(self, lane: int, round_num: int, policy: Mapping[str, object] | None) -> None:
@@ -92,8 +79,7 @@ class Store(RunModels):
             before = found[0] if found else json.dumps(None)
             if text != before:
                 note = policy.get("note") if policy else None
-                row = (lane, round_num, text, note)
-                self._insert("policies", [row])
+                self._insert("policies", lane, round_num, [(text, note)])
                 self._facts_are_signed = False
 
     def is_lane_finished(self, method: str, seed: int) -> bool:
@@ -158,31 +144,12 @@ class Store(RunModels):
             row |= round_columns(record, shown, problem, hostile, names)
             places = ", ".join(f":{column}" for column in row)
             database.execute(f"INSERT INTO rounds ({', '.join(row)}) VALUES ({places})", row)
-            if record.kept is not None:
-                why = (record.kept.cause, record.kept.detail)
-                self._insert("kept", [(lane, record.round_num, *why)])
-            if record.ended is not None:
-                self._insert("clock", [(lane, record.round_num, record.ended)])
-            if (released := record.released) is not None:
-                spent = (released.epsilon, released.clip, released.deviation)
-                self._insert("privacy", [(lane, record.round_num, *spent)])
-            if record.residual is not None:
-                self._insert("adapters", [(lane, record.round_num, record.residual)])
             if shown is not None and shown.right is not None:
                 metric = float(shown.overall()[0])
                 if self._is_best(lane, metric, problem):
                     self._write_right(lane, record.round_num, metric, shown.right[0])
-            self._insert("sampled", sampled_rows(lane, record, hostile))
-            self._insert("refusals", refusal_rows(lane, record, hostile))
-            if kept is not None:
-                self._insert("omitted", [omitted_row(lane, record, kept, hostile)])
-                record = thinned(record, kept)
-            self._insert("participants", participant_rows(lane, record))
-            self._insert("look_back", look_back_rows(lane, record))
-            self._insert("criteria", criterion_rows(lane, record))
-            self._insert("local", local_rows(lane, record))
-            self._insert("counterfactuals", counterfactual_rows(lane, record, hostile))
-            self._insert("contributions", contribution_rows(lane, record))
+            for table, rows in rows_of_round(record, hostile, kept).items():
+                self._insert(table, lane, record.round_num, rows)
             if self._chain:
                 self._chain.add_round(lane, record.round_num)
 
@@ -276,22 +243,22 @@ class Store(RunModels):
             every: clients are evaluated every so many rounds.
             methods: the methods that this applies to.
         """
-        places = ", ".join("?" * len(methods))
+        marks = ", ".join("?" * len(methods))
         undue = f"""SELECT lane, {_ROUNDS} AS last FROM lanes
-                    WHERE last < ? AND last % ? > 0 AND method IN ({places})"""
+                    WHERE last < ? AND last % ? > 0 AND method IN ({marks})"""
         with self._transaction() as database:
             found = database.execute(undue, (rounds, max(1, every), *methods)).fetchall()
-            for place in found:
+            for key in found:
                 for table in ("local", "sampled"):
-                    database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num = ?", place)
+                    database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num = ?", key)
                 database.execute(
                     """UPDATE rounds
                        SET local_mean = NULL, local_p10 = NULL, local_p90 = NULL, reached = NULL
                        WHERE lane = ? AND round_num = ?""",
-                    place,
+                    key,
                 )
                 if self._chain:
-                    self._chain.add_round(*place)
+                    self._chain.add_round(*key)
 
     def _names(self, lane: int) -> dict[int, str]:
         """The names of a lane's clients, where they have any."""
@@ -315,7 +282,7 @@ class Store(RunModels):
     def _write_right(self, lane: int, round_num: int, metric: float, right: Tensor) -> None:
         """Write which samples were classified correctly."""
         bits = numpy.packbits(right.numpy()).tobytes()
-        self._insert("best", [(lane, round_num, metric, len(right), bits)])
+        self._insert("best", lane, round_num, [(metric, len(right), bits)])
 
     def _has(self, table: str, condition: str) -> bool:
         with self._explained():

@@ -19,7 +19,12 @@ TRAINS_ON_SERVER = "‡"
 TRAINS_ON_SERVER_MEANS = (
     f"{TRAINS_ON_SERVER} Trains on the server's samples, which the other methods do not."
 )
-LARGEST_LOSS = 1e9  # of a model that has learned anything
+NOT_AVAILABLE = "†"
+NOT_AVAILABLE_MEANS = (
+    f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
+    "samples of all clients. It is never marked as best."
+)
+RUINED_LOSS = 1e9  # of a model that has learned anything
 DASHES: tuple[Dash, ...] = ("solid", "dash", "dashdot", "dot", "longdash", "longdashdot")
 
 
@@ -45,9 +50,16 @@ class Series:
         return trains_on_server(self.run, self.method)
 
     @property
+    def is_available(self) -> bool:
+        """Whether it can be used outside of simulations; see `NOT_AVAILABLE_MEANS`."""
+        recorded = recorded_config(self.run.folder).method(self.method)
+        return recorded is None or recorded.is_available
+
+    @property
     def marked_label(self) -> str:
-        """The label, with a mark where it trains on the server's samples."""
-        return f"{self.label} {TRAINS_ON_SERVER}" if self.trains_on_server else self.label
+        """The label, with marks where it is not available or trains on the server's samples."""
+        marks = NOT_AVAILABLE * (not self.is_available) + TRAINS_ON_SERVER * self.trains_on_server
+        return f"{self.label} {marks}" if marks else self.label
 
     @property
     def unit(self) -> Unit:
@@ -114,7 +126,7 @@ def trains_on_server(run: RunFolder, method: str) -> bool:
 def _has_diverged(losses: Sequence[float]) -> bool:
     """Whether the last loss is far above the lowest and above the first, or beyond all use."""
     last = losses[-1]
-    return last > LARGEST_LOSS or last > max(losses[0], DIVERGED * min(losses))
+    return last > RUINED_LOSS or last > max(losses[0], DIVERGED * min(losses))
 
 
 def series_of(runs: Sequence[RunFolder], seed: int | None = None) -> list[Series]:
@@ -182,6 +194,12 @@ def comparable(series: Sequence[Series]) -> list[Series]:
     if not _shared_by_all(farthest):
         return []
     return [one for one in farthest if one.learned and one.mean_metric is not None]
+
+
+def rivals(series: Sequence[Series]) -> list[Series]:
+    """Those that can be ranked and used in practice, the best first; all, if none can be used."""
+    known = [one for one in ranked(series) if one in comparable(series)]
+    return [one for one in known if one.is_available] or known
 
 
 def ranked(series: Sequence[Series]) -> list[Series]:

@@ -248,7 +248,7 @@ def _criteria_section(
             ]
         )
     best_weight = "your weight with the highest value"
-    if PRIOR in last.places:
+    if PRIOR in last.stages:
         best_weight = f"{best_weight}, before evidence and policy"
     is_thinned = last.run.omits(last.method, last.seed)
     others_are = "other sites in the record" if is_thinned else "other sites"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,13 +23,18 @@ from .series import (
     Series,
     comparable,
     is_unmeasured,
-    ranked,
+    rivals,
 )
 from .statistics import MIN_SEEDS, Difference, mean_of
 
 NOTHING_YET = "No round has been recorded yet."
 NOT_MEASURED = (
     "No metric was measured: the server has no samples. Weights and refusals are recorded."
+)
+FEWEST_SAMPLES = 30  # to report on: with fewer, no method is called the best
+TOO_FEW = (
+    f"No method is called the best: results are reported on fewer than {FEWEST_SAMPLES} samples. "
+    "Enlarge server_set.fraction, or give more test samples."
 )
 STILL_IMPROVES = 0.01  # of the metric
 LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
@@ -46,7 +52,7 @@ def headline(series: Sequence[Series]) -> list[str]:
         *_unequal_steps(series),
         *_unequal_tuning(series),
     ]
-    known = [one for one in ranked(series) if one in comparable(series)]
+    known = rivals(series)
     if not known:
         has_begun = any(one.learned and one.mean_metric is not None for one in series)
         if has_begun:
@@ -54,18 +60,32 @@ def headline(series: Sequence[Series]) -> list[str]:
         if is_unmeasured(series):
             return [*warnings, NOT_MEASURED]
         return warnings or [NOTHING_YET]
-    differences = all_differences(series)
     baseline = series[0]
     return [
         *warnings,
-        _verdict(known, differences),
-        *_unequal_rounds(series),
-        *_left_out_seeds(series),
-        *_compared(known, baseline, differences),
-        *_undertrained(known, baseline),
-        *_significantly_worse(series, baseline, differences),
+        *_comparisons(series, known, baseline),
         *_hostile(known[0], baseline, series),
     ]
+
+
+def _comparisons(
+    series: Sequence[Series], known: Sequence[Series], baseline: Series
+) -> Iterator[str]:
+    """Which method leads, and the differences to the baseline."""
+    if _least_reported(series) < FEWEST_SAMPLES:
+        yield TOO_FEW
+        return
+    differences = all_differences(series)
+    yield _verdict(known, differences)
+    yield from _unequal_rounds(series)
+    yield from _left_out_seeds(series)
+    yield from _compared(known, baseline, differences)
+    yield from _undertrained(known, baseline)
+    yield from _significantly_worse(series, baseline, differences)
+
+
+def _least_reported(series: Sequence[Series]) -> float:
+    return min(one.run.report_samples or math.inf for one in series)
 
 
 def _stayed(series: Sequence[Series]) -> Iterator[str]:

@@ -30,16 +30,16 @@ from ..core.objective.problem import PREDICTED, Classification, Problem
 from ..core.seeding import seeded_default_generator
 from ..core.types import Evaluation
 from ..data.datasets import DATASETS
+from ..data.division import federate
 from ..data.federated import FederatedData, Samples
-from ..data.partition import federate, iid
+from ..data.partition import iid
 from ..models.call import outputs_of
 from ..models.networks import MODELS
+from .formula import CLASSES, SIZE
 
-CLASSES = 3
 SAMPLES = 30
-SIZE = 8  # of an image: SIZE × SIZE
 VALUES = 12  # of a model that is attacked
-HONEST = 5
+NUM_HONEST = 5
 EXACT = 1e-6
 
 
@@ -380,8 +380,8 @@ def _check_forged(name: str, attack: Attack, declared: frozenset[str]) -> None:
     random = torch.Generator().manual_seed(1)
     model = torch.randn(VALUES, generator=random)
     honest = Honest(
-        torch.randn(HONEST, VALUES, generator=random),
-        {"a criterion": torch.arange(1.0, HONEST + 1)},
+        torch.randn(NUM_HONEST, VALUES, generator=random),
+        {"a criterion": torch.arange(1.0, NUM_HONEST + 1)},
         {"a criterion": math.inf},
         num_hostile=2,
         judge=_judge,

@@ -27,7 +27,7 @@ class Pair(NamedTuple):
     b: Layer  # [p, r, ...]
 
 
-class Product(NamedTuple):
+class ProductMean(NamedTuple):
     """A mean of products as factors of rank r, and what the rank leaves out."""
 
     b: Tensor  # [p, r]
@@ -80,7 +80,7 @@ def average_products(
     return factors, (discarded / total) ** 0.5 if total else 0.0
 
 
-def product_mean(b: Tensor, a: Tensor, weights: Tensor) -> Product:
+def product_mean(b: Tensor, a: Tensor, weights: Tensor) -> ProductMean:
     """The matrix of rank r nearest to Σ_a w_a·B_a·A_a, as factors (Eckart and Young, 1936).
 
     The mean is [w_1·B_1 ... w_n·B_n]·[A_1; ...; A_n]. QR decompositions of both stacks leave a core of at most
@@ -117,7 +117,7 @@ def product_mean(b: Tensor, a: Tensor, weights: Tensor) -> Product:
     if not float(sizes[0]):
         sizes = torch.ones_like(sizes)
     squares = values.square()
-    return Product(
+    return ProductMean(
         b=columns @ (turn / sizes @ back).T,
         a=turn * sizes @ back @ rows,
         discarded=float(squares[rank:].sum()),

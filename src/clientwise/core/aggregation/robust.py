@@ -15,10 +15,11 @@ from annotated_types import Ge, Le
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from .sums import ON_GPU
+
 Minority = Annotated[float, Ge(0), Le(0.49)]  # a share of the weight that is less than half
 
 AT_ONCE = 2**21  # values worked on at once, so that memory does not grow with the model
-ON_GPU = 2**26  # a GPU is faster with few large pieces
 TIE = 1e-12  # cumulative weights this close to each other are equal
 
 

@@ -8,8 +8,8 @@ from . import (
     fldetector,
     foolsgold,
     greedy,
+    history,
     law,
-    own_past,
     shapley,
     significance,
 )
@@ -23,8 +23,8 @@ __all__ = [
     "fldetector",
     "foolsgold",
     "greedy",
+    "history",
     "law",
-    "own_past",
     "shapley",
     "significance",
 ]

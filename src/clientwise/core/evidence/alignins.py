@@ -84,6 +84,6 @@ def sign_alignment(updates: Tensor, weights: Tensor, largest: float) -> Tensor:
     count = max(1, int(largest * updates.shape[1]))
     shares = []
     for row in updates:
-        places = row.abs().topk(count).indices
-        shares.append((row[places].sign() == principal[places]).double().mean())
+        strongest = row.abs().topk(count).indices
+        shares.append((row[strongest].sign() == principal[strongest]).double().mean())
     return torch.stack(shares).cpu()

@@ -15,8 +15,7 @@ from ..aggregation.robust import AT_ONCE, combine
 from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weights.weighting import to_weights
-from .protocol import EVIDENCE, Evidence
-from .seen import enlist, with_rows
+from .protocol import EVIDENCE, Evidence, enlist, with_rows
 
 Columns = Callable[[slice], Tensor]  # some columns of a matrix [n, d]
 REFERENCES = 10  # uniform samples of the gap statistic, as in the authors' code
@@ -228,7 +227,7 @@ def _one_and_two_means(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     totals = sums[:, -1:]
     explained = sums[:, :-1].square() / below + (totals - sums[:, :-1]).square() / (count - below)
     squares = ordered.square().sum(1)
-    best, place = explained.max(1)
+    best, split = explained.max(1)
     one = (squares - totals[:, 0].square() / count).clamp(min=0)
     two = (squares - best).clamp(min=0)
-    return one, two, ordered.gather(1, place[:, None])[:, 0]
+    return one, two, ordered.gather(1, split[:, None])[:, 0]

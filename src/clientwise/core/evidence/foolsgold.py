@@ -13,8 +13,7 @@ from ...registry import PositiveFloat, needs
 from ..aggregation.robust import client_blocks, pair_blocks
 from ..types import Gathered, Posterior
 from ..weights.weighting import to_weights
-from .protocol import EVIDENCE, Evidence
-from .seen import enlist, with_rows
+from .protocol import EVIDENCE, Evidence, enlist, with_rows
 
 SMALLEST = 1e-300
 

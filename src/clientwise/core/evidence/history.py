@@ -10,8 +10,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..types import Gathered, LookBack
-from .seen import enlist, with_rows
+from ...registry import needs
+from ..types import Gathered, LookBack, Posterior
+from .page import PageTest, StandardErrors, Strength
+from .protocol import EVIDENCE, Evidence, enlist, with_rows
 
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
 KEPT = 0.7  # of the past direction, when an update is added to it
@@ -152,3 +154,36 @@ def larger(held_out: Tensor | None, history: Tensor | None) -> Tensor | None:
     if held_out is None:
         return history.nan_to_num(nan=0.0).clamp(min=0)
     return torch.maximum(held_out, history.nan_to_num(nan=-torch.inf))
+
+
+@EVIDENCE.register("history", needs("models"))
+@dataclass(frozen=True)
+class OwnPast(Evidence):
+    """A client loses weight if its updates point against what it sent before; needs no held-out samples.
+
+    z_k tests whether the angle between the update and the past is above 120°.
+    Agreement with the past is no evidence in favour of a client, so a lost weight is not regained. A
+    client that is hostile from its first round is not found.
+
+    Args:
+        threshold: in standard errors.
+        slack: in standard errors per round.
+        strength: how fast evidence beyond the threshold changes log-weights.
+    """
+
+    threshold: StandardErrors = 2.0
+    slack: StandardErrors = 3.0
+    strength: Strength = 0.5
+
+    def first(self, num_clients: int) -> dict[str, Tensor]:
+        """No evidence on any client."""
+        return PageTest.first(num_clients)
+
+    def __call__(
+        self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
+    ) -> Posterior:
+        """See the class."""
+        rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
+        past = look_back(gathered, memory, history=True, copies=False)
+        test = PageTest(self.threshold, self.slack, self.strength)
+        return test.posterior(rows, prior, larger(None, past.z), memory, past)

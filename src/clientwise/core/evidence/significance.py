@@ -26,7 +26,7 @@ LEAST_SAMPLES = 8  # held-out samples of the server; with fewer there is no evid
 # Judges. With fewer, more than 5% of harmless clients lose half of their weight (docs/evidence.md).
 LEAST_JUDGES = 12
 # The largest loss of one witness, in units of the mean model's loss, so that none dominates.
-LARGEST_LOSS = 1e3
+LARGEST_RISE = 1e3
 POSSIBLE_LIARS = 0.3  # share of the judges, where clients judge
 
 
@@ -143,7 +143,7 @@ class Significance(Evidence):
             return None, f"fewer than {least} {kind}"
         if not bool(losses[-1].isfinite().all()):
             return None, "the loss of the mean is not finite"
-        most = LARGEST_LOSS * (1 + losses[-1].mean())
+        most = LARGEST_RISE * (1 + losses[-1].mean())
         found = losses[:-1].nan_to_num(nan=float(most)).clamp(max=most) - losses[-1]  # [n, N]
         return (z_despite(found, liars) if liars else z_values(found)), ""
 

@@ -233,7 +233,9 @@ class Bounds:
             floors[rows] = 0.0
         return floors, caps
 
-    def _tree(self, weights: Tensor, clients: Sequence[int], newcomers: frozenset[int]) -> _Node:
+    def _tree(
+        self, weights: Tensor, clients: Sequence[int], newcomers: frozenset[int]
+    ) -> _GroupNode:
         """The clients in their groups; InfeasibleError where the bounds of a group cannot be met."""
         if len(clients) < self.quorum:
             raise InfeasibleError(f"quorum = {self.quorum}, and there are {_clients(len(clients))}")
@@ -244,7 +246,7 @@ class Bounds:
         shared = [group for group in self.groups if len(group.clients) > 1]
         shared.sort(key=lambda group: len(group.clients))
         free = dict.fromkeys(range(len(clients)))  # rows that are in no group yet, in their order
-        nodes: list[tuple[frozenset[int], _Node]] = []
+        nodes: list[tuple[frozenset[int], _GroupNode]] = []
         for group in shared:
             members = frozenset(map(int, group.clients))
             inner = [(own, node) for own, node in nodes if own <= members]
@@ -255,13 +257,13 @@ class Bounds:
             floor = group.floor or 0.0
             cap = 1.0 if group.cap is None else group.cap
             children = [node for _, node in inner]
-            node = _Node(group.called, rows, children, floor, cap, weights, floors, caps)
+            node = _GroupNode(group.called, rows, children, floor, cap, weights, floors, caps)
             nodes.append((members, node))
         children = [node for _, node in nodes]
-        return _Node("", list(free), children, 1.0, 1.0, weights, floors, caps)
+        return _GroupNode("", list(free), children, 1.0, 1.0, weights, floors, caps)
 
 
-class _Node:
+class _GroupNode:
     """Clients and groups with bounds on their sum; the root is all of them, with the sum 1."""
 
     low: float  # the least and the most that it can have
@@ -271,7 +273,7 @@ class _Node:
         self,
         name: str,
         rows: Sequence[int],
-        children: Sequence[_Node],
+        children: Sequence[_GroupNode],
         floor: float,
         cap: float,
         weights: Tensor,
@@ -355,7 +357,7 @@ class _Node:
     def _limit(self, what: str, value: float) -> str:
         return f"its {what} {value:g}" if self.name else "1"
 
-    def _sum(self, values: Tensor, of_child: Callable[[_Node], float], total: float) -> str:
+    def _sum(self, values: Tensor, of_child: Callable[[_GroupNode], float], total: float) -> str:
         """A sum written out: `2 × 0.3 + 0.2 (group 'rural') = 0.8`."""
         counted = Counter(values.tolist())
         terms = [f"{count} × {value:g}" for value, count in counted.items()]
@@ -364,10 +366,10 @@ class _Node:
 
 
 def _refuse_overlaps(groups: Sequence[Group]) -> None:
-    for place, one in enumerate(groups):
+    for index, one in enumerate(groups):
         if len({*one.clients}) < len(one.clients):
             raise ValueError(f"group {one.called!r} lists a client twice")
-        for other in groups[:place]:
+        for other in groups[:index]:
             shared = {*one.clients} & {*other.clients}
             if shared == {*one.clients} == {*other.clients}:
                 raise ValueError(

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import numpy
 
 from ..cache import Writer
-from ..catalogue import DATASETS
-from ..federated import Samples
+from ..federated import DATASETS, Samples
 from ..folder import DataError, find
 from ..tables.columns import Standardise
 from ..tables.files import read_csv
-from ..tables.table import (
+from ..tables.joining import (
     SampleTable,
     Sheet,
     cached_table,

@@ -11,8 +11,7 @@ from ...core.objective.problem import Classification
 from ...errors import shortened
 from ...registry import Pixels, suggest
 from ..cache import Writer, cached
-from ..catalogue import DATASETS
-from ..federated import Samples
+from ..federated import DATASETS, Samples
 from ..folder import (
     Archive,
     DataError,

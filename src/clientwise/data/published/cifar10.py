@@ -8,8 +8,7 @@ import numpy
 
 from ...core.objective.problem import Classification
 from ..cache import Writer, cached
-from ..catalogue import DATASETS
-from ..federated import Samples
+from ..federated import DATASETS, Samples
 from ..folder import DataError, find, read_file
 
 FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]

@@ -12,8 +12,7 @@ import torch
 from annotated_types import MinLen
 from torch import Tensor
 
-from ..catalogue import DATASETS
-from ..federated import FederatedData, Holdings, Samples
+from ..federated import DATASETS, FederatedData, Holdings, Samples
 from ..folder import DataError, find
 from ..npz import read_npz
 from .cifar10 import cifar10

@@ -9,8 +9,7 @@ import numpy
 
 from ...core.objective.problem import Classification
 from ..cache import Writer, cached
-from ..catalogue import DATASETS
-from ..federated import Samples
+from ..federated import DATASETS, Samples
 from ..folder import (
     DataError,
     find,

@@ -10,8 +10,7 @@ import numpy
 from ...core.objective.problem import Classification
 from ...registry import Pixels
 from ..cache import Writer, cached
-from ..catalogue import DATASETS
-from ..federated import Samples
+from ..federated import DATASETS, Samples
 from ..folder import Archive, DataError, find
 
 CLASSES = ("Uninfected", "Parasitized")

@@ -17,8 +17,7 @@ from annotated_types import Ge, Gt, Le
 
 from ...core.objective.problem import Classification
 from ..cache import Writer, cached
-from ..catalogue import DATASETS
-from ..federated import FederatedData, Samples
+from ..federated import DATASETS, FederatedData, Samples
 from ..folder import DataError, find, read_file
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2

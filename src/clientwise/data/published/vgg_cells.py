@@ -13,14 +13,14 @@ from torch import Tensor
 
 from ...core.objective.problem import Regression
 from ..cache import Writer, cached
-from ..catalogue import DATASETS
 from ..federated import (
+    DATASETS,
     FederatedData,
     Given,
     Holdings,
     Samples,
-    row_digests,
 )
+from ..fingerprints import row_digests
 from ..folder import Archive, DataError, find
 
 # Images, their width and height, fewest and most cells

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..cache import unnamed_rows
 from ..federated import FederatedData
-from ..folder import Progress
+from ..folder import ProgressLog
 from .encoding import Encoder, Encoding, InputColumn
 from .files import VALUE_BYTES
 
@@ -130,7 +130,7 @@ def blocks(table: Tensor | numpy.ndarray, what: str, width: int = 0) -> Iterator
     """
     row_bytes = VALUE_BYTES * max(1, width, table.shape[1])
     size = max(1, BLOCK // row_bytes)
-    progress = Progress(f"preparing the table, {what}")
+    progress = ProgressLog(f"preparing the table, {what}")
     for start in range(0, len(table), size):
         yield slice(start, start + size)
         progress.tell(f"{start / len(table):.0%}")

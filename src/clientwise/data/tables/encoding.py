@@ -32,7 +32,7 @@ class InputColumn:
         numbers = (self.fill, self.mean, self.deviation)
         if not all(map(math.isfinite, numbers)) or self.deviation <= 0:
             raise ValueError(f"column {self.name!r}: mean or deviation is not usable")
-        if any(not 0 <= place < self.width for place in self.unseen):
+        if any(not 0 <= position < self.width for position in self.unseen):
             raise ValueError(f"column {self.name!r}: has no input at one of {self.unseen[:3]}")
 
     @property
@@ -92,7 +92,7 @@ class Encoder(nn.Module):
             unseen = set(column.unseen)
             source += [index] * len(codes)
             category += codes
-            seen += [place not in unseen for place in range(len(codes))]
+            seen += [position not in unseen for position in range(len(codes))]
         self.register_buffer("source", torch.tensor(source))
         self.register_buffer("category", torch.tensor(category, dtype=torch.float64))
         self.register_buffer("seen", torch.tensor(seen))

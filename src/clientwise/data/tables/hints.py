@@ -97,8 +97,8 @@ def _score_alone(cells: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -
     second = slice(half, None)
     scores = []
     for learned, scored in ((first, second), (second, first)):
-        known, places = numpy.unique(filled[learned], return_inverse=True)
-        predicted = _usual_by_place(places, targets[learned], is_class)
+        known, positions = numpy.unique(filled[learned], return_inverse=True)
+        predicted = _usual_by_value(positions, targets[learned], is_class)
         right = numpy.searchsorted(known, filled[scored]).clip(1, max(1, len(known) - 1))
         left = right - 1
         right = right.clip(max=len(known) - 1)
@@ -108,14 +108,16 @@ def _score_alone(cells: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -
     return min(scores)
 
 
-def _usual_by_place(places: numpy.ndarray, targets: numpy.ndarray, is_class: bool) -> numpy.ndarray:
-    """The most frequent class, or the mean, of the targets at every place."""
-    counts = numpy.bincount(places)
+def _usual_by_value(
+    positions: numpy.ndarray, targets: numpy.ndarray, is_class: bool
+) -> numpy.ndarray:
+    """The most frequent class, or the mean, of the targets at every value."""
+    counts = numpy.bincount(positions)
     if not is_class:
-        means: numpy.ndarray = numpy.bincount(places, targets) / counts
+        means: numpy.ndarray = numpy.bincount(positions, targets) / counts
         return means
     classes, codes = numpy.unique(targets, return_inverse=True)
-    cells = numpy.bincount(places * len(classes) + codes, minlength=len(counts) * len(classes))
+    cells = numpy.bincount(positions * len(classes) + codes, minlength=len(counts) * len(classes))
     usual: numpy.ndarray = classes[cells.reshape(len(counts), -1).argmax(1)]
     return usual
 

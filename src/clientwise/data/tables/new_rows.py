@@ -14,9 +14,9 @@ import numpy
 from ...errors import shortened
 from ...registry import suggest
 from ..folder import DataError
+from .cells import LARGEST, parse_numbers
 from .encoding import Encoding, InputColumn
 from .files import ENDINGS, read_table
-from .table import LARGEST, parse_numbers
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -145,8 +145,8 @@ def _numbers(cells: Series[Any]) -> tuple[numpy.ndarray, numpy.ndarray]:
 def _codes(cells: Series[Any], column: InputColumn) -> tuple[numpy.ndarray, numpy.ndarray]:
     """The positions of the categories, NaN where one is missing, and which cells are wrong."""
     texts = cells.astype(object).map(lambda value: str(value).strip(), na_action="ignore")
-    positions = {category: float(place) for place, category in enumerate(column.categories)}
-    numbers = {_number(category): place for category, place in positions.items()}
+    positions = {category: float(position) for position, category in enumerate(column.categories)}
+    numbers = {_number(category): position for category, position in positions.items()}
     if None not in numbers:  # 1 and 1.0 are the same category
         found = texts.map(lambda text: numbers.get(_number(text)), na_action="ignore")
     else:

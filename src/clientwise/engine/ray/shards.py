@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.cohort import fold
 from ...core.method import Method, Plan
-from ...core.round import fold
 from ...core.types import (
     Evaluation,
     Folded,
@@ -40,7 +40,7 @@ Build = Callable[[FederatedData, int], tuple[LocalEngine, Method, Plan]]
 
 
 @dataclass(frozen=True)
-class Place:
+class Slot:
     """Where a shard is started: a machine of the cluster, or one of its GPUs."""
 
     node: str  # Ray's id of the machine
@@ -48,7 +48,7 @@ class Place:
     has_gpu: bool = False
 
 
-def places(on_gpu: bool) -> list[Place]:
+def slots(on_gpu: bool) -> list[Slot]:
     """The machines of the cluster that this process is connected to, or their GPUs."""
     import ray
 
@@ -60,9 +60,9 @@ def places(on_gpu: bool) -> list[Place]:
         if not node["Alive"] or not (gpus if on_gpu else cores):
             continue
         if on_gpu:
-            found += [Place(node["NodeID"], 1, has_gpu=True)] * gpus
+            found += [Slot(node["NodeID"], 1, has_gpu=True)] * gpus
         else:
-            found.append(Place(node["NodeID"], cores))
+            found.append(Slot(node["NodeID"], cores))
     return found
 
 
@@ -78,15 +78,15 @@ class Shard:
         self._cores = cores
         self._built: tuple[LocalEngine, Method, Plan] | None = None
 
-    def fold(self, placed: Sequence[Any], client_ids: Sequence[int], state: ServerState) -> Folded:
+    def fold(self, stored: Sequence[Any], client_ids: Sequence[int], state: ServerState) -> Folded:
         """See `FoldingEngine`."""
-        engine, method, plan = self._ready(placed)
+        engine, method, plan = self._ready(stored)
         here = replace(state, model=state.model.to(engine.device))
         return fold(client_ids, here, method, plan, engine)
 
     def train(
         self,
-        placed: Sequence[Any],
+        stored: Sequence[Any],
         client_ids: Sequence[int],
         model: Tensor,
         task: Task,
@@ -94,31 +94,31 @@ class Shard:
         variates: ControlVariates | None,
     ) -> list[Updates]:
         """See `LocalEngine.train_chunks`; all chunks at once."""
-        engine, _, _ = self._ready(placed)
+        engine, _, _ = self._ready(stored)
         if variates is not None:
             engine.variates = variates
         chunks = engine.train_chunks(client_ids, model.to(engine.device), task, changes)
         return [replace(chunk, models=chunk.models.cpu()) for chunk in chunks]
 
     def evaluate(
-        self, placed: Sequence[Any], client_ids: Sequence[int], models: Tensor
+        self, stored: Sequence[Any], client_ids: Sequence[int], models: Tensor
     ) -> Evaluation:
         """See `core.types.Engine`, without the loss of every sample."""
-        engine, _, _ = self._ready(placed)
+        engine, _, _ = self._ready(stored)
         return replace(engine.evaluate(client_ids, models.to(engine.device)), sample_losses=None)
 
-    def _ready(self, placed: Sequence[Any]) -> tuple[LocalEngine, Method, Plan]:
+    def _ready(self, stored: Sequence[Any]) -> tuple[LocalEngine, Method, Plan]:
         if self._built is None:
-            self._built = self._build(self._read(placed), self._cores)
+            self._built = self._build(self._read(stored), self._cores)
             engine, _, _ = self._built
             engine.is_part = True
         return self._built
 
-    def _read(self, placed: Sequence[Any]) -> FederatedData:
+    def _read(self, stored: Sequence[Any]) -> FederatedData:
         import ray
 
         data: FederatedData
-        (data,) = ray.get(list(placed))
+        (data,) = ray.get(list(stored))
         return data
 
 
@@ -128,19 +128,19 @@ class Shards:
     Args:
         data: the clients' samples, which are sent to the shards once.
         build: makes the engine of a shard, its method and its plan.
-        where: a place for each shard.
+        where: a slot for each shard.
     """
 
-    def __init__(self, data: FederatedData, build: Build, where: Sequence[Place]) -> None:
+    def __init__(self, data: FederatedData, build: Build, where: Sequence[Slot]) -> None:
         import ray
 
         self._actors = []
-        self._placed = []  # the shards' data in Ray's object store, as long as this object is there
+        self._stored = []  # the shards' data in Ray's object store, as long as this object is there
         data = data.holdings_to(torch.device("cpu"))
-        for index, place in enumerate(where):
+        for index, slot in enumerate(where):
             own = data.only(range(index, data.num_clients, len(where)))
-            self._placed.append(ray.put(own))
-            self._actors.append(_start(build, place))
+            self._stored.append(ray.put(own))
+            self._actors.append(_start(build, slot))
 
     def close(self) -> None:
         """End the shards' processes."""
@@ -175,8 +175,8 @@ class Shards:
         asked = []
         for index, clients in divided(client_ids, len(self._actors)):
             call = getattr(self._actors[index], what)
-            placed = [self._placed[index]]
-            asked.append((clients, call.remote(placed, clients, *sent, *own(clients))))
+            stored = [self._stored[index]]
+            asked.append((clients, call.remote(stored, clients, *sent, *own(clients))))
         if meanwhile:
             meanwhile()
         answered = answers([answer for _, answer in asked])
@@ -277,20 +277,20 @@ class ShardedEngine(LocalEngine):
         return _joined([evaluation for _, evaluation in parts], ranks)
 
 
-def _start(build: Build, place: Place) -> Any:
+def _start(build: Build, slot: Slot) -> Any:
     """The actor of a shard. Ray starts it again, and repeats its calls, wherever it dies."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     actor: Any = ray.remote(Shard)
     return actor.options(
-        num_cpus=RESERVED * place.cores,
-        num_gpus=int(place.has_gpu),
+        num_cpus=RESERVED * slot.cores,
+        num_gpus=int(slot.has_gpu),
         max_restarts=-1,
         max_task_retries=-1,
         # Not hard: another machine takes the shard where this one is gone
-        scheduling_strategy=NodeAffinitySchedulingStrategy(place.node, soft=True),
-    ).remote(build, place.cores)
+        scheduling_strategy=NodeAffinitySchedulingStrategy(slot.node, soft=True),
+    ).remote(build, slot.cores)
 
 
 def _refuse_if_none_trained(refusals: Sequence[Refusal]) -> None:

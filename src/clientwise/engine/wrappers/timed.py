@@ -15,13 +15,12 @@ from ...core.clock import (
     Pace,
 )
 from ...core.seeding import client_keys, mixed
-from ...core.types import Refusal, Task, Updates
+from ...core.types import FLOAT_BYTES, Refusal, Task, Updates
 from ...errors import ClientwiseError
 from .engine import EmbeddedEngine, WrappingEngine
 
 STATE = "clock."  # begins the names of what a checkpoint keeps of the clock
 MEASURED = "clock.measured."  # and of the measurements of late updates
-FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)

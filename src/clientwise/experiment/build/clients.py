@@ -15,18 +15,9 @@ from ...attacks.new_data import swap
 from ...core.criteria import fact_columns
 from ...core.seeding import generator
 from ...data.datasets import DataError
-from ...data.devices import (
-    DEVICE_FACTS,
-    DISTRIBUTIONS,
-    draw_devices,
-    read_traces,
-)
+from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices, read_traces
+from ...data.division import Division, contribute, hand_out
 from ...data.federated import FederatedData, Holdings, Samples
-from ...data.partition import (
-    Division,
-    contribute,
-    hand_out,
-)
 from ...errors import ConfigError
 from ...registry import Need, Part
 from ..config.parts import make

@@ -15,12 +15,7 @@ from ...data.federated import Samples
 from ...errors import ConfigError
 from ...models.flat import fill
 from ...models.networks import MODELS, initialised
-from ...models.size import (
-    check_parameters,
-    count_parameters,
-    described,
-    zeros,
-)
+from ...models.size import check_parameters, count_parameters, described, zeros
 from ..config.parts import make
 from ..config.schema import Experiment
 

@@ -9,14 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from ...data.datasets import DATASETS, DataError
+from ...data.division import Division, client_names, divide
 from ...data.features import with_features
 from ...data.federated import FederatedData, Samples
-from ...data.partition import (
-    PARTITIONS,
-    Division,
-    client_names,
-    divide,
-)
+from ...data.partition import PARTITIONS
 from ...engine.device import pick_device
 from ...errors import ClientwiseError, ConfigError
 from ...registry import Part

@@ -32,10 +32,7 @@ from ..config.settings import HostileClients
 from .adapters import adapter_issues
 from .combinations import needs_server_set
 from .policy import policy_issues
-from .privacy import (
-    cohort_privacy_issues,
-    private_data_issues,
-)
+from .privacy import cohort_privacy_issues, private_data_issues
 from .secure import secure_data_issues
 from .trial import engine_issues, size_issues
 

@@ -8,17 +8,14 @@ from typing import Any
 
 from ...attacks import ATTACKS
 from ...core.method import Method
-from ...core.priority import MAX_CRITERIA
+from ...core.weights.priority import MAX_CRITERIA
 from ...core.weights.weighting import check_normaliser
 from ...registry import suggest
 from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.schema import Experiment
 from ..config.settings import HostileClients
-from .privacy import (
-    deployed_privacy_issues,
-    privacy_issues,
-)
+from .privacy import deployed_privacy_issues, privacy_issues
 from .secure import secure_issues
 
 LOCAL = 'use engine = "local"'
@@ -321,13 +318,13 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
 
 
 def _simulation_only(
-    place: str, settings: MethodSettings, experiment: Experiment
+    method_key: str, settings: MethodSettings, experiment: Experiment
 ) -> Iterator[Issue]:
     for key, registry, part in settings.parts():
         if "simulation" in registry.needs(part):
             hint = "is for simulations: in a deployment it is unknown which clients are honest"
-            yield f"{place}.{key}", f"{part.name} {hint}"
+            yield f"{method_key}.{key}", f"{part.name} {hint}"
     method = settings.build(experiment.training)
     if method.control or method.training.control_variates:
         hint = "is for simulations: in a deployment, samples and state stay with the clients"
-        yield place, f"{method.name} {hint}"
+        yield method_key, f"{method.name} {hint}"

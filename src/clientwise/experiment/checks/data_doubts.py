@@ -132,7 +132,7 @@ def _rows(data: FederatedData, held: Holdings) -> list[bytes]:
 
 
 def _parts(held: Holdings) -> Sequence[Tensor]:
-    return held.indices.cpu().split(held.sizes.tolist())
+    return torch.split(held.indices.cpu(), held.sizes.tolist())
 
 
 def _id_name(one: int, data: FederatedData) -> str:

@@ -7,7 +7,8 @@ import statistics
 from ...core.aggregation.adapters import pairs_of
 from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
-from ...core.types import ModelSpec
+from ...core.method import Plan
+from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData, Samples
 from ...data.summary import summarise
 from ...data.tables.hints import column_hints
@@ -26,7 +27,6 @@ from .privacy import describe_privacy, held_out_doubts
 from .round_memory import fixed_bytes, gpu_bytes, largest_round
 from .steps import count_steps, steps_in_words, unequal_steps
 
-FLOAT_BYTES = 4
 SUM_BYTES = 8  # of a float64
 WORTH_SAYING = 10**8  # bytes
 MANY_ROWS = 10**6
@@ -41,24 +41,25 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
     data, hostile = build_data(experiment, samples, seed, own_data)
     device = pick_device(experiment.device)
     executor = build_executor(experiment, data.samples, device, to_try=True)
+    plan = build_plan(experiment, data.num_clients, seed)
     names = [method.name for method in experiment.methods]
     steps = count_steps(experiment, [data])
     lines = {
         "data": _data(experiment, samples, data),
         "columns": _columns(data.samples),
         "classes": _classes(data.samples),
-        "clients": _clients(experiment, data, len(hostile)),
+        "clients": _clients(data, plan.cohort_size, len(hostile)),
         "devices": _response_times(experiment, data, executor.spec.size),
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
-        "on Ray": _travels(experiment, data, executor.spec, bool(hostile)),
+        "on Ray": _travels(experiment, data, plan, executor.spec, bool(hostile)),
         "memory": _memory(experiment, data, executor),
         "methods": ", ".join(names),
         "criteria": _criteria(experiment),
         "steps/round": steps_in_words(steps),
-        "privacy": _privacy(experiment, data),
-        "record": _record(experiment, data),
+        "privacy": _privacy(experiment, data, plan),
+        "record": _record(experiment, data, plan),
         "work": _work(experiment),
     }
     found = [(title, text) for title, text in lines.items() if text]
@@ -123,12 +124,11 @@ def _has_client_data(data: FederatedData) -> bool:
     return bool(data.train.sizes.any())
 
 
-def _clients(experiment: Experiment, data: FederatedData, hostile: int) -> str:
+def _clients(data: FederatedData, cohort: int, hostile: int) -> str:
     sizes = data.train.sizes
     held = "data of their own, elsewhere"
     if _has_client_data(data):
         held = f"{sizes.min()} to {sizes.max()} training samples each"
-    cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
     return f"{data.num_clients} with {held}, {cohort} in a round, {hostile} hostile"
 
 
@@ -172,12 +172,11 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
 
 
 def _travels(
-    experiment: Experiment, data: FederatedData, spec: ModelSpec, has_hostile: bool
+    experiment: Experiment, data: FederatedData, plan: Plan, spec: ModelSpec, has_hostile: bool
 ) -> str:
     """What shards of a cohort send to this process, by method; nothing without Ray."""
     if experiment.workers != "ray":
         return ""
-    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
     every_model = FLOAT_BYTES * plan.cohort_size * spec.size
     found = []
     for method in experiment.build_methods():
@@ -217,8 +216,7 @@ def _criteria(experiment: Experiment) -> str:
     return "; ".join(parts)
 
 
-def _privacy(experiment: Experiment, data: FederatedData) -> str:
-    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
     promises = [
         describe_privacy(method, plan, data.num_clients, experiment.rounds)
         for method in experiment.build_methods()
@@ -229,9 +227,8 @@ def _privacy(experiment: Experiment, data: FederatedData) -> str:
     return f"\n{'':<12}".join(promise for promise in promises if promise)
 
 
-def _record(experiment: Experiment, data: FederatedData) -> str:
+def _record(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
     """Which clients get rows of their own; nothing where all do, unless these are many."""
-    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
     rounds = len(experiment.methods) * len(experiment.seeds) * experiment.rounds
     participants = rounds * plan.cohort_size
     if experiment.record.of(data.num_clients, experiment.seeds[0]) is not None:

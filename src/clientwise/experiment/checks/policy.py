@@ -17,12 +17,12 @@ from ..config.schema import Experiment
 
 
 def policy_issues(
-    place: str, method: Method, plan: Plan, names: Sequence[str], num_clients: int
+    method_key: str, method: Method, plan: Plan, names: Sequence[str], num_clients: int
 ) -> Iterator[Issue]:
     """Bounds that name unknown clients, or that no round can meet."""
     if method.bounds is None or method.control:
         return
-    key = f"{place}.bounds"
+    key = f"{method_key}.bounds"
     try:
         bounds = method.bounds.for_clients(names, num_clients)
         if bounds.is_plain:

@@ -151,7 +151,7 @@ def _local_issues(method: Method) -> Iterator[Issue]:
 
 
 def cohort_privacy_issues(
-    place: str, method: Method, plan: Plan, num_clients: int, rounds: int
+    key: str, method: Method, plan: Plan, num_clients: int, rounds: int
 ) -> Iterator[Issue]:
     """What depends on the number of clients."""
     privacy = method.privacy
@@ -162,7 +162,7 @@ def cohort_privacy_issues(
     if privacy.delta >= 1 / members:
         hint = f"must be below 1/n = {1 / members:.3g} for n = {members} clients: otherwise"
         hint += " a mechanism that publishes one client's update in full would pass"
-        yield f"{place}.privacy.delta = {privacy.delta:g}", hint
+        yield f"{key}.privacy.delta = {privacy.delta:g}", hint
         return
     if privacy.noise_multiplier is None:
         if privacy.epsilon is None:
@@ -170,13 +170,13 @@ def cohort_privacy_issues(
         found = accountant.noise_for(privacy.epsilon, rounds)
         hint = f"is missing: {found:.3f} spends" if found else "is missing: no multiplier spends"
         hint += f" epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g} in {rounds} rounds"
-        yield f"{place}.privacy.noise_multiplier", hint
+        yield f"{key}.privacy.noise_multiplier", hint
         return
     if privacy.epsilon is not None:
         once = accountant.epsilon(1)
         if once > privacy.epsilon:
             hint = f"the first round alone spends {once:.3g}: raise epsilon or noise_multiplier"
-            yield f"{place}.privacy.epsilon = {privacy.epsilon:g}", hint
+            yield f"{key}.privacy.epsilon = {privacy.epsilon:g}", hint
 
 
 def private_data_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from ...core.aggregation import robust
 from ...core.cohort import count_sums
 from ...core.method import Method, Plan
-from ...core.types import ModelSpec
+from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData
 from ...engine.device import KEPT_BYTES
 from ...engine.executor import DeviceExecutor
@@ -17,7 +17,6 @@ from ..build.engine import build_plan, lanes_that_fit
 from ..config.messages import Issue
 from ..config.schema import Experiment
 
-FLOAT_BYTES = 4
 DOUBLE_BYTES = 8
 # tests/experiment/test_round_memory.py compares these numbers with what every method takes.
 # Copies of a model that is kept alone: as it came, and beside others in one matrix

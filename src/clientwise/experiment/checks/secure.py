@@ -81,14 +81,14 @@ def secure_data_issues(
     for index, method in enumerate(experiment.build_methods()):
         if method.secure is None:
             continue
-        place = f"methods[{index}].{KEY}"
+        key = f"methods[{index}].{KEY}"
         size = build_plan(experiment, num_clients, experiment.seeds[0]).cohort_size
         if size < FEWEST:
             hint = f"needs at least {FEWEST} clients in a round, and a round asks {size}"
-            yield place, f"{hint}: of two clients, each can subtract its own update from the sum"
+            yield key, f"{hint}: of two clients, each can subtract its own update from the sum"
             continue
         if method.secure.needed(size) > size:
-            yield f"{place}.threshold", "must be below 1: a threshold of all clients or more fails"
+            yield f"{key}.threshold", "must be below 1: a threshold of all clients or more fails"
             continue
         scores = SecretScores.of(method, problem, size)
         if scores.coarseness > LARGEST_COARSENESS:
@@ -98,7 +98,7 @@ def secure_data_issues(
                 hint += f': scores may reach {scores.highest:.2g}; use normalise = "sum"'
             else:
                 hint += ": use bits = 64"
-            yield f"{place}.bits = {method.secure.bits}", hint
+            yield f"{key}.bits = {method.secure.bits}", hint
 
 
 def identity_issues(experiment: Experiment) -> Iterator[Issue]:

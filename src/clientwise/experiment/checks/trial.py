@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ...core.aggregation.rules import Rule, Ruled
+from ...core.aggregation.rules import Rule, fault_in
 from ...core.criteria import Arrivals, ClientFacts, Criterion
 from ...core.method import Method
 from ...core.objective.problem import Problem
@@ -180,11 +180,11 @@ def _executor(engine: EmbeddedEngine) -> DeviceExecutor:
     return engine.executor
 
 
-def _method_issues(place: str, method: Method, engine: EmbeddedEngine) -> Iterator[Issue]:
+def _method_issues(method_key: str, method: Method, engine: EmbeddedEngine) -> Iterator[Issue]:
     tried = list(range(min(2, engine.num_clients)))  # two, so that one value for all is noticed
     facts = _facts(tried, method, engine)
     for index, criterion in enumerate(method.criteria):
-        key = f"{place}.criteria[{index}]"
+        key = f"{method_key}.criteria[{index}]"
         if criterion.measured_by == "server":
             together = _arrivals(tried, method, engine)
             alone = _arrivals(tried[:1], method, engine)
@@ -193,7 +193,7 @@ def _method_issues(place: str, method: Method, engine: EmbeddedEngine) -> Iterat
             one = _facts(tried[:1], method, engine)
             yield from _criterion_issues(key, criterion, facts, one, engine.problem)
     if method.rule is not None:
-        yield from _rule_issues(f"{place}.rule", method.rule, engine.spec.size)
+        yield from _rule_issues(f"{method_key}.rule", method.rule, engine.spec.size)
 
 
 def _facts(clients: Sequence[int], method: Method, engine: EmbeddedEngine) -> ClientFacts:
@@ -239,22 +239,14 @@ def _criterion_issues(
     name = criterion.name
     count = len(seen.num_samples) if isinstance(seen, ClientFacts) else len(seen.client_ids)
     try:
-        values: object = criterion.measure(seen)
+        values = criterion.measure(seen)
         single = None if "whole_cohort" in criterion.needs else criterion.measure(alone)
-        high = criterion.high(problem)
+        fault = criterion.fault_in(values, count, problem)
     except Exception as error:  # a user's own criterion may raise anything
         yield key, _reason(criterion, error)
         return
-    if not isinstance(values, Tensor) or tuple(values.shape) != (count,):
-        given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        message = f"must return a tensor with one value per client, returned {given} for {count}"
-        yield key, f"{name} {message}"
-    elif not bool((values.isfinite() & (values >= 0)).all()):
-        message = f"must be finite and not negative, is {values.tolist()} for the first clients"
-        yield key, f"{name} {message}"
-    elif float(values.max()) > high:
-        message = f"for one of the first clients, above its bound {high:g}"
-        yield key, f"{name} = {float(values.max()):g} {message}"
+    if fault:
+        yield key, f"{name} {fault}"
     elif single is not None and _differs(single, values):
         hint = "declare needs={'whole_cohort'}"
         if criterion.measured_by == "client":
@@ -271,18 +263,11 @@ def _rule_issues(key: str, rule: Rule, size: int) -> Iterator[Issue]:
     count = TRIED_UPDATES
     weights = torch.full((count,), 1 / count, dtype=torch.float64)
     try:
-        result: object = rule(torch.zeros(count, size), weights, {})
+        fault = fault_in(rule(torch.zeros(count, size), weights, {}), count, size)
     except Exception as error:  # a user's own rule may raise anything
-        yield key, f"{type(error).__name__}: {error}"
-        return
-    if not isinstance(result, Ruled):
-        yield key, f"must return a Ruled, returned {type(result).__name__}"
-        return
-    update = tuple(result.update.shape)
-    influence = tuple(result.influence.shape)
-    if update != (size,) or influence != (count,):
-        wanted = f"one update of {size} values and the influence of {count} clients"
-        yield key, f"must return {wanted}, returned shapes {update} and {influence}"
+        fault = f"{type(error).__name__}: {error}"
+    if fault:
+        yield key, fault
 
 
 def _reason(criterion: Criterion, error: Exception) -> str:

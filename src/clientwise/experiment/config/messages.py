@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -11,10 +10,10 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ...errors import shortened
 from ...registry import closest, suggest
-from .tables import TableOf
+from .tables import table_in
 
 Issue = tuple[str, str]  # the key, with its value where it is wrong; and what is wrong with it
-Place = list[int | str]
+ConfigPath = list[int | str]
 MOST_ISSUES = 100  # in one message
 LONGEST_VALUE = 80  # characters
 
@@ -67,12 +66,12 @@ def issues_of(error: ValidationError, table: type[BaseModel] | None = None) -> l
     details = error.errors(include_url=False)
     misspelt = _misspelt_keys(details[:MOST_ISSUES], table)
     for detail in details[:MOST_ISSUES]:
-        place = _place(detail)
-        key = dotted(place)
+        key_path = _key_path(detail)
+        key = dotted(key_path)
         if detail["type"] == "missing" and key in misspelt:
             continue
         if detail["type"] in _ABOUT_KEYS:
-            found += _issues_about_keys(detail, place, table)
+            found += _issues_about_keys(detail, key_path, table)
             continue
         if not key:
             found.append(("", f"{_rule(detail)}, got {_shown(detail['input'])}"))
@@ -80,7 +79,7 @@ def issues_of(error: ValidationError, table: type[BaseModel] | None = None) -> l
         shown = f"{key} = {_shown(detail['input'])}"
         wrong.setdefault(shown, []).append(_rule(detail))
         if detail["type"] in _RANGES:
-            typical[shown] = _typical_values(table, place)
+            typical[shown] = _typical_values(table, key_path)
     for shown, rules in wrong.items():
         found.append((shown, f"{_either(rules)}.{typical.get(shown, '')}"))
     if len(details) > MOST_ISSUES:
@@ -93,7 +92,7 @@ def _misspelt_keys(details: Sequence[ErrorDetails], table: type[BaseModel] | Non
     found = set()
     for detail in details:
         if detail["type"] == "extra_forbidden":
-            *parent, unknown = _place(detail)
+            *parent, unknown = _key_path(detail)
             meant = closest(str(unknown), _keys_at(table, parent))
             if meant is not None:
                 found.add(dotted([*parent, meant]))
@@ -101,14 +100,14 @@ def _misspelt_keys(details: Sequence[ErrorDetails], table: type[BaseModel] | Non
 
 
 def _issues_about_keys(
-    detail: ErrorDetails, place: Place, table: type[BaseModel] | None
+    detail: ErrorDetails, key_path: ConfigPath, table: type[BaseModel] | None
 ) -> list[Issue]:
     """Keys that are missing or unknown, and what a validator of ours refused."""
-    key = dotted(place)
+    key = dotted(key_path)
     if detail["type"] == "missing":
         return [(key, "is missing")]
     if detail["type"] == "extra_forbidden":
-        hint = suggest(str(place[-1]), _keys_at(table, place[:-1]))
+        hint = suggest(str(key_path[-1]), _keys_at(table, key_path[:-1]))
         return [(key, f"unknown option{hint}")]
     return [(_joined(key, inner), message) for inner, message in detail["ctx"]["issues"]]
 
@@ -118,25 +117,25 @@ def refuse(issues: Sequence[Issue]) -> NoReturn:
     raise PydanticCustomError("part", "part", {"issues": list(issues)})
 
 
-def dotted(place: Iterable[int | str]) -> str:
-    """A place in the config as one key.
+def dotted(key_path: Iterable[int | str]) -> str:
+    """A path in the config as one key.
 
     >>> dotted(["methods", 0, "name"])
     'methods[0].name'
     """
-    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in place]
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in key_path]
     return "".join(steps).removeprefix(".")
 
 
-def _place(detail: ErrorDetails) -> Place:
-    """Where an error is, without the types of a union that pydantic adds to the place."""
+def _key_path(detail: ErrorDetails) -> ConfigPath:
+    """Where an error is, without the types of a union that pydantic adds to the path."""
     if not detail["loc"]:
         return [""]
     *path, last = detail["loc"]
-    place = [step for step in path if not _is_type(step)]
+    key_path = [step for step in path if not _is_type(step)]
     if detail["type"] in ("extra_forbidden", "missing") or not _is_type(last):
-        place.append(last)
-    return place
+        key_path.append(last)
+    return key_path
 
 
 def _is_type(step: int | str) -> bool:
@@ -180,38 +179,28 @@ def _shown(value: Any) -> str:
     return shortened(repr(value), LONGEST_VALUE)
 
 
-def _keys_at(table: type[BaseModel] | None, place: Place) -> list[str]:
-    """The keys that are known at a place."""
-    found = _table_at(table, place)
+def _keys_at(table: type[BaseModel] | None, key_path: ConfigPath) -> list[str]:
+    """The keys that are known at a path."""
+    found = _table_at(table, key_path)
     if found is None:
         return []
     return [*found.model_fields, *getattr(found, "other_keys", ())]
 
 
-def _typical_values(table: type[BaseModel] | None, place: Place) -> str:
+def _typical_values(table: type[BaseModel] | None, key_path: ConfigPath) -> str:
     """The sentence in a key's description about its typical values, with a space before it."""
-    found = _table_at(table, place[:-1])
-    field = found.model_fields.get(str(place[-1])) if found else None
+    found = _table_at(table, key_path[:-1])
+    field = found.model_fields.get(str(key_path[-1])) if found else None
     text = (field.description if field else None) or ""
     _, typical, values = text.partition(" Typical values")
     return f"{typical}{values}"
 
 
-def _table_at(table: type[BaseModel] | None, place: Place) -> type[BaseModel] | None:
-    """The class of the table at a place of the config."""
-    for step in place:
+def _table_at(table: type[BaseModel] | None, key_path: ConfigPath) -> type[BaseModel] | None:
+    """The class of the table at a path of the config."""
+    for step in key_path:
         if table is None or isinstance(step, int):
             continue
         field = table.model_fields.get(step)
-        table = _table_in(field.annotation) if field else None
+        table = table_in(field.annotation) if field else None
     return table
-
-
-def _table_in(kind: Any) -> type[BaseModel] | None:
-    """The table in a type such as `list[Annotated[MethodSettings, ...]] | None`."""
-    if isinstance(kind, TableOf):
-        return kind.table
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return kind
-    tables = [_table_in(argument) for argument in typing.get_args(kind)]
-    return next((table for table in tables if table is not None), None)

@@ -16,18 +16,12 @@ from ...core.evidence import EVIDENCE
 from ...core.fixed_point import SecureAggregation
 from ...core.method import Adapters, Control, Method
 from ...core.objective.adapt_loss import LOSS_ADAPTERS
-from ...core.priority import ADJUSTMENTS
 from ...core.privacy import Privacy
 from ...core.types import LocalTraining
 from ...core.weights.bounds import Bounds
+from ...core.weights.priority import ADJUSTMENTS
 from ...core.weights.scores import SCORES, Score
-from ...core.weights.weighting import (
-    NORMALISERS,
-    DividesBySums,
-    Normaliser,
-    is_constant,
-    no_scale,
-)
+from ...core.weights.weighting import NORMALISERS, DividesBySums, Normaliser, is_constant, no_scale
 from ...registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride

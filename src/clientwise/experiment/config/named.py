@@ -124,7 +124,7 @@ def _written_out(method: Any, key: str, where: str) -> Any:
             return table
     base = _known(like)
     if base is None:
-        place = key if isinstance(method, str) else f"{key}.like"
-        raise ConfigError(where, [(place, _unknown(like, METHODS))])
+        wrong = key if isinstance(method, str) else f"{key}.like"
+        raise ConfigError(where, [(wrong, _unknown(like, METHODS))])
     changes = {option: value for option, value in table.items() if option != "like"}
     return merge({"name": base, **deepcopy(_TABLES[base])}, changes)  # `--set` changes the copy

@@ -103,8 +103,8 @@ def _name_of(registry: Registry[Any], table: Any, *, is_table: bool) -> str:
         refuse([("", f"must name the {registry.kind}, {hint}{suggest('', registry)}")])
     name = str(table["name"])
     if name not in registry:
-        place = "name" if is_table else ""
-        refuse([(place, f"unknown {registry.kind} {name!r}{suggest(name, registry)}")])
+        key = "name" if is_table else ""
+        refuse([(key, f"unknown {registry.kind} {name!r}{suggest(name, registry)}")])
     return name
 
 

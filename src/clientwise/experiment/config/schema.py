@@ -30,16 +30,7 @@ from .settings import (
     Training,
 )
 from .tables import ConfigTable
-from .values import (
-    MOST_PLUGINS,
-    ClientAttributes,
-    Count,
-    DeviceName,
-    Name,
-    Note,
-    Seeds,
-    Tags,
-)
+from .values import MOST_PLUGINS, ClientAttributes, Count, DeviceName, Name, Note, Seeds, Tags
 
 
 class Experiment(ConfigTable):

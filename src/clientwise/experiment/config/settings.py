@@ -14,29 +14,12 @@ from ...core.seeding import generator
 from ...core.types import LocalTraining
 from ...data.arrays import MOST_CLASSES
 from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
-from ...data.partition import OfficialTest
+from ...data.division import OfficialTest
 from ...data.tables.encoding import Encoding, InputColumn
-from ...registry import (
-    OpenShare,
-    Part,
-    PositiveFloat,
-    PositiveInt,
-    Share,
-    suggest,
-)
+from ...registry import OpenShare, Part, PositiveFloat, PositiveInt, Share, suggest
 from .parts import DrawnFrom, PartOf
-from .tables import (
-    ConfigTable,
-    fields_of,
-    optional_fields_of,
-    with_fields,
-)
-from .values import (
-    Count,
-    Fraction,
-    MetricName,
-    SampleSize,
-)
+from .tables import ConfigTable, fields_of, optional_fields_of, with_fields
+from .values import Count, Fraction, MetricName, SampleSize
 
 _BATCH_SIZE = (  # TOML has no None
     PositiveInt | Literal["full"],

@@ -114,7 +114,8 @@ class TableOf(Generic[S]):
     @property
     def table(self) -> type[ConfigTable]:
         """The table that the config's checks, messages and reference know."""
-        return _table_of(self.source, self.about)
+        source: Any = self.source  # mypy takes a class of any type for one that has no hash
+        return _table_of(source, self.about)
 
     def read(self, value: Any) -> S:
         """The object that a table describes; pydantic's ValidationError where it is wrong."""
@@ -152,6 +153,16 @@ def _in_toml(kind: Any) -> Any:
     if origin in (types.UnionType, typing.Union):
         return typing.Union[tuple(map(_in_toml, arguments))]  # noqa: UP007
     return kind
+
+
+def table_in(kind: Any) -> type[BaseModel] | None:
+    """The table in a type such as `list[Annotated[MethodSettings, ...]] | None`."""
+    if isinstance(kind, TableOf):
+        return kind.table
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return kind
+    tables = [table_in(argument) for argument in typing.get_args(kind)]
+    return next((table for table in tables if table is not None), None)
 
 
 def _meaning(kind: Any) -> str | None:

@@ -38,12 +38,7 @@ from ..config.schema import Experiment
 from ..config.tables import ConfigTable
 from ..config.values import Name
 from ..load import make_experiment, read_config, set_value
-from ..tune.search import (
-    Values,
-    combinations,
-    dotted,
-    read_space,
-)
+from ..tune.search import Values, combinations, dotted, read_space
 
 CLEAN = "clean"
 MATRIX_FILE = "matrix.toml"

@@ -16,19 +16,8 @@ from ..build.clients import build_data
 from ..checks.against_data import validate
 from ..config.schema import Experiment
 from ..running.origin import compare_origin
-from ..running.resume import (
-    changed_keys,
-    config_so_far,
-    extended,
-    refused_differences,
-)
-from .grid import (
-    MATRIX_FILE,
-    Matrix,
-    MatrixCell,
-    load_matrix,
-    open_matrix,
-)
+from ..running.resume import changed_keys, config_so_far, extended, refused_differences
+from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
 
 
 def grown(matrix: Matrix, folder: Path) -> Matrix:
@@ -60,13 +49,13 @@ def unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> list
     finished: list[MatrixCell] = []
     damages: list[str] = []
     differing: dict[str, list[str]] = {}  # what differs: in which cells
-    for place, cell in enumerate(matrix.cells):
+    for index, cell in enumerate(matrix.cells):
         try:
             before = config_so_far(folder / cell.folder)
             for difference in refused_differences(before, cell.experiment) if before else ():
                 differing.setdefault(difference.sentence, []).append(cell.name)
             if before is None or _lacks(folder / cell.folder, before, cell.experiment):
-                todo.append(place)
+                todo.append(index)
                 continue
             lanes = {(one.name, seed) for one in before.methods for seed in before.seeds}
             refuse_damaged(folder / cell.folder, lanes)

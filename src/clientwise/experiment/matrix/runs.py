@@ -17,12 +17,7 @@ from pathlib import Path
 import tomli_w
 import torch
 
-from ...engine.device import (
-    gpu_memory,
-    pick_device,
-    return_unused_gpu_memory,
-    share_gpu,
-)
+from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ...errors import ClientwiseError, ConfigError, RunError
 from ...limits import gigabytes
 from ...writing import make_folder, write_atomically
@@ -33,12 +28,7 @@ from ..running.machine import change_of_machine, in_words
 from ..running.origin import recorded_system
 from ..running.runner import Stopped
 from ..running.runner import run as run_experiment
-from .grid import (
-    MATRIX_FILE,
-    Matrix,
-    MatrixCell,
-    open_matrix,
-)
+from .grid import MATRIX_FILE, Matrix, MatrixCell, open_matrix
 from .resume import grown, unfinished_cells
 
 log = logging.getLogger("clientwise")
@@ -90,8 +80,8 @@ def run_matrix(
     """
     folder = new_folder(matrix.name) if out is None else out
     matrix, todo = _prepare(matrix, folder, resume, accept_changes)
-    places = [folder / matrix.cells[place].folder for place in todo]
-    changes = change_of_machine({place: recorded_system(place) for place in places})
+    folders = [folder / matrix.cells[index].folder for index in todo]
+    changes = change_of_machine({path: recorded_system(path) for path in folders})
     if changes:
         log.warning("warning: %s: %s", folder, in_words(changes))
     number = len(matrix.cells) - len(todo)
@@ -104,17 +94,17 @@ def run_matrix(
 
     try:
         if jobs > 1:
-            on_gpu = any(_uses_gpu(matrix.cells[place]) for place in todo)
-            for place, reason in _run_in_processes(folder, todo, jobs, on_gpu, accept_changes):
+            on_gpu = any(_uses_gpu(matrix.cells[index]) for index in todo)
+            for index, reason in _run_in_processes(folder, todo, jobs, on_gpu, accept_changes):
                 number += 1
-                on_cell(matrix.cells[place], number, len(matrix.cells))
-                ended(matrix.cells[place], reason)
+                on_cell(matrix.cells[index], number, len(matrix.cells))
+                ended(matrix.cells[index], reason)
         else:
-            for place in todo:
+            for index in todo:
                 number += 1
-                on_cell(matrix.cells[place], number, len(matrix.cells))
+                on_cell(matrix.cells[index], number, len(matrix.cells))
                 ended(
-                    matrix.cells[place], _run(folder, matrix.cells[place], on_round, accept_changes)
+                    matrix.cells[index], _run(folder, matrix.cells[index], on_round, accept_changes)
                 )
     except KeyboardInterrupt:
         raise Stopped(folder) from None
@@ -191,7 +181,7 @@ def _jobs_that_fit(jobs: int, process: ProcessPoolExecutor) -> int:
 def _run_in_processes(
     folder: Path, todo: Sequence[int], jobs: int, on_gpu: bool, accept_changes: bool
 ) -> Iterator[tuple[int, str | None]]:
-    """Run cells side by side; gives every cell's place as it ends, and the reason where it failed.
+    """Run cells side by side; gives every cell's index as it ends, and the reason where it failed.
 
     Every process is a pool of its own, since a process that is killed breaks its whole pool.
     """
@@ -206,18 +196,18 @@ def _run_in_processes(
         while waiting or running:
             while waiting and idle:
                 process = idle.pop()
-                place = waiting.popleft()
-                cell = process.submit(_run_cell, folder, place, jobs, accept_changes)
-                running[cell] = process, place
+                index = waiting.popleft()
+                cell = process.submit(_run_cell, folder, index, jobs, accept_changes)
+                running[cell] = process, index
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                process, place = running.pop(future)
+                process, index = running.pop(future)
                 try:
                     reason = future.result()
                 except BrokenProcessPool:
                     reason = "its process was killed, perhaps for lack of memory; try fewer --jobs"
                     process = _new_process()
                 idle.append(process)
-                yield place, reason
+                yield index, reason
         for process in idle:
             process.shutdown()
 
@@ -251,9 +241,9 @@ def _begin_process() -> None:
     torch.set_num_threads(1)
 
 
-def _run_cell(folder: Path, place: int, jobs: int, accept_changes: bool) -> str | None:
+def _run_cell(folder: Path, index: int, jobs: int, accept_changes: bool) -> str | None:
     """In one of `jobs` processes: run a cell, and return the reason where it failed."""
-    cell = open_matrix(folder).cells[place]
+    cell = open_matrix(folder).cells[index]
     if _uses_gpu(cell):
         share_gpu(jobs)
     return _run(folder, cell, None, accept_changes)
@@ -270,12 +260,12 @@ def _run(
     Returns:
         The reason where it failed, else None: text, since not every error can be pickled.
     """
-    place = folder / cell.folder
-    begun = (place / "config.toml").exists()
+    own = folder / cell.folder
+    begun = (own / "config.toml").exists()
     try:
         run_experiment(
             cell.experiment,
-            place,
+            own,
             resume=begun,
             accept_changes=accept_changes,
             on_round=on_round,
@@ -284,6 +274,6 @@ def _run(
     except ClientwiseError as error:
         return str(error)
     except Exception as error:  # raised by a plugin, or a fault of ours: the other cells go on
-        alone = f"clientwise run {place} --resume"
+        alone = f"clientwise run {own} --resume"
         return f"{type(error).__name__}: {error} (for its traceback: {alone})"
     return None

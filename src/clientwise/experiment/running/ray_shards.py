@@ -1,6 +1,6 @@
 """Lanes whose cohorts are cut into shards over Ray: rounds that take more than one machine or GPU.
 
-This process runs the rounds and writes the record; the clients train in the shards (`engine.shards`).
+This process runs the rounds and writes the record; the clients train in the shards (`engine.ray.shards`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...core.method import Method, Plan
 from ...data.federated import FederatedData
 from ...engine.device import pick_device
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import Place, ShardedEngine, Shards
+from ...engine.ray.shards import ShardedEngine, Shards, Slot
 from ..build.engine import build_executor, build_honest, build_plan
 from ..load import load_experiment
 
@@ -26,7 +26,7 @@ def can_be_sharded(method: Method) -> bool:
 
 @contextmanager
 def sharded(
-    data: FederatedData, config: Mapping[str, Any], method: str, seed: int, where: Sequence[Place]
+    data: FederatedData, config: Mapping[str, Any], method: str, seed: int, where: Sequence[Slot]
 ) -> Iterator[Callable[..., LocalEngine]]:
     """What makes the honest engine of a lane, whose clients are in shards, one for each place."""
     build = partial(_build, dict(config), method, seed)

@@ -41,7 +41,7 @@ def recompute(run: RunFolder, members: Mapping[tuple[str, int, int], int]) -> Re
 
     Args:
         run: the run.
-        members: how many clients the run had, by method, seed and round (`runs.verify`). Rounds that
+        members: how many clients the run had, by method, seed and round (`record.signed.verify`). Rounds that
             are missing had all clients of the run.
     """
     found = Recomputed()
@@ -76,16 +76,16 @@ def recompute(run: RunFolder, members: Mapping[tuple[str, int, int], int]) -> Re
         num_clients = 0
         for round_num in run.round_nums(lane.method, lane.seed):
             found.rounds += 1
-            place = (lane.method, lane.seed, round_num)
+            lane_round = (lane.method, lane.seed, round_num)
             bounds = [policy for first, policy in policies if first <= round_num][-1]
-            now = members.get(place) or len(run.clients(lane.seed))
+            now = members.get(lane_round) or len(run.clients(lane.seed))
             num_clients = max(num_clients, now)
-            accepted = [row for row in run.participants(*place) if row.refusal is None]
+            accepted = [row for row in run.participants(*lane_round) if row.refusal is None]
             newcomers: frozenset[int] = frozenset()
             if bounds:
                 memory = memory or bounds.first_memory(num_clients)
                 newcomers = bounds.newcomers(memory, num_clients)
-            for fault in _faults(run, method, place, accepted, bounds, newcomers):
+            for fault in _faults(run, method, lane_round, accepted, bounds, newcomers):
                 found.faults.append(f"{lane.method}, seed {lane.seed}, round {round_num}, {fault}")
             ids = [row.client for row in accepted if 0 <= row.client < num_clients]
             memory = bounds.memory_after(memory, ids, num_clients) if bounds else {}
@@ -116,12 +116,12 @@ def _policies(run: RunFolder, method: Method, seed: int) -> list[tuple[int, Boun
 def _faults(
     run: RunFolder,
     method: Method,
-    place: tuple[str, int, int],
+    lane_round: tuple[str, int, int],
     accepted: Sequence[ParticipantRow],
     bounds: Bounds | None,
     newcomers: frozenset[int],
 ) -> Iterator[str]:
-    measured = run.criteria(*place)
+    measured = run.criteria(*lane_round)
     if not accepted:
         return
     values = _values(method, accepted, measured)
@@ -129,8 +129,8 @@ def _faults(
         yield "the criteria of a client are missing"
         return
     raw, recorded = values
-    order = run.round(*place).priority
-    omitted = run.omitted(*place)
+    order = run.round(*lane_round).priority
+    omitted = run.omitted(*lane_round)
     scales = torch.tensor(omitted.scales) if omitted else method.normaliser(raw)
     normalised = divide(raw, scales.double())
     scores = method.score.with_order(order)(method.names, normalised)

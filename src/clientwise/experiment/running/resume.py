@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...errors import ConfigError, RunError
 from ...record.facts import BY_HOST, recorded_fact
 from ...record.files import CONFIG
-from ...record.toml_text import parse_toml
+from ...record.toml_text import dotted_keys, parse_toml
 from ..config.schema import Experiment
 from ..load import load_experiment
 
@@ -118,8 +118,8 @@ def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """The keys in which two resolved configs differ, except those that may change."""
-    one = _dotted(before)
-    other = _dotted(now)
+    one = dotted_keys(before)
+    other = dotted_keys(now)
     return sorted(key for key in {*one, *other} - MAY_CHANGE if one.get(key) != other.get(key))
 
 
@@ -149,7 +149,7 @@ def _edited(path: Path, differences: Sequence[str]) -> RunError:
     )
 
 
-class Difference(NamedTuple):
+class ConfigDifference(NamedTuple):
     """What differs between two configs and must not."""
 
     keys: tuple[str, ...]  # of a method: within its table
@@ -157,12 +157,12 @@ class Difference(NamedTuple):
     of_method: bool = False
 
 
-def refused_differences(before: Experiment, now: Experiment) -> list[Difference]:
+def refused_differences(before: Experiment, now: Experiment) -> list[ConfigDifference]:
     """What differs between two configs and must not."""
     old = before.to_dict()
     new = now.to_dict()
-    one = _dotted(old)
-    other = _dotted(new)
+    one = dotted_keys(old)
+    other = dotted_keys(new)
     found: list[tuple[str, str]] = []
     for key in changed_keys(old, new):
         may_change = key in MAY_GROW or _only_joined(key, one, other)
@@ -171,7 +171,7 @@ def refused_differences(before: Experiment, now: Experiment) -> list[Difference]
     if now.rounds < before.rounds:
         found += _differences("rounds", before.rounds, now.rounds)
     return [
-        *(Difference((key,), words) for key, words in found),
+        *(ConfigDifference((key,), words) for key, words in found),
         *_changed_methods(old["methods"], new["methods"]),
     ]
 
@@ -188,7 +188,7 @@ def _removed(recorded: Experiment, written: Experiment) -> list[str]:
     return [*gone, *(f"no seed {seed}" for seed in recorded.seeds if seed not in written.seeds)]
 
 
-def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[Difference]:
+def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[ConfigDifference]:
     known = {method["name"]: method for method in before}
     changed = []
     for method in now:
@@ -199,7 +199,7 @@ def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[Differen
         found = dict(_differences("", old, method))
         if found:
             sentence = f"the method {name!r} differs ({', '.join(found.values())})"
-            changed.append(Difference(tuple(found), sentence, of_method=True))
+            changed.append(ConfigDifference(tuple(found), sentence, of_method=True))
     return changed
 
 
@@ -240,14 +240,3 @@ def _only_joined(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     one = before.get(key, [])
     other = now.get(key, [])
     return by_client and len(one) < len(other) and other[: len(one)] == one
-
-
-def _dotted(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a table and of the tables in it, by keys like training.epochs."""
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            found |= {f"{key}.{name}": item for name, item in _dotted(value).items()}
-        else:
-            found[key] = value
-    return found

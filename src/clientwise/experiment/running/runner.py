@@ -15,13 +15,13 @@ from torch import Tensor
 from ...attacks import Hostile
 from ...core.engine import Engine
 from ...core.method import Method
-from ...core.types import RoundRecord
+from ...core.types import FLOAT_BYTES, RoundRecord
 from ...data.federated import FederatedData, Samples
 from ...data.tables.hints import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import places
+from ...engine.ray.shards import slots
 from ...engine.scheduler import LaneExecutor, Scheduler
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError, ConfigError, RunError
@@ -44,21 +44,10 @@ from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .folders import claim, new_folder
 from .lanes import Lane, Progress, run_lanes
 from .machine import facts_of, in_words, record_machine
-from .origin import (
-    Origin,
-    compare_origin,
-    record_origin,
-    versions,
-)
+from .origin import Origin, compare_origin, record_origin, versions
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
-from .resume import (
-    FACT,
-    changed_keys,
-    config_so_far,
-    extended,
-    refuse_other_config,
-)
+from .resume import FACT, changed_keys, config_so_far, extended, refuse_other_config
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
@@ -113,8 +102,8 @@ def run(
             stack.enter_context(locked(folder))
             before = _begin(folder, experiment, resume)
         except OSError as error:
-            place = error.filename or out or "runs"
-            raise RunError(f"{place}: cannot be written to: {error.strerror}") from None
+            path = error.filename or out or "runs"
+            raise RunError(f"{path}: cannot be written to: {error.strerror}") from None
         try:
             # Data and code of all seeds are compared before any file changes.
             built = {seed: build_data(experiment, samples, seed, data) for seed in experiment.seeds}
@@ -133,11 +122,11 @@ def run(
             store.set_facts({"warnings": warnings})
             for warning in warnings:
                 on_warning(warning)
-            sitting = _Sitting(experiment, store, seeds, trackers, on_round)
-            sitting.begin(samples, on_clients)
-            for remark in [*origin.remarks, *sitting.record_machine(origin.before)]:
+            session = _RunSession(experiment, store, seeds, trackers, on_round)
+            session.begin(samples, on_clients)
+            for remark in [*origin.remarks, *session.record_machine(origin.before)]:
                 on_warning(remark)
-            sitting.run(data)
+            session.run(data)
             store.refuse_nothing_learned()
         except KeyboardInterrupt:
             raise Stopped(folder) from None
@@ -251,17 +240,26 @@ class _Seeds:
 
     def doubts(self, seed: int) -> list[str]:
         """What is probably not meant."""
-        own = self._made[seed]
+        own = self[seed]
         found = doubts(self._experiment, own.data, own.hostile, own.executor)
         return [*found, *policy_doubts(self._experiment, own.data, seed)]
 
-    def data(self, seed: int) -> FederatedData:
-        """The data of a seed, divided among its clients."""
-        return self._made[seed].data
+    def reporting_size(self, seed: int) -> dict[str, int]:
+        """How many samples results are about, and how many of the rarest class, as `facts_of_run` takes them."""
+        own = self._made[seed]
+        held = own.data.report
+        if held is None and not own.hostile:
+            held = own.data.test
+        if held is None or not len(held.targets):
+            return {}
+        size = {"report_samples": len(held.targets)}
+        num_classes = own.data.samples.problem.num_classes
+        if num_classes:
+            size["report_rarest"] = int(held.targets.bincount(minlength=num_classes).min())
+        return size
 
-    def executor(self, seed: int) -> DeviceExecutor:
-        """Where its clients train."""
-        return self._made[seed].executor
+    def __getitem__(self, seed: int) -> _Seed:
+        return self._made[seed]
 
     def engine(
         self,
@@ -271,7 +269,7 @@ class _Seeds:
         make: Callable[..., LocalEngine] = LocalEngine,
     ) -> EmbeddedEngine:
         """The clients of a seed; see `build_engine`."""
-        own = self._made[seed]
+        own = self[seed]
         return build_engine(self._experiment, own.data, own.hostile, seed, executor, method, make)
 
     def open_lane(self, seed: int, method: Method, executor: Executor) -> Lane:
@@ -281,12 +279,12 @@ class _Seeds:
 
     def lane(self, seed: int, method: Method, engine: Engine) -> Lane:
         """A method with this seed on an engine, at its last checkpoint."""
-        own = self._made[seed]
+        own = self[seed]
         method = method.for_clients(own.data.names, own.data.num_clients)
         return Lane(self._experiment, self._store, method, engine, own.hostile, seed)
 
 
-class _Sitting:
+class _RunSession:
     """Everything that one call of `run` still has to do, and how far it is."""
 
     def __init__(
@@ -304,7 +302,7 @@ class _Sitting:
         self._on_round = on_round
         self._methods = experiment.build_methods()
         self._pairs = [(seed, method) for seed in experiment.seeds for method in self._methods]
-        self._first = seeds.executor(experiment.seeds[0])
+        self._first = seeds[experiment.seeds[0]].executor
         self._done = 0  # rounds of all lanes
         self._total = len(self._pairs) * experiment.rounds
 
@@ -325,6 +323,7 @@ class _Sitting:
             num_values=self._first.spec.size,
             reported_on="the honest clients' own test data" if on_clients else "held-out samples",
             computed=str(self._first),
+            **self._seeds.reporting_size(self._experiment.seeds[0]),
             target=self._experiment.evaluation.target,
             client_targets=self._experiment.evaluation.client_targets,
         )
@@ -354,30 +353,30 @@ class _Sitting:
     def _run_on_ray(self, todo: Sequence[Pair], own_data: FederatedData | None) -> None:
         """Lanes side by side; or, where they are fewer than the cores or GPUs, in shards one after the other."""
         config = self._experiment.to_dict()
-        where = places(on_gpu=self._first.device.type == "cuda")
+        where = slots(on_gpu=self._first.device.type == "cuda")
         in_shards: list[Pair] = []
-        if len(todo) < sum(place.cores for place in where):
+        if len(todo) < sum(slot.cores for slot in where):
             in_shards = [(seed, method) for seed, method in todo if can_be_sharded(method)]
         whole = [pair for pair in todo if pair not in in_shards]
         for seed, method in todo:
             # Reports list the methods in the order of their lanes, and compare with the first.
             self._store.open_lane(method.name, seed)
         if whole:
-            lanes = [self._open(pair, self._seeds.executor(pair[0])) for pair in whole]
+            lanes = [self._open(pair, self._seeds[pair[0]].executor) for pair in whole]
             # Processes of a cluster have another current folder, and other environment variables.
             folder = data_folder(self._experiment) or Path()
             there = config | {"data_dir": str(folder.absolute())}
             run_on_ray(lanes, there, own_data, self._trackers, self._tell)
         for seed, method in in_shards:
-            executor = self._seeds.executor(seed)
-            data = self._seeds.data(seed)
+            executor = self._seeds[seed].executor
+            data = self._seeds[seed].data
             with sharded(data, config, method.name, seed, where) as make:
                 engine = self._seeds.engine(seed, method, executor, make)
                 lane = self._opened(self._seeds.lane(seed, method, engine))
                 run_lanes([lane], Scheduler(executor), self._trackers, self._tell)
 
     def _run_group(self, group: Sequence[Pair]) -> None:
-        executor = self._seeds.executor(group[0][0])
+        executor = self._seeds[group[0][0]].executor
         scheduler = Scheduler(executor)
         if len(group) == 1:
             lanes = [self._open(group[0], executor)]
@@ -390,18 +389,18 @@ class _Sitting:
         """The lanes in groups that train side by side."""
         while todo:
             seed = todo[0][0]
-            executor = self._seeds.executor(seed)
+            executor = self._seeds[seed].executor
             most = 1 if self._seeds.connect else self._lanes_that_fit(seed)
             # Controls pool their samples and take other steps: joining them gains nothing.
             alike = takewhile(lambda pair: not pair[1].control, todo[:most])
-            group = [pair for pair in alike if self._seeds.executor(pair[0]) is executor]
+            group = [pair for pair in alike if self._seeds[pair[0]].executor is executor]
             group = group or [todo[0]]
             todo = todo[len(group) :]
             yield group
 
     def _lanes_that_fit(self, seed: int) -> int:
-        data = self._seeds.data(seed)
-        return lanes_that_fit(self._experiment, data, self._seeds.executor(seed))
+        data = self._seeds[seed].data
+        return lanes_that_fit(self._experiment, data, self._seeds[seed].executor)
 
     def _open(self, pair: Pair, executor: Executor) -> Lane:
         return self._opened(self._seeds.open_lane(*pair, executor))

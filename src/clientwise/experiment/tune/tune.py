@@ -38,15 +38,7 @@ from ..config.schema import Experiment
 from ..config.tables import ConfigTable
 from ..config.values import MOST_SEEDS, Name, Seed
 from ..load import make_experiment, read_config, set_value
-from .search import (
-    KeyPath,
-    Space,
-    Values,
-    dotted,
-    read_space,
-    search,
-    search_by_optuna,
-)
+from .search import KeyPath, Space, Values, dotted, read_space, search, search_by_optuna
 
 # Ten to the power of thirds. The rates of experiments/p1-*.toml are in this grid.
 GRID = (0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0)
@@ -397,8 +389,8 @@ def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
         held.append(order[:count])
         kept.append(order[count:])
 
-    def dealt(shares: Holdings, places: list[Tensor]) -> Holdings:
-        return Holdings.of([(shares.indices[mine], shares.targets[mine]) for mine in places])
+    def dealt(holdings: Holdings, parts: list[Tensor]) -> Holdings:
+        return Holdings.of([(holdings.indices[mine], holdings.targets[mine]) for mine in parts])
 
     poisoned = dealt(data.poisoned, kept) if data.poisoned else None
     return replace(

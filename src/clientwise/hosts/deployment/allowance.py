@@ -14,12 +14,7 @@ from ...core.privacy import LocalNoise, gaussian_epsilon
 from ...core.types import LocalTraining
 from ...experiment.build.engine import build_plan
 from ...experiment.config.schema import Experiment
-from .small_numbers import (
-    MU,
-    USUAL_CELL,
-    is_bounded,
-    loss_deviation,
-)
+from .small_numbers import MU, USUAL_CELL, is_bounded, loss_deviation
 
 # A resumed run asks for a round again, and may have another model then.
 TIMES_PER_ROUND = 2

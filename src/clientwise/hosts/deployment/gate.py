@@ -26,13 +26,7 @@ from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.schema import Experiment
 from ...models.flat import same_frozen
-from ..flower.wire import (
-    RUNS_HERE,
-    VERSION,
-    Request,
-    evaluation_from,
-    plain_request,
-)
+from ..flower.wire import RUNS_HERE, VERSION, Request, evaluation_from, plain_request
 from .allowance import Allowance, row_cost
 from .approval import present
 from .ledger import Entry, Ledger

@@ -28,7 +28,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ...writing import put_in_place, sync_folder
+from ...writing import replace_file, sync_folder
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: in the node's log
 KEY_BYTES = 32
@@ -128,7 +128,7 @@ class Ledger:
             _write_all(file, content)
         finally:
             os.close(file)
-        put_in_place(fresh, path)
+        replace_file(fresh, path)
 
 
 def append_line(path: Path, text: str) -> None:

@@ -31,12 +31,7 @@ from ...errors import ClientwiseError
 from .agree import Node, agree, bundle_hash
 from .approval import present, withdraw
 from .ledger import Ledger, read
-from .patches import (
-    BundleSigner,
-    Certificate,
-    replace_fleet_client,
-    replace_popen,
-)
+from .patches import BundleSigner, Certificate, replace_fleet_client, replace_popen
 from .small_numbers import USUAL_CELL
 from .watchdog import Watchdog, end_node
 

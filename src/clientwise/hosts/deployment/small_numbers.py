@@ -31,16 +31,11 @@ from ...core.evidence.agnostic import onto_simplex
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
 from ...core.types import Evaluation, Updates
-from ..flower.data import (
-    OwnData,
-    by_class,
-    dividing_by,
-    row_draws,
-)
+from ..flower.data import OwnData, by_class, dividing_by, row_draws
 
 MU = 1.0  # of all results of one run
 USUAL_CELL = 5
-LARGEST_LOSS = 3.0  # of one sample, in units of the loss of guessing, ln C
+LARGEST_SAMPLE_LOSS = 3.0  # of one sample, in units of the loss of guessing, ln C
 STATISTICS = 2  # of a model: counts and loss, which get equal shares of the noise
 LOSS_DIGITS = 3  # after the point
 
@@ -203,7 +198,7 @@ def loss_deviation(num_classes: int, samples: int, models: int) -> float:
 
 def _largest_loss(num_classes: int) -> float:
     """At which a sample's loss is cut."""
-    return LARGEST_LOSS * math.log(max(2, num_classes))
+    return LARGEST_SAMPLE_LOSS * math.log(max(2, num_classes))
 
 
 def _share(models: int) -> float:

@@ -9,8 +9,8 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
+from ...core.evaluation import LARGEST_LOSS
 from ...core.objective.problem import Problem
-from ...core.round import LARGEST_LOSS
 from ...core.types import Evaluation, Refusal, Updates
 from .replies import Content, why_unreadable
 

@@ -11,12 +11,7 @@ from torch import Tensor
 
 from ...engine.wrappers.engine import EmbeddedEngine
 from ..deployment.gate import Gate, RefusedError, refuse_other_weights
-from .wire import (
-    Request,
-    read_request,
-    write_evaluation,
-    write_update,
-)
+from .wire import Request, read_request, write_evaluation, write_update
 
 log = logging.getLogger("clientwise")
 RAISED = 2  # Flower's code for a client app that raised

@@ -29,7 +29,7 @@ from ..deployment.signing import verify
 from ..deployment.small_numbers import USUAL_CELL, read_own
 from .client import answer, answer_failure
 from .data import (
-    PLACES,
+    DATA_KEYS,
     Config,
     OwnData,
     data_held_by,
@@ -128,14 +128,14 @@ def _ledger_of(settings: Mapping[str, Any]) -> Ledger:
 
 
 def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request) -> EmbeddedEngine:
-    places = tuple((key, run_config[key]) for key in PLACES if key in run_config)
-    return _all_clients(text, places, request.seed)
+    sources = tuple((key, run_config[key]) for key in DATA_KEYS if key in run_config)
+    return _all_clients(text, sources, request.seed)
 
 
 @lru_cache(maxsize=2)
-def _all_clients(text: str, places: tuple[tuple[str, str], ...], seed: int) -> EmbeddedEngine:
+def _all_clients(text: str, sources: tuple[tuple[str, str], ...], seed: int) -> EmbeddedEngine:
     """An engine with all clients of a simulation. Kept for the next message to this process."""
-    experiment = found_by(load_experiment(tomllib.loads(text)), dict(places))
+    experiment = found_by(load_experiment(tomllib.loads(text)), dict(sources))
     settings = [method.privacy for method in experiment.build_methods() if method.privacy]
     if any(privacy.local and privacy.secret for privacy in settings):
         raise DataError(

@@ -17,7 +17,8 @@ from ...experiment.running.runner import Connect
 from ..deployment.receipts import Outbox
 from ..deployment.signing import Signer
 from .claims import Claims
-from .engine import Connected, FlowerEngine
+from .engine import FlowerEngine
+from .exchange import Connected
 from .secure_wire import SecureRun
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it

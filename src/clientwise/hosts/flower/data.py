@@ -36,7 +36,7 @@ from ...writing import replacing
 
 Config = str | Path | Mapping[str, Any]
 _Arrays = tuple[numpy.ndarray, numpy.ndarray]  # inputs or values, and targets
-PLACES = ("files", "loader")  # keys of the config, and of Flower's run config
+DATA_KEYS = ("files", "loader")  # keys of the config, and of Flower's run config
 # A node's secret, by which `load_table` divides rows; None in a simulation
 _secret: ContextVar[bytes | None] = ContextVar("secret", default=None)
 
@@ -230,7 +230,7 @@ def found_by(experiment: Experiment, run_config: Mapping[str, Any]) -> Experimen
 
     A bundle does not contain them.
     """
-    given = {key: str(run_config[key]) for key in PLACES if run_config.get(key)}
+    given = {key: str(run_config[key]) for key in DATA_KEYS if run_config.get(key)}
     return experiment.model_copy(update={"flower": experiment.flower.model_copy(update=given)})
 
 
@@ -327,11 +327,11 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         hint = f"{len(names)} names for the {data.num_clients} clients of the partition"
         raise ConfigError(experiment.source, [("flower.clients", hint)])
 
-    def arrays(part: str, shares: Holdings, holder: int) -> dict[str, Any]:
-        held = shares.slice(holder)
-        samples, indices = data.samples, shares.indices[held]
+    def arrays(part: str, holdings: Holdings, holder: int) -> dict[str, Any]:
+        held = holdings.slice(holder)
+        samples, indices = data.samples, holdings.indices[held]
         inputs = samples.inputs[indices] if samples.scale == 1 else samples.batch(indices)
-        return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": shares.targets[held].numpy()}
+        return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": holdings.targets[held].numpy()}
 
     def attributes(holder: int) -> dict[str, Any]:
         indices = data.train.indices[data.train.slice(holder)]
@@ -345,12 +345,14 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         for k, name in enumerate(names)
     }
     server = [
-        (part, shares)
-        for part, shares in (("weigh", data.weigh), ("report", data.report))
-        if shares
+        (part, holdings)
+        for part, holdings in (("weigh", data.weigh), ("report", data.report))
+        if holdings
     ]
     files["server"] = {
-        name: array for part, shares in server for name, array in arrays(part, shares, 0).items()
+        name: array
+        for part, holdings in server
+        for name, array in arrays(part, holdings, 0).items()
     }
     for name, content in files.items():
         with replacing(Path(folder) / f"{name}.npz") as temporary, temporary.open("wb") as file:

@@ -19,13 +19,7 @@ from torch import Tensor
 from ...core.clock import LATE, Pace
 from ...core.reasons import Reason
 from ...core.secrecy import SecretScores, SecretSum
-from ...core.types import (
-    Evaluation,
-    Refusal,
-    ServerPart,
-    Task,
-    Updates,
-)
+from ...core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.settings import FlowerSettings
@@ -37,14 +31,7 @@ from .exchange import Connected, Exchange
 from .replies import NO_ANSWER, Content
 from .secure_rounds import SecureRound
 from .secure_wire import SecureRun
-from .wire import (
-    Request,
-    pack,
-    read_evaluation,
-    read_update,
-    read_versions,
-    write_request,
-)
+from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
 
 log = logging.getLogger("flwr.clientwise")
 FIRST_REPEAT = 30.0  # seconds before a round is repeated; twice as long before the next repeat
@@ -134,10 +121,9 @@ class FlowerEngine:
         self._exchange = Exchange(
             grid,
             connected,
-            away=settings.away,
-            grace_seconds=settings.grace_seconds,
-            signer=signer or Signer(),
-            outbox=outbox or Outbox(),
+            settings,
+            signer or Signer(),
+            outbox or Outbox(),
         )
         self._seed = seed
         self._settings = settings
@@ -162,7 +148,7 @@ class FlowerEngine:
         self._outputs = local.problem.values_per_sample(local.data.samples.targets.shape[1:])
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """See `core.types.Engine`. With fewer replies than `min_replies` every update is refused.
+        """See `core.engine.Engine`. With fewer replies than `min_replies` every update is refused.
 
         The round ends as the method's pace says. A later reply is refused, or counts in a later
         round. Where too few replies arrive because clients cannot be reached, these clients are
@@ -298,7 +284,7 @@ class FlowerEngine:
         return replace(found, refusals=(*found.refusals, *away))
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.types.Engine`.
+        """See `core.engine.Engine`.
 
         A client that does not reply has zero samples and is listed as missing. Where no client
         replies because none can be reached, they are asked again.
@@ -382,19 +368,19 @@ class FlowerEngine:
 
     @property
     def train_sizes(self) -> Tensor | None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         return self._local.train_sizes
 
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         return self._local.evaluate_server(models, part)
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         return self._local.train_server(model, task)
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
-        """See `core.types.Engine`. Nothing to do: the nodes hold the data."""
+        """See `core.engine.Engine`. Nothing to do: the nodes hold the data."""
 
     def state(self) -> dict[str, Tensor]:
         """The keepers' models, the sizes of the test sets, the clients' claims, and the time.

@@ -10,6 +10,7 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from ...experiment.config.settings import FlowerSettings
 from ..deployment.receipts import Outbox
 from ..deployment.signing import Signer
 from .replies import Content, pull_replies
@@ -28,8 +29,7 @@ class Exchange:
     Args:
         grid: Flower's connection to the nodes.
         connected: returns the node of every connected client.
-        away: clients that have left; nobody waits for them.
-        grace_seconds: time for the others once few replies are there; None: until the deadline.
+        settings: the config's `[flower]` table.
         signer: signs requests and opens sealed replies.
         outbox: receipts that travel with the next request.
     """
@@ -38,22 +38,19 @@ class Exchange:
         self,
         grid: Grid,
         connected: Connected,
-        *,
-        away: Collection[int],
-        grace_seconds: float | None,
+        settings: FlowerSettings,
         signer: Signer,
         outbox: Outbox,
     ) -> None:
         self._grid = grid
         self._connected = connected
-        self._away = away
-        self._grace_seconds = grace_seconds
+        self._settings = settings
         self._signer = signer
         self._outbox = outbox
 
     def wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
         """The nodes of these clients, once `needed` are connected or the deadline has passed."""
-        wanted = [client for client in client_ids if client not in self._away]
+        wanted = [client for client in client_ids if client not in self._settings.away]
         while True:
             connected = self._connected()
             nodes = {client: connected[client] for client in wanted if client in connected}
@@ -107,7 +104,7 @@ class Exchange:
             awaited: count only replies of these clients; None for all.
         """
         pause = FIRST_PAUSE
-        grace = self._grace_seconds
+        grace = self._settings.grace_seconds
         answered = 0
 
         def counts(client: int) -> bool:

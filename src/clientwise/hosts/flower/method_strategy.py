@@ -20,7 +20,7 @@ class MethodStrategy(Weighted):
     """A Flower strategy that runs a clientwise method on the server: evidence, rule, server step, fine-tuning.
 
     The wrapped strategy samples clients, sends messages and averages metrics. The model comes from
-    `hosts.Aggregator`. Replies are checked as by `Weighted`.
+    `cw.Aggregator`. Replies are checked as by `Weighted`.
 
     Args:
         strategy: FedAvg or FedProx; others take a server step of their own.

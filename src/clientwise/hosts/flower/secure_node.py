@@ -29,21 +29,8 @@ from ...experiment.checks.secure import has_secrets
 from ...experiment.config.schema import Experiment
 from ...secrecy.masks.client import SecureClient
 from ...secrecy.masks.primitives import Masked
-from ...secrecy.masks.terms import (
-    KEYS,
-    MASK,
-    SHARES,
-    Message,
-    ProtocolError,
-    Sum,
-    Terms,
-)
-from ..deployment.gate import (
-    Gate,
-    RefusedError,
-    refuse_other_types,
-    refuse_other_weights,
-)
+from ...secrecy.masks.terms import KEYS, MASK, SHARES, Message, ProtocolError, Sum, Terms
+from ..deployment.gate import Gate, RefusedError, refuse_other_types, refuse_other_weights
 from .secure_wire import (
     CRITERIA,
     SECURE,
@@ -53,12 +40,7 @@ from .secure_wire import (
     simulated_identity,
     write_reply,
 )
-from .wire import (
-    Request,
-    pack,
-    read_request,
-    unpack,
-)
+from .wire import Request, pack, read_request, unpack
 
 log = logging.getLogger("clientwise")
 IN_CLEAR = "the experiment has secure aggregation: this client sends nothing in the clear"

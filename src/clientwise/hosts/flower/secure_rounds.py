@@ -24,13 +24,7 @@ from ...secrecy.masks.terms import (
     step_of,
 )
 from .replies import Content, why_unreadable
-from .secure_wire import (
-    CRITERIA,
-    VECTOR,
-    Step,
-    read_reply,
-    write_step,
-)
+from .secure_wire import CRITERIA, VECTOR, Step, read_reply, write_step
 
 # Sends requests by client; yields each client's reply, or a text that says why there is none
 Exchange = Callable[[Mapping[int, RecordDict]], Iterator[tuple[int, Content]]]

@@ -21,14 +21,7 @@ from ...core.secrecy import CRITERIA_BITS, SecretScores
 from ...core.types import Task
 from ...experiment.config.schema import Experiment
 from ...secrecy.masks.primitives import derive
-from ...secrecy.masks.terms import (
-    PROTOCOL,
-    Message,
-    ProtocolError,
-    Sum,
-    Terms,
-    digest,
-)
+from ...secrecy.masks.terms import PROTOCOL, Message, ProtocolError, Sum, Terms, digest
 from .wire import VERSION, Request, plain_request
 
 SECURE = "secure"  # the record of a message that belongs to secure aggregation

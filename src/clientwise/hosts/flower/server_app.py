@@ -25,13 +25,8 @@ from ..deployment.receipts import Outbox
 from ..deployment.signing import Signer
 from .claims import Claims
 from .connections import connector, registered_clients, simulated_clients
-from .data import (
-    Config,
-    found_by,
-    from_files,
-    server_side,
-)
-from .engine import Connected
+from .data import Config, found_by, from_files, server_side
+from .exchange import Connected
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
 BY_HAND = "`clientwise receipts` writes them, to be given to the members"

@@ -35,6 +35,7 @@ from ...registry import Part
 from ..aggregate import Aggregate
 from ..aggregator import MAX_REASON, Aggregator, AggregatorOptions
 from ..metrics import Metric, keep_common
+from ..values import number_in
 
 log = logging.getLogger("flwr.clientwise")
 WEIGHT = "clientwise-weight"  # the metric under which the wrapped strategy finds a reply's weight
@@ -104,7 +105,7 @@ class RoundEvaluation:
 class Weighted(Strategy):
     """A Flower strategy with clientwise's weights instead of the number of examples.
 
-    Every reply is checked by `hosts.Aggregator`, as an update in a clientwise run is. A refused reply
+    Every reply is checked by `cw.Aggregator`, as an update in a clientwise run is. A refused reply
     does not end the run.
 
     Args:
@@ -270,7 +271,7 @@ class Weighted(Strategy):
             except Exception as error:
                 refusals[node] = plain(str(error) or type(error).__name__)[:MAX_REASON]
         key = self._strategy.weighted_by_key
-        sizes = {node: int(_number(metrics, key)) for node, (_, metrics) in accepted.items()}
+        sizes = {node: int(number_in(metrics, key)) for node, (_, metrics) in accepted.items()}
         self._test_sizes |= sizes
         remarks = keep_common([metrics for _, metrics in accepted.values()])
         for message, metrics in accepted.values():
@@ -290,7 +291,7 @@ class Weighted(Strategy):
         if len(message.content.metric_records) != 1:
             raise ValueError("does not hold one record of metrics")
         (metrics,) = message.content.metric_records.values()
-        size = _number(metrics, self._strategy.weighted_by_key)
+        size = number_in(metrics, self._strategy.weighted_by_key)
         first = self._test_sizes.get(message.metadata.src_node_id)
         if size != int(size) or not 0 <= size <= self._max_test_samples:
             limit = self._max_test_samples
@@ -347,15 +348,6 @@ def _set_content(
     message.content["metrics"] = metrics
     if arrays is not None:
         message.content["arrays"] = arrays
-
-
-def _number(metrics: Mapping[str, Metric], name: str) -> float:
-    value = metrics.get(name)
-    if value is None:
-        raise ValueError(f"no metric {name}")
-    if not isinstance(value, (int, float)):
-        raise ValueError(f"{name} is not one number")
-    return float(value)
 
 
 def _arrays(record: ArrayRecord) -> dict[str, numpy.ndarray]:

@@ -30,12 +30,7 @@ from ...core.objective.loss import LossRecord
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
 from ...core.privacy import LocalNoise
-from ...core.types import (
-    Evaluation,
-    LocalTraining,
-    Task,
-    Updates,
-)
+from ...core.types import Evaluation, LocalTraining, Task, Updates
 from ...registry import Part
 
 # The records of a message.

@@ -66,11 +66,12 @@ class ClientReader(RunReader):
 
     def client_curve(self, method: str, seed: int, client: int) -> list[tuple[int, float | None]]:
         """(round, metric) of a client on its own test data."""
-        return self._rows(
+        return self._lane_rows(
             tuple[int, float | None],
             """SELECT round_num, metric FROM local
                WHERE lane = ? AND client = ? ORDER BY round_num""",
-            self.lane(method, seed),
+            method,
+            seed,
             client,
         )
 

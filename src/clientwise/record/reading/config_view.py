@@ -25,7 +25,7 @@ from ...core.method import POOLING
 from ...core.weights.bounds import Bounds
 from ...registry import Part, Registry
 from ..files import CONFIG
-from ..toml_text import read_table
+from ..toml_text import dotted_keys, read_table
 
 _BOUNDS = TypeAdapter(Bounds)
 
@@ -60,6 +60,9 @@ class RecordedConfig:
         """Whether a readable config has no such key: the value was passed in from Python."""
         return self.is_known and key not in self.table
 
+    def _inner(self, table: str, key: str) -> object:
+        return _table(self.table.get(table)).get(key)
+
     @property
     def data(self) -> Part | None:
         """The dataset; None also where samples were passed in, or lie with the clients."""
@@ -93,28 +96,28 @@ class RecordedConfig:
     @property
     def clients_per_round(self) -> int | None:
         """The size of a cohort, where it is a number of clients."""
-        found = _table(self.table.get("federation")).get("clients_per_round")
+        found = self._inner("federation", "clients_per_round")
         return found if isinstance(found, int) else None
 
     @property
     def fraction(self) -> float | None:
         """The size of a cohort, where it is a fraction of all clients."""
-        return _number(_table(self.table.get("federation")).get("fraction"))
+        return _number(self._inner("federation", "fraction"))
 
     @property
     def sampling(self) -> str | None:
         """How cohorts were drawn."""
-        return _text(_table(self.table.get("federation")).get("sampling"))
+        return _text(self._inner("federation", "sampling"))
 
     @property
     def server_set_source(self) -> str | None:
         """Where the samples come from by which the server judges models."""
-        return _text(_table(self.table.get("server_set")).get("source"))
+        return _text(self._inner("server_set", "source"))
 
     @property
     def is_deployment(self) -> bool:
         """Whether clients were registered nodes with data of their own."""
-        return bool(_table(self.table.get("flower")).get("clients"))
+        return bool(self._inner("flower", "clients"))
 
     @property
     def note(self) -> str:
@@ -148,7 +151,7 @@ class RecordedConfig:
         if isinstance(methods, list):
             tables = map(_table, methods)
             table["methods"] = {str(one.get("name")): one for one in tables if one}
-        return dict(_flat(table))
+        return dotted_keys(table, in_lists=True)
 
 
 @dataclass(frozen=True)
@@ -269,17 +272,6 @@ def read_bounds(value: object) -> Bounds | None:
         return _BOUNDS.validate_python(value)
     except ValidationError:
         return None
-
-
-def _flat(value: object, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys and values; a list of tables counts as a table by place."""
-    if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
-        value = dict(enumerate(value))
-    if not isinstance(value, Mapping):
-        yield key, value
-        return
-    for name, one in value.items():
-        yield from _flat(one, f"{key}.{name}" if key else str(name))
 
 
 def _table(value: object) -> Mapping[str, Any]:

@@ -16,28 +16,31 @@ class CounterfactualReader(RunReader):
 
     def counterfactuals(self, method: str, seed: int, round_num: int) -> list[CounterfactualRow]:
         """Those of a round: on the reported samples first, then on each client's own."""
-        return self._rows(
+        return self._lane_rows(
             CounterfactualRow,
             f"""SELECT {_COLUMNS} FROM counterfactuals
                 WHERE lane = ? AND round_num = ? ORDER BY tested, kind, excluded""",
-            self.lane(method, seed),
+            method,
+            seed,
             round_num,
         )
 
     def reported_counterfactuals(self, method: str, seed: int) -> list[CounterfactualRow]:
         """Those of all rounds, on the samples that the run reports on."""
-        return self._rows(
+        return self._lane_rows(
             CounterfactualRow,
             f"""SELECT {_COLUMNS} FROM counterfactuals
                 WHERE lane = ? AND tested = {REPORTED} ORDER BY round_num, kind, excluded""",
-            self.lane(method, seed),
+            method,
+            seed,
         )
 
     def contributions(self, method: str, seed: int) -> list[ContributionRow]:
         """The Shapley values of all rounds; empty where `evaluation.shapley` was off."""
-        return self._rows(
+        return self._lane_rows(
             ContributionRow,
             """SELECT round_num, client, shapley, error FROM contributions
                WHERE lane = ? ORDER BY round_num, client""",
-            self.lane(method, seed),
+            method,
+            seed,
         )

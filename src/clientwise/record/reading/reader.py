@@ -94,6 +94,8 @@ class RunReader:
         self.num_lanes = facts.lanes  # planned
         self.model_bytes = facts.model_bytes
         self.reported_on = facts.reported_on
+        self.report_samples = facts.report_samples  # their number; of the first seed
+        self.report_rarest = facts.report_rarest  # of the rarest class
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
         # Those that computed it; the column `machine` of `rounds` counts them from 1
         self.machines = facts.machines
@@ -165,6 +167,12 @@ class RunReader:
     def _rows(self, kind: type[Row], sql: str, *values: object) -> list[Row]:
         """The rows of a query of ours, each value checked."""
         return self._checked(kind, self._limited(sql, *values))
+
+    def _lane_rows(
+        self, kind: type[Row], sql: str, method: str, seed: int, *values: object
+    ) -> list[Row]:
+        """The rows of a query whose first value is the lane."""
+        return self._rows(kind, sql, self.lane(method, seed), *values)
 
     def _number(self, sql: str) -> int:
         ((number,),) = self._rows(tuple[int], sql)

@@ -48,19 +48,21 @@ class RoundReader(RunReader):
 
     def round_nums(self, method: str, seed: int) -> list[int]:
         """The rounds that a lane has run."""
-        rows = self._rows(
+        rows = self._lane_rows(
             tuple[int],
             "SELECT round_num FROM rounds WHERE lane = ? ORDER BY 1",
-            self.lane(method, seed),
+            method,
+            seed,
         )
         return [number for (number,) in rows]
 
     def last_round(self, method: str, seed: int) -> int | None:
         """The last round of a lane; None before its first."""
-        ((last,),) = self._rows(
+        ((last,),) = self._lane_rows(
             tuple[int | None],
             "SELECT MAX(round_num) FROM rounds WHERE lane = ?",
-            self.lane(method, seed),
+            method,
+            seed,
         )
         return last
 
@@ -72,11 +74,12 @@ class RoundReader(RunReader):
 
     def round(self, method: str, seed: int, round_num: int) -> RoundRow:
         """How the weights of a round came about."""
-        rows = self._rows(
+        rows = self._lane_rows(
             RoundRow,
             """SELECT priority, candidates, testing_rounds, no_effect, notes FROM rounds
                WHERE lane = ? AND round_num = ?""",
-            self.lane(method, seed),
+            method,
+            seed,
             round_num,
         )
         if not rows:
@@ -137,27 +140,30 @@ class RoundReader(RunReader):
 
     def spent(self, method: str, seed: int) -> list[PrivacyRow]:
         """What every round of a lane with differential privacy spent; empty without."""
-        return self._rows(
+        return self._lane_rows(
             PrivacyRow,
             """SELECT round_num, epsilon, clip, deviation FROM privacy
                WHERE lane = ? ORDER BY round_num""",
-            self.lane(method, seed),
+            method,
+            seed,
         )
 
     def residuals(self, method: str, seed: int) -> list[tuple[int, float]]:
         """(round, share of the adapters' mean that their rank leaves out); empty without adapters."""
-        return self._rows(
+        return self._lane_rows(
             tuple[int, float],
             "SELECT round_num, residual FROM adapters WHERE lane = ? ORDER BY round_num",
-            self.lane(method, seed),
+            method,
+            seed,
         )
 
     def sampling_errors(self, method: str, seed: int) -> list[tuple[int, float | None]]:
         """(round, standard error of the clients' mean metric), where a sample of them evaluated it."""
-        return self._rows(
+        return self._lane_rows(
             tuple[int, float | None],
             "SELECT round_num, error FROM sampled WHERE lane = ? ORDER BY round_num",
-            self.lane(method, seed),
+            method,
+            seed,
         )
 
     def clients_drawn(self) -> int | None:
@@ -167,29 +173,32 @@ class RoundReader(RunReader):
 
     def priorities(self, method: str, seed: int) -> list[PriorityRow]:
         """The order of priority of every round that has one."""
-        return self._rows(
+        return self._lane_rows(
             PriorityRow,
             """SELECT round_num, priority, testing_rounds FROM rounds
                WHERE lane = ? AND priority IS NOT NULL ORDER BY round_num""",
-            self.lane(method, seed),
+            method,
+            seed,
         )
 
     def times(self, method: str, seed: int) -> dict[int, float]:
         """When every round ended, in seconds on the clients' clock; empty where there is none."""
-        rows = self._rows(
+        rows = self._lane_rows(
             tuple[int, float],
             "SELECT round_num, ended FROM clock WHERE lane = ? ORDER BY round_num",
-            self.lane(method, seed),
+            method,
+            seed,
         )
         return dict(rows)
 
     def bytes_moved(self, method: str, seed: int) -> dict[int, float]:
         """The bytes of models sent until every round ended, both ways together."""
-        rows = self._rows(
+        rows = self._lane_rows(
             tuple[int, int],
             """SELECT round_num, SUM(models_moved) OVER (ORDER BY round_num)
                FROM rounds WHERE lane = ?""",
-            self.lane(method, seed),
+            method,
+            seed,
         )
         return {round_num: float(models * self.model_bytes) for round_num, models in rows}
 
@@ -216,11 +225,12 @@ class RoundReader(RunReader):
 
     def best_round(self, method: str, seed: int) -> BestRound | None:
         """The round with the best reported accuracy; None where no samples were recorded."""
-        rows = self._rows(
+        rows = self._lane_rows(
             tuple[int, float, int, bytes],
             """SELECT round_num, metric, num_samples, bits FROM best
                WHERE lane = ? ORDER BY round_num DESC LIMIT 1""",
-            self.lane(method, seed),
+            method,
+            seed,
         )
         if not rows:
             return None
@@ -261,12 +271,12 @@ class RoundReader(RunReader):
     def cost(self, method: str) -> CostRow:
         """Time, models and evaluations of a method, summed over its rounds and seeds."""
         lanes = [self.lane(method, seed) for seed in self.seeds(method)]
-        places = ", ".join("?" * len(lanes))
+        marks = ", ".join("?" * len(lanes))
         (row,) = self._rows(
             CostRow,
             f"""SELECT TOTAL(seconds), TOTAL(models_moved), TOTAL(evaluations),
                     TOTAL(testing_rounds), COUNT(*)
-                FROM rounds WHERE lane IN ({places})""",
+                FROM rounds WHERE lane IN ({marks})""",
             *lanes,
         )
         return row

@@ -364,9 +364,9 @@ class MethodSummary:
 
     def only(self, seeds: Collection[int]) -> MethodSummary:
         """The summary of these seeds alone."""
-        kept = [place for place, seed in enumerate(self.seeds) if seed in seeds]
+        kept = [position for position, seed in enumerate(self.seeds) if seed in seeds]
         lists = {}
         for name, values in vars(self).items():
             if isinstance(values, list):
-                lists[name] = [values[place] for place in kept]
+                lists[name] = [values[position] for position in kept]
         return MethodSummary(self.method, **lists)

@@ -27,24 +27,26 @@ class WeightReader(RunReader):
 
     def participants(self, method: str, seed: int, round_num: int) -> list[ParticipantRow]:
         """The clients whose updates arrived in a round, from the largest weight to the smallest."""
-        return self._rows(
+        return self._lane_rows(
             ParticipantRow,
             """SELECT client, hostile, score, prior, z, posterior, weight, influence, refusal, name,
                    history_z, copies
                FROM participants JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client)
                    LEFT JOIN look_back USING (lane, round_num, client)
                WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
-            self.lane(method, seed),
+            method,
+            seed,
             round_num,
         )
 
     def omitted(self, method: str, seed: int, round_num: int) -> OmittedRow | None:
         """The participants of a round that have no rows; None where all have some."""
-        found = self._rows(
+        found = self._lane_rows(
             OmittedRow,
             """SELECT accepted, refusals, weight, scores, scales FROM omitted
                WHERE lane = ? AND round_num = ?""",
-            self.lane(method, seed),
+            method,
+            seed,
             round_num,
         )
         return found[0] if found else None
@@ -56,25 +58,27 @@ class WeightReader(RunReader):
 
     def policies(self, method: str, seed: int) -> list[PolicyRow]:
         """The bounds on weights, in the order in which they were in force."""
-        return self._rows(
+        return self._lane_rows(
             PolicyRow,
             "SELECT round_num, policy, note FROM policies WHERE lane = ? ORDER BY round_num",
-            self.lane(method, seed),
+            method,
+            seed,
         )
 
     def criteria(self, method: str, seed: int, round_num: int) -> list[CriterionRow]:
         """The criteria measured in a round."""
-        return self._rows(
+        return self._lane_rows(
             CriterionRow,
             """SELECT client, criterion, raw, normalised FROM criteria
                WHERE lane = ? AND round_num = ?""",
-            self.lane(method, seed),
+            method,
+            seed,
             round_num,
         )
 
     def client_rounds(self, method: str, seed: int, client: int) -> list[ClientRoundRow]:
         """Every round in which a client took part."""
-        return self._rows(
+        return self._lane_rows(
             ClientRoundRow,
             """SELECT round_num, score, prior, z, posterior, weight, influence, training_loss,
                    refusal, history_z, copies
@@ -82,7 +86,8 @@ class WeightReader(RunReader):
                    USING (lane, round_num)
                    LEFT JOIN look_back USING (lane, round_num, client)
                WHERE lane = ? AND client = ? ORDER BY round_num""",
-            self.lane(method, seed),
+            method,
+            seed,
             client,
         )
 
@@ -98,7 +103,7 @@ class WeightReader(RunReader):
             clients: the clients to look at.
             threshold: evidence counts against a client where its z is above this.
         """
-        return self._rows(
+        return self._lane_rows(
             LoweredRow,
             """WITH known AS MATERIALIZED (
                    SELECT client, round_num, z,
@@ -117,7 +122,8 @@ class WeightReader(RunReader):
                    harmful,
                    MAX(CASE WHEN round_num = harmful THEN z END)
                FROM known JOIN turns USING (client) GROUP BY client""",
-            self.lane(method, seed),
+            method,
+            seed,
             round_num,
             json.dumps(list(clients)),
             threshold,
@@ -134,7 +140,7 @@ class WeightReader(RunReader):
             method: the method; without evidence, it has no clients to count.
             seed: the seed.
         """
-        (found,) = self._rows(
+        (found,) = self._lane_rows(
             FalseAlarms,
             """WITH factors AS MATERIALIZED (
                    SELECT round_num, client,
@@ -148,7 +154,8 @@ class WeightReader(RunReader):
                    SELECT MAX(COALESCE(factor < 0.5 * most, 0)) AS lowered
                    FROM factors JOIN largest USING (round_num) GROUP BY client)
                SELECT COALESCE(SUM(lowered), 0), COUNT(*) FROM ever""",
-            self.lane(method, seed),
+            method,
+            seed,
             seed,
         )
         return found

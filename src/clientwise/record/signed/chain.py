@@ -286,9 +286,7 @@ def live_rounds(chain: Iterable[Link]) -> dict[tuple[str, int, int], Link]:
             found[*lane, link.number("round")] = link
         elif link.kind == "forget":
             after = link.number("after")
-            found = {
-                place: one for place, one in found.items() if place[:2] != lane or place[2] <= after
-            }
+            found = {key: one for key, one in found.items() if key[:2] != lane or key[2] <= after}
     return found
 
 
@@ -316,10 +314,10 @@ def _rows(
     table: str,
     version: int,
     where: str = "",
-    places: tuple[Any, ...] = (),
+    bound: tuple[Any, ...] = (),
 ) -> list[dict[str, Any]]:
     """Rows of a table as JSON has them, without empty values: a column added later changes no hash."""
-    found = database.execute(f"SELECT * FROM {table} {where}", places)
+    found = database.execute(f"SELECT * FROM {table} {where}", bound)
     columns = [column[0] for column in found.description]
     order = sorted(range(len(columns)), key=columns.__getitem__)
     rows = []

@@ -88,15 +88,15 @@ def verify_stamps(folder: Path, certificates: Path) -> Stamped:
     found = Stamped()
     for number, (position, answer) in enumerate(_read(folder), start=1):
         found.stamps += 1
-        place = f"{FILE}, stamp {number}"
+        stamp = f"{FILE}, stamp {number}"
         if position not in entries:
-            found.faults.append(f"{place}: the record ends before entry {position}: it was cut off")
+            found.faults.append(f"{stamp}: the record ends before entry {position}: it was cut off")
             continue
         try:
             response = client.decode_timestamp_response(answer)
             verifier.verify_message(response, entries[position].encode())
         except Exception as error:  # of the parsers, too: anybody may have written the file
-            found.faults.append(f"{place}: not a valid stamp of entry {position}: {error}")
+            found.faults.append(f"{stamp}: not a valid stamp of entry {position}: {error}")
             continue
         if position > found.until:
             found.until = position

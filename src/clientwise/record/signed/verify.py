@@ -32,13 +32,7 @@ from .chain import (
     live_rounds,
     rank,
 )
-from .receipts import (
-    Comparison,
-    fault_of_signature,
-    lanes_of,
-    read_receipts,
-    round_in_words,
-)
+from .receipts import Comparison, fault_of_signature, lanes_of, read_receipts, round_in_words
 
 CLIENTS = "clients "  # the labels of leaves about clients begin with it, then the seed
 MOST_VERSIONS_BYTES = 2**16
@@ -90,9 +84,9 @@ def verify(
         signers = trusted or {bytes.fromhex(key) for key in found.keys}
         compared = Comparison(database, chain, signers)
         for file in receipts:
-            for place, receipt in read_receipts(file):
+            for source, receipt in read_receipts(file):
                 found.receipts += 1
-                found.faults += [f"{place}: {fault}" for fault in compared.faults(receipt)]
+                found.faults += [f"{source}: {fault}" for fault in compared.faults(receipt)]
         found.unreceipted = compared.rounds_without_receipt()
     return found
 
@@ -103,20 +97,20 @@ def _faults_of_chain(
     previous = FIRST
     for expected, link in enumerate(chain, start=1):
         fields = link.fields
-        place = f"entry {link.position}"
+        entry = f"entry {link.position}"
         if link.position != expected or fields.get("position") != link.position:
-            yield f"{place}: out of place: entries were deleted, inserted or moved before it"
+            yield f"{entry}: out of place: entries were deleted, inserted or moved before it"
             return
         if fields.get("previous") != previous:
-            yield f"{place}: does not follow from the entry before it, which was changed"
+            yield f"{entry}: does not follow from the entry before it, which was changed"
         previous = digest(link.entry.encode())
         if _hash(link.leaves.values()) != fields.get("leaves"):
-            yield f"{place}: its list of digests was changed"
+            yield f"{entry}: its list of digests was changed"
         if not _is_canonical(link.entry, fields):
-            yield f"{place}: not in canonical form"
+            yield f"{entry}: not in canonical form"
         fault = fault_of_signature(link.entry, link.signature, trusted)
         if fault:
-            yield f"{place}: {fault}"
+            yield f"{entry}: {fault}"
         elif fields["key"] not in found.keys:
             found.keys.append(str(fields["key"]))
         found.last = str(fields.get("time", ""))
@@ -149,20 +143,20 @@ def _faults_of_rounds(
     for table in TABLES:
         recorded |= set(database.execute(f"SELECT DISTINCT lane, round_num FROM {table}"))
     named = {lane: pair for pair, lane in lanes.items()}
-    for lane, round_num in sorted(recorded, key=lambda place: [rank(one) for one in place]):
+    for lane, round_num in sorted(recorded, key=lambda key: [rank(one) for one in key]):
         method, seed = named.get(lane, ("unknown", lane))
         if (method, seed, round_num) not in live:
             yield f"{round_in_words(method, seed, round_num)}: was inserted: no entry is about it"
     best = _best_rounds(live)
     for (method, seed, round_num), link in live.items():
-        place = round_in_words(method, seed, round_num)
+        signed_round = round_in_words(method, seed, round_num)
         if (method, seed) not in lanes:
-            yield f"{place}: was deleted with its whole method"
+            yield f"{signed_round}: was deleted with its whole method"
             continue
         leaves = leaves_of_round(database, lanes[method, seed], round_num, link.version)
         is_replaced = round_num < best.get((method, seed), 0) and BEST not in leaves
         for fault in _faults_of_leaves(link, leaves, without={BEST} if is_replaced else ()):
-            yield f"{place}, {fault}"
+            yield f"{signed_round}, {fault}"
     yield from _faults_of_migrated(database, live, named)
 
 
@@ -173,7 +167,7 @@ def _faults_of_migrated(
 ) -> Iterator[str]:
     """Rows that older entries do not cover, and that do not follow from what these cover."""
     for table, query in MIGRATED.items():
-        older = {place for place, link in live.items() if link.version < SINCE[table]}
+        older = {key for key, link in live.items() if link.version < SINCE[table]}
         if not older:
             continue
         present = {repr(row): row for row in database.execute(f"SELECT * FROM {table}")}
@@ -322,8 +316,8 @@ def _signed_again(chain: Sequence[Link]) -> Iterator[str]:
         elif link.kind == "round":
             round_num = link.number("round")
             if round_num < last:
-                place = round_in_words(*link.lane, round_num)
-                yield f"{place}: was signed a second time, after round {last} (entry {link.position})"
+                signed_round = round_in_words(*link.lane, round_num)
+                yield f"{signed_round}: was signed a second time, after round {last} (entry {link.position})"
             done[link.lane] = max(last, round_num)
 
 
@@ -338,8 +332,8 @@ def _repeated(chain: Sequence[Link]) -> list[str]:
         if link.kind == "round":
             round_num = link.number("round")
             if round_num == last:
-                place = round_in_words(*lane, last)
-                said.append(f"{place}: signed again ({link.fields.get('time')})")
+                signed_round = round_in_words(*lane, last)
+                said.append(f"{signed_round}: signed again ({link.fields.get('time')})")
             done[lane] = max(last, round_num)
         elif link.kind == "forget" and last > after:
             first = after + 1

@@ -21,7 +21,12 @@ from ..document import (
     tabulate,
 )
 from ..marks import HeatMap
-from ..series import TRAINS_ON_SERVER, TRAINS_ON_SERVER_MEANS
+from ..series import (
+    NOT_AVAILABLE,
+    NOT_AVAILABLE_MEANS,
+    TRAINS_ON_SERVER,
+    TRAINS_ON_SERVER_MEANS,
+)
 from ..statistics import Difference
 from ..units import Unit, number_text
 from .standings import (
@@ -41,11 +46,6 @@ from .standings import (
 
 Grid = Sequence[Sequence[float]]  # methods × columns
 OUTER_FENCE = 3  # interquartile ranges beyond the quartiles (Tukey, 1977)
-NOT_AVAILABLE = "†"
-FOOTNOTE = (
-    f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
-    "samples of all clients. It is never marked as best."
-)
 BOLD = (
     "Bold: statistically significantly better than every other available method, over the seeds "
     "(Holm); mean ranks by Nemenyi's critical difference."
@@ -150,7 +150,7 @@ def _footnotes(methods: Iterable[str], results: Results) -> list[str]:
     shown = {*methods}
     notes = []
     if shown & results.unavailable:
-        notes.append(FOOTNOTE)
+        notes.append(NOT_AVAILABLE_MEANS)
     if shown & results.on_server:
         notes.append(TRAINS_ON_SERVER_MEANS)
     return notes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ...record.reading.folder import RunFolder
 from ...record.reading.reader import thinned
@@ -12,7 +12,7 @@ from ..document import (
     AuditLink,
     Cell,
     Chart,
-    Content,
+    Column,
     Document,
     Section,
     Table,
@@ -21,7 +21,7 @@ from ..document import (
     number_cell,
     percent_cell,
     percent_of,
-    table,
+    tabulate,
 )
 from ..lines import ROUNDS, Curve
 from ..marks import (
@@ -36,15 +36,15 @@ from ..marks import (
     value_axis,
 )
 from ..units import Unit
-from .round_audit import Audit, Participant, audit
+from .round_audit import Audit, Candidate, Participant, audit
 from .weight_steps import (
     INFLUENCE,
     PRIOR,
     WEIGHT,
     Chain,
-    Place,
+    Stage,
     Z,
-    places,
+    stages,
 )
 from .what_if import round_table
 
@@ -61,7 +61,7 @@ def audit_round(run: RunFolder, method: str, seed: int, round_num: int) -> Docum
         *steps_charts(found, "From an equal weight to the weight", "steps"),
         audit_table(found, "Clients", "audit"),
     ]
-    if any(one.moved for one in found.participants):
+    if found.is_explained:
         items.append(_moved_table(found))
     if found.candidates:
         items.append(_orders_table(found))
@@ -79,7 +79,7 @@ def steps_charts(found: Audit, title: str, name: str) -> list[Chart]:
         return []
     equal = 1 / len(known)
     shown = _farthest(known, equal)
-    last = found.places[-1].label
+    last = found.stages[-1].label
     clients = [one.client for one in shown]
     links = AuditLinks("client", found.run.id, found.method, found.seed, clients)
     mark = Bars(
@@ -131,26 +131,35 @@ def _end_group(label: str, shown: Sequence[Participant]) -> BarGroup:
 
 def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
     """Every participant of a round: its criteria, score and weights, and what would change them."""
-    columns = ["client", "remark", *(place.label for place in found.places)]
-    for criterion in found.criteria:
-        source = found.claimed.get(criterion, "value")
-        columns += [f"{criterion}, {source}", f"{criterion}, normalised"]
     if found.what_if:
-        columns += [f"{found.what_if_label} {criterion}" for criterion in found.criteria]
         best = f"“{found.what_if_label.capitalize()}” is the weight a client would have"
         note = f"{note} {best} with the best value of the round in that criterion.".strip()
-    rows = [_participant_row(found, one) for one in found.participants]
-    numeric = [True, False] + [True] * (len(columns) - 2)
-    return table(name, title, columns, rows, note, numeric)
+    return tabulate(name, title, [*audit_columns(found)], found.participants, note)
 
 
-def _participant_row(found: Audit, one: Participant) -> list[Content]:
-    row: list[Content] = [_linked_client(found, one), one.remark, *one.chain]
-    for raw, normalised in zip(one.raw, one.normalised, strict=True):
-        row += [number_cell(raw, 4), number_cell(normalised, 3)]
-    if found.what_if:
-        row += [percent_cell(value) for value in one.what_if]
-    return row
+def audit_columns(found: Audit, *, is_brief: bool = False) -> Iterator[Column[Participant]]:
+    """What is said about a participant; briefly, without what follows from the other columns."""
+    yield Column("client", lambda one: _linked_client(found, one))
+    if not is_brief or not found.is_explained:
+        yield Column("remark", lambda one: one.remark, numeric=False)
+    for index, stage in enumerate(found.stages):
+        yield Column(stage.label, lambda one, index=index: one.chain[index])
+    for index, criterion in enumerate(found.criteria):
+        raw = Column[Participant](
+            criterion, lambda one, index=index: number_cell(one.raw[index], 4)
+        )
+        if is_brief:
+            yield raw
+            continue
+        yield replace(raw, label=f"{criterion}, {found.claimed.get(criterion, 'value')}")
+        yield Column(
+            f"{criterion}, normalised",
+            lambda one, index=index: number_cell(one.normalised[index], 3),
+        )
+    if found.what_if and not is_brief:
+        for index, criterion in enumerate(found.criteria):
+            label = f"{found.what_if_label} {criterion}"
+            yield Column(label, lambda one, index=index: percent_cell(one.what_if[index]))
 
 
 def _linked_client(found: Audit, one: Participant) -> Cell:
@@ -159,23 +168,23 @@ def _linked_client(found: Audit, one: Participant) -> Cell:
 
 
 def _moved_table(found: Audit) -> Table:
+    columns = [
+        Column[Participant]("client", lambda one: _linked_client(found, one)),
+        Column[Participant]("its weight", lambda one: "; ".join(one.moved), numeric=False),
+    ]
     moved = [one for one in found.participants if one.moved]
-    rows: list[list[Content]] = []
-    for one in moved:
-        rows.append([_linked_client(found, one), "; ".join(one.moved)])
-    columns = ["client", "its weight"]
-    return table("moved", "What moved the weights", columns, rows, "", [True, False])
+    return tabulate("moved", "What moved the weights", columns, moved, "")
 
 
 def _orders_table(found: Audit) -> Table:
     unit = Unit(found.run.is_share)
-    rows: list[list[Content]] = []
-    for order, value in found.candidates:
-        chosen = "chosen" if order == found.priority else ""
-        rows.append([" > ".join(order), unit.cell(value), chosen])
+    columns = [
+        Column[Candidate]("order of priority", lambda one: " > ".join(one[0]), numeric=False),
+        Column[Candidate](found.run.metric, lambda one: unit.cell(one[1])),
+        Column[Candidate]("", lambda one: "chosen" if one[0] == found.priority else ""),
+    ]
     note = f"{counted(found.testing_rounds, 'testing round')}."
-    columns = ["order of priority", found.run.metric, ""]
-    return table("orders", "Orders tried", columns, rows, note)
+    return tabulate("orders", "Orders tried", columns, found.candidates, note)
 
 
 @dataclass(frozen=True)
@@ -224,7 +233,7 @@ def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
     own = f"{run.metric} on its own test data"
     curve = run.client_curve(lane.method, lane.seed, lane.client)
     known = [(round_num, value) for round_num, value in curve if value is not None]
-    weights = {place.label: _curve(place, rows) for place in (WEIGHT, PRIOR, INFLUENCE)}
+    weights = {stage.label: _curve(stage, rows) for stage in (WEIGHT, PRIOR, INFLUENCE)}
     z_title = "z: evidence against the client, in standard errors"
     return [
         *_client_chart(lane, "weight", "weight", weights, percent_of, percent=True),
@@ -233,8 +242,8 @@ def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
     ]
 
 
-def _curve(place: Place, rows: Sequence[ClientRoundRow]) -> Curve:
-    known = [(row.round_num, place.value(row)) for row in rows]
+def _curve(stage: Stage, rows: Sequence[ClientRoundRow]) -> Curve:
+    known = [(row.round_num, stage.value(row)) for row in rows]
     return [(round_num, value) for round_num, value in known if value is not None]
 
 
@@ -272,17 +281,17 @@ def _change(label: str, curve: Curve, text: Text) -> str:
 
 
 def _rounds_table(lane: _Lane, rows: Sequence[ClientRoundRow]) -> Table:
-    passed = places(rows)
-    lines: list[list[Content]] = []
-    for row in rows[-MAX_ROUNDS:]:
+    def linked_round(row: ClientRoundRow) -> Cell:
         link = AuditLink("round", lane.run.id, lane.method, lane.seed, row.round_num)
-        cells: list[Content] = [Cell(row.round_num, str(row.round_num), link)]
-        cells += [place.cell(row) for place in passed]
-        cells += [number_cell(row.training_loss, 3), row.refusal or ""]
-        lines.append(cells)
+        return Cell(row.round_num, str(row.round_num), link)
+
+    columns: list[Column[ClientRoundRow]] = [
+        Column("round", linked_round),
+        *(Column(stage.label, stage.cell) for stage in stages(rows)),
+        Column("training loss", lambda row: number_cell(row.training_loss, 3)),
+        Column("refused because", lambda row: row.refusal or "", numeric=False),
+    ]
     note = ""
-    if len(rows) > len(lines):
-        note = f"The last {len(lines)} of the {len(rows)} rounds it took part in."
-    head = ["round", *(place.label for place in passed), "training loss", "refused because"]
-    numeric = [True] * (len(head) - 1) + [False]
-    return table("rounds", "Rounds it took part in", head, lines, note, numeric)
+    if len(rows) > MAX_ROUNDS:
+        note = f"The last {MAX_ROUNDS} of the {len(rows)} rounds it took part in."
+    return tabulate("rounds", "Rounds it took part in", columns, rows[-MAX_ROUNDS:], note)

@@ -30,9 +30,9 @@ from ..document import Cell, percent_of
 from .weight_steps import (
     PRIOR,
     Chain,
-    Place,
+    Stage,
     described,
-    places,
+    stages,
 )
 
 MAX_COHORT = 500  # with more clients, what-if weights take too long
@@ -41,6 +41,7 @@ UNKNOWN_SCORE = (
     "So no what-if weights can be given."
 )
 
+Candidate = tuple[tuple[str, ...], float]  # an order of priority, and its metric
 Measured = Mapping[int, Mapping[str, CriterionRow]]  # by client and criterion
 
 
@@ -54,7 +55,7 @@ class Participant:
     normalised: tuple[float | None, ...]
     score: float | None
     weight: float | None
-    chain: tuple[Cell, ...]  # one per place, from score to influence
+    chain: tuple[Cell, ...]  # one per stage, from score to influence
     what_if: tuple[float | None, ...]  # its weight with the cohort's best value in each criterion
     path: tuple[float, ...]  # its weight after each of the audit's `steps`
     remark: str  # hostile; with new data; refused, with the reason
@@ -71,20 +72,25 @@ class Audit:
     round_num: int
     criteria: tuple[str, ...]
     claimed: Mapping[str, str]  # by criterion: "claimed", "measured"; unknown ones are missing
-    places: tuple[Place, ...]  # of the chain from score to influence, as far as this round has them
+    stages: tuple[Stage, ...]  # of the chain from score to influence, as far as this round has them
     participants: tuple[Participant, ...]  # heaviest first
     what_if: bool
     steps: tuple[str, ...]  # from equal weights on: criteria one by one, evidence, bounds, the rule
     explanation: str
     priority: tuple[str, ...] | None
-    candidates: tuple[tuple[tuple[str, ...], float], ...]
+    candidates: tuple[Candidate, ...]
     testing_rounds: int
     notes: tuple[str, ...]
 
     @property
     def what_if_label(self) -> str:
         """What `what_if` holds: weights, or prior weights where they are changed afterwards."""
-        return "prior weight with the best" if PRIOR in self.places else "weight with the best"
+        return "prior weight with the best" if PRIOR in self.stages else "weight with the best"
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether it says in words what changed the weights of clients."""
+        return any(one.moved for one in self.participants)
 
 
 def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
@@ -100,9 +106,9 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
     omitted = run.omitted(method, seed, round_num)
     # What a weight would be otherwise follows from the criteria of all participants.
     recomputed = _recompute(None if omitted else how, criteria, measured)
-    passed = places(rows)
+    passed = stages(rows)
     new_data = run.new_data(seed)
-    shares = [place for place in passed if place.text is percent_of]
+    shares = [stage for stage in passed if stage.text is percent_of]
     participants = []
     for row in rows:
         known = measured.get(row.client, {}) if row.refusal is None else {}
@@ -119,10 +125,10 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
         round_num=round_num,
         criteria=criteria,
         claimed=_claimed(chain.parts),
-        places=tuple(passed),
+        stages=tuple(passed),
         participants=tuple(participants),
         what_if=bool(recomputed.what_if),
-        steps=(*recomputed.order, *(place.mover for place in shares[1:])),
+        steps=(*recomputed.order, *(stage.mover for stage in shares[1:])),
         explanation=" ".join([_explain(how, record, PRIOR in passed), *chain.explain(passed)]),
         priority=record.priority,
         candidates=record.candidates or (),
@@ -175,8 +181,8 @@ def _participant(
     row: ParticipantRow,
     criteria: Sequence[str],
     measured: Mapping[str, CriterionRow],
-    passed: Sequence[Place],
-    recomputed: Recomputed,
+    passed: Sequence[Stage],
+    recomputed: OtherWeights,
     moved: tuple[str, ...],
     path: tuple[float, ...],
     remark: str,
@@ -192,7 +198,7 @@ def _participant(
         normalised=tuple(value and value.normalised for value in values),
         score=row.score,
         weight=row.weight,
-        chain=tuple(place.cell(row) for place in passed),
+        chain=tuple(stage.cell(row) for stage in passed),
         what_if=what_if,
         path=path,
         remark=remark,
@@ -213,11 +219,11 @@ def _remark(row: ParticipantRow, new_data_from: int | None, round_num: int) -> s
 
 def _path(
     row: ParticipantRow,
-    recomputed: Recomputed,
-    shares: Sequence[Place],
+    recomputed: OtherWeights,
+    shares: Sequence[Stage],
 ) -> tuple[float, ...]:
     """A weight step by step; empty where one of the steps is unknown."""
-    path = [*recomputed.growing.get(row.client, ()), *(place.value(row) for place in shares)]
+    path = [*recomputed.growing.get(row.client, ()), *(stage.value(row) for stage in shares)]
     known = [value for value in path if value is not None]
     return tuple(known) if row.refusal is None and len(known) == len(path) else ()
 
@@ -261,7 +267,7 @@ def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> We
 
 
 @dataclass(frozen=True)
-class Recomputed:
+class OtherWeights:
     """Weights that were not recorded, by client; empty where they cannot be computed."""
 
     what_if: Mapping[int, tuple[float, ...]]  # with the cohort's best value, one per criterion
@@ -269,14 +275,14 @@ class Recomputed:
     growing: Mapping[int, Sequence[float]]  # with the first criterion, with the first two ...
 
 
-def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured) -> Recomputed:
+def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured) -> OtherWeights:
     clients = [client for client, values in measured.items() if values.keys() == set(criteria)]
     if how is None or not 0 < len(clients) <= MAX_COHORT:
-        return Recomputed({}, ("criteria",), {})
+        return OtherWeights({}, ("criteria",), {})
     rows = [[measured[client][name].raw for name in criteria] for client in clients]
     raw = torch.tensor(rows, dtype=torch.float64)
     order, growing = _one_by_one(how, raw)
-    return Recomputed(
+    return OtherWeights(
         dict(zip(clients, _what_if(how, raw), strict=True)),
         order,
         dict(zip(clients, growing, strict=True)),

@@ -34,13 +34,13 @@ Weighed = ParticipantRow | ClientRoundRow
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place of the chain: its label, and a client's value there."""
+class Stage:
+    """A stage of the chain: its label, and a client's value there."""
 
     label: str
     value: Callable[[Weighed], float | None]
     text: Callable[[float | None], str] = percent_of
-    mover: str = ""  # what turns the place before into this one; empty for the criteria
+    mover: str = ""  # what turns the stage before into this one; empty for the criteria
 
     def cell(self, row: Weighed) -> Cell:
         """The value as a cell of a table."""
@@ -48,30 +48,30 @@ class Place:
         return Cell(value, self.text(value))
 
 
-SCORE = Place("score", lambda row: row.score, lambda value: number(value, 4))
-PRIOR = Place("prior weight", lambda row: row.prior)
-Z = Place("z", lambda row: row.z, lambda value: number(value, 1))
-HISTORY_Z = Place("history z", lambda row: row.history_z, lambda value: number(value, 1))
-POSTERIOR = Place("weight after evidence", lambda row: row.posterior, mover="evidence")
-WEIGHT = Place("weight", lambda row: row.weight, mover="evidence")
-INFLUENCE = Place("influence", lambda row: row.influence, mover="rule")
+SCORE = Stage("score", lambda row: row.score, lambda value: number(value, 4))
+PRIOR = Stage("prior weight", lambda row: row.prior)
+Z = Stage("z", lambda row: row.z, lambda value: number(value, 1))
+HISTORY_Z = Stage("history z", lambda row: row.history_z, lambda value: number(value, 1))
+POSTERIOR = Stage("weight after evidence", lambda row: row.posterior, mover="evidence")
+WEIGHT = Stage("weight", lambda row: row.weight, mover="evidence")
+INFLUENCE = Stage("influence", lambda row: row.influence, mover="rule")
 
 
-def places(rows: Sequence[Weighed]) -> list[Place]:
-    """The places that changed these rows, in order.
+def stages(rows: Sequence[Weighed]) -> list[Stage]:
+    """The stages that changed these rows, in order.
 
-    A place without values is left out, and so is one that only repeats the place before it.
+    A stage without values is left out, and so is one that only repeats the stage before it.
     """
     weight = [WEIGHT]
     if any(row.weight != _before_bounds(row) for row in rows):
         weight = [POSTERIOR, replace(WEIGHT, label="weight within bounds", mover="bounds")]
     always = (SCORE, weight[-1])
     chain = [SCORE, PRIOR, Z, HISTORY_Z, *weight, INFLUENCE]
-    return [place for place in chain if place in always or _has_values(place, rows)]
+    return [stage for stage in chain if stage in always or _has_values(stage, rows)]
 
 
-def _has_values(place: Place, rows: Sequence[Weighed]) -> bool:
-    return any(place.value(row) is not None for row in rows)
+def _has_values(stage: Stage, rows: Sequence[Weighed]) -> bool:
+    return any(stage.value(row) is not None for row in rows)
 
 
 def _before_bounds(row: Weighed) -> float | None:
@@ -187,8 +187,8 @@ class Chain:
             names.append(f"the rule {self.parts.rule.name}")
         return " and then ".join(names) or "the rule"
 
-    def explain(self, passed: Sequence[Place]) -> list[str]:
-        """What stands between score and influence; `passed` are the places of the round."""
+    def explain(self, passed: Sequence[Stage]) -> list[str]:
+        """What stands between score and influence; `passed` are the stages of the round."""
         if self.parts is None:
             return []
         sentences = [*_explain_movers(self.parts, passed, self.since)]
@@ -210,7 +210,7 @@ def _by_copies(row: Weighed) -> str | None:
 
 
 def _explain_movers(
-    parts: RecordedMethod, passed: Sequence[Place], since: int | None
+    parts: RecordedMethod, passed: Sequence[Stage], since: int | None
 ) -> Iterator[str]:
     if parts.evidence:
         yield f"Evidence adjusts the prior weight: {described(parts.evidence)}."

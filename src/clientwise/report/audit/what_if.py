@@ -111,8 +111,8 @@ def _by_candidate(
 
 def _order(row: CounterfactualRow) -> tuple[int, int]:
     kinds = list(KINDS)
-    place = kinds.index(row.kind) if row.kind in kinds else len(kinds)
-    return place, row.excluded
+    position = kinds.index(row.kind) if row.kind in kinds else len(kinds)
+    return position, row.excluded
 
 
 def _differences(own: Mapping[int, float], chosen: Mapping[int, float | None]) -> list[float]:

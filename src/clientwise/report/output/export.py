@@ -112,7 +112,7 @@ def _audited_rounds(rounds: Sequence[int]) -> list[int]:
 
 def as_csv(table: Table) -> str:
     """The values of a table, not their wording; every number has its own column."""
-    parts = [_parts_of(table, place) for place in range(len(table.columns))]
+    parts = [_parts_of(table, index) for index in range(len(table.columns))]
     head: list[str] = []
     for column, own in zip(table.columns, parts, strict=True):
         name = column.name or column.label
@@ -138,11 +138,11 @@ def _inert(value: float | str | None) -> float | str | None:
     return f"'{value}" if is_formula else value
 
 
-def _parts_of(table: Table, place: int) -> list[str]:
+def _parts_of(table: Table, index: int) -> list[str]:
     """The names of the numbers in the cells of a column; none where a cell is one value."""
     names: dict[str, None] = {}
     for row in table.rows:
-        names |= dict.fromkeys(_numbers(row[place]))
+        names |= dict.fromkeys(_numbers(row[index]))
     return list(names)
 
 

@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..document import (
     Cell,
     Chart,
@@ -85,7 +87,7 @@ def _table(table: Table) -> Json:
     return shown
 
 
-def _column(column: Column) -> Json:
+def _column(column: Column[Any]) -> Json:
     head: Json = {"label": column.label, "numeric": column.numeric}
     if column.lower_is_better:
         head["lower"] = True

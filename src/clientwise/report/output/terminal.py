@@ -16,7 +16,8 @@ from rich.table import Table
 
 from ...errors import RunError
 from ...record.reading.folder import RunFolder
-from ..audit.round_audit import Audit, Participant, audit
+from ..audit.pages import audit_columns
+from ..audit.round_audit import Audit, audit
 from ..audit.what_if import round_table
 from ..document import (
     Chart,
@@ -116,7 +117,7 @@ class _FittingTable(Table):
             label_width = max(cell_len(word.rstrip()) for word in _words(label))
             widths.append(min(MAX_WIDTH, max([label_width, *map(cell_len, texts.split("\n"))])))
             words.append(min(MAX_WIDTH, max([label_width, *map(cell_len, texts.split())])))
-        room = options.max_width - 2 * len(widths) - 1  # the rest is padding
+        room = options.max_width - 2 * (len(widths) - 1)  # two spaces between columns
         least_name = widths[:1] if widths[:1] <= [NAME_WIDTH] else [1]
         for least in (words, least_name + [1] * len(widths)):
             widths = _fitted(widths, least, room)
@@ -124,6 +125,7 @@ class _FittingTable(Table):
             column.width = width
             column.header = escape(_heading(label, width))
         yield from super().__rich_console__(console, options)
+        yield ""  # a line between the table and what follows
 
 
 def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
@@ -291,25 +293,10 @@ def _audit_table(found: Audit) -> Table:
     title = f"{found.method}, seed {found.seed}, round {found.round_num}"
     if found.priority and len(found.priority) > 1:
         title += f", priority {' > '.join(found.priority)}"
-    table = _table(title)
-    criteria = [name.replace("_", "\n") for name in found.criteria]
-    places = [place.label.replace(" ", "\n") for place in found.places]
-    for heading in ("client", *criteria, *places):
-        table.add_column(heading, justify="right", overflow="fold")
-    has_remarks = not _is_explained(found)
-    if has_remarks:
-        table.add_column("")
-    for one in found.participants[:MOST_LINES]:
-        row = _audit_row(one)
-        if has_remarks:
-            row.append(one.remark)
-        table.add_row(*map(escape, row))
-    return table
-
-
-def _audit_row(one: Participant) -> list[str]:
-    measured = ["–" if value is None else f"{value:.4g}" for value in one.raw]
-    return [client_cell(one.client, one.name).text, *measured, *(cell.text for cell in one.chain)]
+    columns = [*audit_columns(found, is_brief=True)]
+    return plain_table(
+        tabulate("audit", title, columns, found.participants[:MOST_LINES], ""), title
+    )
 
 
 def _audit_remarks(found: Audit) -> Iterator[str]:
@@ -321,7 +308,7 @@ def _audit_remarks(found: Audit) -> Iterator[str]:
             "`Run.participants` in Python returns all of them."
         )
     yield found.explanation
-    if _is_explained(found):
+    if found.is_explained:
         yield from _client_remarks(found)
     yield from found.notes
 
@@ -333,13 +320,13 @@ def _client_remarks(found: Audit) -> Iterator[str]:
             yield f"Client {client_cell(one.client, one.name).text}: {'; '.join(said)}."
 
 
-def _is_explained(found: Audit) -> bool:
-    """Whether remarks on clients are too long for a column."""
-    return any(one.moved for one in found.participants)
-
-
 def _table(title: str) -> Table:
     narrow = (0, 1, 0, 0)  # so that tables fit into 80 columns
     return _FittingTable(
-        title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=narrow
+        title=escape(title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=narrow,
+        pad_edge=False,
+        show_edge=False,
     )

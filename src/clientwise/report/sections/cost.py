@@ -2,66 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
+from ...record.reading.rows import CostRow
 from ..document import (
     Cell,
-    Content,
+    Column,
     Section,
     in_bytes,
     in_time,
     number_cell,
-    table,
+    tabulate,
 )
 from ..scales import scales
 from ..series import Series
 
-COLUMNS = [
-    "seconds per round",
-    "bytes over the wire per round",
-    "evaluations per round",
-    "testing rounds per round",
-    "seconds in total",
-]
-CLOCK = "time on the clients' clock per round"
+
+class _Costed(NamedTuple):
+    one: Series
+    total: CostRow
+
+    def per_round(self, sum_of_rounds: float, digits: int) -> Cell:
+        return number_cell(sum_of_rounds / self.total.rounds, digits)
+
+
+NOTE = (
+    "Bytes are models of four bytes a parameter, both ways, as a real federation would send "
+    "them. Evaluations are those the method needs, by a client or by the server; evaluations "
+    "for the report are not counted."
+)
 
 
 def cost_section(series: Sequence[Series]) -> Section:
     """Costs per round, and the seconds of all rounds."""
-    has_clock = bool(scales(series))
-    rows = [_row(one, has_clock) for one in series if one.run.cost(one.method).rounds]
-    if not rows:
-        return Section("cost", "Cost", "", [])
-    costs = [CLOCK, *COLUMNS] if has_clock else COLUMNS
-    note = (
-        "Bytes are models of four bytes a parameter, both ways, as a real federation would send "
-        "them. Evaluations are those the method needs, by a client or by the server; evaluations "
-        "for the report are not counted."
-    )
-    title = "Cost of each method"
-    shown = table("costs", title, ["method", *costs], rows, note, lower=costs)
-    return Section("cost", "Cost", "", [shown])
+    costs = [_Costed(one, one.run.cost(one.method)) for one in series]
+    known = [row for row in costs if row.total.rounds]
+    columns = [*_columns(has_clock=bool(scales(series)))]
+    shown = tabulate("costs", "Cost of each method", columns, known, NOTE)
+    return Section("cost", "Cost", "", [shown] if known else [])
 
 
-def _row(one: Series, has_clock: bool) -> list[Content]:
-    total = one.run.cost(one.method)
-    size = total.models_moved * one.run.model_bytes / total.rounds
-    row: list[Content] = [one.label]
+def _columns(*, has_clock: bool) -> Iterator[Column[_Costed]]:
+    def lower(label: str, content: Callable[[_Costed], Cell]) -> Column[_Costed]:
+        return Column(label, content, lower_is_better=True)
+
+    yield Column("method", lambda row: row.one.label, numeric=False)
     if has_clock:
-        row.append(_clock_cell(one, total.rounds))
-    row.append(number_cell(total.seconds / total.rounds, 3))
-    row.append(Cell(size, in_bytes(size)))
-    row.append(number_cell(total.evaluations / total.rounds, 1))
-    row.append(number_cell(total.testing_rounds / total.rounds, 2))
-    row.append(number_cell(total.seconds, 1))
-    return row
+        yield lower("time on the clients' clock per round", _clock_cell)
+    yield lower("seconds per round", lambda row: row.per_round(row.total.seconds, 3))
+    yield lower("bytes over the wire per round", _size_cell)
+    yield lower("evaluations per round", lambda row: row.per_round(row.total.evaluations, 1))
+    yield lower("testing rounds per round", lambda row: row.per_round(row.total.testing_rounds, 2))
+    yield lower("seconds in total", lambda row: number_cell(row.total.seconds, 1))
 
 
-def _clock_cell(one: Series, rounds: int) -> Cell:
+def _size_cell(row: _Costed) -> Cell:
+    size = row.total.models_moved * row.one.run.model_bytes / row.total.rounds
+    return Cell(size, in_bytes(size))
+
+
+def _clock_cell(row: _Costed) -> Cell:
     """Time per round on the clients' clock; a control has none."""
+    one = row.one
     times = [one.run.times(one.method, seed) for seed in one.summary.seeds]
     ends = [max(own.values()) for own in times if own]
     if not ends:
         return Cell(None, "–")
-    per_round = sum(ends) / rounds
+    per_round = sum(ends) / row.total.rounds
     return Cell(per_round, in_time(per_round))

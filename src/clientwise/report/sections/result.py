@@ -15,22 +15,26 @@ from ..document import (
     Content,
     Section,
     Table,
+    counted,
     number_cell,
     percent_cell,
     tabulate,
 )
 from ..scales import Scale, scales
 from ..series import (
+    NOT_AVAILABLE_MEANS,
     TRAINS_ON_SERVER_MEANS,
     Series,
     comparable,
     ranked,
+    rivals,
 )
 from ..statistics import deviation_of, mean_of
 from .clients import client_word, evaluated_clients, sampling_in_words, worst_client
 from .targets import CENSORED, difference_numbers, rounds_cell
 
 Columns = Iterator[Column[Series]]
+NOTABLE = 0.002  # of the accuracy: what one sample is worth is said from here on
 
 
 def result_section(series: Sequence[Series]) -> Section:
@@ -46,7 +50,9 @@ def result_table(series: Sequence[Series], *more: Column[Series]) -> Table:
     if any(column.marks_best for column in columns):
         sentences.append("Bold: the lead over every other method is statistically significant.")
     title = "Methods, best first" if comparable(series) else "Methods, not ranked"
-    return tabulate("summary", title, columns, ranked(series), " ".join(sentences))
+    rows = ranked(series)
+    unavailable = [index for index, one in enumerate(rows) if not one.is_available]
+    return tabulate("summary", title, columns, rows, " ".join(sentences), unavailable)
 
 
 def result_notes(series: Sequence[Series]) -> list[str]:
@@ -56,7 +62,7 @@ def result_notes(series: Sequence[Series]) -> list[str]:
     values = f"Values of the last round on {run.reported_on}"
     if has_several_seeds:
         values += ", mean over the seeds; ± is the standard deviation over the seeds"
-    sentences = [f"{values}."]
+    sentences = [f"{values}.", *_reporting_sizes(series)]
     if len(series) > 1:
         sentences.append(
             "Differences are paired by seed on the same data, in the last round that both methods "
@@ -73,6 +79,8 @@ def result_notes(series: Sequence[Series]) -> list[str]:
         worse = f"this {run.metric} or a worse one on their own test data"
         sentences.append(f"Worst decile: 10% of the {evaluated_clients(run)} have {worse}.")
     sentences += sampling_in_words(series)
+    if not all(one.is_available for one in series):
+        sentences.append(NOT_AVAILABLE_MEANS)
     if any(one.trains_on_server for one in series):
         sentences.append(TRAINS_ON_SERVER_MEANS)
     if any(one.run.target is not None for one in series):
@@ -82,9 +90,28 @@ def result_notes(series: Sequence[Series]) -> list[str]:
     return sentences
 
 
+def _reporting_sizes(series: Sequence[Series]) -> list[str]:
+    """On how many samples results are reported, and what one of them is worth."""
+    runs = {one.run.id: one.run for one in series}
+    lines = []
+    for run in runs.values():
+        if not run.report_samples:
+            continue
+        details = []
+        if run.report_rarest is not None:
+            details.append(f"{run.report_rarest:,} of the rarest class")
+        worth = 1 / run.report_samples
+        if run.metric == "accuracy" and worth >= NOTABLE:
+            details.append(f"one sample is worth {series[0].unit.size(worth)} points")
+        said = f"Reported on {counted(run.report_samples, 'sample')}"
+        lines.append(f"{said} ({'; '.join(details)})." if details else f"{said}.")
+    return list(dict.fromkeys(lines))
+
+
 def _method_column(_: Sequence[Series]) -> Columns:
     def cell(one: Series) -> Content:
-        return Cell(one.label, one.marked_label) if one.trains_on_server else one.label
+        is_marked = one.marked_label != one.label
+        return Cell(one.label, one.marked_label) if is_marked else one.label
 
     yield Column("method", cell, numeric=False)
 
@@ -126,7 +153,7 @@ def _leads_significantly(series: Sequence[Series], differences: Differences) -> 
     """Whether all are ranked and the best is significantly better than every other."""
     if len(comparable(series)) < len(series):
         return False
-    best, *others = ranked(series)
+    best, *others = rivals(series)
     found = [differences.get((best.label, other.label)) for other in others]
     return bool(found) and all(one is not None and one.is_significant for one in found)
 

@@ -104,7 +104,7 @@ def split(secret: bytes, threshold: int, holders: Sequence[int]) -> dict[int, by
 
 def combine(shares: Mapping[int, bytes], threshold: int, holders: Sequence[int]) -> bytes:
     """The secret behind shares, given by holder; garbage if one of them is wrong."""
-    positions = {holder: place for place, holder in enumerate(holders, 1)}
+    positions = {holder: position for position, holder in enumerate(holders, 1)}
     some = sorted(shares.items())[:threshold]
-    placed = [(positions[holder], share) for holder, share in some]
-    return bytes(Shamir.combine(placed, ssss=False))
+    points = [(positions[holder], share) for holder, share in some]
+    return bytes(Shamir.combine(points, ssss=False))

@@ -230,8 +230,8 @@ class SecureServer:
         """One revealed share, if it is what its owner committed to; otherwise a note."""
         kind = "self" if owner in self._survivors else "mask"
         listed = self._commitments[owner][str(holder)]
-        place = self.terms.purposes.index(purpose) * len(KINDS) + KINDS.index(kind)
-        if listed[place] == commitment(self._shared_view, owner, holder, purpose, kind, value):
+        index = self.terms.purposes.index(purpose) * len(KINDS) + KINDS.index(kind)
+        if listed[index] == commitment(self._shared_view, owner, holder, purpose, kind, value):
             shares[owner][holder] = read_bytes(value, SECRET_BYTES, "a share")
         else:
             self.notes.append(f"client {holder} sent a wrong share of client {owner}'s secret")

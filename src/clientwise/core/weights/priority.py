@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..registry import Registry
-from .types import Candidate, Evaluation
+from ...registry import Registry
+from ..types import Candidate, Evaluation
 
 Order = tuple[str, ...]
 Build = Callable[[Order], Candidate]

@@ -1,0 +1,172 @@
+"""The last steps of the formula, from the weights of a cohort to one model: bounds, rule, server step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .aggregation.adapters import average_products
+from .aggregation.rules import Ruled, mean
+from .aggregation.server_step import StepState
+from .cohort import Cohort
+from .privacy import release
+from .types import Candidate, Posterior
+from .weights.scores import Score
+from .weights.weighting import divide, to_weights
+
+
+def within_bounds(
+    cohort: Cohort, weights: Tensor, rows: Sequence[int] | None = None
+) -> tuple[Tensor, tuple[str, ...]]:
+    """Weights of some rows, or of all, within the method's bounds, with notes; InfeasibleError if none are."""
+    bounds = cohort.method.bounds
+    if bounds is None:
+        return weights, ()
+    clients = cohort.client_ids
+    if rows is not None:
+        clients = [clients[row] for row in rows]
+    newcomers = bounds.newcomers(cohort.state.policy, cohort.num_clients)
+    return bounds.apply(weights, clients, newcomers)
+
+
+def apply_rule(cohort: Cohort, weights: Tensor, rows: Sequence[int] | None = None) -> Ruled | None:
+    """The steps before the rule, then the rule, on some rows or all; None for a plain weighted mean."""
+    method = cohort.method
+    if not method.before and method.rule is None and not cohort.pairs:
+        return None
+    gathered = cohort.gathered
+    if rows is not None and len(rows) < len(cohort.client_ids):
+        gathered = gathered.select(rows)
+    steps = []
+    for step in method.before:
+        mixed = step(gathered, weights)
+        gathered = replace(gathered, updates=mixed.updates)
+        steps.append(replace(mixed, updates=mixed.updates[:0]))  # the last updates are enough
+    rule = method.rule or mean
+    ruled = rule(gathered.updates, weights, cohort.state.rule_state)
+    if cohort.pairs:
+        ruled = _with_products(cohort, ruled, gathered.updates)
+    influence = ruled.influence
+    for mixed in reversed(steps):
+        influence = mixed.passed_on(influence)
+    return replace(ruled, influence=influence)
+
+
+def take_server_step(
+    cohort: Cohort, aggregate: Tensor, posterior: Posterior | None = None
+) -> tuple[Tensor, StepState]:
+    """The model [d] and the state after the server step, with the buffers of the aggregate [d].
+
+    The evidence's factor multiplies the parameters of the aggregate. Buffers are statistics of the data,
+    such as batch norm's running variance, and stay what they are: a server step with momentum would make
+    variances negative.
+    """
+    state = cohort.state
+    num_parameters = cohort.engine.spec.num_parameters
+    if posterior and posterior.scale != 1:
+        aggregate[:num_parameters] *= posterior.scale
+    model, step_state = cohort.method.server_step(state.model, aggregate, state.step_state)
+    if num_parameters < len(model):
+        model = torch.cat([model[:num_parameters], aggregate[num_parameters:]])
+    return model, step_state
+
+
+def model_of(cohort: Cohort, weights: Tensor, rows: Sequence[int], chosen: Candidate) -> Tensor:
+    """The model [d] that some rows would give with these weights; all models are kept.
+
+    What is not about weights is that of `chosen`: the factor of its evidence on the model.
+    """
+    ruled = apply_rule(cohort, weights, rows)
+    if ruled is None:
+        aggregate = cohort.mean_of(rows, weights)
+    else:
+        aggregate = cohort.state.model + ruled.update
+    model, _ = take_server_step(cohort, aggregate, chosen.posterior)
+    return model
+
+
+def noised(cohort: Cohort, score: Score) -> Candidate:
+    """The weighted mean of clipped updates with noise; see `privacy.py`."""
+    method = cohort.method
+    state = cohort.state
+    plan = cohort.plan
+    assert method.privacy is not None
+    assert method.bounds is not None, "validation refuses privacy without a cap"
+    normalised = divide(cohort.raw, cohort.scales)
+    # One by one: then no client changes the score of another, whatever the score computes.
+    each = [score(method.names, row[None]) for row in normalised]
+    scores = torch.cat(each) if each else torch.zeros(0, dtype=torch.float64)
+    scores = scores.nan_to_num(nan=0.0)
+    released = release(
+        method.privacy,
+        list(cohort.updates()) if cohort.client_ids else [],
+        scores,
+        state.model,
+        cap=method.bounds.cap,
+        clip=float(state.privacy["clip"]),
+        replaced=plan.probability is None,
+        expected=plan.expected_size(cohort.num_clients),
+        key=plan.key,
+        round_num=state.round_num + 1,
+    )
+    aggregate = (state.model.double() + released.update).to(state.model.dtype)
+    model, step_state = take_server_step(cohort, aggregate)
+    return Candidate(
+        priority=state.priority,
+        scores=scores,
+        prior=to_weights(scores),
+        weights=released.weights,
+        model=model,
+        step_state=step_state,
+        released=released,
+    )
+
+
+def unchanged(
+    cohort: Cohort,
+    priority: tuple[str, ...] | None,
+    scores: Tensor,
+    prior: Tensor,
+    posterior: Posterior | None = None,
+    unmet: str | None = None,
+) -> Candidate:
+    """The model as it was, where no client has a weight; `unmet`: why the bounds are infeasible."""
+    weights = posterior.weights if posterior else prior
+    return Candidate(
+        priority=priority,
+        scores=scores,
+        prior=prior,
+        posterior=posterior,
+        weights=weights if unmet is None else torch.zeros_like(weights),
+        model=cohort.state.model,
+        step_state=cohort.state.step_state,
+        rule_state=cohort.state.rule_state,
+        notes=posterior.notes if posterior else (),
+        unmet=unmet,
+    )
+
+
+def with_old_model(chosen: Candidate, cohort: Cohort) -> Candidate:
+    """The candidate with its weights, but with the model, order and states of the round before."""
+    state = cohort.state
+    return replace(
+        chosen,
+        model=state.model,
+        priority=state.priority,
+        step_state=state.step_state,
+        rule_state=state.rule_state,
+    )
+
+
+def _with_products(cohort: Cohort, ruled: Ruled, updates: Tensor) -> Ruled:
+    """The result of a rule with the mean of the adapters' products, by the influence of every client."""
+    before = cohort.state.model
+    factors, residual = average_products(before + updates, ruled.influence, cohort.pairs)
+    update = ruled.update.clone()
+    for layer, values in factors:
+        where = slice(layer.start, layer.stop)
+        update[where] = (values - before[where]).to(update)
+    return replace(ruled, update=update, residual=residual)

@@ -1,0 +1,196 @@
+"""Evaluation at the end of a round: how good the model is, whether it is used, and what is asked next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from .clock import Pace
+from .cohort import Cohort
+from .counterfactuals import evaluated
+from .engine import AsksAhead, Engine
+from .method import Plan
+from .objective.loss import Loss
+from .objective.metrics import accuracy
+from .reasons import Kept
+from .types import Candidate, Counterfactual, Evaluation
+
+LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
+
+
+class Evaluations:
+    """The evaluations of a round's model: by the server, by the clients, and those of its counterfactuals.
+
+    The server's reporting part decides whether the model is used. Clients then evaluate last, and are asked
+    for the next round's training at the same time. Without a reporting part, the clients decide.
+
+    Args:
+        model: the new model [d].
+        cohort: the clients of the round.
+        counterfactuals: evaluated with it; those without a model have nothing to evaluate.
+        local: the evaluation of the model by all clients, where there was one before.
+    """
+
+    def __init__(
+        self,
+        model: Tensor,
+        cohort: Cohort,
+        counterfactuals: tuple[Counterfactual, ...],
+        local: Evaluation | None,
+    ) -> None:
+        self.local = local
+        self.counterfactuals = counterfactuals
+        self.attack_success: float | None = None  # of a simulated backdoor
+        self._model = model
+        self._cohort = cohort
+        self._round_num = cohort.state.round_num + 1
+        self._local_others: Evaluation | None = None
+        self._on_server = partial(cohort.engine.evaluate_server, part="report")
+        self.report, self._report_others = self._evaluate(self._on_server)
+        self._has_report = self.report is not None
+        self._on_clients = partial(
+            evaluate_clients, self._has_report, self._round_num, cohort.plan, cohort.engine
+        )
+        if not self._has_report:
+            self._evaluate_by_clients()
+
+    def finish(self, used: Tensor, loss: Loss, is_new: bool) -> None:
+        """Evaluate what is still to evaluate.
+
+        Args:
+            used: the model [d] after the round: the new one, or that of the round before.
+            loss: of the next round.
+            is_new: whether `used` is the new one.
+        """
+        # Nothing that the clients say now changes the next round
+        if self._has_report:
+            if is_new:
+                self._expect_training(used, loss)
+            self._evaluate_by_clients()
+        if not is_new:
+            self._expect_training(used, loss)
+            self.report = self._on_server(used[None])
+            self.local = self._on_clients(used[None])
+        self.counterfactuals = evaluated(
+            self.counterfactuals, self._report_others, self._local_others
+        )
+        triggered = self._cohort.engine.evaluate_server(used[None], "triggered")
+        if triggered:
+            self.attack_success = float(accuracy(triggered.counts)[0])
+
+    def _evaluate(
+        self, evaluate: Callable[[Tensor], Evaluation | None], known: Evaluation | None = None
+    ) -> tuple[Evaluation | None, Evaluation | None]:
+        """The evaluation of the model, or the known one, and that of the counterfactuals, in one pass."""
+        models = [one.model for one in self.counterfactuals if one.model is not None]
+        if not models:
+            return known or evaluate(self._model[None]), None
+        # The first counterfactual is the chosen one: without fine-tuning, it is the model itself.
+        is_first = models[0] is self._model
+        found = evaluate(torch.stack(models if is_first else [self._model, *models]))
+        rest = slice(0 if is_first else 1, None)
+        return found and found.pick(0), found and found.part(rest)
+
+    def _evaluate_by_clients(self) -> None:
+        self.local, self._local_others = self._evaluate(self._on_clients, self.local)
+
+    def _expect_training(self, model: Tensor, loss: Loss) -> None:
+        """Tell the engine what the next round trains, where that is known by now; see `AsksAhead`."""
+        plan = self._cohort.plan
+        engine = self._cohort.engine
+        method = self._cohort.method
+        if not isinstance(engine, AsksAhead):
+            return
+        if plan.rounds is None or self._round_num >= plan.rounds:
+            return
+        if method.privacy or method.secure:  # a round is counted before clients are asked
+            return
+        if engine.clock is not None and engine.clock.pace != Pace():
+            return
+        round_num = self._round_num + 1
+        asked = plan.cohort(engine.num_clients, round_num, engine.clock)
+        engine.expect_training(asked, model, method.task(round_num, loss))
+
+
+def evaluate_clients(
+    has_report: bool, round_num: int, plan: Plan, engine: Engine, models: Tensor
+) -> Evaluation | None:
+    """Evaluate models [c, d] on the clients' own test sets; None where the round does not.
+
+    The clients, or a sample of them (`Plan.evaluating`), evaluate them if either this round is due or the
+    server has no reporting part (`Plan.evaluates_clients`).
+    """
+    if not plan.evaluates_clients(round_num, has_report=has_report):
+        return None
+    clients = plan.evaluating(engine.num_clients, round_num)
+    found = engine.evaluate(clients, models)
+    if len(clients) < engine.num_clients:
+        found = found.as_sample(clients, engine.num_clients)
+    return found
+
+
+def why_kept(chosen: Candidate, cohort: Cohort, shown: Evaluations) -> Kept | None:
+    """Why the old model is kept; None if the new one is used."""
+    return _why_unusable(chosen, cohort, shown) or _why_braked(chosen.model, cohort)
+
+
+def _why_unusable(chosen: Candidate, cohort: Cohort, shown: Evaluations) -> Kept | None:
+    if chosen.released:  # without any client, too: that there was none must not show
+        return _why_no_answers(chosen.model, shown.report)
+    unweighted = _why_no_weights(chosen, cohort)
+    return unweighted or _why_no_answers(chosen.model, shown.report or shown.local)
+
+
+def _why_braked(model: Tensor, cohort: Cohort) -> Kept | None:
+    """Whether the new model [d] is significantly worse on the server's set, if the method brakes."""
+    brake = cohort.method.brake
+    if brake is None:
+        return None
+    judged = cohort.engine.evaluate_server(torch.stack([cohort.state.model, model]), "weigh")
+    if judged is None:
+        return None
+    assert judged.sample_losses is not None, "the server knows its own samples"
+    good = -judged.sample_losses if judged.right is None else judged.right
+    worse = good[0].double() - good[1].double()  # [N]
+    mean = float(worse.mean())
+    error = float(worse.std(correction=0)) / len(worse) ** 0.5
+    if mean <= brake * error:
+        return None
+    return Kept("brake", f"{mean:.3g} ± {error:.2g}")
+
+
+def _why_no_weights(chosen: Candidate, cohort: Cohort) -> Kept | None:
+    if not len(chosen.weights):
+        return Kept("no update")
+    if chosen.unmet:
+        return Kept("bounds", chosen.unmet)
+    if chosen.weights.any():
+        return None
+    if not bool(chosen.scores.sum().isfinite()):
+        return Kept("overflow")
+    if cohort.zero_for_all:
+        return Kept("zero criteria", " and ".join(cohort.zero_for_all))
+    return Kept("zero weights")
+
+
+def _why_no_answers(model: Tensor, shown: Evaluation | None) -> Kept | None:
+    if not bool(model.isfinite().all()):
+        return Kept("aggregate")
+    if shown is None:
+        return None
+    if not bool(shown.num_samples.any()):
+        # A sample may happen to have no test data: that is no fault of the model.
+        is_by_chance = shown.drawn is not None and not shown.missing
+        return None if is_by_chance else Kept("no evaluation")
+    if not _most_are_finite(shown):
+        return Kept("predictions")
+    return None
+
+
+def _most_are_finite(evaluation: Evaluation) -> bool:
+    """Whether the losses of more than half of the clients are finite: no single client has a veto."""
+    losses = evaluation.losses[0][evaluation.num_samples > 0]
+    return bool((losses.abs() < LARGEST_LOSS).double().mean() > 0.5)
