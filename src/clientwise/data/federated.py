@@ -458,7 +458,7 @@ class FederatedData:
 
 
 Loader = Callable[..., Samples]
-DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Where the samples come from")
+DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Sources of samples")
 
 
 def _called(client: int, names: Sequence[str]) -> str:
