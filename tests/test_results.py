@@ -247,7 +247,7 @@ assert "clientwise" not in sys.modules
 """
     printed = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert printed.split() == ["FedAvg", "3", "[5]", "body.0.bias"]
-    monkeypatch.setattr("clientwise.results.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)  # as if it were not installed
     with pytest.raises(ClientwiseError, match=r'pip install "clientwise\[onnx\]"'):
         run.export("FedAvg", 1, tmp_path, onnx=True)
 

@@ -343,7 +343,7 @@ def test_the_installed_flower_is_a_supported_version() -> None:
 def test_a_program_says_in_one_line_that_it_needs_another_flower() -> None:
     lines = [
         "import runpy, sys",
-        "sys.modules['flwr.supercore.fab'] = None  # as in Flower 1.29",
+        "sys.modules['flwr.supernode.fleet_http_client'] = None  # as in Flower 1.29",
         "runpy.run_module('clientwise.hosts.deployment.node', run_name='__main__')",
     ]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True)
