@@ -19,6 +19,7 @@ from .errors import ClientwiseError, ConfigError
 from .experiment.config.presets import merge
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
+from .experiment.config.tables import ConfigTable
 from .experiment.load import make_experiment, read_config
 from .experiment.running.lanes import Progress
 from .experiment.running.runner import EngineFactory, Stopped
@@ -32,7 +33,11 @@ from .results import FinishedRun, Run
 
 log = logging.getLogger("clientwise")
 # Tables whose keys are no keywords, since some of them have the same name
-TABLES = {"federation": Cohorts, "server_set": ServerSet, "evaluation": EvaluationSettings}
+TABLES: dict[str, type[ConfigTable]] = {
+    "federation": Cohorts,
+    "server_set": ServerSet,
+    "evaluation": EvaluationSettings,
+}
 
 
 def fit(
