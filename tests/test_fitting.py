@@ -236,6 +236,7 @@ def test_frames_with_a_target_column(library: str) -> None:
     if library == "polars":
         held_out = polars.from_dict(held_out.to_dict("list"))
     model = run.module
+    clients["test"] = clients.pop("north")  # as the server's samples are called
     split = cw.fit(model, clients, target="y", held_out=held_out, test=held_out, **QUICK)
     assert split.predict(new).columns.equals(predicted.columns)
 
@@ -419,6 +420,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "a generator": (
         {"clients": (GOOD for _ in range(2))},
         "must be a dictionary or a list, got gen",
+    ),
+    "names that are the same": (
+        {"clients": {1: GOOD, "1": GOOD}},
+        "two of them have the same name",
     ),
     "a number": ({"clients": 3}, "clients: must be a dictionary or a list, got int"),
     "a sample that fails": (

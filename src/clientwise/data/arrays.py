@@ -437,7 +437,7 @@ def _same(one: Any, other: Any) -> bool:
     return True
 
 
-def _collated(rows: Sequence[Any], holder: str) -> Any:
+def _collated(rows: list[Any], holder: str) -> Any:
     """Samples as one batch; ValueError that says why they are none."""
     try:
         return default_collate(list(rows))

@@ -166,6 +166,8 @@ def _by_name(clients: Any) -> dict[str, Any]:
         )
     if isinstance(clients, Mapping):
         named = {str(name): own for name, own in clients.items()}
+        if len(named) < len(clients):
+            raise DataError("clients: two of them have the same name as text; rename one")
     elif isinstance(clients, list | tuple):
         named = {f"client {number}": own for number, own in enumerate(clients)}
     else:
@@ -235,13 +237,13 @@ def _of_frames(blocks: Sequence[tuple[str, Any]], target: str) -> tuple[Samples,
     """Frames as a table: words become categories, numbers are standardised, gaps are filled."""
     import pandas
 
-    frames = {name: _plain_frame(own, name, target) for name, own in blocks}
+    frames = [_plain_frame(own, name) for name, own in blocks]
     words = [name for name in _columns_of_words(frames) if name != target]
-    predicted = [frame[target] for frame in frames.values() if target in frame.columns]
+    predicted = [frame[target] for frame in frames if target in frame.columns]
     is_number = all(pandas.api.types.is_float_dtype(column) for column in predicted)
     table = join_table(
         _Unnamed(),
-        [Sheet.of(Path(name), frame, name) for name, frame in frames.items()],
+        [Sheet.of(Path(name), own, name) for (name, _), own in zip(blocks, frames, strict=True)],
         target=target,
         kind="regression" if is_number else "classification",
         categories=words,
@@ -250,8 +252,8 @@ def _of_frames(blocks: Sequence[tuple[str, Any]], target: str) -> tuple[Samples,
     return table.samples("pooled"), sizes
 
 
-def _plain_frame(given: Any, name: str, target: str) -> DataFrame:
-    """A pandas frame with texts as names of columns, numbered rows, and a target."""
+def _plain_frame(given: Any, name: str) -> DataFrame:
+    """A pandas frame with texts as names of columns, and numbered rows."""
     import pandas
 
     if not isinstance(given, pandas.DataFrame):
@@ -273,12 +275,12 @@ def _plain_frame(given: Any, name: str, target: str) -> DataFrame:
     return frame
 
 
-def _columns_of_words(frames: Mapping[str, DataFrame]) -> list[str]:
+def _columns_of_words(frames: Sequence[DataFrame]) -> list[str]:
     """The columns that hold words with any client."""
     import pandas
 
     found: dict[str, None] = {}
-    for frame in frames.values():
+    for frame in frames:
         for column in frame.columns:
             if not pandas.api.types.is_numeric_dtype(frame[column]):
                 found[column] = None
