@@ -141,7 +141,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     },
     "prediction": {"pandas", "torch"},
     "loading": set(),
-    "results": {"matplotlib", "onnxscript", "torch"},
+    "results": {"matplotlib", "torch"},
     "launch": {"rich", "torch"},
     "testing": {"torch"},
     "cli": {"rich", "typer"},
