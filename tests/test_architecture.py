@@ -162,7 +162,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     },
     "prediction": {"numpy", "pandas", "torch"},
     "loading": set(),
-    "results": {"matplotlib", "onnxscript", "torch"},
+    "results": {"matplotlib", "torch"},
     "launch": {"rich", "torch"},
     "fitting": {"rich", "torch"},
     "testing": {"torch"},

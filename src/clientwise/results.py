@@ -310,7 +310,7 @@ class Run(RunFolder):
         """
         if onnx:
             with needing("onnx", "ONNX"):
-                import onnxscript  # noqa: F401  PyTorch needs it to write ONNX
+                import_module("onnxscript")  # PyTorch needs it to write ONNX
         round_num, tensors = self._trained(method, seed, after)
         name = self._file_name(method, seed)
         if after is not None:
