@@ -39,8 +39,8 @@ from clientwise.report.arena.standings import (
     standings,
 )
 from clientwise.report.arena.standings_tables import (
-    FOOTNOTE,
     NOT_AVAILABLE,
+    NOT_AVAILABLE_MEANS,
     by_mean,
     federation_section,
 )
@@ -269,7 +269,7 @@ def cells_table(raw: pandas.DataFrame) -> str:
     cells = sum(len(one.columns) for one in results.federations)
     note = (
         f"{_measure(results)} in percent, {cells} cells (a federation with a column), "
-        f"{results.seeds} seeds. {_BOLD} {FOOTNOTE}"
+        f"{results.seeds} seeds. {_BOLD} {NOT_AVAILABLE_MEANS}"
     )
     return f"{_markdown(columns, rows, texts=('method', 'kind', 'at'))}\n\n*{note}*"
 
@@ -331,7 +331,7 @@ def lead_table(raw: pandas.DataFrame) -> str:
         f"`{OURS}` minus the method, in points with 95% intervals. p is corrected for {len(others)} "
         "comparisons (Holm). Over federations: what other federations would give, if these are a "
         "random choice of them. Over seeds: what other seeds would give on these federations. "
-        f"Bold: p < 0.05. {FOOTNOTE}"
+        f"Bold: p < 0.05. {NOT_AVAILABLE_MEANS}"
     )
     return f"{_markdown(columns, rows, texts=('against',))}\n\n*{note}*"
 
@@ -385,7 +385,7 @@ def flat_table(raw: pandas.DataFrame) -> str:
         row += [_percent(early.worst), _percent(one.worst)]
         row.append(f"{100 * (one.mean - by_round[before][one.method].mean):+.1f}")
         rows.append(row)
-    note = f"{_measure(results)} in percent, {results.seeds} seeds, the same runs. {FOOTNOTE}"
+    note = f"{_measure(results)} in percent, {results.seeds} seeds, the same runs. {NOT_AVAILABLE_MEANS}"
     return f"{_markdown(columns, rows, texts=('method',))}\n\n*{note}*"
 
 

@@ -120,7 +120,7 @@ def test_equivariant_under_reordering_of_clients(
 @pytest.mark.parametrize("score", EVERY_SCORE, ids=repr)
 def test_columns_are_known_by_name_not_by_place(score: Score) -> None:
     values = torch.rand(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    if isinstance(score, Prioritized) and score.weights.priority is None:
+    if isinstance(score, Prioritized) and score.priority is None:
         score = score.with_order(NAMES)
     for columns in itertools.permutations(range(3)):
         shuffled = score([NAMES[column] for column in columns], values[:, list(columns)])

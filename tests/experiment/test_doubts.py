@@ -116,7 +116,7 @@ def test_arrays_with_mistakes_name_the_client() -> None:
         match=r"client 1 \(south\): its targets are text \('cat', 'dog', 'eel', ...\): number",
     ):
         cw.Samples.from_clients({"north": (inputs, labels), "south": (inputs, words)})
-    with pytest.raises(ValueError, match="client 0: its inputs are no array of numbers"):
+    with pytest.raises(ValueError, match="client 0: its inputs are text: turn them into numbers"):
         cw.Samples.from_clients([(numpy.array([["a"]]), [0])])
     with pytest.raises(ValueError, match=r"inputs are 2 arrays; .* a dictionary of arrays by name"):
         cw.Samples.from_clients([((torch.ones(9, 4), torch.ones(9, 4)), [0] * 9)])

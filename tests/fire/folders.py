@@ -25,7 +25,7 @@ from clientwise.record.reading import reader
 from clientwise.report import server
 from clientwise.report.output.export import audits
 from clientwise.report.output.html import write_html
-from clientwise.report.server import runs as served
+from clientwise.report.server import served_runs as served
 from clientwise.report.views import overview
 
 CONFIG = {

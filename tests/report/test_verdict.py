@@ -350,7 +350,7 @@ def test_the_size_of_the_reporting_set_is_said(tmp_path: Path) -> None:
     facts = {"reported samples": 43, "reported samples of the rarest class": 8}
     better = [value + 0.1 for value in BASE]
     run = write_run(tmp_path / "run", {"A": BASE, "B": better}, **facts)
-    said = "Reported on 43 samples (8 of the rarest class; one sample is worth 2.3 points)."
+    said = "Reported on 43 samples (8 of the rarest class; one sample is worth about 2.3 points)."
     assert said in result_table(series_of([run])).note
     assert "B has the highest accuracy" in " ".join(views.headline(series_of([run])))
     few = write_run(tmp_path / "few", {"A": BASE, "B": better}, **facts | {"reported samples": 29})

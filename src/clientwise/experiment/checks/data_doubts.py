@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ...data.federated import FederatedData, Holdings
-from ..config.schema import Experiment
 
 MOST_VALUES = 2**26  # of inputs, among which equal rows are looked for
 MOST_NAMES = 300  # that are compared in pairs
@@ -19,12 +18,11 @@ NOTABLE = 0.01  # share of rows from which equal ones are worth a line
 ALIKE = 0.8  # similarity of two names from which one may be misspelt
 FEW = 0.1  # of the other's samples, of a name that may be misspelt
 FAR = 10.0  # median absolute deviations from the other clients' medians
-DRAWS = {"clients": None, "fraction": None, "sample_fraction": 1.0}  # options of `by_id`, defaults
 
 
-def data_doubts(experiment: Experiment, data: FederatedData) -> Iterator[str]:
+def data_doubts(data: FederatedData) -> Iterator[str]:
     """What is probably not meant about the samples and who holds them."""
-    yield from _about_clients_left_out(experiment, data)
+    yield from _about_clients_left_out(data)
     if data.num_clients == 1:
         yield "there is one client: every method gives it all the weight"
     yield from _about_names(data)
@@ -33,18 +31,16 @@ def data_doubts(experiment: Experiment, data: FederatedData) -> Iterator[str]:
     yield from _about_units(data)
 
 
-def _about_clients_left_out(experiment: Experiment, data: FederatedData) -> Iterator[str]:
-    """Ids of the dataset that have too few samples to be a client."""
-    partition, ids = experiment.partition, data.samples.ids
-    if partition is None or partition.name != "by_id" or ids is None:
-        return
-    if any(partition.options.get(option, usual) != usual for option, usual in DRAWS.items()):
+def _about_clients_left_out(data: FederatedData) -> Iterator[str]:
+    """Ids of the dataset that have fewer samples than any client: they were not left out by a draw."""
+    ids = data.samples.ids
+    if ids is None:
         return
     counts = torch.bincount(ids[ids >= 0])
     is_client = torch.zeros(len(counts), dtype=torch.bool)
     is_client[ids[data.train.indices.cpu()]] = True
     missing = ((counts > 0) & ~is_client).nonzero().flatten().tolist()
-    if missing:
+    if missing and counts[missing].max() < counts[is_client].min():
         names = [f"{_id_name(one, data)} ({int(counts[one])})" for one in missing]
         said = f"{len(missing)} of {int((counts > 0).sum())} clients in the data are left out"
         yield f"{said}, with too few samples (partition.minimum): {_listed(names)}"
@@ -126,8 +122,9 @@ def _about_units(data: FederatedData) -> Iterator[str]:
 
 def _rows(data: FederatedData, held: Holdings) -> list[bytes]:
     """Inputs and target of every sample, as bytes."""
-    inputs = data.samples.inputs[held.indices.cpu()].flatten(1).numpy()
-    targets = data.samples.targets[held.indices.cpu()].flatten().reshape(len(inputs), -1).numpy()
+    rows = held.indices.cpu()
+    inputs = data.samples.inputs[rows].numpy()
+    targets = data.samples.targets[rows].numpy()
     return [row.tobytes() + target.tobytes() for row, target in zip(inputs, targets, strict=True)]
 
 

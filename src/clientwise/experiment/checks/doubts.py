@@ -38,7 +38,7 @@ def doubts(
         return found
     return [
         *found,
-        *data_doubts(experiment, data),
+        *data_doubts(data),
         *_about_targets(data),
         *_about_clients(data),
         *_about_pictures(data),

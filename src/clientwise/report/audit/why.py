@@ -10,7 +10,7 @@ from ...record.reading.folder import RunFolder
 from ...record.reading.rows import ClientRoundRow, ClientRow
 from ...registry import suggest
 from ..document import counted, number, percent_of
-from .rounds import Audit, Participant, audit
+from .round_audit import Audit, Participant, audit
 
 
 def why_weight(

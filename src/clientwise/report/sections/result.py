@@ -34,7 +34,7 @@ from .clients import client_word, evaluated_clients, sampling_in_words, worst_cl
 from .targets import CENSORED, difference_numbers, rounds_cell
 
 Columns = Iterator[Column[Series]]
-NOTABLE = 0.002  # of the accuracy: what one sample is worth is said from here on
+NOTABLE = 0.002  # of the metric: what one sample is worth is said from here on
 
 
 def result_section(series: Sequence[Series]) -> Section:
@@ -101,8 +101,8 @@ def _reporting_sizes(series: Sequence[Series]) -> list[str]:
         if run.report_rarest is not None:
             details.append(f"{run.report_rarest:,} of the rarest class")
         worth = 1 / run.report_samples
-        if run.metric == "accuracy" and worth >= NOTABLE:
-            details.append(f"one sample is worth {series[0].unit.size(worth)} points")
+        if run.is_share and run.higher_is_better and worth >= NOTABLE:
+            details.append(f"one sample is worth about {series[0].unit.size(worth)} points")
         said = f"Reported on {counted(run.report_samples, 'sample')}"
         lines.append(f"{said} ({'; '.join(details)})." if details else f"{said}.")
     return list(dict.fromkeys(lines))
