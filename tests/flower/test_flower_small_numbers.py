@@ -249,7 +249,9 @@ def test_an_operator_reads_what_hides_the_rows() -> None:
     assert once.row_noise() == pytest.approx(math.sqrt(2 * rounds) / 4)
     _, line = describe_nodes(hidden)
     assert "μ = 1.5, ε = 7.1 at δ = 1e-05" in line
-    (shipped,) = Path(str(files("clientwise"))).glob("template/federation/experiment.toml")
+    (shipped,) = Path(str(files("clientwise"))).glob(
+        "hosts/deployment/template/federation/experiment.toml"
+    )
     lines = describe_nodes(load_experiment(shipped))
     assert "μ = 0.99" in lines[1]
     assert not any(line.startswith("warning") for line in lines)

@@ -17,6 +17,7 @@ from typing import Any
 import uvicorn
 
 import clientwise as cw
+from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
 from clientwise.record.writer import Store
 from clientwise.report.server import Roles, make_app
@@ -39,7 +40,9 @@ def config(methods: Sequence[str], rounds: int) -> dict[str, Any]:
     return {
         **copy.deepcopy(CONFIG),
         "rounds": rounds,
-        "methods": [{"name": name, "like": "FedAvg"} for name in methods],
+        "methods": [
+            name if name in METHODS else {"name": name, "like": "FedAvg"} for name in methods
+        ],
     }
 
 

@@ -246,7 +246,7 @@ def _field_entry(name: str, field: FieldInfo) -> str:
     kind = _choices(type_name(field.annotation))
     if field.is_required():
         kind += ", required"
-    elif "table" not in kind and field.default not in (None, "", []):
+    elif table_in(field.annotation) is None and field.default not in (None, "", [], {}):
         kind += f", default {_value(field.default)}"
     return f"- `{name}` ({kind}): {field.description}"
 

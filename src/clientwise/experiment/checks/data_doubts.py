@@ -33,17 +33,16 @@ def data_doubts(data: FederatedData) -> Iterator[str]:
 
 def _about_clients_left_out(data: FederatedData) -> Iterator[str]:
     """Ids of the dataset that have fewer samples than any client: they were not left out by a draw."""
-    ids = data.samples.ids
-    if ids is None:
+    names, ids = data.samples.names, data.samples.ids
+    if ids is None or not names:
         return
-    counts = torch.bincount(ids[ids >= 0])
-    is_client = torch.zeros(len(counts), dtype=torch.bool)
-    is_client[ids[data.train.indices.cpu()]] = True
+    counts = _counts(ids, len(names))
+    is_client = _counts(ids[data.train.indices.cpu()], len(names)) > 0
     missing = ((counts > 0) & ~is_client).nonzero().flatten().tolist()
     if missing and counts[missing].max() < counts[is_client].min():
-        names = [f"{_id_name(one, data)} ({int(counts[one])})" for one in missing]
+        listed = _listed([f"{names[one]} ({int(counts[one])})" for one in missing])
         said = f"{len(missing)} of {int((counts > 0).sum())} clients in the data are left out"
-        yield f"{said}, with too few samples (partition.minimum): {_listed(names)}"
+        yield f"{said}, with too few samples (partition.minimum): {listed}"
 
 
 def _about_names(data: FederatedData) -> Iterator[str]:
@@ -51,7 +50,7 @@ def _about_names(data: FederatedData) -> Iterator[str]:
     names, ids = data.samples.names, data.samples.ids
     if ids is None or not 1 < len(names) <= MOST_NAMES:
         return
-    counts = torch.bincount(ids[ids >= 0], minlength=len(names)).tolist()
+    counts = _counts(ids, len(names)).tolist()
     for one, other in combinations(range(len(names)), 2):
         rare, common = sorted((one, other), key=lambda client: counts[client])
         if _spelt_alike(names[rare], names[common]) and counts[rare] <= FEW * counts[common]:
@@ -132,8 +131,9 @@ def _parts(held: Holdings) -> Sequence[Tensor]:
     return torch.split(held.indices.cpu(), held.sizes.tolist())
 
 
-def _id_name(one: int, data: FederatedData) -> str:
-    return data.samples.names[one] if data.samples.names else f"id {one}"
+def _counts(ids: Tensor, num_names: int) -> Tensor:
+    """How many samples each named id has [num_names]."""
+    return torch.bincount(ids[(ids >= 0) & (ids < num_names)], minlength=num_names)
 
 
 def _spelt_alike(one: str, other: str) -> bool:

@@ -145,7 +145,7 @@ class Weighted(Strategy):
             )
         functions = {name: _of_record(one) for name, one in (measured_here or {}).items()}
         aggregator = Aggregator(
-            {"name": "Weighted"},
+            {"name": "Weighted", "like": "FedAvg"},
             criteria=criteria,
             score=score,
             normalise=normalise,

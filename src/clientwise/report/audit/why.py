@@ -74,7 +74,7 @@ def _reasons(own: Participant, found: Audit) -> Iterator[str]:
     if measured:
         yield f"Criteria: {', '.join(measured)}."
     steps = [
-        f"{place.label} {cell.text}" for place, cell in zip(found.places, own.chain, strict=True)
+        f"{stage.label} {cell.text}" for stage, cell in zip(found.stages, own.chain, strict=True)
     ]
     if own.weight is not None:
         yield f"From score to weight: {', '.join(steps)}."
