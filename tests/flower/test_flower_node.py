@@ -80,6 +80,7 @@ def test_an_app_is_agreed_to_by_the_byte(
     (approval,) = read(node.ledger)
     # The app on the node finds its own approval, wherever Flower unpacks it.
     assert approval["experiment"] == config_digest(app / "federation" / "experiment.toml")
+    assert len(approval["experiment"]) == 64  # of a shorter hash, two apps can be made alike
     (app / "data.py").write_text("# a hospital's own, which does not travel\n")
     assert bundle(app) == fab
 

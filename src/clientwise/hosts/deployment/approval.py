@@ -83,7 +83,8 @@ def config_digest(config: Config) -> str:
         content = json.dumps(config, sort_keys=True, default=str).encode()
     else:
         content = Path(config).read_bytes()
-    return hashlib.sha256(content).hexdigest()[:12]
+    # The whole hash: of 48 bits of it, whoever writes two experiments can make both alike.
+    return hashlib.sha256(content).hexdigest()
 
 
 @dataclass(frozen=True)
