@@ -41,8 +41,8 @@ PARTS = {
     "drawing batches": [("batches.py", "of"), ("batches.py", "draw"), ("local.py", "_train_job")],
     "guard": [("guard.py", "inspect_updates"), ("guard.py", "inspect_measurements")],
     "criteria": [("local.py", "_updates"), ("cohort.py", "_measure")],
-    "aggregate": [("aggregate.py", "add"), ("cohort.py", "candidate")],
-    "record": [("writer.py", "write_round"), ("writer.py", "save_checkpoint")],
+    "aggregate": [("sums.py", "add"), ("round.py", "aggregate_cohort")],
+    "record": [("writer.py", "write_round"), ("run_models.py", "save_checkpoint")],
 }
 INSIDE_STEPS = PARTS["drawing batches"][:2]
 REPEATS = 5  # of a product; the best counts

@@ -24,7 +24,7 @@ from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id
-from clientwise.data.tables import columns, table
+from clientwise.data.tables import columns, joining
 from clientwise.data.tables import files as table_files
 from clientwise.data.tables.columns import Standardise
 
@@ -148,7 +148,7 @@ def test_wrong_cells_are_counted_over_all_chunks(
         with pytest.raises(DataError, match=message):
             load(tmp_path, files=write(frame, tmp_path, ending))
     frame = frame.assign(age=1.0, late=2.0, ward=numpy.arange(ROWS))
-    monkeypatch.setattr(table, "MOST_CATEGORIES", 40)
+    monkeypatch.setattr(joining, "MOST_CATEGORIES", 40)
     with pytest.raises(DataError, match="column 'ward' has more than 40 different values"):
         load(tmp_path, files=write(frame, tmp_path, "tsv"))
 
