@@ -9,7 +9,10 @@ import pytest
 # Test processes share the cores: PyTorch's threads must not spin while they wait. Read when PyTorch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-collect_ignore = ["src/clientwise/hosts/deployment/template"]  # the template of `clientwise new`
+collect_ignore = [
+    "src/clientwise/hosts/deployment/template",  # of `clientwise new`
+    "tests/base_install.py",  # a program of test_base_install.py
+]
 if find_spec("flwr") is None:
     collect_ignore += [
         f"src/clientwise/{name}" for name in ("flower", "hosts/flower", "hosts/deployment")
