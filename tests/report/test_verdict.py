@@ -353,7 +353,7 @@ def test_the_size_of_the_reporting_set_is_said(tmp_path: Path) -> None:
     said = "Reported on 43 samples (8 of the rarest class; one sample is worth about 2.3 points)."
     assert said in result_table(series_of([run])).note
     assert "B has the highest accuracy" in " ".join(views.headline(series_of([run])))
-    few = write_run(tmp_path / "few", {"A": BASE, "B": better}, **facts | {"reported samples": 29})
+    few = write_run(tmp_path / "few", {"A": BASE, "B": better}, **facts | {"reported samples": 19})
     assert views.headline(series_of([few])) == [TOO_FEW]
 
 

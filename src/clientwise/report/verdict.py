@@ -31,7 +31,7 @@ NOTHING_YET = "No round has been recorded yet."
 NOT_MEASURED = (
     "No metric was measured: the server has no samples. Weights and refusals are recorded."
 )
-FEWEST_SAMPLES = 30  # to report on: with fewer, no method is called the best
+FEWEST_SAMPLES = 20  # to report on: with fewer, no method is called the best
 TOO_FEW = (
     f"No method is called the best: results are reported on fewer than {FEWEST_SAMPLES} samples. "
     "Enlarge server_set.fraction, or give more test samples."
