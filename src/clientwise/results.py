@@ -1,4 +1,4 @@
-"""A run in Python: what `runs.folder` reads, as frames and figures too, and the trained network."""
+"""A run in Python: what `record/reading/folder.py` reads, as frames and figures too, and the trained network."""
 
 from __future__ import annotations
 

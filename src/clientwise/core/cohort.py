@@ -205,7 +205,7 @@ class Cohort:
         return weighted_mean([self._held.models[row] for row in rows], weights)
 
     def updated_memory(self) -> dict[str, Tensor]:
-        """What the criteria remember of all clients after the round; see `criteria.trust`."""
+        """What the criteria remember of all clients after the round; see `criteria.base.Memory`."""
         memory = dict(self.state.memory)
         if not self.method.memories:
             return memory

@@ -1,4 +1,7 @@
-"""The engine: where clients live, as the round sees it. `engine/` and `flower/` implement it."""
+"""The engine: where clients live, as the round sees it.
+
+`engine/local.py`, `hosts/flower/engine.py` and `hosts/engine.py` implement it.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 """One round of federated learning: `run_round` is the papers' algorithms, step by step.
 
-criteria -> normalise -> score -> prior weights -> evidence -> bounds -> rule -> server step -> tune -> evaluate
-                           ^                                                                             |
-   P2: order adjusted here +---------------------------- evaluate candidates ---------------------------+
-                                                                      P3: loss of the next round <------+
+criteria -> normalise -> score -> prior -> evidence -> bounds -> before -> rule -> server step -> tune -> evaluate
+                           ^                                                                                 |
+   P2: order adjusted here +-- evaluate candidates <---------------------------------------------------------+
+                                                                           P3: loss of the next round <------+
 
-`aggregate_cohort` is the formula from the criteria to the server step. With P2, `run_round` calls it once for every
-order that is tried.
+`gather` measures the criteria as updates arrive. `aggregate_cohort` is the formula from `normalise` to the server
+step. With P2, `adjust_priority` calls it once for every order that is tried.
 """
 
 from __future__ import annotations

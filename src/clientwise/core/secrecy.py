@@ -2,7 +2,7 @@
 
 A client scores itself with the cohort's sums of the criteria, which are all that it is told about the
 others. It sends [s_k, s_k·Δ_k] in fixed point, modulo 2^bits. The sum over the clients is exact, so
-masks that cancel in it (`secure/`) change nothing. The server divides Σ s_k·Δ_k by Σ s_k.
+masks that cancel in it (`secrecy/masks/`) change nothing. The server divides Σ s_k·Δ_k by Σ s_k.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class Folded:
     refusals: tuple[Refusal, ...]
     notes: tuple[str, ...]
     judged: int  # models judged to measure criteria
-    totals: Tensor  # [t] see `aggregate.SubsetSums`
+    totals: Tensor  # [t] see `aggregation.sums.SubsetSums`
     sums: Tensor  # [t, d]
 
     @staticmethod

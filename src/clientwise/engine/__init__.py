@@ -1,1 +1,6 @@
-"""Engines: where clients live. The protocol is `core.types.Engine`."""
+"""Trains and evaluates clients on this machine or a Ray cluster. The protocol is `core.engine.Engine`.
+
+`local.py` is the engine of clients in this process. It gives jobs to `executor.py`, which runs them on a backend:
+`loop.py` (client by client) or `stacked/` (many models at once). `scheduler.py` joins the jobs of several lanes.
+`wrappers/` adds hostile clients and slow devices, `ray/` divides a cohort over machines.
+"""

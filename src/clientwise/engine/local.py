@@ -123,7 +123,7 @@ class LocalEngine:
 
     @property
     def train_sizes(self) -> Tensor | None:
-        """See `core.types.Engine`; in a deployment, the clients' samples are elsewhere."""
+        """See `core.engine.Engine`; in a deployment, the clients' samples are elsewhere."""
         return self._sizes.cpu().double() if bool(self._sizes.any()) else None
 
     def _hold(self, held: Holdings) -> None:
@@ -133,7 +133,7 @@ class LocalEngine:
         self._label_counts = _label_counts(held, self.problem.num_classes)
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
-        """See `core.types.Engine`: look up now what they hold, not while a GPU waits for it."""
+        """See `core.engine.Engine`: look up now what they hold, not while a GPU waits for it."""
         if self.executor.workers > 1:  # the cohort will be cut for several workers
             return
         if client_ids != self._prefetched_clients or self._prefetched_from is not self._held:
@@ -148,7 +148,7 @@ class LocalEngine:
         task: Task,
         changes: Changes = UNCHANGED,
     ) -> Iterator[Updates]:
-        """See `core.types.Engine`; `changes` may give clients other samples and models."""
+        """See `core.engine.Engine`; `changes` may give clients other samples and models."""
         for updates in self.train_chunks(client_ids, model, task, changes):
             self.record_sent(updates, model, task)
             yield updates
@@ -353,7 +353,7 @@ class LocalEngine:
         return self.executor.evaluate(model[None], job).losses[0]
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         held = self.data.weigh
         assert held is not None, "validation refuses to train on a server set that is not there"
         job = TrainJob(
@@ -374,7 +374,7 @@ class LocalEngine:
         return result.models[0]
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         if isinstance(client_ids, range) and client_ids == range(self.num_clients):
             job = self._all_tests
         else:
@@ -382,16 +382,16 @@ class LocalEngine:
         return self.executor.evaluate(models, job)
 
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         job = self._server_jobs[part]
         return None if job is None else self.executor.evaluate(models, job)
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`: SCAFFOLD's control variates."""
+        """See `core.engine.Engine`: SCAFFOLD's control variates."""
         return self.variates.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         self.variates.load_state({name: value.to(self.device) for name, value in state.items()})
 
 

@@ -6,8 +6,8 @@
 See docs/flower.md. Needs `clientwise[flower]`; a deployment needs `clientwise[deployment]`.
 
 The server app runs an experiment as `clientwise run` does, with its clients reached through a grid.
-`engine.py` sends requests, `client.py` answers them with the embedded engine, and `wire.py` defines
-the messages.
+The code is in `hosts/flower/`: `engine.py` sends requests, `client.py` answers them with the embedded
+engine, and `wire.py` defines the messages. This package is the import path for users.
 
 In a simulation a client's data come from the config, so any node can play any client. In a
 deployment a node is the client under whose name its key was registered, and its data come from the

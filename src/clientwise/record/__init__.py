@@ -6,5 +6,5 @@ run.sqlite                  what happened, per round and per client (tables: `sc
 checkpoints/lane-N.safetensors           the state of lane N (a method with a seed), to go on with
 checkpoints/lane-N-round-K.safetensors   the model of lane N after round K (`keep_every`)
 
-All SQL is here. `writer.py` writes. `folder.py` reads, with a file for each subject.
+All SQL is here. `writer.py` writes, `reading/` reads, and `signed/` signs and verifies the record.
 """

@@ -1,6 +1,6 @@
 """The building blocks of reports and of the live page: documents of sections, charts and tables.
 
-`page_json.py` hands them to the page, `export.py` writes files, `terminal.py` prints tables.
+`output/` renders them: `page_json.py` for the page, `export.py` as files, `terminal.py` for the terminal.
 """
 
 from __future__ import annotations

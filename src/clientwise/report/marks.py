@@ -1,6 +1,6 @@
 """What a chart shows, as data: lines, bars, box plots, heat maps and timelines.
 
-`plotly.py` draws them on the page, `figures.py` with matplotlib.
+`output/plotly.py` draws them on the page, `output/figures.py` with matplotlib.
 """
 
 from __future__ import annotations

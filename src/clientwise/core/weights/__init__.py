@@ -1,1 +1,1 @@
-"""Criteria to weights: normalisers, scores, bounds."""
+"""From criteria to weights: normalisers (`weighting.py`), scores, bounds, and the order of priority (P2)."""

@@ -1,1 +1,1 @@
-"""Published datasets, one file each."""
+"""Published datasets, one file each. `data/datasets.py` imports them, which registers them."""

@@ -1,1 +1,1 @@
-"""Tables of rows: files, columns, encoding, new rows."""
+"""CSV and Parquet: reading files, columns, their encoding as inputs of a network, and rows to predict."""

@@ -103,7 +103,7 @@ class Shard:
     def evaluate(
         self, stored: Sequence[Any], client_ids: Sequence[int], models: Tensor
     ) -> Evaluation:
-        """See `core.types.Engine`, without the loss of every sample."""
+        """See `core.engine.Engine`, without the loss of every sample."""
         engine, _, _ = self._ready(stored)
         return replace(engine.evaluate(client_ids, models.to(engine.device)), sample_losses=None)
 
@@ -268,7 +268,7 @@ class ShardedEngine(LocalEngine):
             yield Updates.failed(sorted(failures, key=lambda one: one.client_id), model)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.types.Engine`: every shard evaluates its own clients, and this process a single one."""
+        """See `core.engine.Engine`: every shard evaluates its own clients, and this process a single one."""
         if len(client_ids) == 1:
             return super().evaluate(client_ids, models)
         parts = self._shards.ask("evaluate", client_ids, [models.cpu()])

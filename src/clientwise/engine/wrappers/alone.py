@@ -36,7 +36,7 @@ class AloneEngine(WrappingEngine):
         self._counted = counted or list(range(self.num_clients))
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """See `core.types.Engine`; no client uses `model`."""
+        """See `core.engine.Engine`; no client uses `model`."""
         own = {client: self._models.get(client, self.initial_model) for client in client_ids}
         for updates in self._honest.train(client_ids, model, task, Changes(starts=own)):
             self._models |= dict(zip(updates.client_ids, updates.models.clone(), strict=True))
@@ -47,7 +47,7 @@ class AloneEngine(WrappingEngine):
         return torch.stack([self._models.get(client, self.initial_model) for client in clients])
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.types.Engine`: each client's own model on its own test set."""
+        """See `core.engine.Engine`: each client's own model on its own test set."""
         each = []
         for client, own in zip(client_ids, self._models_of(client_ids), strict=True):
             each.append(self.inner.evaluate([client], own[None]))
@@ -63,7 +63,7 @@ class AloneEngine(WrappingEngine):
         )
 
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
-        """See `core.types.Engine`: the mean over the clients' own models."""
+        """See `core.engine.Engine`: the mean over the clients' own models."""
         every = self.inner.evaluate_server(self._models_of(self._counted), part)
         if every is None:
             return None
@@ -75,9 +75,9 @@ class AloneEngine(WrappingEngine):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`: the model of every client that has trained."""
+        """See `core.engine.Engine`: the model of every client that has trained."""
         return {str(client): model for client, model in self._models.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         self._models = {int(client): model.to(self.device) for client, model in state.items()}

@@ -44,7 +44,7 @@ class WrappingEngine:
 
     @property
     def train_sizes(self) -> Tensor | None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         return self.inner.train_sizes
 
     @property
@@ -58,7 +58,7 @@ class WrappingEngine:
 
     @property
     def idle_work(self) -> Callable[[], None] | None:
-        """See `core.types.Engine`: the innermost engine runs it."""
+        """See `core.engine.Engine`: the innermost engine runs it."""
         return self.inner.idle_work
 
     @idle_work.setter
@@ -66,23 +66,23 @@ class WrappingEngine:
         self.inner.idle_work = work
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         self.inner.prefetch(client_ids)
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         return self.inner.train(client_ids, model, task)
 
     def train_server(self, model: Tensor, task: Task) -> Tensor:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         return self.inner.train_server(model, task)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         return self.inner.evaluate(client_ids, models)
 
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         return self.inner.evaluate_server(models, part)
 
     def facts(
@@ -96,11 +96,11 @@ class WrappingEngine:
         return self.inner.facts(clients, training_loss, model, training)
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         return self.inner.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         self.inner.load_state(state)
 
 

@@ -44,7 +44,7 @@ class HostileEngine(WrappingEngine):
         self._last_model: Tensor | None = None  # the global model of the round before
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         self._begin_round(task.round_num)
         failures: list[tuple[int, Exception]] = []
         for updates in self._sent(client_ids, model, task, failures):
@@ -173,7 +173,7 @@ class HostileEngine(WrappingEngine):
         return forged
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.types.Engine`; attackers that judge models say what their attack says."""
+        """See `core.engine.Engine`; attackers that judge models say what their attack says."""
         evaluation = self.inner.evaluate(client_ids, models)
         for column, client in enumerate(client_ids):
             if client in self._active and "judgements" in self._active[client].needs:
@@ -195,7 +195,7 @@ class HostileEngine(WrappingEngine):
         return replace(evaluation, values=values, losses=losses, counts=counts)
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`: also the attackers' own models, and the last global model."""
+        """See `core.engine.Engine`: also the attackers' own models, and the last global model."""
         state = self.inner.state()
         if self._last_model is not None:
             state[LAST_MODEL] = self._last_model
@@ -204,7 +204,7 @@ class HostileEngine(WrappingEngine):
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         self.inner.load_state(state)
         models = {name: model.to(self.device) for name, model in state.items()}
         self._last_model = models.pop(LAST_MODEL, None)

@@ -57,7 +57,7 @@ class TimedEngine(WrappingEngine):
         self._late: list[_Late] = []
 
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
-        """See `core.types.Engine`; `seconds` are virtual, and the pace decides when a round ends."""
+        """See `core.engine.Engine`; `seconds` are virtual, and the pace decides when a round ends."""
         times, slowest = self._arrivals(client_ids, task)
         arrives = dict(zip(client_ids, times, strict=True))
         ends = self._clock.ends(times, [one.arrives for one in self._late], slowest)
@@ -122,7 +122,7 @@ class TimedEngine(WrappingEngine):
         self._clock.at_work = frozenset(one.update.client_ids[0] for one in self._late)
 
     def state(self) -> dict[str, Tensor]:
-        """See `core.types.Engine`: also the time, and the updates that are still to arrive."""
+        """See `core.engine.Engine`: also the time, and the updates that are still to arrive."""
         state = self.inner.state()
         state[f"{STATE}now"] = torch.tensor(self._clock.now, dtype=torch.float64)
         if not self._late:
@@ -140,7 +140,7 @@ class TimedEngine(WrappingEngine):
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """See `core.types.Engine`."""
+        """See `core.engine.Engine`."""
         of_inner: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {}
         measured: dict[str, Tensor] = {}

@@ -1,1 +1,1 @@
-"""Build what an experiment runs with."""
+"""From a config to what runs: samples and clients of a seed, the network, the engine and the plan."""

@@ -53,7 +53,7 @@ def server_app(config: Config) -> ServerApp:
     environment variable CLIENTWISE_ALERT gets those that need a person: a member lost or refused, a
     round that left the model as it was, the end. OUT-stop has the number of the run that
     deploy/stop.sh stops; its end is not reported as a failure. CLIENTWISE_SIGNING_KEY names the file
-    of the key that signs instructions (`signing.py`). members/declared beside the run folder has what
+    of the key that signs instructions (`hosts/deployment/signing.py`). members/declared beside the run folder has what
     members declared about their data, one line `NAME CRITERION VALUE` for each value.
     """
     app = ServerApp()

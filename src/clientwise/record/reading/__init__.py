@@ -1,1 +1,1 @@
-"""Reading a run folder, one subject a file."""
+"""Reading a run folder, one subject a file. `folder.py` joins them: `RunFolder`. `rows.py` has the rows."""

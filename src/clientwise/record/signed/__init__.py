@@ -1,1 +1,1 @@
-"""The signed record: chain, verification, time stamps, keys."""
+"""The signed record: chain, verification, receipts of clients, time stamps, keys."""

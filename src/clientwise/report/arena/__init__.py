@@ -1,1 +1,1 @@
-"""The report of a matrix of runs."""
+"""The report of a matrix: the standings of its methods, as tables and heat maps."""

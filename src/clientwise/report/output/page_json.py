@@ -1,4 +1,4 @@
-"""Documents as the page reads them (`page/app.js`):
+"""Documents as the page reads them (`report/page/app.js`):
 
     document = {"title", "lead": [str], "sections": [section]}; an overview has "id", "subtitle",
                "isComparison", "seeds", "state" and "rounds" as well

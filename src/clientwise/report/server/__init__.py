@@ -1,8 +1,9 @@
 """The live page: a read-only web server over run folders.
 
-`listen.py` starts it, `app.py` answers requests, `runs.py` reads and caches runs, `security.py` has
-headers and the check of tokens, `roles.py` whose tokens they are, `responses.py` the forms of an
-answer. What is shown is in `report/views.py`, how it is drawn in `report/page/`.
+`listen.py` starts it, `app.py` answers requests, and `served_runs.py` reads and caches runs. `security.py`
+has headers and the check of tokens, and `roles.py` says what a token opens. `responses.py` has the forms of
+an answer, and `prometheus.py` one for monitoring. What is shown is in `report/views.py`, how it is drawn in
+`report/page/`.
 """
 
 from __future__ import annotations
