@@ -55,7 +55,7 @@ def _registries_as_they_were() -> Iterator[None]:
     yield
     for name, registry in KINDS.items():
         for part in set(registry._parts.values()) - set(before[name].values()):
-            if part.__module__ not in imported:  # functools, for one, has parts that were made by it
+            if part.__module__ not in imported:  # a part may be made by functools, for one
                 sys.modules.pop(part.__module__, None)
         registry._parts = before[name]
 
