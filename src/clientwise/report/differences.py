@@ -65,17 +65,18 @@ def all_differences(series: Sequence[Series]) -> dict[tuple[str, str], Differenc
 
 def in_words(difference: Difference, higher_is_better: bool, unit: Unit) -> str:
     """A difference with its interval and whether it is significant."""
-    points = _points(difference, higher_is_better, unit)
+    text = points(difference, higher_is_better, unit)
     if difference.round_num is not None:
-        points += f" in round {difference.round_num}, the last that both have run"
+        text += f" in round {difference.round_num}, the last that both have run"
     if difference.interval is None:
-        return f"{points}. With one seed, no confidence interval can be given"
+        return f"{text}. With one seed, no confidence interval can be given"
     low, high = map(unit.signed, difference.interval)
     interval = f"95% confidence interval {low} to {high}, {difference.pairs} seeds"
-    return f"{points} ({interval}), {significance(difference)}"
+    return f"{text} ({interval}), {significance(difference)}"
 
 
-def _points(difference: Difference, higher_is_better: bool, unit: Unit) -> str:
+def points(difference: Difference, higher_is_better: bool, unit: Unit) -> str:
+    """A difference without its interval."""
     if not difference.mean:
         return "no difference"
     is_better = (difference.mean > 0) == higher_is_better

@@ -17,6 +17,7 @@ from .differences import (
     all_differences,
     in_words,
     p_text,
+    points,
 )
 from .document import counted, percent_of
 from .series import (
@@ -243,7 +244,8 @@ def _compared(known: Sequence[Series], baseline: Series, differences: Difference
         difference = differences.get((best.label, label))
         words = NOT_COMPARED
         if difference is not None:
-            words = in_words(difference, best.run.higher_is_better, best.unit)
+            in_full = points if difference.interval is None else in_words
+            words = in_full(difference, best.run.higher_is_better, best.unit)
         yield f"{best.label} against {label} ({relation}): {words}."
 
 

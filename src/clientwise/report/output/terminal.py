@@ -31,7 +31,7 @@ from ..document import Table as DocumentTable
 from ..marks import Lines
 from ..sections.curves import metric_chart
 from ..sections.privacy import privacy_in_words
-from ..sections.result import result_notes, result_table
+from ..sections.result import brief_notes, result_table
 from ..sections.targets import rounds_cell
 from ..series import Series, series_of
 from ..units import Unit
@@ -241,9 +241,9 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def remarks(run: RunFolder) -> list[str]:
-    """Notes on the summary table: what its columns mean, and what was unusual in the run."""
+    """Notes on the summary table: its samples and marks, and what was unusual in the run."""
     series = series_of([run])
-    found = [*result_notes(series), *privacy_in_words(series)] if series else []
+    found = [*brief_notes(series), *privacy_in_words(series)] if series else []
     for method in run.methods:
         found += _on_method(run, method)
     if not run.finished:

@@ -62,7 +62,7 @@ def result_notes(series: Sequence[Series]) -> list[str]:
     values = f"Values of the last round on {run.reported_on}"
     if has_several_seeds:
         values += ", mean over the seeds; ± is the standard deviation over the seeds"
-    sentences = [f"{values}.", *_reporting_sizes(series)]
+    sentences = [f"{values}."]
     if len(series) > 1:
         sentences.append(
             "Differences are paired by seed on the same data, in the last round that both methods "
@@ -75,6 +75,18 @@ def result_notes(series: Sequence[Series]) -> list[str]:
             ]
         else:
             sentences.append("With one seed, no confidence interval can be given.")
+    sentences += brief_notes(series)
+    if any(one.run.target is not None for one in series):
+        sentences.append(CENSORED)
+    if scales(series):
+        sentences.append("The last round of two methods may end at different times on the clock.")
+    return sentences
+
+
+def brief_notes(series: Sequence[Series]) -> list[str]:
+    """What the terminal says, too: how many samples the values are about, and the marks of methods."""
+    run = series[0].run
+    sentences = _reporting_sizes(series)
     if _has_deciles(series):
         worse = f"this {run.metric} or a worse one on their own test data"
         sentences.append(f"Worst decile: 10% of the {evaluated_clients(run)} have {worse}.")
@@ -83,10 +95,6 @@ def result_notes(series: Sequence[Series]) -> list[str]:
         sentences.append(NOT_AVAILABLE_MEANS)
     if any(one.trains_on_server for one in series):
         sentences.append(TRAINS_ON_SERVER_MEANS)
-    if any(one.run.target is not None for one in series):
-        sentences.append(CENSORED)
-    if scales(series):
-        sentences.append("The last round of two methods may end at different times on the clock.")
     return sentences
 
 
