@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...data.federated import FederatedData, Holdings
 
-MOST_VALUES = 2**26  # of inputs, among which equal rows are looked for
+MOST_VALUES = 2**22  # of inputs that are compared: larger data need not fit into memory
 MOST_NAMES = 300  # that are compared in pairs
 MOST_NAMED = 3  # in a line
 NOTABLE = 0.01  # share of rows from which equal ones are worth a line
