@@ -376,7 +376,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an empty dataset": (
         {"clients": {"north": TensorDataset(X[:0], Y[:0]), "south": GOOD}},
-        "north: has no samples: leave it out",
+        "north: is empty: leave it out",
     ),
     "empty arrays": (
         {"clients": {"north": (X[:0], Y[:0]), "south": GOOD}},

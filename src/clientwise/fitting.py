@@ -11,7 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from rich.console import Console
 from torch import nn
@@ -247,7 +246,7 @@ def _as_config(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _plain(value: Any) -> Any:
     """Numbers of NumPy, ranges and devices as a config has them; anything else as it is."""
-    if isinstance(value, numpy.generic | numpy.ndarray):
+    if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, range):
         return list(value)

@@ -415,7 +415,7 @@ def read_dataset(dataset: Any, holder: str = "a dataset") -> tuple[Any, Any]:
             f"{holder}: is {_kind(dataset)}: pass a Dataset with __len__ and __getitem__, or (inputs, targets)"
         )
     if not len(dataset):
-        raise ValueError(f"{holder}: has no samples: leave it out")
+        raise ValueError(f"{holder}: is empty: leave it out")
     rows = [_read_sample(dataset, index, holder) for index in range(len(dataset))]
     if not all(
         _same(row, _read_sample(dataset, index, holder)) for index, row in enumerate(rows[:2])
