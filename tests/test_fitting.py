@@ -376,11 +376,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an empty dataset": (
         {"clients": {"north": TensorDataset(X[:0], Y[:0]), "south": GOOD}},
-        "north is empty: every client needs samples",
+        "north: is empty: leave it out",
     ),
     "empty arrays": (
         {"clients": {"north": (X[:0], Y[:0]), "south": GOOD}},
-        "north: has no samples: leave this client out",
+        "north: has no samples: leave it out",
     ),
     "one sample": (
         {"clients": {"north": (X[:1], Y[:1]), "south": GOOD}},
@@ -496,8 +496,78 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "there is no method 'FedAvgg'; did you mean 'FedAvg'",
     ),
     "an unknown attack": ({"hostile": {"clients": 1, "attack": "flip"}}, "unknown attack 'flip'"),
-    "seeds": ({"seeds": 3}, "seeds = 3: must be a list"),
+    "seeds": ({"seeds": 3}, r"seeds = 3: must be a list: \[3\]"),
     "a wrong table": ({"training": 3}, "training = 3: must be a table"),
+    "labels that are floats": (
+        {"clients": [(X, Y.float())] * 2},
+        r"returns 3 numbers.*; 1 is needed: targets are floats of shape \(120,\); for classes, pass int",
+    ),
+    "numbers that are integers": (
+        {"model": nn.Linear(5, 1)},
+        "returns 1 number for a sample; 3 are needed: labels are integers from 0 to 2.*pass floats",
+    ),
+    "one class": ({"clients": [(X, 0 * Y)] * 2}, "1 is needed: all labels are 0"),
+    "classes of floats": (
+        {"clients": [(X, X[:, 0])] * 2, "num_classes": 3},
+        "num_classes = 3: these targets are no classes",
+    ),
+    "no number of classes": ({"num_classes": "3"}, "num_classes = '3': must be an integer"),
+    "masked values": (
+        {"clients": [(numpy.ma.masked_greater(X.numpy(), 1), Y)] * 2},
+        "client 0: its inputs are no array of numbers .some values are masked",
+    ),
+    "complex values": (
+        {"clients": [(X.to(torch.complex64), Y)] * 2},
+        "client 0: its inputs.*it has complex numbers",
+    ),
+    "sparse values": ({"clients": [(X.to_sparse(), Y)] * 2}, "client 0: its inputs.*to_dense"),
+    "objects": ({"clients": [(X.numpy().astype(object), Y)] * 2}, "it has objects: pass numbers"),
+    "labels that are None": (
+        {"clients": [(X, [None] * 60)] * 2},
+        "client 0: its targets are no array of numbers",
+    ),
+    "a class of datasets": (
+        {"clients": [TensorDataset, GOOD]},
+        "client 0: is the class TensorDataset: pass an object of it",
+    ),
+    "a column of one number": (
+        {"model": nn.Linear(1, 3), "clients": [(X[:, 0], Y)] * 2},
+        r"model: does not .*pass inputs\[:, None\]",
+    ),
+    "nothing happened": (
+        {"model": nn.Linear(5, 1), "clients": [(X, -1.0 - Y)] * 2, "survival": True},
+        "no event has happened",
+    ),
+    "pairs with names": ({"clients": list(sites().items())}, r"pass dict\(clients\)"),
+    "several targets": (
+        {"clients": [frame(40)] * 2, "target": ["y"]},
+        r"target = \['y'\]: must be the name of one column",
+    ),
+    "words and numbers": (
+        {"clients": {"north": frame(40), "south": frame(40).assign(a="x")}, "target": "y"},
+        "column 'a' has words with south and numbers with north",
+    ),
+    "lists in cells": (
+        {"clients": [frame(40).assign(a=[[1, 2]] * 40)] * 2, "target": "y"},
+        "client 0: column 'a' has a list in a cell",
+    ),
+    "a class with other arguments": (
+        {"model": nn.Linear},
+        r"Linear cannot be built: .*With two arguments, it is called with \(5,\), 3",
+    ),
+    "NaN in the network": (
+        {"model": nn.Linear(5, 3).apply(lambda one: nn.init.constant_(one.weight, torch.nan))},
+        "model: its parameter weight has NaN or Inf before training",
+    ),
+    "a short keyword": ({"lr": 0.1}, "lr: unknown keyword; did you mean 'learning_rate'"),
+    "several methods": (
+        {"method": ["FedAvg", "AdaFed"]},
+        r"method: must be a name or a dictionary, got \['FedAvg', 'AdaFed'\]; methods=\[...\]",
+    ),
+    "no method": ({"method": None}, "method: must be a name or a dictionary, got None"),
+    "a method twice": ({"methods": ["FedAvg", "FedAvg"]}, "methods: FedAvg is listed twice"),
+    "a folder that is none": ({"out": True}, "out = True: must be the path of a folder"),
+    "resumed without a folder": ({"resume": True}, "resume=True: out= must name the run folder"),
 }
 
 
@@ -524,6 +594,81 @@ def test_what_is_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
     assert "warning: north: the sampler of its DataLoader (WeightedRandomSampler)" in said[1]
     assert "warning: south: its samples differ each time they are read" in said[2]
     assert not [text for text in said if "west" in text]
+
+
+def test_samples_that_are_used_twice_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    inputs, targets = part(40)
+    with caplog.at_level(logging.WARNING):
+        cw.fit(net(), sites(), held_out=sites()["north"], test=sites()["north"], **QUICK)
+        other = (inputs, torch.full_like(targets, 3))
+        cw.fit(nn.Linear(5, 4), sites(), held_out=other, test=part(40), **QUICK)
+        cw.fit(nn.Linear(5, 3), [(x, x[:, :3].softmax(1)) for x, _ in sites().values()], **QUICK)
+    said = "\n".join(one.getMessage() for one in caplog.records)
+    assert "of 60 samples that the server weighs by are also training samples" in said
+    assert "60 of 60 samples to report on are also samples that the server weighs by" in said
+    assert "40 of 40 samples that the server weighs by are of classes that no client trains" in said
+    assert "all samples that the server weighs by are of class 3" in said
+    assert "sum to 1 like probabilities, and are predicted as numbers" in said
+
+
+def test_arrays_of_other_layouts_are_read() -> None:
+    x, y = part(60)
+    same = {
+        "with gradients": (x.clone().requires_grad_(), y),
+        "reversed": (x.numpy()[::-1], y.numpy()[::-1]),
+        "of the other byte order": (x.numpy().astype(">f8"), y.numpy().astype(">i8")),
+    }
+    run = cw.fit(
+        net(), same, rounds=numpy.int64(2), seeds=numpy.arange(1, 2), device=torch.device("cpu")
+    )
+    assert (run.rounds, run.seeds("Recommended")) == (2, [1])
+    assert run.weights.index.tolist() == list(same)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_a_network_of_another_type_predicts(dtype: torch.dtype) -> None:
+    run = cw.fit(net().to(dtype), sites(), **QUICK)
+    assert run.predict(part(4)[0]).shape == (4,)
+    assert run.module(part(4)[0]).dtype == torch.float32
+
+
+def test_a_network_that_has_a_layer_twice() -> None:
+    layer = nn.Linear(5, 5)
+    run = cw.fit(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(5, 3)), sites(), **QUICK)
+    trained = run.module
+    assert isinstance(trained, nn.Sequential)
+    assert trained[0] is trained[2]
+    assert run.predict(part(4)[0]).shape == (4,)
+    assert not torch.equal(trained[0].weight, layer.weight)
+
+
+def test_results_that_are_not_there(run: cw.Run) -> None:
+    with pytest.raises(RunError, match="no method 'FedAvgg'; known: Recommended"):
+        run.model("FedAvgg")
+    listed = cw.fit(net(), list(sites().values()), **QUICK)
+    assert listed.why("client 1") == listed.why(1)
+
+
+def test_mistakes_with_a_config() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            found: Tensor = self.layer(left + right)
+            return found
+
+    with pytest.raises(ConfigError, match=r"forward takes left, right, and.*inputs one, right"):
+        cw.fit(Two(), [({"one": X, "right": X}, Y)] * 2, **QUICK)
+    wrong: Any = net()
+    with pytest.raises(ClientwiseError, match="the config comes first"):
+        cw.run(wrong, sites())
+    with pytest.raises(ConfigError, match=r"held_out: is an argument of cw.fit"):
+        cw.run({}, data=cw.Samples.from_clients(sites()), model=net(), held_out=GOOD)
+    wrong = sites()
+    with pytest.raises(ClientwiseError, match=r"got dict.*cw.Samples.from_clients"):
+        cw.run({"rounds": 1}, data=wrong, model=net())
 
 
 # Objects and functions instead of names ------------------------------------------------------------------------------

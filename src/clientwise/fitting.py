@@ -7,15 +7,17 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import nn
 
 from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
-from .errors import ClientwiseError, ConfigError
+from .errors import ClientwiseError, ConfigError, shortened
 from .experiment.config.presets import merge
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
@@ -38,6 +40,8 @@ TABLES: dict[str, type[ConfigTable]] = {
     "server_set": ServerSet,
     "evaluation": EvaluationSettings,
 }
+
+ALIASES = {"lr": "learning_rate"}  # words too short to be found by their likeness
 
 
 def fit(
@@ -113,6 +117,9 @@ def fit(
     if not {"method", "methods"} & options.keys():
         weigh = data.weigh if isinstance(data, FederatedData) else data
         lines.append(f"Method: {experiment.for_data(weigh).methods[0].name} (the default).")
+    _refuse_other_out(out)
+    if out is None and options.get("resume"):
+        raise ClientwiseError("resume=True: out= must name the run folder to resume")
     if out is None:
         out = _temporary(experiment.name)
         lines.append(f"Run folder: {out}, which is removed at exit; out='runs/mine' keeps it.")
@@ -176,6 +183,9 @@ def run(
         >>> run.methods
         ['FedAvg']
     """
+    if isinstance(config, nn.Module):
+        raise ClientwiseError("the config comes first: cw.run(config, model=network, data=...)")
+    _refuse_other_out(out)
     folder = run_folder(
         _experiment(config, options),
         out,
@@ -191,7 +201,13 @@ def run(
     return FinishedRun(folder, module=model)
 
 
+_OF_FIT = ("clients", "held_out", "test", "target", "num_classes", "survival")  # not of `run`
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines", "signing_key")  # of `run`
+
+
+def _refuse_other_out(out: object) -> None:
+    if out is not None and not isinstance(out, str | PathLike):
+        raise ClientwiseError(f"out = {shortened(repr(out), 40)}: must be the path of a folder")
 
 
 def _experiment(
@@ -212,21 +228,29 @@ def _experiment(
 def _as_config(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keywords as keys of the config."""
     _refuse_unknown(options)
-    training = {key: value for key, value in options.items() if key in Training.model_fields}
+    training = {key: _plain(one) for key, one in options.items() if key in Training.model_fields}
     table = options.get("training", {})
     if training and isinstance(table, Mapping):
         table = {**table, **training}
     if table != {}:
         yield "training", table
-    for key, value in options.items():
+    for key, given in options.items():
+        value = _plain(given)
         if key == "method":
             yield "methods", [value]
         elif key in ("hostile", "methods") and isinstance(value, Mapping):
             yield key, [value]
-        elif key == "seeds" and isinstance(value, range):
-            yield key, list(value)
         elif key != "training" and key not in training:
             yield key, value
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of NumPy, ranges and devices as a config has them; anything else as it is."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, range):
+        return list(value)
+    return str(value) if isinstance(value, torch.device) else value
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
@@ -237,8 +261,29 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         inside = [name for name, table in TABLES.items() if key in table.model_fields]
         if inside and key not in known:
             issues.append((key, f"is a key of {inside[0]}: pass {inside[0]}={{{key!r}: ...}}"))
+        elif key in ALIASES:
+            issues.append((key, f"unknown keyword; did you mean {ALIASES[key]!r}?"))
+        elif key in _OF_FIT:
+            issues.append((key, f"is an argument of cw.fit(network, clients, {key}=...)"))
         elif key not in known:
             issues.append((key, f"unknown keyword{suggest(key, known)}"))
+    method = options.get("method", "")
+    if not isinstance(method, str | Mapping):
+        shown = shortened(repr(method), 60)
+        issues.append(
+            ("method", f"must be a name or a dictionary, got {shown}; methods=[...] has several")
+        )
+    methods = options.get("methods")
+    if isinstance(methods, list | tuple):
+        named = [one for one in methods if isinstance(one, str)]
+        twice = [name for name in dict.fromkeys(named) if named.count(name) > 1]
+        if twice:
+            issues.append(("methods", f"{twice[0]} is listed twice; it would repeat the same run"))
+    if isinstance(options.get("seeds"), int):
+        seed = options["seeds"]
+        issues.append(
+            (f"seeds = {seed}", f"must be a list: [{seed}], or range({seed}) for several")
+        )
     if {"method", "methods"} <= options.keys():
         issues.append(("method", "give either method or methods"))
     if issues:

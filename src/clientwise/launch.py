@@ -56,7 +56,7 @@ def run(
     if data is not None and not isinstance(data, FederatedData):
         raise ClientwiseError(
             f"data: must be FederatedData or Samples, got {type(data).__name__}. "
-            "To use a dataset by its name, write it into the config."
+            "Of your own clients, pass cw.Samples.from_clients(clients); a dataset by name is part of the config."
         )
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)

@@ -326,7 +326,10 @@ class Run(RunFolder):
 
     def first_seed(self, method: str) -> int:
         """The seed that a method ran first."""
-        return next(iter(self.seeds(method)), -1)
+        found = self.seeds(method)
+        if not found:
+            self.lane(method, -1)  # RunError: there is none
+        return found[0]
 
     def has_model(self, method: str) -> bool:
         """Whether a method trains one model for all clients, not one for each."""
@@ -344,7 +347,7 @@ class Run(RunFolder):
         if isinstance(module, nn.Module):
             return module
         (first, *_) = self.config.get("seeds") or [seed]
-        return initialised(self._network(seed, module), first)
+        return initialised(self._network(seed, module), first).float()  # as it was trained
 
     def _network(self, seed: int, own: Callable[..., nn.Module] | None) -> Callable[[], nn.Module]:
         """A function that makes the network that was trained."""
@@ -354,7 +357,7 @@ class Run(RunFolder):
             return partial(made, about.network_shape, about.outputs)
         part = load_experiment(self.folder / "config.toml").model
         if part is None:
-            fills = f"run.model(..., module={about.name}) fills it"
+            fills = f"run.model(..., module={about.name}) fills it, cw.Run(..., module={about.name}) keeps it"
             raise RunError(f"{self.id}: was given a network of your own: {fills}")
         return partial(make(MODELS, part), about.network_shape, about.outputs)
 

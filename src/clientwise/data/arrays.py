@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -70,7 +71,7 @@ def pack(inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[NamedInput, ...]]:
         >>> rows.tolist(), [part.name for part in parts]
         ([[5, 7, 1, 1], [8, 0, 1, 0]], ['input_ids', 'attention_mask'])
     """
-    tensors = {name: torch.as_tensor(values) for name, values in inputs.items()}
+    tensors = {name: as_tensor(values) for name, values in inputs.items()}
     lengths = {name: len(values) if values.ndim else 0 for name, values in tensors.items()}
     if len(set(lengths.values())) != 1:
         raise ValueError(f"inputs need one row for every sample each, got {lengths}")
@@ -147,9 +148,9 @@ def _packed(block: tuple[Any, Any], holder: str) -> Arrays:
         if isinstance(inputs, Mapping):
             values, parts = pack(inputs)
         else:
-            values = torch.as_tensor(inputs)
+            values = as_tensor(inputs)
             values = values.float() if values.is_floating_point() else values
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         if _are_several(inputs):
             raise ValueError(
                 f"{holder}: its inputs are {len(inputs)} arrays; give one array, or, for a network that takes several "
@@ -167,6 +168,28 @@ def _packed(block: tuple[Any, Any], holder: str) -> Arrays:
     return Arrays(values, truths, parts)
 
 
+def as_tensor(values: Any) -> Tensor:
+    """An array or list as a dense tensor of real numbers, not copied where possible; ValueError if it is none."""
+    if isinstance(values, numpy.ma.MaskedArray) and numpy.ma.is_masked(values):
+        raise ValueError("some values are masked: fill them, or leave those samples out")
+    if hasattr(values, "toarray"):  # of SciPy
+        raise ValueError("it is sparse: pass .toarray()")
+    if isinstance(values, numpy.ndarray):
+        if values.dtype == object:
+            raise ValueError("it has objects: pass numbers, as .astype('float32') makes them")
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        if any(stride < 0 for stride in values.strides):
+            values = values.copy()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        found = torch.as_tensor(values).detach()
+    if found.layout != torch.strided:
+        raise ValueError("it is sparse: pass .to_dense()")
+    if found.is_complex():
+        raise ValueError("it has complex numbers: pass real ones, as torch.view_as_real makes them")
+    return found
+
+
 def _are_text(inputs: Any) -> bool:
     if isinstance(inputs, numpy.ndarray):
         return inputs.dtype.kind in "US"
@@ -182,8 +205,8 @@ def _are_several(inputs: Any) -> bool:
 
 def _targets(targets: Any, holder: str) -> Tensor:
     try:
-        return torch.as_tensor(targets)
-    except (TypeError, ValueError) as error:
+        return as_tensor(targets)
+    except (TypeError, ValueError, RuntimeError) as error:
         first = list(targets)[:MOST_SHOWN]
         if any(isinstance(label, str) for label in first):
             shown = ", ".join(repr(str(label)) for label in first)
@@ -208,6 +231,14 @@ def problem_of(targets: Tensor, num_classes: int | None, survival: bool) -> tupl
             f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
         )
     _refuse_not_one_class(targets)
+    if survival and len(targets) and bool((targets < 0).all()):
+        raise ValueError(
+            "all times are negative, so no event has happened: there is nothing to learn"
+        )
+    if num_classes is not None and (survival or targets.is_floating_point()):
+        raise ValueError(
+            f"num_classes = {num_classes!r}: these targets are no classes; pass integers, as targets.long()"
+        )
     if survival or targets.is_floating_point():
         return targets.float(), Survival() if survival else Regression()
     return targets.long(), _classes(targets.long(), num_classes)
@@ -236,6 +267,10 @@ def _is_one_hot(targets: Tensor) -> bool:
 def _classes(targets: Tensor, num_classes: int | None) -> Problem:
     """So many classes, or as many as there are labels; ValueError where they cannot be the labels of classes."""
     least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
+    if num_classes is not None and (
+        not isinstance(num_classes, int | numpy.integer) or num_classes < 1
+    ):
+        raise ValueError(f"num_classes = {num_classes!r}: must be an integer of at least 1")
     problem = Classification(num_classes or max(2, largest + 1))
     if not 2 <= problem.num_classes <= MOST_CLASSES:
         raise ValueError(
@@ -243,6 +278,8 @@ def _classes(targets: Tensor, num_classes: int | None) -> Problem:
         )
     if least < 0 or largest >= problem.num_classes:
         hint = "; subtract 1 from all labels" if least == 1 else ""
+        if least < 0:
+            hint = "; integers are classes: for numbers to predict, pass floats"
         raise ValueError(
             f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}{hint}"
         )
@@ -315,7 +352,7 @@ def _read_pair(given: Sequence[Any], holder: str) -> tuple[Any, Any]:
                 f"{holder}: its {what} are {_kind(one)}: pass an array with a row for each sample"
             )
     if len(targets) == 0:
-        raise ValueError(f"{holder}: has no samples: leave this client out")
+        raise ValueError(f"{holder}: has no samples: leave it out")
     if isinstance(inputs, list | tuple) and len(inputs) == len(targets):
         inputs = _stacked(inputs, holder)
     return inputs, targets
@@ -371,19 +408,21 @@ def read_dataset(dataset: Any, holder: str = "a dataset") -> tuple[Any, Any]:
             f"{holder}: is an IterableDataset ({type(dataset).__name__}), whose samples have no numbers: pass "
             "list(dataset), or a Dataset with __len__ and __getitem__"
         )
+    if isinstance(dataset, type):
+        raise ValueError(f"{holder}: is the class {dataset.__name__}: pass an object of it")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise ValueError(
             f"{holder}: is {_kind(dataset)}: pass a Dataset with __len__ and __getitem__, or (inputs, targets)"
         )
     if not len(dataset):
-        raise ValueError(f"{holder} is empty: every client needs samples to train and to test on")
+        raise ValueError(f"{holder}: is empty: leave it out")
     rows = [_read_sample(dataset, index, holder) for index in range(len(dataset))]
     if not all(
         _same(row, _read_sample(dataset, index, holder)) for index, row in enumerate(rows[:2])
     ):
         log.warning(
-            "warning: %s: its samples differ each time they are read, as by random augmentation. They are read once: "
-            "every round trains on the same ones",
+            "warning: %s: its samples differ each time they are read, as by random augmentation. They are read "
+            "once, and used as they are then",
             holder,
         )
     collated = _collated(rows, holder)

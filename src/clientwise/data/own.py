@@ -169,6 +169,8 @@ def _by_name(clients: Any) -> dict[str, Any]:
         if len(named) < len(clients):
             raise DataError("clients: two of them have the same name as text; rename one")
     elif isinstance(clients, list | tuple):
+        if all(_is_named(one) for one in clients):
+            raise DataError("clients: are pairs (name, samples): pass dict(clients)")
         named = {f"client {number}": own for number, own in enumerate(clients)}
     else:
         raise DataError(
@@ -177,6 +179,10 @@ def _by_name(clients: Any) -> dict[str, Any]:
     if not named:
         raise DataError(f"clients: is empty: pass at least one client, which has {KINDS}")
     return named
+
+
+def _is_named(given: Any) -> bool:
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str)
 
 
 def _tests(test: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -189,7 +195,7 @@ def _tests(test: Any, names: Sequence[str]) -> dict[str, Any]:
     if not names or {*found} != {*names}:
         raise DataError(
             f"test: has {', '.join(found) or 'nothing'}, and the clients are {', '.join(names) or 'a list'}: pass "
-            "a test set for each client, or one for the server, which is no dictionary"
+            "a test set for each client by its name, or one for the server, which is no dictionary"
         )
     return {f"test of {name}": found[name] for name in names}
 
@@ -198,6 +204,9 @@ def _samples(
     blocks: Sequence[tuple[str, Any]], target: str | None, num_classes: int | None, survival: bool
 ) -> tuple[Samples, list[int]]:
     """The samples of all holders, one after the other, and the number of each."""
+    if target is not None and not isinstance(target, str | int):
+        raise DataError(f"target = {target!r}: must be the name of one column")
+    target = None if target is None else str(target)
     frames = [name for name, own in blocks if is_frame(own)]
     if target is not None and len(frames) == len(blocks):
         if survival:
@@ -238,7 +247,8 @@ def _of_frames(blocks: Sequence[tuple[str, Any]], target: str) -> tuple[Samples,
     import pandas
 
     frames = [_plain_frame(own, name) for name, own in blocks]
-    words = [name for name in _columns_of_words(frames) if name != target]
+    holders = [name for name, _ in blocks]
+    words = [name for name in _columns_of_words(frames, holders) if name != target]
     predicted = [frame[target] for frame in frames if target in frame.columns]
     is_number = all(pandas.api.types.is_float_dtype(column) for column in predicted)
     table = join_table(
@@ -258,7 +268,7 @@ def _plain_frame(given: Any, name: str) -> DataFrame:
 
     if not isinstance(given, pandas.DataFrame):
         given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
-    frame = given.reset_index(drop=True)
+    frame = given.reset_index(drop=True).infer_objects()  # objects that are all numbers
     frame.columns = [str(column) for column in frame.columns]
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
@@ -275,13 +285,29 @@ def _plain_frame(given: Any, name: str) -> DataFrame:
     return frame
 
 
-def _columns_of_words(frames: Sequence[DataFrame]) -> list[str]:
-    """The columns that hold words with any client."""
+def _columns_of_words(frames: Sequence[DataFrame], names: Sequence[str]) -> list[str]:
+    """The columns that hold words; DataError for one that holds numbers with another client."""
     import pandas
 
-    found: dict[str, None] = {}
-    for frame in frames:
+    words: dict[str, str] = {}  # by column: the first client
+    numbers: dict[str, str] = {}
+    for name, frame in zip(names, frames, strict=True):
         for column in frame.columns:
-            if not pandas.api.types.is_numeric_dtype(frame[column]):
-                found[column] = None
-    return list(found)
+            cells = frame[column].dropna()
+            if pandas.api.types.is_numeric_dtype(frame[column]):
+                if len(cells):
+                    numbers.setdefault(column, name)
+                continue
+            if len(cells) and isinstance(cells.iloc[0], list | tuple | dict | numpy.ndarray):
+                kind = type(cells.iloc[0]).__name__
+                raise DataError(
+                    f"{name}: column {column!r} has a {kind} in a cell: one value is needed"
+                )
+            if len(cells):
+                words.setdefault(column, name)
+    for column in words.keys() & numbers.keys():
+        raise DataError(
+            f"column {column!r} has words with {words[column]} and numbers with {numbers[column]}: correct the "
+            "cells, or make all of them text, as frame[column].astype(str) does"
+        )
+    return list(words)

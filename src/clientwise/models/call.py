@@ -26,6 +26,7 @@ def outputs_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Tens
         return _logits(module(inputs))
     if _has_arguments(module, inputs):
         return _logits(module(**inputs))
+    _refuse_other_names(module, inputs)
     return _logits(module(dict(inputs)))
 
 
@@ -35,6 +36,18 @@ def _has_arguments(module: nn.Module, names: Mapping[str, object]) -> bool:
     except TypeError:
         return False
     return True
+
+
+def _refuse_other_names(module: nn.Module, names: Mapping[str, object]) -> None:
+    """TypeError where `forward` takes several arguments, and not these."""
+    signature = inspect.signature(module.forward)
+    try:
+        signature.bind(names)
+    except TypeError:
+        wanted = ", ".join(signature.parameters)
+        raise TypeError(
+            f"its forward takes {wanted}, and the samples have the inputs {', '.join(names)}"
+        ) from None
 
 
 def _logits(returned: object) -> Tensor:

@@ -6,7 +6,7 @@ Frozen parameters are not part of it: all clients and the server have them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -101,14 +101,25 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], frozen: str = "") -> 
         raise ValueError(
             "its frozen parameters are not those of the run: load the same pretrained weights"
         )
-    counters = {name for name, buffer in module.named_buffers() if not buffer.is_floating_point()}
     try:
         missing, unknown = module.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise ValueError(str(error).splitlines()[-1].strip()) from None
-    if wrong := [*(set(missing) - counters - frozen_parameters(module).keys()), *unknown]:
+    if wrong := [*(set(missing) - _may_be_missing(module, tensors)), *unknown]:
         raise ValueError(f"it has, or lacks, {', '.join(sorted(wrong)[:5])}")
     return module
+
+
+def _may_be_missing(module: nn.Module, names: Iterable[str]) -> set[str]:
+    """Counters, frozen parameters, and other names of tensors that have one of these names."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    every: dict[str, Tensor] = {**parameters, **buffers}
+    filled = {id(every[name]) for name in names if name in every}
+    shared = {name for name, one in every.items() if id(one) in filled}
+    counters = {name for name, one in buffers.items() if not one.is_floating_point()}
+    frozen = {name for name, one in parameters.items() if not one.requires_grad}
+    return shared | counters | frozen
 
 
 class FlatModel:

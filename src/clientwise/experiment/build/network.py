@@ -44,7 +44,10 @@ def build_module(
             message += f"; {hint}"
         raise ConfigError(experiment.source, [("model", message)]) from None
     except Exception as error:  # a user's own network may raise anything
-        message = f"{experiment.model_name} cannot be built: {type(error).__name__}: {error}"
+        reason = str(error).splitlines()[0] if str(error) else ""
+        message = f"{experiment.model_name} cannot be built: {type(error).__name__}: {reason}"
+        if experiment.own_model is not None:
+            message += f". With two arguments, it is called with {samples.input_shape}, {count_outputs(samples)}"
         if samples.parts:
             names = ", ".join(part.name for part in samples.parts)
             message += f". The samples have several inputs ({names}): the first argument is their shapes by name"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from difflib import SequenceMatcher
 from itertools import combinations
 
@@ -27,6 +27,7 @@ def data_doubts(data: FederatedData) -> Iterator[str]:
         yield "there is one client: every method gives it all the weight"
     yield from _about_names(data)
     yield from _about_classes(data)
+    yield from _about_unknown_classes(data)
     yield from _about_equal_rows(data)
     yield from _about_units(data)
 
@@ -69,11 +70,28 @@ def _about_classes(data: FederatedData) -> Iterator[str]:
             yield f"{other!r} and {name!r} are two classes of {data.samples.table.target!r}: is one misspelt?"
 
 
+def _about_unknown_classes(data: FederatedData) -> Iterator[str]:
+    """Classes of the server's samples that no client trains on, and samples of one class to weigh by."""
+    if not data.samples.problem.num_classes:
+        return
+    known = data.train.targets.unique()
+    for held, what in ((data.weigh, "weighs by"), (data.report, "reports on")):
+        if held is None or not len(held.targets):
+            continue
+        unknown = held.targets[~torch.isin(held.targets, known)]
+        if len(unknown) > NOTABLE * len(held.targets):
+            listed = _listed([str(one) for one in unknown.unique().tolist()])
+            said = f"{len(unknown):,} of {len(held.targets):,} samples that the server {what}"
+            yield f"{said} are of classes that no client trains on: {listed}"
+        if what == "weighs by" and len(held.targets.unique()) == 1:
+            yield f"all samples that the server weighs by are of class {int(held.targets[0])}"
+
+
 def _about_equal_rows(data: FederatedData) -> Iterator[str]:
     """Test samples that are also training samples, and training samples of several clients."""
     if data.samples.inputs.numel() > MOST_VALUES:
         return
-    trained = _rows(data, data.train)
+    trained = _rows(data, data.train.indices)
     owners = torch.repeat_interleave(torch.arange(data.num_clients), data.train.sizes).tolist()
     holders: dict[bytes, int] = {}
     elsewhere = sum(
@@ -85,13 +103,40 @@ def _about_equal_rows(data: FederatedData) -> Iterator[str]:
             "(same inputs and target): these clients count more than once"
         )
     tested = [
-        row for held in (data.test, data.report) if held is not None for row in _rows(data, held)
+        row
+        for held in (data.test, data.report)
+        if held is not None
+        for row in _rows(data, held.indices)
     ]
     leaked = sum(row in holders for row in tested)
     if leaked > NOTABLE * len(tested):
         yield (
             f"{leaked:,} of {len(tested):,} test samples are also training samples (same inputs and "
             "target): if these are the same cases, the reported results are too good"
+        )
+    yield from _about_weighing(data, holders)
+
+
+def _about_weighing(data: FederatedData, trained: Collection[bytes]) -> Iterator[str]:
+    """Samples that the server weighs by and that are used a second time, though not the same ones by number."""
+    if data.weigh is None:
+        return
+    weighed = data.weigh.indices
+    rows = _rows(data, weighed[~torch.isin(weighed, data.train.indices)])
+    known = sum(row in trained for row in rows)
+    if known > NOTABLE * len(rows):
+        yield (
+            f"{known:,} of {len(rows):,} samples that the server weighs by are also training samples (same inputs "
+            "and target): the weights favour the clients that have them"
+        )
+    if data.report is None:
+        return
+    reported = _rows(data, data.report.indices)
+    same = len({*rows} & {*reported})
+    if same > NOTABLE * len(reported) and not torch.isin(data.report.indices, weighed).any():
+        yield (
+            f"{same:,} of {len(reported):,} samples to report on are also samples that the server weighs by: the "
+            "reported results are too good"
         )
 
 
@@ -119,9 +164,9 @@ def _about_units(data: FederatedData) -> Iterator[str]:
         start += column.width
 
 
-def _rows(data: FederatedData, held: Holdings) -> list[bytes]:
+def _rows(data: FederatedData, indices: Tensor) -> list[bytes]:
     """Inputs and target of every sample, as bytes."""
-    rows = held.indices.cpu()
+    rows = indices.cpu()
     inputs = data.samples.inputs[rows].numpy()
     targets = data.samples.targets[rows].numpy()
     return [row.tobytes() + target.tobytes() for row, target in zip(inputs, targets, strict=True)]

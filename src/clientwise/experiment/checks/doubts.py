@@ -74,7 +74,12 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
             said = f"the target has {classes} different numbers, and each of them is a class"
             yield f'{said}. To predict a number: kind = "regression"'
         return
-    if targets.ndim > 1 or data.samples.problem.predicts != "numbers":
+    if data.samples.problem.predicts != "numbers":
+        return
+    if targets.ndim == 2 and targets.shape[1] > 1 and _are_probabilities(targets):
+        said = f"targets of shape {tuple(targets.shape)} sum to 1 like probabilities, and are predicted as numbers"
+        yield f"{said}. For classes give integers: targets.argmax(1)"
+    if targets.ndim > 1:
         return
     zeros = int((targets == 0).sum())
     problem = data.samples.problem
@@ -88,6 +93,11 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
         more = ", ..." if len(values) > MOST_NAMED else ""
         said = f"targets have {len(values)} different values ({shown}{more}) and are predicted as numbers"
         yield f'{said}. For classes give integers; in a table, kind = "classification"'
+
+
+def _are_probabilities(rows: Tensor) -> bool:
+    sums = rows.sum(1)
+    return bool((rows >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all())
 
 
 def _may_be_numbers(classes: Sequence[str], samples: int) -> bool:

@@ -68,8 +68,8 @@ def _trainings(
 
 def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterator[Issue]:
     """What is wrong with the model, and with its output for one sample."""
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        yield "model", "has no parameters to train"
+    if issues := list(_parameter_issues(module)):
+        yield from issues
         return
     samples = with_input_type(data.samples, module)
     sample = samples.network_inputs(_largest(samples))
@@ -86,10 +86,42 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
     wanted = count_outputs(samples)
     if output.numel() not in (wanted, samples.problem.num_classes):
         # Two classes may have an output each.
-        message = f"returns {output.numel()} numbers for a sample; {wanted} are needed"
-        if samples.problem.num_classes == wanted and int(samples.targets.min()) == 1:
-            message += ": labels begin at 1: subtract 1 from all of them"
-        yield "model", message
+        returned = f"{output.numel()} number{'s' * (output.numel() != 1)}"
+        needed = f"{wanted} {'is' if wanted == 1 else 'are'} needed"
+        yield (
+            "model",
+            f"returns {returned} for a sample; {needed}: {_why_so_many(samples, output.numel())}",
+        )
+
+
+def _why_so_many(samples: Samples, returned: int) -> str:
+    """Why the targets need so many outputs, and what to do where the targets may be meant otherwise."""
+    problem = samples.problem
+    targets = samples.targets
+    if problem.num_classes:
+        least, largest = int(targets.min()), int(targets.max())
+        if least == 1:
+            return "labels begin at 1: subtract 1 from all of them"
+        if least == largest:
+            return f"all labels are {least}"
+        hint = "; for numbers to predict, pass floats" if returned == 1 else ""
+        return f"labels are integers from {least} to {largest}, which are classes{hint}"
+    if problem.predicts == "numbers":
+        return (
+            f"targets are floats of shape {tuple(targets.shape)}; for classes, pass integers from 0"
+        )
+    return "one risk for each sample"
+
+
+def _parameter_issues(module: nn.Module) -> Iterator[Issue]:
+    """Networks without parameters to train, or with parameters that are no numbers."""
+    parameters = dict(module.named_parameters())
+    if not any(one.requires_grad for one in parameters.values()):
+        yield "model", "has no parameters to train"
+    for name, one in parameters.items():
+        if not one.is_meta and not bool(one.isfinite().all()):
+            yield "model", f"its parameter {name} has NaN or Inf before training"
+            return
 
 
 def _largest(samples: Samples) -> Tensor:
@@ -120,6 +152,8 @@ def _explained(error: Exception, samples: Samples) -> str:
         text += f"; the largest number is {largest}: an nn.Embedding for it needs num_embeddings > {largest}"
     if hint := channels_last_hint(samples.inputs.shape[1:]):
         text += f"; {hint}"
+    if samples.inputs.ndim == 1:
+        text += "; a sample is one number: for a row of one column, pass inputs[:, None]"
     return text
 
 
@@ -130,7 +164,7 @@ def engine_issues(
     try:
         engine.evaluate([0], engine.initial_model[None])
     except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples ({_first_line(error)})"
+        yield "model", f"does not fit these samples ({_explained(error, engine.data.samples)})"
         return
     built = experiment.build_methods()
     if issues := list(_training_issues(built, engine)):

@@ -51,7 +51,7 @@ def why_weight(
 def _find(run: RunFolder, client: str | int, seed: int) -> ClientRow:
     rows = run.clients(seed)
     for row in rows:
-        if str(client) in (row.name, str(row.client)):
+        if str(client) in (row.name, str(row.client), f"client {row.client}"):
             return row
     names = [row.name or str(row.client) for row in rows]
     raise RunError(f"{run.id}: there is no client {client!r}{suggest(str(client), names)}")
