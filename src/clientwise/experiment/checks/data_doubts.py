@@ -74,16 +74,16 @@ def _about_unknown_classes(data: FederatedData) -> Iterator[str]:
     """Classes of the server's samples that no client trains on, and samples of one class to weigh by."""
     if not data.samples.problem.num_classes:
         return
-    known = data.train.targets.unique()
+    known = torch.unique(data.train.targets)
     for held, what in ((data.weigh, "weighs by"), (data.report, "reports on")):
         if held is None or not len(held.targets):
             continue
         unknown = held.targets[~torch.isin(held.targets, known)]
         if len(unknown) > NOTABLE * len(held.targets):
-            listed = _listed([str(one) for one in unknown.unique().tolist()])
+            listed = _listed([str(one) for one in torch.unique(unknown).tolist()])
             said = f"{len(unknown):,} of {len(held.targets):,} samples that the server {what}"
             yield f"{said} are of classes that no client trains on: {listed}"
-        if what == "weighs by" and len(held.targets.unique()) == 1:
+        if what == "weighs by" and len(torch.unique(held.targets)) == 1:
             yield f"all samples that the server weighs by are of class {int(held.targets[0])}"
 
 
