@@ -21,6 +21,7 @@ events { worker_connections 8192; }
 http {
     client_header_timeout 20s;  # handshake and header
     client_body_timeout 30s;    # between two parts of a message
+    lingering_time 10s;         # the rest of a message that was refused is read no longer
     send_timeout 30s;
     reset_timedout_connection on;
     limit_conn_zone \$binary_remote_addr zone=addresses:1m;
