@@ -87,13 +87,15 @@ def fit(
         >>> x, y = load_digits(return_X_y=True)
         >>> parts = [(x[i : i + 200] / 16, y[i : i + 200]) for i in range(0, 1200, 200)]
         >>> sites = dict(zip(["north", "east", "south", "west"], parts))
-        >>> sites["west"] = (sites["west"][0], 9 - sites["west"][1])  # its labels are wrong
-        >>> run = cw.fit(nn.Linear(64, 10), sites, held_out=parts[4], test=parts[5], rounds=5)
+        >>> inputs, labels = sites["west"]
+        >>> sites["west"] = (inputs, 9 - labels)  # its labels are wrong
+        >>> inputs, labels = test = parts[5]
+        >>> run = cw.fit(nn.Linear(64, 10), sites, held_out=parts[4], test=test, rounds=5)
         >>> run.weights[5].round(2).to_dict()
         {'north': 0.33, 'east': 0.33, 'south': 0.33, 'west': 0.0}
         >>> print(run.why("west").splitlines()[0])
         west, Recommended, seed 1, round 5: weight 0.0%; with equal weights, 25.0%.
-        >>> bool((run.predict(parts[5][0]) == parts[5][1]).mean() > 0.8)
+        >>> bool((run.predict(inputs) == labels).mean() > 0.8)
         True
     """
     if isinstance(clients, nn.Module):

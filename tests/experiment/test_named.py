@@ -10,7 +10,7 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import ConfigError
-from clientwise.experiment.config.named import METHODS, method_toml
+from clientwise.experiment.config.named import METHODS, method_toml, write_out
 from clientwise.experiment.load import load_experiment
 
 
@@ -178,3 +178,8 @@ def test_methods_are_picked_by_name(tiny: dict[str, Any], given: Any, names: lis
         load_experiment(tiny, ["methods=['FedAvgg']"])
     with pytest.raises(ConfigError, match="two methods are called 'FedAvg'"):
         load_experiment({**tiny, "methods": ["FedAvg", "FedYogi", "FedAvg"]})
+
+
+def test_fedavg_under_another_name_can_be_written_out_twice(tiny: dict[str, Any]) -> None:
+    once = write_out([{"name": "DS", "like": "FedAvg"}], "here")
+    assert write_out(once, "here") == once
