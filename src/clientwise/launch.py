@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from torch import nn
@@ -25,7 +24,7 @@ log = logging.getLogger("clientwise")
 
 
 def run(
-    config: Experiment | str | Path | Mapping[str, Any],
+    experiment: Experiment,
     out: str | Path | None = None,
     *,
     data: FederatedData | Samples | None = None,
@@ -38,7 +37,6 @@ def run(
     signing_key: str | Path | None = None,
 ) -> Path:
     """Run an experiment, and return the run folder. `fitting.run` describes the arguments."""
-    experiment = config if isinstance(config, Experiment) else load_experiment(config)
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
         _refuse_other_processes(experiment, "your model", "cw.MODELS.register")

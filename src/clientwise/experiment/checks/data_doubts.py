@@ -12,6 +12,7 @@ from torch import Tensor
 from ...data.federated import FederatedData, Holdings
 
 MOST_VALUES = 2**22  # of inputs that are compared: larger data need not fit into memory
+MOST_ROWS = 100_000  # likewise: a run with more must not begin later
 MOST_NAMES = 300  # that are compared in pairs
 MOST_NAMED = 3  # in a line
 NOTABLE = 0.01  # share of rows from which equal ones are worth a line
@@ -89,7 +90,7 @@ def _about_unknown_classes(data: FederatedData) -> Iterator[str]:
 
 def _about_equal_rows(data: FederatedData) -> Iterator[str]:
     """Test samples that are also training samples, and training samples of several clients."""
-    if data.samples.inputs.numel() > MOST_VALUES:
+    if _is_large(data):
         return
     trained = _rows(data, data.train.indices)
     owners = torch.repeat_interleave(torch.arange(data.num_clients), data.train.sizes).tolist()
@@ -102,12 +103,9 @@ def _about_equal_rows(data: FederatedData) -> Iterator[str]:
             f"{elsewhere:,} of {len(trained):,} training samples are also another client's "
             "(same inputs and target): these clients count more than once"
         )
-    tested = [
-        row
-        for held in (data.test, data.report)
-        if held is not None
-        for row in _rows(data, held.indices)
-    ]
+    tested = _rows(data, data.test.indices)
+    if data.report is not None:
+        tested += _rows(data, data.report.indices)
     leaked = sum(row in holders for row in tested)
     if leaked > NOTABLE * len(tested):
         yield (
@@ -140,12 +138,17 @@ def _about_weighing(data: FederatedData, trained: Collection[bytes]) -> Iterator
         )
 
 
+def _is_large(data: FederatedData) -> bool:
+    inputs = data.samples.inputs
+    return inputs.numel() > MOST_VALUES or len(inputs) > MOST_ROWS
+
+
 def _about_units(data: FederatedData) -> Iterator[str]:
     """Columns of a table in which one client is far from the others."""
     table = data.samples.table
     if table is None or table.by_client or data.num_clients < MOST_NAMED:
         return
-    if data.samples.inputs.numel() > MOST_VALUES:
+    if _is_large(data):
         return
     clients = [data.samples.inputs[part].float() for part in _parts(data.train)]
     medians = torch.stack([rows.median(0).values for rows in clients])  # [K, F]
