@@ -103,8 +103,16 @@ class Option:
     @property
     def names_part_of(self) -> Registry[Any] | None:
         """The registry whose parts this option names (`metric = "macro_f1"`); see `Names`."""
+        return self._registry_of(Names)
+
+    @property
+    def lists_parts_of(self) -> Registry[Any] | None:
+        """The registry whose parts this option lists, each with its own options; see `Lists`."""
+        return self._registry_of(Lists)
+
+    def _registry_of(self, kind: type[Names] | type[Lists]) -> Registry[Any] | None:
         for mark in getattr(self.type, "__metadata__", ()):
-            if isinstance(mark, Names):
+            if isinstance(mark, kind):
                 return mark.registry
         return None
 
@@ -234,6 +242,13 @@ def _options_of(part: Callable[..., Any], passes: bool) -> tuple[Option, ...]:
 @dataclass(frozen=True)
 class Names:
     """Marks an option that names another kind of part: `Annotated[str, Names(METRICS)]`."""
+
+    registry: Registry[Any]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Marks an option that lists parts with their options: `Annotated[tuple[Part, ...], Lists(RULES)]`."""
 
     registry: Registry[Any]
 

@@ -58,7 +58,9 @@ def apply_rule(cohort: Cohort, weights: Tensor, rows: Sequence[int] | None = Non
 def take_server_step(
     cohort: Cohort, aggregate: Tensor, posterior: Posterior | None = None
 ) -> tuple[Tensor, StepState]:
-    """The model [d] and the state after the server step, with the buffers of the aggregate [d].
+    """The model of every server step that is tried [s, d], and the state after them.
+
+    The buffers are those of the aggregate [d].
 
     The evidence's factor multiplies the parameters of the aggregate. Buffers are statistics of the data,
     such as batch norm's running variance, and stay what they are: a server step with momentum would make
@@ -68,24 +70,27 @@ def take_server_step(
     num_parameters = cohort.engine.spec.num_parameters
     if posterior and posterior.scale != 1:
         aggregate[:num_parameters] *= posterior.scale
-    model, step_state = cohort.method.server_step(state.model, aggregate, state.step_state)
-    if num_parameters < len(model):
-        model = torch.cat([model[:num_parameters], aggregate[num_parameters:]])
-    return model, step_state
+    moved, step_state = cohort.method.server_step(state.model, aggregate, state.step_state)
+    models = moved.reshape(-1, len(aggregate))
+    if num_parameters < len(aggregate):
+        buffers = aggregate[num_parameters:].expand(len(models), -1)
+        models = torch.cat([models[:, :num_parameters], buffers], dim=1)
+    return models, step_state
 
 
 def model_of(cohort: Cohort, weights: Tensor, rows: Sequence[int], chosen: Candidate) -> Tensor:
     """The model [d] that some rows would give with these weights; all models are kept.
 
-    What is not about weights is that of `chosen`: the factor of its evidence on the model.
+    What is not about weights is that of `chosen`: the factor of its evidence on the model. Where several
+    server steps are tried, it is the first one's model, as before the choice.
     """
     ruled = apply_rule(cohort, weights, rows)
     if ruled is None:
         aggregate = cohort.mean_of(rows, weights)
     else:
         aggregate = cohort.state.model + ruled.update
-    model, _ = take_server_step(cohort, aggregate, chosen.posterior)
-    return model
+    models, _ = take_server_step(cohort, aggregate, chosen.posterior)
+    return models[0]
 
 
 def noised(cohort: Cohort, score: Score) -> Candidate:
@@ -113,14 +118,15 @@ def noised(cohort: Cohort, score: Score) -> Candidate:
         round_num=state.round_num + 1,
     )
     aggregate = (state.model.double() + released.update).to(state.model.dtype)
-    model, step_state = take_server_step(cohort, aggregate)
+    models, step_state = take_server_step(cohort, aggregate)
     return Candidate(
         priority=state.priority,
         scores=scores,
         prior=to_weights(scores),
         weights=released.weights,
-        model=model,
+        model=models[0],
         step_state=step_state,
+        stepped=models,
         released=released,
     )
 
@@ -143,6 +149,7 @@ def unchanged(
         weights=weights if unmet is None else torch.zeros_like(weights),
         model=cohort.state.model,
         step_state=cohort.state.step_state,
+        stepped=cohort.state.model[None],
         rule_state=cohort.state.rule_state,
         notes=posterior.notes if posterior else (),
         unmet=unmet,

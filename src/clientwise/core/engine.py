@@ -54,8 +54,8 @@ class Engine(Protocol):
         """Evaluate every candidate [c, d] on a part of the server's set; None if there is none."""
         ...
 
-    def train_server(self, model: Tensor, task: Task) -> Tensor:
-        """Train `model` [d] as a client would, on the samples the server weighs by."""
+    def train_server(self, models: Tensor, task: Task) -> Tensor:
+        """Train models [c, d] as a client would, each by itself, on the samples the server weighs by."""
         ...
 
     def prefetch(self, client_ids: Sequence[int]) -> None:

@@ -59,7 +59,7 @@ class Judge:
             return self._server_model
         training = training or self._method.training
         task = Task(self._state.round_num + 1, training, self._state.loss, ())
-        trained = self._engine.train_server(model, task)
+        (trained,) = self._engine.train_server(model[None], task)
         # Kept by hand: a cached property locks all judges, so that lanes would wait for each other.
         if is_usual:
             self._server_model = trained

@@ -76,6 +76,7 @@ def record_round(
         counterfactuals=shown.counterfactuals,
         contributions=contributions,
         residual=chosen.residual,
+        steps=chosen.steps,
         kept=kept,
     )
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .aggregation.server_step import BestOf
 from .candidates import (
     apply_rule,
     noised,
@@ -39,6 +40,7 @@ from .types import (
     RoundRecord,
     ServerState,
     Task,
+    TriedStep,
 )
 from .weights.bounds import InfeasibleError
 from .weights.priority import Order, Search, all_orders
@@ -62,8 +64,9 @@ def run_round(
     others = counterfactuals(cohort, chosen) if plan.counterfactuals else ()
     gave = contributions(cohort, chosen) if plan.shapley else None
     local = search.evaluation if search else None  # of the chosen model, on all clients
-    if method.fine_tune and bool(chosen.model.isfinite().all()):
-        chosen = replace(chosen, model=tune(chosen.model, task, cohort))
+    goes_on = method.fine_tune is not None or len(chosen.stepped) > 1
+    if goes_on and bool(chosen.stepped.isfinite().all(1).any()):
+        chosen = tune_and_choose(chosen, task, cohort)
         local = None
 
     shown = Evaluations(chosen.model, cohort, others, local)
@@ -133,7 +136,7 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
         aggregate = cohort.mean(score, scales, weights)
     else:
         aggregate = cohort.state.model + ruled.update
-    model, step_state = take_server_step(cohort, aggregate, posterior)
+    models, step_state = take_server_step(cohort, aggregate, posterior)
 
     is_shaped = bool(method.rule or method.before)  # else influence is weight
     notes += posterior.notes if posterior else ()
@@ -144,8 +147,9 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
         posterior=posterior,
         weights=weights,
         influence=ruled.influence if ruled and is_shaped else None,
-        model=model,
+        model=models[0],
         step_state=step_state,
+        stepped=models,
         rule_state=ruled.state if ruled else {},
         residual=ruled.residual if ruled else None,
         notes=notes + cohort.without_effect_after_zero(priority),
@@ -211,14 +215,38 @@ def adjust_priority(cohort: Cohort) -> Search | None:
     return method.adjust(orders, candidate, evaluate, state.quality, higher_is_better)
 
 
-def tune(model: Tensor, task: Task, cohort: Cohort) -> Tensor:
-    """Train the model [d] further on the server's samples; see `Method.line_search`."""
+def tune_and_choose(chosen: Candidate, task: Task, cohort: Cohort) -> Candidate:
+    """The model of every server step trained further on the server's samples, and the best one used."""
     method = cohort.method
-    assert method.fine_tune is not None
-    tuned = cohort.engine.train_server(model, replace(task, training=method.fine_tune))
-    if not method.line_search:
-        return tuned
-    fractions = torch.linspace(0, 1, LINE_SEARCH_POINTS, device=model.device)
-    between = model + fractions[:, None] * (tuned - model)
-    losses = cohort.judge(between).losses[:, 0]
-    return between[int(losses.nan_to_num(nan=torch.inf).argmin())]
+    models = chosen.stepped
+    losses = None
+    if method.fine_tune:
+        models, losses = tune(models, replace(task, training=method.fine_tune), cohort)
+    if len(models) == 1:
+        return replace(chosen, model=models[0])
+    assert isinstance(method.server_step, BestOf)
+    if losses is None:
+        losses = cohort.judge(models).losses[:, 0]
+    used, step_state = method.server_step.choose(losses, chosen.step_state)
+    steps = tuple(
+        TriedStep(step.name, float(losses[index]), index == used)
+        for index, step in enumerate(method.server_step.steps)
+    )
+    return replace(chosen, model=models[used], step_state=step_state, steps=steps)
+
+
+def tune(models: Tensor, task: Task, cohort: Cohort) -> tuple[Tensor, Tensor | None]:
+    """Train models [c, d] further on the server's samples; see `Method.line_search`.
+
+    Returns:
+        The models [c, d], and their losses on these samples [c] if they were computed.
+    """
+    tuned = cohort.engine.train_server(models, task)
+    if not cohort.method.line_search:
+        return tuned, None
+    fractions = torch.linspace(0, 1, LINE_SEARCH_POINTS, device=models.device)
+    between = models[:, None] + fractions[:, None] * (tuned - models)[:, None]  # [c, points, d]
+    losses = cohort.judge(between.flatten(0, 1)).losses[:, 0].reshape(len(models), -1)
+    lowest, points = losses.nan_to_num(nan=torch.inf).min(1)
+    rows = torch.arange(len(models), device=models.device)
+    return between[rows, points.to(models.device)], lowest

@@ -337,14 +337,15 @@ def of_secret_sum(cohort: SecretCohort, priority: tuple[str, ...] | None) -> Can
     before = cohort.state.model
     weights = found.scores / found.total
     mean = (before.double() + found.update.to(before.device)).to(before)
-    model, step_state = take_server_step(cohort, mean)
+    models, step_state = take_server_step(cohort, mean)
     return Candidate(
         priority=priority,
         scores=found.scores,
         prior=weights,
         weights=weights,
-        model=model,
+        model=models[0],
         step_state=step_state,
+        stepped=models,
     )
 
 

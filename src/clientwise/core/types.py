@@ -403,6 +403,15 @@ class Posterior:
 
 
 @dataclass(frozen=True)
+class TriedStep:
+    """A server step that a round tried."""
+
+    name: str
+    loss: float  # of its model on the server's samples
+    used: bool
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One way to aggregate this round's updates: an order of priority and its result."""
 
@@ -410,14 +419,16 @@ class Candidate:
     scores: Tensor  # [n]
     prior: Tensor  # [n] weights by the score alone
     weights: Tensor  # [n] after the bounds, as given to the rule
-    model: Tensor  # [d]
+    model: Tensor  # [d] the first of `stepped`, later the one that is used
     step_state: Mapping[str, Tensor]
+    stepped: Tensor  # [s, d] a model for every server step that is tried; most methods try one
     posterior: Posterior | None = None  # after the evidence; None for methods without
     influence: Tensor | None = None  # [n] each client's share of the aggregate; None: its weight
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     released: NoisedSum | None = None  # of methods that add noise to the mean
     unmet: str | None = None  # why the bounds are infeasible for these clients
+    steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
     residual: float | None = None  # of adapters: see `adapters.average_products`
 
 
@@ -497,6 +508,7 @@ class RoundRecord:
     counterfactuals: tuple[Counterfactual, ...] = ()
     contributions: Contributions | None = None  # Shapley values of the clients [n]
     residual: float | None = None  # of adapters: see `adapters.average_products`
+    steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
     kept: Kept | None = None  # why the model is that of the round before; None: it is new
 
 

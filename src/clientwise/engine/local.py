@@ -352,26 +352,28 @@ class LocalEngine:
         job = EvaluateJob.of(self._held, clients)
         return self.executor.evaluate(model[None], job).losses[0]
 
-    def train_server(self, model: Tensor, task: Task) -> Tensor:
+    def train_server(self, models: Tensor, task: Task) -> Tensor:
         """See `core.engine.Engine`."""
         held = self.data.weigh
         assert held is not None, "validation refuses to train on a server set that is not there"
+        count = len(models)
         job = TrainJob(
-            starts=model[None],
-            indices=held.indices,
-            targets=held.targets,
-            sizes=torch.tensor([len(held.indices)]),
-            keys=client_keys(self.seed, "server training", task.round_num, [0]),
+            starts=models,
+            indices=held.indices.repeat(count),
+            targets=held.targets.repeat(count, *(1,) * (held.targets.dim() - 1)),
+            sizes=torch.tensor([len(held.indices)] * count),
+            # The same batches for all of them
+            keys=client_keys(self.seed, "server training", task.round_num, [0] * count),
             # The server has no control variates, and its own samples need no noise.
             training=replace(
                 task.training, control_variates=False, sample_clip=None, sample_noise=None
             ),
-            losses=[task.loss],
+            losses=[task.loss] * count,
         )
         (result,) = self.executor.train([job])
         if isinstance(result, Exception):
             raise result
-        return result.models[0]
+        return result.models
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`."""

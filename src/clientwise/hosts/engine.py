@@ -55,9 +55,9 @@ class ServerSamples:
         """The models [c, d] on a part of the samples; None where there is no such part."""
         return self._engine.evaluate_server(models, self._shows if part == "report" else part)
 
-    def train(self, model: Tensor, task: Task) -> Tensor:
-        """The model [d], trained on the samples to weigh by."""
-        return self._engine.train_server(model, task)
+    def train(self, models: Tensor, task: Task) -> Tensor:
+        """The models [c, d], trained on the samples to weigh by."""
+        return self._engine.train_server(models, task)
 
 
 def server_set(
@@ -120,10 +120,10 @@ class HostEngine:
         """See `core.engine.Engine`."""
         return None if self._server is None else self._server.evaluate(models, part)
 
-    def train_server(self, model: Tensor, task: Task) -> Tensor:
+    def train_server(self, models: Tensor, task: Task) -> Tensor:
         """See `core.engine.Engine`."""
         assert self._server is not None, "methods that need samples are refused beforehand"
-        return self._server.train(model, task)
+        return self._server.train(models, task)
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """See `core.engine.Engine`."""

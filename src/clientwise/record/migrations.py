@@ -72,6 +72,11 @@ def add_column(database: sqlite3.Connection, into: Into, table: str, column: str
 def _version_9(database: sqlite3.Connection, into: Into) -> None:
     """Rounds say which machine computed them. What code asks of a round is no longer a sentence."""
     add_column(database, into, "rounds", "machine INTEGER")
+    database.execute(
+        f"""CREATE TABLE {into}.server_steps (
+            lane INTEGER, round_num INTEGER, position INTEGER, step TEXT, loss REAL, used INTEGER,
+            PRIMARY KEY (lane, round_num, position)) WITHOUT ROWID"""
+    )
     if into == "temp":
         database.execute(f"CREATE TEMP VIEW kept AS {KEPT_OF_0_2_0}")
         database.execute(f"CREATE TEMP VIEW refusals AS {REFUSALS_OF_0_2_0}")

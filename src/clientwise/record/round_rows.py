@@ -37,6 +37,7 @@ COLUMNS = {  # besides the lane and the round
     "clock": "ended",
     "privacy": "epsilon, clip, deviation",
     "adapters": "residual",
+    "server_steps": "position, step, loss, used",
 }
 
 
@@ -122,6 +123,10 @@ def rows_of_round(
         rows["privacy"] = [(released.epsilon, released.clip, released.deviation)]
     if record.residual is not None:
         rows["adapters"] = [(record.residual,)]
+    rows["server_steps"] = [
+        (position, step.name, step.loss, int(step.used))
+        for position, step in enumerate(record.steps)
+    ]
     if kept is not None:
         rows["omitted"] = [_omitted(record, kept, hostile)]
         record = _thinned(record, kept)

@@ -18,6 +18,7 @@ TABLES_BY_ROUND = (
     "clock",
     "privacy",
     "adapters",
+    "server_steps",
     "participants",
     "refusals",
     "omitted",
@@ -76,6 +77,11 @@ SCHEMA = (
     lane INTEGER, round_num INTEGER,
     residual REAL,  -- share of the mean's Frobenius norm that the adapters' rank leaves out
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS server_steps (  -- of methods that try several server steps
+    lane INTEGER, round_num INTEGER, position INTEGER,
+    step TEXT, loss REAL,  -- its name, and the loss of its model on the server's samples
+    used INTEGER,  -- 1: its model is the round's
+    PRIMARY KEY (lane, round_num, position)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS participants (  -- every update that arrived
     lane INTEGER, round_num INTEGER, client INTEGER,
     refusal TEXT,  -- NULL: accepted

@@ -9,16 +9,19 @@ without bias correction, as published.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ...registry import Decay, PositiveFloat, Registry
+from ...registry import Decay, Lists, Part, PositiveFloat, Registry, needs
 
 Tau = Annotated[float, Ge(1e-12), Le(1e12)]  # neither it nor its square is lost in float32
 StepState = Mapping[str, Tensor]
+SUMS = "sums"  # of `BestOf`: the decayed sums of losses [s], beside the states of its steps
 ServerStep = Callable[..., tuple[Tensor, StepState]]
 SERVER_STEPS: Registry[ServerStep] = Registry(
     "server step", "server_steps", "Application of the aggregate to the model"
@@ -156,6 +159,69 @@ def adagrad_step(
     first = _moment(_remembered(state, "first", model), update, beta1)
     second = _remembered(state, "second", model, start=tau**2) + update.square()
     return _adaptive_step(model, first, second, learning_rate, tau)
+
+
+@SERVER_STEPS.register("best_of", needs("server_samples"))
+@dataclass(frozen=True)
+class BestOf:
+    """Takes several steps from the same aggregate and uses the one with the lowest loss on the server's samples.
+
+    L_i is the loss of the model of step i, after fine-tuning where the method fine-tunes. Losses are
+    summed over the rounds,
+
+        S_i ← decay·S_i + L_i,
+
+    and the model of the step with the smallest S_i is the new one. All steps keep their states, whichever
+    is used. P2 tries orders of priority within a round; this tries server steps.
+
+    Args:
+        steps: two or more other server steps.
+        decay: of earlier losses; 0: those of this round alone.
+    """
+
+    steps: Annotated[tuple[Part, ...], Lists(SERVER_STEPS)]
+    decay: Decay = 0.9
+
+    def __post_init__(self) -> None:
+        if len(self.steps) < 2:
+            raise ValueError("steps must have at least two server steps")
+        if any(isinstance(SERVER_STEPS.get(step.name), type) for step in self.steps):
+            raise ValueError("steps must not have another best_of")
+
+    @cached_property
+    def _taken(self) -> list[ServerStep]:
+        return [partial(SERVER_STEPS.get(step.name), **step.options) for step in self.steps]
+
+    def __call__(self, model: Tensor, mean: Tensor, state: StepState) -> tuple[Tensor, StepState]:
+        """The models of all steps [s, d], and their states."""
+        models = []
+        after = {name: value for name, value in state.items() if name == SUMS}
+        for index, step in enumerate(self._taken):
+            prefix = f"{index}."
+            own = {
+                name.removeprefix(prefix): value
+                for name, value in state.items()
+                if name.startswith(prefix)
+            }
+            moved, own = step(model, mean, own)
+            models.append(moved)
+            after |= {prefix + name: value for name, value in own.items()}
+        return torch.stack(models), after
+
+    def choose(self, losses: Tensor, state: StepState) -> tuple[int, StepState]:
+        """The step that is used, by the losses of all steps [s], and the state with the new sums.
+
+        A model whose loss is not finite is not used, and counts as the worst of the others.
+        """
+        losses = losses.double().cpu()
+        is_finite = losses.isfinite()
+        if not bool(is_finite.any()):
+            return 0, state
+        worst = losses[is_finite].max()
+        before = state[SUMS].cpu() if SUMS in state else torch.zeros_like(losses)
+        sums = self.decay * before + torch.where(is_finite, losses, worst)
+        usable = torch.where(is_finite, sums, torch.inf)
+        return int(usable.argmin()), {**state, SUMS: sums}
 
 
 def _remembered(state: StepState, name: str, model: Tensor, start: float = 0.0) -> Tensor:

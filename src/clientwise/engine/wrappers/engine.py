@@ -73,9 +73,9 @@ class WrappingEngine:
         """See `core.engine.Engine`."""
         return self.inner.train(client_ids, model, task)
 
-    def train_server(self, model: Tensor, task: Task) -> Tensor:
+    def train_server(self, models: Tensor, task: Task) -> Tensor:
         """See `core.engine.Engine`."""
-        return self.inner.train_server(model, task)
+        return self.inner.train_server(models, task)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`."""

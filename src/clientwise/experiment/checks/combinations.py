@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ...attacks import ATTACKS
+from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.method import Method
 from ...core.weights.priority import MAX_CRITERIA
 from ...core.weights.weighting import check_normaliser
@@ -184,7 +185,7 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
     yield from _training_issues(method, experiment)
     yield from _part_issues(settings, method)
     if method.adjust:
-        yield from _adjust_issues(method, experiment)
+        yield from _adjust_issues(settings, method, experiment)
     yield from _clock_issues(settings, method, experiment)
     yield from privacy_issues(settings, method, experiment)
     yield from secure_issues(settings, method, experiment)
@@ -225,7 +226,9 @@ def _part_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
             yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
 
 
-def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+def _adjust_issues(
+    settings: MethodSettings, method: Method, experiment: Experiment
+) -> Iterator[Issue]:
     if method.first_priority is None:
         yield "adjust", 'adjusts an order of priority: use score = "prioritized"'
     count = len(method.names)
@@ -234,6 +237,11 @@ def _adjust_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
     if method.fine_tune:
         hint = "does not go with adjust, which compares models before the server trains them"
         yield "fine_tune", hint
+    if "server_samples" in SERVER_STEPS.needs(settings.server_step):
+        yield (
+            "server_step",
+            f"{settings.server_step.name} does not go with adjust: both choose the model",
+        )
     if not experiment.clients_test:
         yield "adjust", f"evaluates on the clients' test sets: {TEST_SETS}"
 

@@ -149,6 +149,7 @@ class MethodSettings(ConfigTable):
         for index, part in enumerate(self.before):
             yield f"before[{index}]", BEFORE, part
         yield "rule", RULES, self.rule
+        yield "server_step", SERVER_STEPS, self.server_step
         if self.evidence:
             yield "evidence", EVIDENCE, self.evidence
         if self.adapt_loss:
@@ -157,7 +158,8 @@ class MethodSettings(ConfigTable):
     @property
     def trains_model_on_server(self) -> bool:
         """Whether the server trains a model on its own samples."""
-        parts = [(registry, part) for key, registry, part in self.parts() if key != "evidence"]
+        judging = ("evidence", "server_step")  # these evaluate on the samples, and train no model
+        parts = [(registry, part) for key, registry, part in self.parts() if key not in judging]
         needs_update = any("server_samples" in registry.needs(part) for registry, part in parts)
         return needs_update or self.fine_tune is not None or self.control == "server_only"
 

@@ -375,9 +375,9 @@ class FlowerEngine:
         """See `core.engine.Engine`."""
         return self._local.evaluate_server(models, part)
 
-    def train_server(self, model: Tensor, task: Task) -> Tensor:
+    def train_server(self, models: Tensor, task: Task) -> Tensor:
         """See `core.engine.Engine`."""
-        return self._local.train_server(model, task)
+        return self._local.train_server(models, task)
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """See `core.engine.Engine`. Nothing to do: the nodes hold the data."""

@@ -24,6 +24,7 @@ from .rows import (
     PrivacyRow,
     Reached,
     RoundRow,
+    StepRow,
 )
 
 CURVES = {
@@ -155,6 +156,17 @@ class RoundReader(RunReader):
             "SELECT round_num, residual FROM adapters WHERE lane = ? ORDER BY round_num",
             method,
             seed,
+        )
+
+    def server_steps(self, method: str, seed: int, round_num: int) -> list[StepRow]:
+        """The server steps that a round tried; empty for methods that take one."""
+        return self._lane_rows(
+            StepRow,
+            """SELECT step, loss, used FROM server_steps
+               WHERE lane = ? AND round_num = ? ORDER BY position""",
+            method,
+            seed,
+            round_num,
         )
 
     def sampling_errors(self, method: str, seed: int) -> list[tuple[int, float | None]]:

@@ -271,6 +271,14 @@ class PrivacyRow(NamedTuple):
     deviation: float
 
 
+class StepRow(NamedTuple):
+    """A server step that a round tried, and the loss of its model on the server's samples."""
+
+    step: str
+    loss: float
+    used: int
+
+
 class ReasonRow(NamedTuple):
     """How often updates were refused for a reason."""
 

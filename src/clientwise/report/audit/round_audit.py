@@ -24,6 +24,7 @@ from ...record.reading.rows import (
     OmittedRow,
     ParticipantRow,
     RoundRow,
+    StepRow,
 )
 from ...registry import Part
 from ..document import Cell, percent_of
@@ -129,7 +130,13 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
         participants=tuple(participants),
         what_if=bool(recomputed.what_if),
         steps=(*recomputed.order, *(stage.mover for stage in shares[1:])),
-        explanation=" ".join([_explain(how, record, PRIOR in passed), *chain.explain(passed)]),
+        explanation=" ".join(
+            [
+                _explain(how, record, PRIOR in passed),
+                *chain.explain(passed),
+                *_explain_steps(run.server_steps(method, seed, round_num)),
+            ]
+        ),
         priority=record.priority,
         candidates=record.candidates or (),
         testing_rounds=record.testing_rounds,
@@ -318,6 +325,18 @@ def _one_by_one(how: Weighing, raw: Tensor) -> tuple[tuple[str, ...], list[list[
     if not weights:
         return order, [[]] * len(raw)
     return order, torch.stack(weights, 1).tolist()
+
+
+def _explain_steps(tried: Sequence[StepRow]) -> list[str]:
+    """Which server steps were tried, and which one was used."""
+    if not tried:
+        return []
+    losses = ", ".join(f"{one.step} {one.loss:.4g}" for one in tried)
+    used = next(one.step for one in tried if one.used)
+    return [
+        f"The server tried {len(tried)} steps and used {used}. Losses on its samples: {losses}. "
+        "The decision adds up the losses of earlier rounds, with decay."
+    ]
 
 
 def _explain(how: Weighing | None, record: RoundRow, is_moved: bool) -> str:

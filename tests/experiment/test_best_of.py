@@ -1,0 +1,138 @@
+"""The server step `best_of`: several steps of one aggregate, and the one with the lowest loss is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clientwise as cw
+from clientwise.core.aggregation.server_step import BestOf, adam_step, momentum_step
+from clientwise.errors import ConfigError
+from clientwise.experiment.load import load_experiment
+from clientwise.registry import Part
+from clientwise.report.audit.round_audit import audit
+
+STEPS = [{"name": "momentum", "momentum": 0.8}, {"name": "adam", "learning_rate": 0.1}]
+METHOD = {
+    "name": "best",
+    "server_step": {"name": "best_of", "steps": STEPS},
+    "fine_tune": {"epochs": 2, "batch_size": 20},
+}
+
+
+@pytest.fixture
+def config(tiny: dict[str, Any]) -> dict[str, Any]:
+    server_set = {"fraction": 0.3, "report_fraction": 0.5}
+    return tiny | {"rounds": 5, "methods": [METHOD], "server_set": server_set}
+
+
+def two_steps(decay: float = 0.9) -> BestOf:
+    parts = (Part("momentum", {"momentum": 0.8}), Part("adam", {"learning_rate": 0.1}))
+    return BestOf(parts, decay)
+
+
+def test_every_step_is_taken_from_the_same_aggregate_and_keeps_its_own_state() -> None:
+    step = two_steps()
+    model = torch.tensor([1.0, -2.0])
+    state: Any = {}
+    velocity: Any = {}
+    moments: Any = {}
+    for mean in (torch.tensor([2.0, 0.0]), torch.tensor([0.5, 1.0])):
+        models, state = step(model, mean, state)
+        by_momentum, velocity = momentum_step(model, mean, velocity, momentum=0.8)
+        by_adam, moments = adam_step(model, mean, moments, learning_rate=0.1)
+        assert torch.equal(models, torch.stack([by_momentum, by_adam]))
+        model = by_adam  # whichever is used
+
+
+def test_losses_are_summed_over_the_rounds_with_decay() -> None:
+    step = two_steps(decay=0.5)
+    used, state = step.choose(torch.tensor([1.0, 2.0]), {})
+    assert used == 0
+    # 0.5·1 + 1.4 = 1.9 against 0.5·2 + 1.0 = 2.0: the second is better now, and not in sum
+    used, state = step.choose(torch.tensor([1.4, 1.0]), state)
+    assert used == 0
+    # 0.5·1.9 + 1.4 = 2.35 against 0.5·2.0 + 1.0 = 2.0
+    used, state = step.choose(torch.tensor([1.4, 1.0]), state)
+    assert used == 1
+    assert state["sums"].tolist() == pytest.approx([2.35, 2.0])
+
+
+def test_a_model_without_a_finite_loss_is_not_used_and_can_come_back() -> None:
+    step = two_steps(decay=0.0)
+    used, state = step.choose(torch.tensor([torch.nan, 3.0]), {})
+    assert used == 1
+    used, state = step.choose(torch.tensor([1.0, 3.0]), state)
+    assert used == 0
+    assert step.choose(torch.tensor([torch.nan, torch.inf]), state) == (0, state)
+
+
+def test_the_record_and_the_audit_say_which_step_was_used(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    run = cw.run(config, tmp_path / "run")
+    rows = run.query("SELECT round_num, step, loss, used FROM server_steps ORDER BY 1, position")
+    assert len(rows) == 5 * 2
+    ((_, _, seed),) = run.lanes
+    sums = [0.0, 0.0]
+    for round_num in range(1, 6):
+        tried = [row for row in rows if row[0] == round_num]
+        sums = [0.9 * before + loss for before, (_, _, loss, _) in zip(sums, tried, strict=True)]
+        lowest = min(range(2), key=lambda index: sums[index])
+        assert [used for *_, used in tried] == [int(index == lowest) for index in range(2)]
+        said = audit(run, "best", seed, round_num).explanation
+        assert f"The server tried 2 steps and used {tried[lowest][1]}." in said
+
+
+def test_it_differs_from_either_step_and_resumes_to_the_bit(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = cw.run(config, tmp_path / "whole")
+
+    def stop(progress: cw.Progress) -> None:
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    config = config | {"checkpoint_seconds": 0.0}
+    with pytest.raises(KeyboardInterrupt):
+        cw.run(config, tmp_path / "stopped", on_round=stop)
+    resumed = cw.run(config, tmp_path / "stopped", resume=True)
+    sql = "SELECT round_num, metric, loss FROM rounds ORDER BY 1"
+    assert resumed.query(sql) == whole.query(sql)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"name": "best_of"}, "steps"),
+        ({"name": "best_of", "steps": ["momentum"]}, "at least two"),
+        ({"name": "best_of", "steps": "momentum"}, "must be a list"),
+        ({"name": "best_of", "steps": ["momentum", "adamm"]}, "did you mean 'adam'"),
+        ({"name": "best_of", "steps": ["momentum", {"name": "adam", "rate": 1}]}, "adam: rate"),
+        (
+            {"name": "best_of", "steps": ["adam", {"name": "best_of", "steps": STEPS}]},
+            "another best_of",
+        ),
+        ({"name": "best_of", "steps": ["momentum", 3]}, "each must name a server step"),
+    ],
+)
+def test_what_cannot_be_tried_is_refused(config: dict[str, Any], step: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_experiment(config | {"methods": [METHOD | {"server_step": step}]})
+    assert message in str(refused.value)
+
+
+def test_it_needs_samples_of_the_server_and_no_other_search(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="needs samples to weigh by"):
+        load_experiment(config | {"server_set": {"fraction": 0.0}})
+    adjusted = {
+        "name": "best",
+        "server_step": METHOD["server_step"],
+        "criteria": ["dataset_size", "label_diversity"],
+        "adjust": "best_order",
+    }
+    with pytest.raises(ConfigError, match="does not go with adjust"):
+        load_experiment(config | {"methods": [adjusted]})
