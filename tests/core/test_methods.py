@@ -14,6 +14,7 @@ from torch import Tensor
 
 from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.evidence.agnostic import Agnostic, onto_simplex
+from clientwise.core.evidence.credibility import Credibility
 from clientwise.core.evidence.greedy import Greedy
 from clientwise.core.evidence.law import Law
 from clientwise.core.evidence.shapley import Shapley
@@ -137,6 +138,35 @@ def test_the_simplex_has_no_nearer_point() -> None:
     assert float(nearest.sum()) == pytest.approx(1)
     others = torch.distributions.Dirichlet(torch.ones(4)).sample((2000,)).double()
     assert bool(((others - values).norm(dim=1) >= (nearest - values).norm()).all())
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [
+        (1.0, [0.9, 0.6, 0.5]),  # 1 − (1, 4, 5)/10
+        (2.0, [41 / 42, 26 / 42, 17 / 42]),  # 1 − (1, 16, 25)/42
+    ],
+)
+def test_focus_weighs_by_the_mutual_cross_entropy(alpha: float, expected: list[float]) -> None:
+    def on_server_set(models: Tensor) -> Tensor:
+        assert torch.equal(models, START + torch.tensor([[*one, 1.0] for one in UPDATES]))
+        return torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64).log()
+
+    seen = gathered(UPDATES, on_server_set, start_loss=[0.0, math.log(2), 0.0])
+    found = Credibility(alpha=alpha)(seen, WEIGHTS, {}).weights
+    worked = WEIGHTS.numpy() * expected  # n_k·C_k
+    assert found.tolist() == pytest.approx((worked / worked.sum()).tolist())
+
+
+def test_focus_without_a_finite_loss_and_with_one_client() -> None:
+    broken = torch.tensor([1.0, torch.inf, 1.0], dtype=torch.float64)
+    seen = gathered(UPDATES, lambda models: broken, start_loss=[1.0, 1.0, 1.0])
+    found = Credibility()(seen, WEIGHTS, {})
+    assert found.weights.tolist() == pytest.approx([5 / 7, 0, 2 / 7])
+    alone = gathered(UPDATES[:1], start_loss=[1.0])
+    only = Credibility()(alone, torch.ones(1, dtype=torch.float64), {})
+    assert only.weights.tolist() == [1.0]
+    assert "no client of the round has credibility" in only.notes[0]
 
 
 def test_greedy_takes_the_best_while_they_help() -> None:

@@ -141,6 +141,18 @@ def test_every_method_runs_and_learns(tiny: dict[str, Any], tmp_path: Path) -> N
         assert not run.notes(name), f"{name}: {run.notes(name)}"
 
 
+def test_focus_takes_the_weight_of_wrong_labels(tiny: dict[str, Any], tmp_path: Path) -> None:
+    harder = {"name": "harder", "like": "FOCUS", "evidence": {"alpha": 5.0}}
+    config = tiny | {"rounds": 6, "federation": {}, "methods": ["FedAvg", "FOCUS", harder]}
+    config["partition"] = {"name": "iid", "clients": 6}
+    config["hostile"] = [{"attack": "wrong_labels", "clients": [5]}]
+    weights = cw.run(config, tmp_path / "run").weights
+    assert weights.loc[("FedAvg", 5), 6] == pytest.approx(1 / 6, rel=0.1)
+    assert weights.loc[("FOCUS", 5), 6] < 0.14
+    assert weights.loc[("harder", 5), 6] < 0.03
+    assert weights.loc["harder"][6].drop(5).min() > 0.18
+
+
 def test_a_control_federates_nothing(tiny: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigError, match="control: is not federated learning: rule would have no effect"

@@ -31,6 +31,7 @@ WHOLE: dict[str, Any] = {
     "server_set": {"source": "held_out"},
     "flower": {"clients": []},
     "devices": {"speed": {"name": "lognormal", "median": 1.0}, "traces": "devices.csv"},
+    "attributes": {"job": ["nurse", "cook", "cook"], "broken": 3},
     "methods": [
         {
             "name": "A",
@@ -55,6 +56,7 @@ def test_a_config_as_typed_values() -> None:
     assert (config.clients_per_round, config.fraction) == (2, 0.5)
     assert (config.server_set_source, config.is_deployment) == ("held_out", False)
     assert config.devices == {"speed": Part("lognormal", {"median": 1.0}), "traces": "devices.csv"}
+    assert config.attributes == {"job": ["nurse", "cook", "cook"], "broken": []}
     assert (config.leaves_out("data"), config.leaves_out("features")) == (False, True)
     method = config.method("A")
     assert method is not None
@@ -77,11 +79,13 @@ def test_both_models_of_the_config_agree(tiny: dict[str, Any]) -> None:
         "federation": {"clients_per_round": 3, "sampling": "fixed"},
         "methods": [*METHODS, {"name": "mine", "like": "Recommended", "bounds": bounds}],
         "devices": {"speed": {"name": "lognormal", "median": 2.0}},
+        "attributes": {"job": ["nurse"] * 6, "age": [30, 41.5, 52, 63, 74, 85]},
     }
     written = load_experiment(tiny | more)
     read = RecordedConfig(written.to_dict())
     assert len(written.methods) > 20
-    for key in ("data", "features", "partition", "model", "training", "devices", "note", "tags"):
+    keys = ("data", "features", "partition", "model", "training", "devices", "note", "tags")
+    for key in (*keys, "attributes"):
         plain = to_plain(getattr(read, key))
         assert plain == to_plain(getattr(written, key)), key
     federation = written.federation

@@ -36,6 +36,10 @@ def show(
     method: Annotated[
         str | None, typer.Option(help="With --round: only this method.", show_default=False)
     ] = None,
+    fairness: Annotated[
+        bool,
+        typer.Option("--fairness", help="Show how the clients' results differ, method by method."),
+    ] = False,
 ) -> None:
     """Show the results of a run, finished or running, in the terminal.
 
@@ -59,6 +63,9 @@ def show(
     if round_num is not None:
         for table in audit_tables(run, round_num, method):
             out.print(table)
+        return
+    if fairness:
+        print_fairness(run)
         return
     facts = list(about(run))
     width = max(len(what) for what, _ in facts) + 2
@@ -209,6 +216,20 @@ def print_results(run: RunFolder) -> None:
     out.print(summary_table(run))
     for line in [*headline(series_of([run])), *remarks(run)]:
         out.print(escape(line))
+
+
+def print_fairness(run: RunFolder) -> None:
+    """The worst tenth of the clients, their spread, and gaps between groups."""
+    from ..report.output.terminal import plain_table
+    from ..report.sections.clients import fairness_of
+    from ..report.series import series_of
+
+    tables = fairness_of(series_of([run]))
+    for table in tables:
+        out.print(plain_table(table, table.title))
+        out.print(escape(table.note))
+    if not tables:
+        out.print("Fewer than two clients have test data: there is nothing to compare.")
 
 
 def print_matrix(folder: Path) -> None:

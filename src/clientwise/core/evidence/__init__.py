@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import (
     agnostic,
     alignins,
+    credibility,
     fldetector,
     foolsgold,
     greedy,
@@ -20,6 +21,7 @@ __all__ = [
     "Evidence",
     "agnostic",
     "alignins",
+    "credibility",
     "fldetector",
     "foolsgold",
     "greedy",

@@ -94,6 +94,13 @@ class RecordedConfig:
         return {key: _drawn(value) for key, value in _table(self.table.get("devices")).items()}
 
     @property
+    def attributes(self) -> dict[str, list[Any]]:
+        """Facts about the clients by name, one value per client."""
+        return {
+            name: _list(values) for name, values in _table(self.table.get("attributes")).items()
+        }
+
+    @property
     def clients_per_round(self) -> int | None:
         """The size of a cohort, where it is a number of clients."""
         found = self._inner("federation", "clients_per_round")

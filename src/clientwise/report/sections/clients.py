@@ -25,6 +25,7 @@ from ..marks import (
 from ..series import Series
 from ..statistics import mean_of, paired_difference
 from ..units import Unit
+from .fairness import fairness_tables
 
 MAX_LISTED = 100  # clients in the table of all of them, the worst first
 MAX_CLIENTS = 2000  # of a box plot, per seed
@@ -41,7 +42,12 @@ def clients_section(series: Sequence[Series]) -> Section:
     lead = " ".join([f"{which}, each on its own test data.", *sampled])
     if charts and not tables and not sampled:
         lead += " Clients have no names and are drawn anew for every seed: none can be followed."
-    return Section("clients", "Clients", lead, [*tables, *charts])
+    return Section("clients", "Clients", lead, [*fairness_of(series), *tables, *charts])
+
+
+def fairness_of(series: Sequence[Series]) -> list[Table]:
+    """How the clients' results differ, one row per method."""
+    return fairness_tables(series, evaluated_clients(series[0].run))
 
 
 def sampling_in_words(series: Sequence[Series]) -> list[str]:
