@@ -426,7 +426,7 @@ def _noise_names(clients: Sequence[int], model: Tensor, task: Task) -> list[str]
     gets other noise.
     """
     # Not `repr(task)`: options in another order are the same task, which must not get other noise.
-    plain = asdict(task) | {"loss": asdict(task.loss.record())}
+    plain = asdict(task) | {"loss": task.loss.record().plain()}
     asked = json.dumps(plain, sort_keys=True, default=repr).encode()
     request = hashlib.sha256(model.cpu().numpy().tobytes() + asked).hexdigest()
     return [f"local noise/{client}/{request}" for client in clients]

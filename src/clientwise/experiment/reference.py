@@ -25,6 +25,7 @@ from ..core.aggregation.server_step import SERVER_STEPS
 from ..core.criteria import CRITERIA, source_of
 from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
+from ..core.objective.loss import LOSSES
 from ..core.objective.metrics import METRICS
 from ..core.weights.priority import ADJUSTMENTS
 from ..core.weights.scores import SCORES
@@ -52,6 +53,7 @@ _REGISTRIES = (
     BEFORE,
     RULES,
     ADJUSTMENTS,
+    LOSSES,
     LOSS_ADAPTERS,
     SERVER_STEPS,
     METRICS,

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core.objective.loss import LossRecord
+from ..core.objective.loss import Loss, LossRecord
 from ..core.types import ServerState
 from ..errors import RunError
 from ..writing import write_atomically
@@ -66,7 +66,7 @@ def save_checkpoint(
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
-    text = json.dumps(asdict(scalars))
+    text = json.dumps(asdict(scalars) | {"loss": scalars.loss.plain()})
     header = {
         "version": str(CHECKPOINT_VERSION),
         "state": text,
@@ -103,7 +103,7 @@ def load_checkpoint(
     state = ServerState(
         round_num=content.scalars.round_num,
         model=tensors["model"],
-        loss=content.scalars.loss.loss(),
+        loss=_loss(path, content.scalars.loss),
         memory=_under("memory.", tensors),
         priority=content.scalars.priority,
         quality=content.scalars.quality,
@@ -114,6 +114,13 @@ def load_checkpoint(
         policy=_under(POLICY, tensors) if first.policy else {},
     )
     return state, _under("engine.", tensors)
+
+
+def _loss(path: Path, record: LossRecord) -> Loss:
+    try:
+        return record.loss()
+    except ValueError as error:
+        raise _refused(path, f"not a checkpoint of this run ({error})") from None
 
 
 def load_model(path: Path) -> tuple[int, Tensor]:

@@ -16,7 +16,6 @@ import torch
 from ...registry import PositiveFloat, Registry, needs
 from ..types import Evaluation
 from .loss import (
-    CrossEntropy,
     Loss,
     RobustLoss,
     robust_loss,
@@ -56,19 +55,19 @@ def class_weights(
     If the set has no sample of a class, its κ is 1 and the record says so.
 
     Args:
-        loss: cross-entropy, of this round.
+        loss: of this round: cross-entropy or focal. Its class weights are replaced.
         evaluation: of the new model; its counts are a confusion matrix [1, C, C].
         epsilon: ε; κ is at most 1/ε.
         by: the quality of a class: its F1 or its recall.
 
     Returns:
-        Cross-entropy with the class weights κ [C].
+        The loss with the class weights κ [C].
     """
     counts = evaluation.counts[0]
     lacking = counts.sum(-1) == 0
     quality = per_class_f1(counts) if by == "f1" else per_class_recall(counts)
     kappa = torch.where(lacking, 1.0, 1.0 / (quality + epsilon))
-    adapted = CrossEntropy(tuple(kappa.tolist()))
+    adapted = loss.weighted(tuple(kappa.tolist()))
     missing = ", ".join(map(str, lacking.nonzero().flatten().tolist()))
     if not missing:
         return Adapted(adapted)

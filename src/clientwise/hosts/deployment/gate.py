@@ -19,7 +19,7 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from ...core.objective.loss import LossRecord
+from ...core.objective.loss import LOSSES, LossRecord
 from ...core.objective.problem import Problem
 from ...core.types import Evaluation, Updates
 from ...data.federated import FederatedData, Holdings
@@ -391,10 +391,9 @@ def _fits(loss: LossRecord, classes: int) -> bool:
 
     Where a class had no weight, the error would tell whether this node has rows of that class.
     """
-    if not classes:
-        return loss.kind != "cross_entropy"
+    for_classes = "classes" in LOSSES.declared(loss.kind).needs
     weights = loss.class_weights
-    return loss.kind == "cross_entropy" and (weights is None or len(weights) == classes)
+    return for_classes == bool(classes) and (weights is None or len(weights) == classes)
 
 
 def _is_plain(loss: LossRecord) -> bool:

@@ -75,7 +75,7 @@ def plain_request(request: Request) -> dict[str, Any]:
     plain = asdict(request)
     del plain["frozen"]
     if request.task is not None:
-        plain["task"]["loss"] = asdict(request.task.loss.record())
+        plain["task"]["loss"] = request.task.loss.record().plain()
     return plain
 
 
@@ -87,9 +87,7 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
     task = plain.pop("task")
     if task is not None:
         task["training"] = LocalTraining(**task["training"])
-        weights = task["loss"].pop("class_weights")
-        weights = None if weights is None else tuple(weights)
-        task["loss"] = LossRecord(class_weights=weights, **task["loss"]).loss()
+        task["loss"] = LossRecord.read(task["loss"]).loss()
         task["criteria"] = tuple(Part(**part) for part in task["criteria"])
         noise = task["noise"]
         task["noise"] = LocalNoise(**noise) if noise else None
