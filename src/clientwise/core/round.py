@@ -27,7 +27,7 @@ from .candidates import (
 )
 from .cohort import Cohort
 from .counterfactuals import contributions, counterfactuals
-from .engine import Engine, FoldingEngine
+from .engine import CountsLabels, Engine, FoldingEngine
 from .evaluation import Evaluations, why_kept
 from .method import Method, Plan
 from .objective.adapt_loss import Adapted
@@ -153,12 +153,13 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
-    """The state before round 1: the initial model [d], the plain loss, empty memories."""
+    """The state before round 1: the initial model [d], the first loss, empty memories."""
     clients = engine.num_clients
+    label_counts = engine.label_counts if isinstance(engine, CountsLabels) else None
     return ServerState(
         0,
         model,
-        engine.problem.loss,
+        method.first_loss(engine.problem, label_counts),
         memory={name: one.first(clients) for name, one in method.memories.items()},
         priority=method.first_priority,
         evidence=method.evidence.first(clients) if method.evidence else {},
@@ -215,7 +216,8 @@ def tune(model: Tensor, task: Task, cohort: Cohort) -> Tensor:
     """Train the model [d] further on the server's samples; see `Method.line_search`."""
     method = cohort.method
     assert method.fine_tune is not None
-    tuned = cohort.engine.train_server(model, replace(task, training=method.fine_tune))
+    training = method.scheduled(method.fine_tune, task.round_num)
+    tuned = cohort.engine.train_server(model, replace(task, training=training))
     if not method.line_search:
         return tuned
     fractions = torch.linspace(0, 1, LINE_SEARCH_POINTS, device=model.device)

@@ -27,6 +27,9 @@ from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
 from ..core.objective.loss import LOSSES
 from ..core.objective.metrics import METRICS
+from ..core.optimizers import OPTIMIZERS
+from ..core.schedules import SCHEDULES
+from ..core.transforms import TRANSFORMS
 from ..core.weights.priority import ADJUSTMENTS
 from ..core.weights.scores import SCORES
 from ..core.weights.weighting import NORMALISERS
@@ -53,9 +56,12 @@ _REGISTRIES = (
     BEFORE,
     RULES,
     ADJUSTMENTS,
-    LOSSES,
     LOSS_ADAPTERS,
     SERVER_STEPS,
+    OPTIMIZERS,
+    LOSSES,
+    SCHEDULES,
+    TRANSFORMS,
     METRICS,
     DATASETS,
     FEATURES,

@@ -13,11 +13,14 @@ from typing import Literal
 
 import torch
 
-from ...registry import PositiveFloat, Registry, needs
+from ...registry import Declaration, PositiveFloat, Registry
 from ..types import Evaluation
 from .loss import (
+    CrossEntropy,
+    FocalLoss,
     Loss,
     RobustLoss,
+    SquaredError,
     robust_loss,
 )
 from .metrics import (
@@ -36,13 +39,28 @@ class Adapted:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class AdapterDeclaration(Declaration):
+    """What a loss adapter declares beside its needs."""
+
+    takes: tuple[str, ...] = ()  # the losses that it can adapt; empty: any
+    sets_class_weights: bool = False
+
+
 LossAdapter = Callable[..., Adapted]
 LOSS_ADAPTERS: Registry[LossAdapter] = Registry(
     "loss adapter", "adapt_loss", "Changes of the next round's loss"
 )
 
 
-@LOSS_ADAPTERS.register("class_weights", needs("classes", "server_set"))
+@LOSS_ADAPTERS.register(
+    "class_weights",
+    AdapterDeclaration(
+        frozenset({"classes", "server_set"}),
+        takes=(CrossEntropy.kind, FocalLoss.kind),
+        sets_class_weights=True,
+    ),
+)
 def class_weights(
     loss: Loss,
     evaluation: Evaluation,
@@ -76,7 +94,12 @@ def class_weights(
     )
 
 
-@LOSS_ADAPTERS.register("robust_shape", needs("numbers", "server_set"))
+@LOSS_ADAPTERS.register(
+    "robust_shape",
+    AdapterDeclaration(
+        frozenset({"numbers", "server_set"}), takes=(RobustLoss.kind, SquaredError.kind)
+    ),
+)
 def robust_shape(loss: Loss, evaluation: Evaluation, *, scale: PositiveFloat = 1.0) -> Adapted:
     """Shape α of the general robust loss from the tails of the model's errors on the server's set (P3 III.B).
 

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as functional
@@ -80,7 +80,7 @@ class LossRecord:
 class Loss(ABC):
     """The loss of one round."""
 
-    kind: ClassVar[str]  # its name in `LOSSES`
+    kind: str  # its name in `LOSSES`
     class_weights: ClassWeights = None
     # A sample's loss depends on its batch, so batches cannot be joined
     compares_samples: bool = False
@@ -243,6 +243,41 @@ class CoxLoss(Loss):
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Of every event, against the samples of the same batch."""
         return cox_losses(outputs.reshape(targets.shape), targets)
+
+
+@dataclass(frozen=True)
+class FunctionLoss(Loss):
+    """A loss that was given in Python: a function of outputs and targets.
+
+    Args:
+        kind: the name under which the function is registered.
+        function: of outputs [N, ...] and targets [N, ...]. It returns a loss per sample [N], or several
+            per sample [N, ...], of which the mean is taken.
+        compares_samples: whether a sample's loss may depend on its batch.
+    """
+
+    kind: str
+    function: Callable[[Tensor, Tensor], Tensor]
+    compares_samples: bool = True
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean of each sample's losses; ValueError where they are not one per sample."""
+        if outputs.numel() == targets.numel():
+            outputs = outputs.reshape(
+                targets.shape
+            )  # [N, 1] and [N] would be compared pair by pair
+        losses = self.function(outputs, targets)
+        if not isinstance(losses, Tensor) or losses.shape[:1] != targets.shape[:1]:
+            given = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"{self.kind} must return a loss for each of {len(targets)} samples, returned {given}: "
+                'use reduction="none"'
+            )
+        return losses.reshape(len(targets), -1).mean(1)
+
+    def record(self) -> LossRecord:
+        """Its name alone: whoever reads it must have the function."""
+        return LossRecord(self.kind)
 
 
 LabelCounts = Tensor | None  # training samples of each class over all clients [C]

@@ -173,8 +173,12 @@ class Experiment(ConfigTable):
     def functions(self) -> dict[str, Callable[..., Any]]:
         """The functions and classes that were given in Python instead of a name, by kind and name."""
         found = {}
+        training: list[tuple[Registry[Any], Part]] = list(self.training.parts())
         for method in self.methods:
             parts: list[tuple[Registry[Any], Part]] = [(CRITERIA, one) for one in method.criteria]
+            parts += [*training, *method.training.parts()]
+            if method.fine_tune:
+                parts += method.fine_tune.parts()
             for registry, part in [*parts, (SCORES, method.score)]:
                 if registry.is_adopted(part.name):
                     given = registry.get(part.name)
@@ -231,6 +235,15 @@ class Experiment(ConfigTable):
         changed = self.model_copy(update={"methods": [MethodSettings.model_validate(method)]})
         changed._names_methods = False
         return changed
+
+    def spanning(self) -> Experiment:
+        """The same with schedules that span all rounds, where the config does not say how many."""
+        methods = []
+        for method in self.methods:
+            training = method.training.spanning(self.rounds)
+            methods.append(method.model_copy(update={"training": training}))
+        training = self.training.spanning(self.rounds)
+        return self.model_copy(update={"training": training, "methods": methods})
 
     def for_data(self, weigh: object | None) -> Experiment:
         """The same for the user's own data: without samples to weigh by, the default is FedAvg."""
