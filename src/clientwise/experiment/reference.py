@@ -130,6 +130,8 @@ def type_name(kind: Any) -> str:
         return " or ".join(_value(argument) for argument in arguments)
     if origin in (types.UnionType, typing.Union):
         named = [argument for argument in arguments if argument is not type(None)]
+        if Part in named:  # which is a text where it has no options
+            named = [argument for argument in named if argument is not str]
         return " or ".join(type_name(argument) for argument in named)
     if kind is Part:
         return "part"
