@@ -21,7 +21,7 @@ from ...registry import NonNegativeFloat, PositiveFloat, Registry, needs
 
 ClassWeights = tuple[float, ...] | None  # κ of P3 Eq. 2, one per class; None: all 1
 # As an option: a list with a weight for each class, or the inverse of its frequency
-Weights: TypeAlias = list[PositiveFloat] | Literal["balanced"] | None
+Weights: TypeAlias = list[float] | Literal["balanced"] | None
 BALANCED = "balanced"
 
 # A loss is made from the training samples of each class over all clients [C], None where they are not

@@ -165,9 +165,14 @@ def _loss_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]:
         unfit = list(_unfit(key, LOSSES, part, problem))
         yield from unfit
         weights = part.options.get("class_weights")
-        if not unfit and isinstance(weights, list) and len(weights) != problem.num_classes:
+        if unfit or not isinstance(weights, list):
+            continue
+        if len(weights) != problem.num_classes:
             counts = f"has {len(weights)} weights for {problem.num_classes} classes"
             yield f"{key}.class_weights", counts
+        elif min(weights) <= 0:
+            message = "every weight must be greater than 0"
+            yield f"{key}.class_weights = {min(weights):g}", message
 
 
 def _metric_issues(problem: Problem) -> Iterator[Issue]:
