@@ -28,6 +28,8 @@ from ..writing import write_atomically
 
 CHECKPOINT_VERSION = 2
 POLICY = "policy."  # prefix of what the bounds remember
+BEST = "engine.lane.best"  # the model of the best round, where `keep` says so
+BEST_ROUND = "engine.lane.best_round"
 
 
 @dataclass(frozen=True)
@@ -123,13 +125,19 @@ def _loss(path: Path, record: LossRecord) -> Loss:
         raise _refused(path, f"not a checkpoint of this run ({error})") from None
 
 
-def load_model(path: Path) -> tuple[int, Tensor]:
-    """Read the last round of a lane, and the model [d] after it."""
+def load_model(path: Path, *, best: bool = False) -> tuple[int, Tensor]:
+    """Read the last round of a lane, and the model [d] after it.
+
+    With `best`, read the best round and its model, where the lane keeps it.
+    """
     content = _read(path, torch.device("cpu"))
-    if "model" not in content.tensors:
+    tensors = content.tensors
+    if "model" not in tensors:
         raise _refused(path, "not a checkpoint of clientwise (it has no model)")
     _refuse_damage(path, content)
-    return content.scalars.round_num, content.tensors["model"]
+    if best and {BEST, BEST_ROUND} <= tensors.keys():
+        return int(tensors[BEST_ROUND]), tensors[BEST]
+    return content.scalars.round_num, tensors["model"]
 
 
 def _read(path: Path, device: torch.device) -> _Content:

@@ -41,6 +41,8 @@ def config_issues(experiment: Experiment) -> list[Issue]:
         *_counterfactual_issues(experiment),
         *_hostile_issues(experiment),
     ]
+    for key in _without_loss(experiment):
+        issues.append((key, "needs held-out samples: set server_set.fraction > 0"))
     if experiment.devices and experiment.federation.sampling == "poisson":
         hint = '"poisson" may ask no client, and such a round has no duration: leave out [devices]'
         issues.append(("federation.sampling", hint))
@@ -55,6 +57,17 @@ def config_issues(experiment: Experiment) -> list[Issue]:
         ]
         issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
     return issues
+
+
+def _without_loss(experiment: Experiment) -> Iterator[str]:
+    """The keys that read a held-out loss, where no samples are held out."""
+    judged = experiment.server_holds_samples or experiment.clients_test
+    if judged or experiment.server_set.source == "contributed":
+        return
+    if experiment.stop_early is not None:
+        yield "stop_early"
+    if experiment.keep == "best":
+        yield "keep"
 
 
 def _tuning_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:

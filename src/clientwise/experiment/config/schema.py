@@ -29,6 +29,7 @@ from .settings import (
     HostileClients,
     RecordSettings,
     ServerSet,
+    StopEarly,
     Training,
 )
 from .tables import ConfigTable
@@ -70,6 +71,15 @@ class Experiment(ConfigTable):
     keep_every: Count = Field(
         0,
         description="Keep the best model, and one after every so many rounds. 0: only the last.",
+    )
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description='The model that is used after the run. "best": that of the round with the lowest '
+        "loss on the samples the server weighs by.",
+    )
+    stop_early: StopEarly | None = Field(
+        None,
+        description="End a method's run where that loss no longer falls: see [stop_early]. Default: off.",
     )
     initial_model: str | None = Field(
         None,

@@ -21,6 +21,7 @@ from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
 from ...data.division import OfficialTest
 from ...data.tables.encoding import Encoding, InputColumn
 from ...registry import (
+    NonNegativeFloat,
     OpenShare,
     Part,
     PositiveFloat,
@@ -234,6 +235,17 @@ class EvaluationSettings(ConfigTable):
         [],
         description="Values of the metric for P1's tables, which count the rounds until 10% to 90% "
         "of the clients reach them. Default: `target`.",
+    )
+
+
+class StopEarly(ConfigTable):
+    """When a run ends before its last round: by the loss on the samples the server weighs by."""
+
+    rounds: PositiveInt = Field(
+        5, description="Stop after so many rounds in a row without a lower loss."
+    )
+    min_delta: NonNegativeFloat = Field(
+        0.0, description="By how much a loss must be lower than the lowest one before."
     )
 
 
