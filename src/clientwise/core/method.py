@@ -149,7 +149,7 @@ class Method:
     @property
     def counts_labels(self) -> bool:
         """Whether the first loss depends on how many samples of each class the clients have."""
-        return self.loss is not None and self.loss.options.get("class_weights") == BALANCED
+        return self.loss is not None and BALANCED in self.loss.options.values()
 
     def for_clients(self, names: Sequence[str], num_clients: int) -> Method:
         """The method with numbers where its bounds name clients; ValueError for unknown ones."""

@@ -29,9 +29,13 @@ class OptimizerDeclaration(Declaration):
     # A value of the model changes by its own gradients alone, and a state of zeros is a new one. Many
     # models then train as one vector, with an optimizer that is kept.
     elementwise: bool = False
+    # θ −= η·∇ where no option says otherwise
+    is_plain: bool = False
+    takes_momentum: bool = True  # the key `momentum` of [training]
 
 
-ELEMENTWISE = OptimizerDeclaration(elementwise=True)
+PLAIN = OptimizerDeclaration(elementwise=True, is_plain=True)
+ADAPTIVE = OptimizerDeclaration(elementwise=True, takes_momentum=False)
 
 
 def part_of(optimizer: str | Part) -> Part:
@@ -39,13 +43,23 @@ def part_of(optimizer: str | Part) -> Part:
     return Part(optimizer, {}) if isinstance(optimizer, str) else optimizer
 
 
+def declared_of(optimizer: str | Part) -> OptimizerDeclaration:
+    """What an optimizer declares; one that declares nothing is a class of a user."""
+    declared = OPTIMIZERS.declared(part_of(optimizer).name)
+    return declared if isinstance(declared, OptimizerDeclaration) else OptimizerDeclaration()
+
+
 def is_elementwise(optimizer: str | Part) -> bool:
     """Whether many models can share one optimizer; see `OptimizerDeclaration`."""
-    declared = OPTIMIZERS.declared(part_of(optimizer).name)
-    return isinstance(declared, OptimizerDeclaration) and declared.elementwise
+    return declared_of(optimizer).elementwise
 
 
-@OPTIMIZERS.register("sgd", ELEMENTWISE)
+def is_plain(optimizer: str | Part) -> bool:
+    """Whether its step is θ −= η·∇, if there is no momentum and no decay."""
+    return isinstance(optimizer, str) and declared_of(optimizer).is_plain
+
+
+@OPTIMIZERS.register("sgd", PLAIN)
 def sgd(
     parameters: Sequence[nn.Parameter],
     rate: Rate,
@@ -67,7 +81,7 @@ def sgd(
     return torch.optim.SGD(parameters, rate, **options, nesterov=nesterov)
 
 
-@OPTIMIZERS.register("adam", ELEMENTWISE)
+@OPTIMIZERS.register("adam", ADAPTIVE)
 def adam(
     parameters: Sequence[nn.Parameter],
     rate: Rate,
@@ -97,7 +111,7 @@ def adam(
     )
 
 
-@OPTIMIZERS.register("adamw", ELEMENTWISE)
+@OPTIMIZERS.register("adamw", ADAPTIVE)
 def adamw(
     parameters: Sequence[nn.Parameter],
     rate: Rate,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,23 +50,6 @@ def seeded_default_generator(
     with _default_generator, torch.random.fork_rng(devices=devices):
         torch.manual_seed(derive_seed(seed, purpose, *numbers))
         yield
-
-
-@contextmanager
-def seeded_generators(
-    seed: int, purpose: str, *numbers: int, device: torch.device | None = None
-) -> Iterator[None]:
-    """Also for code that draws from `random` or `numpy.random`, as transforms of a user may."""
-    drawn = derive_seed(seed, purpose, *numbers)
-    with seeded_default_generator(seed, purpose, *numbers, device=device):
-        before = random.getstate(), numpy.random.get_state()
-        random.seed(drawn)
-        numpy.random.seed(drawn % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            numpy.random.set_state(before[1])
 
 
 def mixed(numbers: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.objective.loss import Loss
 from ..core.optimizers import is_elementwise
-from ..core.seeding import mixed, seeded_default_generator, seeded_generators, standard_normal
+from ..core.seeding import mixed, seeded_default_generator, standard_normal
 from ..core.transforms import TRANSFORMS
 from ..core.types import LocalTraining
 from ..data.federated import Inputs, Samples
@@ -23,6 +23,7 @@ from ..models.flat import FlatModel
 from ..registry import Part
 from .batches import BatchSchedule
 from .evaluation import BATCH, evaluate_batches, joined
+from .generators import seeded_generators
 from .graphs import CudaGraph
 from .jobs import EvaluateResult, TrainJob, TrainResult
 from .optimizers import make_optimizer, restart, set_rate, state_of
@@ -114,7 +115,7 @@ class LoopBackend:
     def _seeded(self, key: int, device: torch.device) -> AbstractContextManager[None]:
         """What draws from generators of the process: modules and transforms."""
         if self._transform is not None:
-            return seeded_generators(key, "modules", device=device)
+            return seeded_generators(key, "modules", device)
         if self._draws:
             return seeded_default_generator(key, "modules", device=device)
         return nullcontext()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..core.optimizers import OPTIMIZERS, Rate, is_elementwise, part_of
+from ..core.optimizers import OPTIMIZERS, Rate, is_elementwise, is_plain, part_of
 from ..core.types import LocalTraining
 
 
@@ -65,7 +65,7 @@ def is_plain_sgd(training: LocalTraining, device: torch.device) -> bool:
         or training.control_variates
         or training.clip_gradients
     )
-    return training.optimizer == "sgd" and not more and not _reads_rate(training, device)
+    return is_plain(training.optimizer) and not more and not _reads_rate(training, device)
 
 
 def _reads_rate(training: LocalTraining, device: torch.device) -> bool:

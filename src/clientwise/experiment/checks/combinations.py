@@ -12,7 +12,7 @@ import torch
 from ...attacks import ATTACKS
 from ...core.method import Method
 from ...core.objective.adapt_loss import LOSS_ADAPTERS, AdapterDeclaration
-from ...core.optimizers import OPTIMIZERS, is_elementwise, part_of
+from ...core.optimizers import OPTIMIZERS, declared_of, is_elementwise, is_plain, part_of
 from ...core.types import LocalTraining
 from ...core.weights.priority import MAX_CRITERIA
 from ...core.weights.weighting import check_normaliser
@@ -216,9 +216,9 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
 
 def _training_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
     training = method.training
-    optimizer = part_of(training.optimizer).name
-    if optimizer in ("adam", "adamw") and training.momentum:
-        yield "training.momentum", f'needs optimizer = "sgd"; {optimizer} has its own momentum'
+    if training.momentum and not declared_of(training.optimizer).takes_momentum:
+        own = f"{part_of(training.optimizer).name} has its own momentum"
+        yield "training.momentum", f'needs optimizer = "sgd"; {own}'
     yield from _optimizer_issues(training)
     yield from _loss_issues(method, experiment)
     yield from _schedule_issues(method, experiment.rounds)
@@ -229,7 +229,7 @@ def _training_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
     if not training.control_variates:
         return
     key = "training.control_variates"
-    if training.optimizer != "sgd" or training.momentum or training.proximal:
+    if not is_plain(training.optimizer) or training.momentum or training.proximal:
         yield key, "need plain sgd: no adam, no momentum, no proximal term"
     if experiment.engine == "flower":
         yield key, f"are kept by the clients, and clients on Flower keep no state: {LOCAL}"

@@ -22,6 +22,7 @@ from ...core.weights.scores import SCORES, Score
 from ...registry import Declaration, Need, Registry
 from .messages import refuse
 
+UNREDUCED = "none"  # the `reduction` of a loss of PyTorch that gives a loss per sample
 # What a function of `Arrivals` needs, by the attributes that it reads.
 NEEDED_BY: dict[str, Need] = {
     "evaluation": "server_set",
@@ -139,8 +140,8 @@ def _listed(options: Mapping[str, Any]) -> str:
 
 def _refuse_reduced(given: object) -> None:
     """A loss that averages over the batch: shares of samples and class weights need each sample's loss."""
-    reduction = getattr(given, "reduction", "none")
-    if reduction != "none":
+    reduction = getattr(given, "reduction", UNREDUCED)
+    if reduction != UNREDUCED:
         name = type(given).__name__
         hint = f'needs a loss per sample: pass nn.{name}(reduction="none")'
         refuse([("", f"reduction = {reduction!r} of {name}: {hint}")])
