@@ -261,6 +261,9 @@ class Part:
     options: Mapping[str, Any]
     label: str = ""  # `as` in TOML: tells two criteria of one name apart
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.label))  # options may be lists
+
     @property
     def called(self) -> str:
         """The label, or the name where there is no label."""

@@ -185,7 +185,7 @@ class Cohort:
             judge=self.judge,
             train_server=self.judge.train,
             seed=derive_seed(self.plan.seed, "gathered", state.round_num + 1),
-            training=self.method.training,
+            training=self.method.scheduled(self.method.training, self.state.round_num + 1),
         )
 
     def updates(self) -> Tensor:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
+
+from torch import Tensor
 
 from ..registry import Need, Part
 from .aggregation.adapters import Pair, pairs_of
@@ -16,7 +18,8 @@ from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
 from .fixed_point import SecureAggregation
 from .objective.adapt_loss import LossAdapter
-from .objective.loss import Loss
+from .objective.loss import BALANCED, LOSSES, Loss
+from .objective.problem import Problem
 from .privacy import LocalNoise, Privacy
 from .sampling import poisson_sample, sample_clients, secret_sample
 from .types import LocalTraining, ModelSpec, Task
@@ -48,6 +51,8 @@ class Method:
     adapt_loss: LossAdapter | None = None  # P3's loop: the loss of the next round
     server_step: ServerStep = replace_model
     training: LocalTraining = field(default_factory=LocalTraining)
+    loss: Part | None = None  # None: that of the problem
+    schedule: Callable[[int], float] | None = None  # factor of the learning rate by round
     # The server trains the result on the samples it weighs by
     fine_tune: LocalTraining | None = None
     line_search: bool = True  # of fine_tune: keep the best model on the way, by the same samples
@@ -121,7 +126,30 @@ class Method:
 
     def task(self, round_num: int, loss: Loss) -> Task:
         """What the clients of a round are asked to do."""
-        return Task(round_num, self.training, loss, self.client_criteria, self.local_noise)
+        training = self.scheduled(self.training, round_num)
+        return Task(round_num, training, loss, self.client_criteria, self.local_noise)
+
+    def scheduled(self, training: LocalTraining, round_num: int) -> LocalTraining:
+        """Training with the learning rate of a round: of the clients, and of the server in the same way."""
+        if self.schedule is None:
+            return training
+        return replace(training, rate_factor=float(self.schedule(round_num)))
+
+    def first_loss(self, problem: Problem, label_counts: Tensor | None = None) -> Loss:
+        """The loss of the first round.
+
+        Args:
+            problem: has the loss where the method names none.
+            label_counts: training samples of each class over all clients [C], where they are known.
+        """
+        if self.loss is None:
+            return problem.loss
+        return LOSSES.get(self.loss.name)(label_counts, **self.loss.options)
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether the first loss depends on how many samples of each class the clients have."""
+        return self.loss is not None and BALANCED in self.loss.options.values()
 
     def for_clients(self, names: Sequence[str], num_clients: int) -> Method:
         """The method with numbers where its bounds name clients; ValueError for unknown ones."""

@@ -28,7 +28,7 @@ from .candidates import (
 )
 from .cohort import Cohort
 from .counterfactuals import contributions, counterfactuals
-from .engine import Engine, FoldingEngine
+from .engine import CountsLabels, Engine, FoldingEngine
 from .evaluation import Evaluations, why_kept
 from .method import Method, Plan
 from .objective.adapt_loss import Adapted
@@ -157,12 +157,13 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
-    """The state before round 1: the initial model [d], the plain loss, empty memories."""
+    """The state before round 1: the initial model [d], the first loss, empty memories."""
     clients = engine.num_clients
+    label_counts = engine.label_counts if isinstance(engine, CountsLabels) else None
     return ServerState(
         0,
         model,
-        engine.problem.loss,
+        method.first_loss(engine.problem, label_counts),
         memory={name: one.first(clients) for name, one in method.memories.items()},
         priority=method.first_priority,
         evidence=method.evidence.first(clients) if method.evidence else {},
@@ -221,7 +222,8 @@ def tune_and_choose(chosen: Candidate, task: Task, cohort: Cohort) -> Candidate:
     models = chosen.stepped
     losses = None
     if method.fine_tune:
-        models, losses = tune(models, replace(task, training=method.fine_tune), cohort)
+        training = method.scheduled(method.fine_tune, task.round_num)
+        models, losses = tune(models, replace(task, training=training), cohort)
     if len(models) == 1:
         return replace(chosen, model=models[0])
     assert isinstance(method.server_step, BestOf)

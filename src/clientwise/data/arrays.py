@@ -32,6 +32,10 @@ from ..core.objective.problem import (
 from ..errors import shortened
 
 log = logging.getLogger("clientwise")
+READ_TWICE = (
+    8  # samples of a dataset; a flip of each with probability 1/2 is seen in 255 of 256 cases
+)
+MOST_NAMED = 3  # holders in a message
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 MOST_SHOWN = 3  # of labels, in a message
 CHANNELS = (1, 3, 4)  # of pictures
@@ -307,12 +311,22 @@ def is_frame(given: object) -> bool:
     return library in ("pandas", "polars") and hasattr(given, "columns")
 
 
-def read_block(given: Any, holder: str) -> tuple[Any, Any]:
+def read_blocks(blocks: Iterable[tuple[str, Any]]) -> list[tuple[Any, Any]]:
+    """What `read_block` reads of every holder and its samples, with one warning about random samples."""
+    random: list[str] = []
+    read = [read_block(given, holder, random) for holder, given in blocks]
+    if random:
+        _warn_of_random(random)
+    return read
+
+
+def read_block(given: Any, holder: str, random: list[str] | None = None) -> tuple[Any, Any]:
     """Inputs and targets of one holder of samples; ValueError that says what to pass instead.
 
     Args:
         given: a PyTorch dataset or loader, or arrays (inputs, targets).
         holder: whose they are, for messages.
+        random: see `read_dataset`.
     """
     if isinstance(given, DataLoader):
         given = _dataset_of(given, holder)
@@ -334,7 +348,7 @@ def read_block(given: Any, holder: str) -> tuple[Any, Any]:
         raise ValueError(
             f"{holder}: is a dictionary with {', '.join(map(str, given)) or 'nothing'}: pass (inputs, targets)"
         )
-    return read_dataset(given, holder)
+    return read_dataset(given, holder, random)
 
 
 def _is_pair(given: object) -> bool:
@@ -396,12 +410,15 @@ def _dataset_of(loader: DataLoader[Any], holder: str) -> Any:
     return loader.dataset
 
 
-def read_dataset(dataset: Any, holder: str = "a dataset") -> tuple[Any, Any]:
+def read_dataset(
+    dataset: Any, holder: str = "a dataset", random: list[str] | None = None
+) -> tuple[Any, Any]:
     """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels".
 
     Args:
         dataset: anything with a length and samples by number.
         holder: whose it is, for messages.
+        random: gets the holder where samples differ each time they are read; None: warn at once.
     """
     if isinstance(dataset, IterableDataset):
         raise ValueError(
@@ -418,13 +435,13 @@ def read_dataset(dataset: Any, holder: str = "a dataset") -> tuple[Any, Any]:
         raise ValueError(f"{holder}: is empty: leave it out")
     rows = [_read_sample(dataset, index, holder) for index in range(len(dataset))]
     if not all(
-        _same(row, _read_sample(dataset, index, holder)) for index, row in enumerate(rows[:2])
+        _same(row, _read_sample(dataset, index, holder))
+        for index, row in enumerate(rows[:READ_TWICE])
     ):
-        log.warning(
-            "warning: %s: its samples differ each time they are read, as by random augmentation. They are read "
-            "once, and used as they are then",
-            holder,
-        )
+        if random is None:
+            _warn_of_random([holder])
+        else:
+            random.append(holder)
     collated = _collated(rows, holder)
     if isinstance(collated, Mapping):
         key = next((key for key in LABELS if key in collated), None)
@@ -436,6 +453,17 @@ def read_dataset(dataset: Any, holder: str = "a dataset") -> tuple[Any, Any]:
         return inputs, collated[key]
     inputs, targets = collated
     return inputs, targets
+
+
+def _warn_of_random(holders: Sequence[str]) -> None:
+    """One line about datasets with random augmentation."""
+    more = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
+    log.warning(
+        "warning: %s%s: samples differ each time they are read, as by random augmentation. They are read "
+        "once, and used as they are then: pass the augmentation as transform= instead",
+        ", ".join(holders[:MOST_NAMED]),
+        more,
+    )
 
 
 def _read_sample(dataset: Any, index: int, holder: str) -> Any:

@@ -22,7 +22,7 @@ from .arrays import (
     in_blocks,
     join,
     problem_of,
-    read_block,
+    read_blocks,
     read_columns,
     read_dataset,
     unpack,
@@ -153,7 +153,7 @@ class Samples:
             raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
         names = tuple(clients) if isinstance(clients, Mapping) else ()
         holders = [_called(client, names) for client in range(len(held))]
-        blocks = [read_block(one, holder) for one, holder in zip(held, holders, strict=True)]
+        blocks = read_blocks(zip(holders, held, strict=True))
         found = join(blocks, holders)
         targets, problem = problem_of(found.targets, num_classes, survival)
         sizes = torch.tensor([len(block[1]) for block in blocks])

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .arrays import is_frame, join, problem_of, read_block
+from .arrays import is_frame, join, problem_of, read_blocks
 from .cache import RowFile, Writer, unnamed_rows
 from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
@@ -216,7 +216,7 @@ def _samples(
         others = next(name for name, _ in blocks if name not in frames)
         raise DataError(f"target = {target!r} names a column of frames, and {others} is no frame")
     holders = [name for name, _ in blocks]
-    read = [read_block(own, name) for name, own in blocks]
+    read = read_blocks(blocks)
     found = join(read, holders)
     targets, problem = problem_of(found.targets, num_classes, survival)
     sizes = [len(block[1]) for block in read]

@@ -85,7 +85,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
         issues = _load_plugins(table["plugins"], str(table["plugin_dir"]))
     table = {key: value for key, value in table.items() if key != "tune"}
     try:
-        experiment = Experiment.model_validate(table)
+        experiment = Experiment.model_validate(table).spanning()
         if "methods" not in table:
             experiment = experiment.with_method(write_out([experiment.recommended], where)[0])
     except ValidationError as error:

@@ -21,13 +21,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core.objective.loss import LossRecord
+from ..core.objective.loss import Loss, LossRecord
 from ..core.types import ServerState
 from ..errors import RunError
 from ..writing import write_atomically
 
 CHECKPOINT_VERSION = 2
 POLICY = "policy."  # prefix of what the bounds remember
+BEST = "engine.lane.best"  # the model of the best round, where `keep` says so
+BEST_ROUND = "engine.lane.best_round"
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def save_checkpoint(
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
-    text = json.dumps(asdict(scalars))
+    text = json.dumps(asdict(scalars) | {"loss": scalars.loss.plain()})
     header = {
         "version": str(CHECKPOINT_VERSION),
         "state": text,
@@ -103,7 +105,7 @@ def load_checkpoint(
     state = ServerState(
         round_num=content.scalars.round_num,
         model=tensors["model"],
-        loss=content.scalars.loss.loss(),
+        loss=_loss(path, content.scalars.loss),
         memory=_under("memory.", tensors),
         priority=content.scalars.priority,
         quality=content.scalars.quality,
@@ -116,13 +118,26 @@ def load_checkpoint(
     return state, _under("engine.", tensors)
 
 
-def load_model(path: Path) -> tuple[int, Tensor]:
-    """Read the last round of a lane, and the model [d] after it."""
+def _loss(path: Path, record: LossRecord) -> Loss:
+    try:
+        return record.loss()
+    except ValueError as error:
+        raise _refused(path, f"not a checkpoint of this run ({error})") from None
+
+
+def load_model(path: Path, *, best: bool = False) -> tuple[int, Tensor]:
+    """Read the last round of a lane, and the model [d] after it.
+
+    With `best`, read the best round and its model, where the lane keeps it.
+    """
     content = _read(path, torch.device("cpu"))
-    if "model" not in content.tensors:
+    tensors = content.tensors
+    if "model" not in tensors:
         raise _refused(path, "not a checkpoint of clientwise (it has no model)")
     _refuse_damage(path, content)
-    return content.scalars.round_num, content.tensors["model"]
+    if best and {BEST, BEST_ROUND} <= tensors.keys():
+        return int(tensors[BEST_ROUND]), tensors[BEST]
+    return content.scalars.round_num, tensors["model"]
 
 
 def _read(path: Path, device: torch.device) -> _Content:

@@ -21,6 +21,7 @@ from .structure import refuse_programs
 
 LONGEST_OF_ORIGIN = 2**29  # bytes
 BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggregator` recorded
+BEST_OF_LANE = "best of lane "  # before the lane's number: a fact that is a `BestRow`
 FLOAT_BYTES = 4
 
 

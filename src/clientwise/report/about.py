@@ -71,6 +71,7 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "tuning", tuning
     yield "seeds", _ranges(seeds)
     yield "rounds", f"{run.rounds:,}"
+    yield from _best_rounds(run)
     yield "metric", f"{run.metric} on {run.reported_on}"
     if run.begun:
         yield "started", run.begun
@@ -84,6 +85,20 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "note", _text(config.note)
     if config.tags:
         yield "tags", _text(config.tags)
+
+
+def _best_rounds(run: RunFolder) -> Iterator[tuple[str, str]]:
+    """Which lanes stopped early, and whose model is not that of the last round."""
+    found = run.best_of_lanes
+    for lane in run.lanes:
+        if (best := found.get(lane.lane)) is None:
+            continue
+        name = f"{lane.method}, seed {lane.seed}"
+        if best.stopped:
+            lowest = f"the held-out loss was lowest in round {best.round}"
+            yield "stopped early", f"{name}: after round {best.last} of {run.rounds}; {lowest}"
+        if best.kept and best.round is not None:
+            yield "model kept", f"{name}: that of round {best.round}, by its held-out loss"
 
 
 def tuning_in_words(config: RecordedConfig, methods: Sequence[str]) -> str:

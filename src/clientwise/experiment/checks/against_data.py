@@ -11,6 +11,7 @@ import torch
 from ...attacks import ATTACKS
 from ...core.counterfactuals import MOST_CLIENTS
 from ...core.method import Method
+from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
 from ...core.types import ModelSpec
@@ -146,9 +147,32 @@ def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]
     for index, method in enumerate(experiment.methods):
         for key, registry, part in method.parts():
             yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
+    yield from dict.fromkeys(_loss_issues(experiment, problem))
     for index, group in enumerate(experiment.hostile):
         for part in group.attack:
             yield from _unfit(f"hostile[{index}].attack", ATTACKS, part, problem)
+
+
+def _loss_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]:
+    """Losses that do not fit the problem, and class weights for another number of classes."""
+    for index, method in enumerate(experiment.methods):
+        key = "training.loss"
+        if method.training.loss is not None:
+            key = f"methods[{index}].training.loss"
+        part = experiment.training.changed(method.training)["loss"]
+        if part is None:
+            continue
+        unfit = list(_unfit(key, LOSSES, part, problem))
+        yield from unfit
+        weights = part.options.get("class_weights")
+        if unfit or not isinstance(weights, list):
+            continue
+        if len(weights) != problem.num_classes:
+            counts = f"has {len(weights)} weights for {problem.num_classes} classes"
+            yield f"{key}.class_weights", counts
+        elif min(weights) <= 0:
+            message = "every weight must be greater than 0"
+            yield f"{key}.class_weights = {min(weights):g}", message
 
 
 def _metric_issues(problem: Problem) -> Iterator[Issue]:

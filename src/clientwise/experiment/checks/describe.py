@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+import torch
+
 from ...core.aggregation.adapters import pairs_of
 from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
@@ -13,7 +15,7 @@ from ...data.federated import FederatedData, Samples
 from ...data.summary import summarise
 from ...data.tables.hints import column_hints
 from ...engine.device import gpu_memory, memory_errors_explained, pick_device
-from ...engine.executor import DeviceExecutor
+from ...engine.executor import DeviceExecutor, why_alone
 from ...limits import gigabytes
 from ...models.size import count_parameters
 from ..build.clients import build_data
@@ -53,6 +55,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
+        "training": _training(experiment, executor),
         "on Ray": _travels(experiment, data, plan, executor.spec, bool(hostile)),
         "memory": _memory(experiment, data, executor),
         "methods": ", ".join(names),
@@ -81,6 +84,24 @@ def _model(experiment: Experiment, executor: DeviceExecutor) -> str:
     if pairs := len(pairs_of(executor.spec)):
         text += f", LoRA adapters of {pairs} layers among them"
     return text
+
+
+def _training(experiment: Experiment, executor: DeviceExecutor) -> str:
+    """Which methods train one client after the other, where the network would allow more at once."""
+    if executor.mode != "stacked":
+        return ""
+    problem = executor.samples.problem
+    counts = torch.ones(problem.num_classes)  # the values of class weights do not matter here
+    reasons: dict[str, list[str]] = {}
+    for method in experiment.build_methods():
+        loss = method.first_loss(problem, counts)
+        if (why := why_alone(method.training, loss)) is not None:
+            reasons.setdefault(why, []).append(method.name)
+    lines = []
+    for why, names in reasons.items():
+        of = "" if len(names) == len(experiment.methods) else f" ({', '.join(names)})"
+        lines.append(f"one client after the other{of}: {why}")
+    return f"\n{'':<12}".join(lines)
 
 
 def _data(experiment: Experiment, samples: Samples, data: FederatedData) -> str:

@@ -12,6 +12,7 @@ from ...core.aggregation.rules import Rule, fault_in
 from ...core.criteria import Arrivals, ClientFacts, Criterion
 from ...core.method import Method
 from ...core.objective.problem import Problem
+from ...core.optimizers import is_elementwise
 from ...core.seeding import client_keys
 from ...core.types import Evaluation, LocalTraining
 from ...data.arrays import NamedInput, channels_last_hint
@@ -200,14 +201,40 @@ def _training_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Itera
         losses=[engine.problem.loss],
     )
     (result,) = executor.train([job])
+    who = engine.data.called(client)
     if isinstance(result, Exception):
         reason = _explained(result, executor.samples)
         if "does not require grad" in reason:
             reason += (
                 "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
             )
-        who = engine.data.called(client)
         yield "model", f"cannot be trained on {count} samples of {who} ({reason})"
+        return
+    for key, one in _with_options(methods, engine, job).items():
+        (result,) = executor.train([one])
+        if isinstance(result, Exception):
+            reason = _first_line(result)
+            yield key, f"fails on {count} samples of {who} ({reason})"
+
+
+def _with_options(
+    methods: Sequence[Method], engine: EmbeddedEngine, job: TrainJob
+) -> dict[str, TrainJob]:
+    """The job with each loss, transform and optimizer that a user may have written, by key."""
+    jobs: dict[str, TrainJob] = {}
+    for index, method in enumerate(methods):
+        training = method.training
+        place = f"methods[{index}].training"
+        if method.loss is not None:
+            loss = method.first_loss(engine.problem, engine.label_counts)
+            jobs[f"{place}.loss"] = replace(job, losses=[loss])
+        if training.transform is not None:
+            transformed = replace(job.training, transform=training.transform)
+            jobs[f"{place}.transform"] = replace(job, training=transformed)
+        if not is_elementwise(training.optimizer):
+            optimized = replace(job.training, optimizer=training.optimizer)
+            jobs[f"{place}.optimizer"] = replace(job, training=optimized)
+    return jobs
 
 
 def _executor(engine: EmbeddedEngine) -> DeviceExecutor:

@@ -182,6 +182,8 @@ class MethodSettings(ConfigTable):
             adapt_loss=make_if_named(LOSS_ADAPTERS, self.adapt_loss),
             server_step=make(SERVER_STEPS, self.server_step),
             training=training.build(self.training),
+            loss=training.changed(self.training)["loss"],
+            schedule=training.schedule_of(self.training),
             control=self.control,
             brake=self.brake,
             fine_tune=self._server_training(training),

@@ -420,7 +420,7 @@ class _RunSession:
 
     def _tell(self, lane: Lane, record: RoundRecord) -> None:
         self._done += 1
-        if lane.is_done:  # perhaps early, by its privacy budget
+        if lane.is_done:  # perhaps early, by its loss or its privacy budget
             self._total -= lane.rounds - record.round_num
         if self._on_round is None:
             return

@@ -318,6 +318,16 @@ class CostRow(NamedTuple):
     rounds: int
 
 
+@dataclass(frozen=True)
+class BestRow:
+    """The round of a lane with the lowest held-out loss."""
+
+    round: int | None  # None: no loss is known
+    last: int  # the last round so far
+    stopped: bool  # whether the lane stopped early
+    kept: bool  # whether the best model is the one that is used
+
+
 class BestRound(NamedTuple):
     """The round with the best reported accuracy, and the samples classified correctly in it."""
 
