@@ -149,14 +149,14 @@ def fully_convolutional(
     middle: Annotated[Widths, MinLen(1)] = (512, 512),
     batch_norm: bool = True,
 ) -> nn.Module:
-    """An image to an image of the same size, whose sum is a count: P3's counting network (3,727,105 parameters).
+    """An image to images of the same size: P3's counting network (3,727,105 parameters), or masks (segmentation).
 
     3×3 convolutions that halve the image, a middle, and as many that double it: the fully convolutional
     regression network of Xie, Noble and Zisserman (2016), with a second middle layer as in P3.
 
     Args:
         input_shape: (channels, height, width) of an image.
-        num_outputs: must be height · width.
+        num_outputs: height · width, times the number of images.
         channels: of the convolutions that halve the image.
         middle: of the convolutions between.
         batch_norm: whether batch normalisation follows each convolution.
@@ -165,9 +165,10 @@ def fully_convolutional(
         raise ValueError(
             f"model fully_convolutional halves images {len(channels)} times, got samples of shape {input_shape}"
         )
-    if num_outputs != math.prod(input_shape[1:]):
+    images, rest = divmod(num_outputs, math.prod(input_shape[1:]))
+    if rest or not images:
         raise ValueError(
-            f"model fully_convolutional gives one value per pixel, but {num_outputs} are to be predicted"
+            f"model fully_convolutional gives values for every pixel, but {num_outputs} are to be predicted"
         )
 
     def convolution(before: int, after: int, halved: int) -> list[nn.Module]:
@@ -185,7 +186,7 @@ def fully_convolutional(
             nn.Upsample(scale_factor=2),
             *convolution(before, after, len(channels) - doubled),
         ]
-    return nn.Sequential(*layers, nn.Conv2d(channels[0], 1, 1))
+    return nn.Sequential(*layers, nn.Conv2d(channels[0], images, 1))
 
 
 @MODELS.register("lstm")

@@ -18,7 +18,7 @@ ClassWeights = tuple[float, ...] | None  # κ of P3 Eq. 2, one per class; None: 
 class LossRecord:
     """A loss as it is written into requests and checkpoints: flat, the same keys for every kind."""
 
-    kind: Literal["cross_entropy", "robust", "cox"]
+    kind: Literal["cross_entropy", "robust", "cox", "binary_cross_entropy", "pixel_cross_entropy"]
     class_weights: ClassWeights = None
     shape: float = 2.0
     scale: float = 1.0
@@ -29,6 +29,10 @@ class LossRecord:
             return RobustLoss(self.shape, self.scale)
         if self.kind == "cox":
             return CoxLoss()
+        if self.kind == "binary_cross_entropy":
+            return BinaryCrossEntropy()
+        if self.kind == "pixel_cross_entropy":
+            return PixelCrossEntropy()
         return CrossEntropy(self.class_weights)
 
 
@@ -143,6 +147,38 @@ class CoxLoss(Loss):
         return LossRecord("cox")
 
 
+@dataclass(frozen=True)
+class BinaryCrossEntropy(Loss):
+    """Binary cross-entropy of logits [N, L] and labels [N, L] of 0 and 1, mean over the labels of a sample."""
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """mean_l −log σ(±outputs_l)."""
+        logits = outputs.reshape(targets.shape)
+        losses = functional.binary_cross_entropy_with_logits(
+            logits, targets.to(logits.dtype), reduction="none"
+        )
+        return losses.mean(1)
+
+    def record(self) -> LossRecord:
+        """It has no options."""
+        return LossRecord("binary_cross_entropy")
+
+
+@dataclass(frozen=True)
+class PixelCrossEntropy(Loss):
+    """Cross-entropy of logits [N, C, H, W] and masks [N, H, W], mean over the pixels of a sample."""
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """mean over pixels of −log softmax(outputs)_y."""
+        scores = pixel_scores(outputs, targets.shape[1:])
+        losses = functional.cross_entropy(scores, targets.long(), reduction="none")
+        return losses.flatten(1).mean(1)
+
+    def record(self) -> LossRecord:
+        """It has no options."""
+        return LossRecord("pixel_cross_entropy")
+
+
 def class_scores(outputs: Tensor) -> Tensor:
     """Logits [N, C]. A single output is the logit of class 1 against 0 (P1's CelebA network)."""
     return (
@@ -150,6 +186,14 @@ def class_scores(outputs: Tensor) -> Tensor:
         if outputs.shape[-1] == 1
         else outputs
     )
+
+
+def pixel_scores(outputs: Tensor, pixels: torch.Size) -> Tensor:
+    """Logits [N, C, H, W] of outputs [N, ...]. A single channel is the logit of class 1 against 0."""
+    scores = outputs.reshape(len(outputs), -1, *pixels)
+    if scores.shape[1] > 1:
+        return scores
+    return torch.cat([torch.zeros_like(scores), scores], dim=1)
 
 
 def cox_losses(scores: Tensor, targets: Tensor) -> Tensor:

@@ -117,7 +117,7 @@ class EvaluationSettings(ConfigTable):
     metric: MetricName | None = Field(
         None,
         description="Metric for tables, targets, P2's search and `tune`. "
-        "Default: accuracy, MAPE (regression) or concordance (survival).",
+        "Default: accuracy, RMSE (regression) or concordance (survival).",
     )
     clients_every: Count = Field(
         1,
