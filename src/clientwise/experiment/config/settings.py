@@ -117,7 +117,8 @@ class EvaluationSettings(ConfigTable):
     metric: MetricName | None = Field(
         None,
         description="Metric for tables, targets, P2's search and `tune`. "
-        "Default: accuracy, RMSE (regression) or concordance (survival).",
+        "Default: accuracy, RMSE (regression), concordance (survival), average precision "
+        "(multi-label) or Dice (segmentation).",
     )
     clients_every: Count = Field(
         1,
