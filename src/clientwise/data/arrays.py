@@ -247,6 +247,10 @@ def problem_of(
         raise ValueError(
             f"num_classes = {num_classes!r}: these targets are no classes; pass integers, as targets.long()"
         )
+    if num_classes is not None and (
+        not isinstance(num_classes, int | numpy.integer) or num_classes < 1
+    ):
+        raise ValueError(f"num_classes = {num_classes!r}: must be an integer of at least 1")
     return _READERS[kind](targets, num_classes)
 
 
@@ -278,11 +282,14 @@ def _are_masks(targets: Tensor) -> bool:
 def _as_classes(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
     shape = tuple(targets.shape)
     if targets.ndim > 1:
+        what = "are integers"
         hint = "numbers of classes [N], masks [N, H, W] or labels [N, L] of 0 and 1"
         if targets.numel() == len(targets):
             hint = "targets.flatten()"
+        elif targets.numel():
+            what = f"are integers from {int(targets.min())} to {int(targets.max())}"
         raise ValueError(
-            f"targets have shape {shape} and are integers, which are classes, one per sample: pass {hint}; "
+            f"targets have shape {shape} and {what}, which are classes, one per sample: pass {hint}; "
             "floats are numbers to predict"
         )
     if targets.is_floating_point():
@@ -331,7 +338,7 @@ def _as_masks(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem
     if masks.dtype == torch.bool:
         masks = masks.to(torch.uint8)
     least, largest = (int(masks.min()), int(masks.max())) if masks.numel() else (0, 0)
-    count = num_classes or max(2, largest + 1)
+    count = max(2, num_classes or largest + 1)
     hint = ""
     if largest == IGNORED:
         hint = f"; {IGNORED} often marks pixels to ignore: give them a class"
@@ -356,10 +363,6 @@ _WITH_CLASSES = (Classification.kind, Segmentation.kind)
 def _classes(targets: Tensor, num_classes: int | None) -> Problem:
     """So many classes, or as many as there are labels; ValueError where they cannot be the labels of classes."""
     least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
-    if num_classes is not None and (
-        not isinstance(num_classes, int | numpy.integer) or num_classes < 1
-    ):
-        raise ValueError(f"num_classes = {num_classes!r}: must be an integer of at least 1")
     problem = Classification(num_classes or max(2, largest + 1))
     if not 2 <= problem.num_classes <= MOST_CLASSES:
         raise ValueError(

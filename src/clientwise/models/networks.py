@@ -208,7 +208,7 @@ def resnet18(
         input_shape: (channels, height, width) of an image.
         num_outputs: classes, or values to predict.
         width: channels of the first stage; each of the three after it has twice as many.
-        norm: "group" for two groups of channels in every layer (Reddi et al., 2021), "batch" for batch norm as published.
+        norm: "group" for two groups of channels a layer (Reddi et al., 2021), "batch" for batch norm as published.
 
     Example:
         >>> resnet18((3, 32, 32), 10, width=8)(torch.zeros(5, 3, 32, 32)).shape
