@@ -595,7 +595,8 @@ class Segmentation(Problem):
     def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
         """Dice coefficient of every client, over all its pixels, or the metric that was chosen."""
         losses, values, counts = judged
-        by_client = _client_sums(values, samples).unflatten(-1, self.counts_shape)
+        sums = _client_sums(values, samples)
+        by_client = sums.view(*sums.shape[:2], *self.counts_shape)
         measured_values = METRICS.get(self.metric)(by_client).double()
         mean_losses = _client_means(losses, samples)
         return Evaluation(samples.sizes, measured_values, mean_losses, counts, sample_losses=losses)
