@@ -79,7 +79,7 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.data.values())) == 3 and run.finished",
         {},
     )
-    exec(f"{own}\nassert cw.Run(folder).finished and arrays.num_clients == 2", {})
+    exec(f"{own}\nassert cw.Run(folder).finished and data.num_clients == 2", {})
 
 
 def test_the_script_for_a_cluster_runs_and_resumes(

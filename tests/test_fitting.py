@@ -323,6 +323,21 @@ def test_a_temporary_folder_is_removed_at_exit(tmp_path: Path) -> None:
 
 X, Y = part(60)
 GOOD = (X, Y)
+LABELS = (X[:, :3] > 0).float()
+IMAGES = torch.randn(60, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+MASKS = (IMAGES[:, 0] > 0).long() + (IMAGES[:, 0] > 1)
+
+
+class Last(nn.Conv2d):
+    """Returns [N, H, W, C]."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 3, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values).permute(0, 2, 3, 1)
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "one-hot": (
         {"clients": [(X, nn.functional.one_hot(Y))] * 2},
@@ -331,6 +346,87 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "one-hot floats": (
         {"clients": [(X, nn.functional.one_hot(Y).float())] * 2},
         r"look one-hot: pass targets.argmax\(1\)",
+    ),
+    "one-hot that may be labels": (
+        {"clients": [(X, nn.functional.one_hot(Y).float())] * 2},
+        "where a sample may have several labels, pass problem='multilabel'",
+    ),
+    "labels that are missing": (
+        {"clients": [(X, LABELS.long() - 1)] * 2},
+        r"shape \(120, 3\) and are integers from -1 to 0.*labels \[N, L\] of 0 and 1",
+    ),
+    "labels that are no 0 or 1": (
+        {"clients": [(X, LABELS * 0.5)] * 2, "problem": "multilabel"},
+        "multi-label targets must be 0 or 1, found values from 0 to 0.5",
+    ),
+    "one label": (
+        {"clients": [(X, LABELS[:, :1])] * 2, "problem": "multilabel"},
+        r"targets have shape \(120, 1\): multi-label targets are \[N, L\].*classes \[N\]",
+    ),
+    "too few outputs for labels": (
+        {"model": nn.Linear(5, 2), "clients": [(X, LABELS)] * 2},
+        r"returns 2 numbers for a sample; 3 are needed: targets of shape \(120, 3\) are labels",
+    ),
+    "an unknown problem": (
+        {"problem": "ranking"},
+        "problem = 'ranking': must be one of classification, regression, survival, multilabel, seg",
+    ),
+    "two problems": (
+        {"problem": "regression", "survival": True},
+        "survival = True, and problem = 'regression': give one of them",
+    ),
+    "classes that are floats": (
+        {"clients": [(X, X[:, 0])] * 2, "problem": "classification"},
+        "targets are floats: for classes, pass integers",
+    ),
+    "masks outside the classes": (
+        {"clients": [(IMAGES, MASKS + 2)] * 2, "num_classes": 3},
+        "masks must have classes 0 to 2, found 2 to 4",
+    ),
+    "masks below zero": (
+        {"clients": [(IMAGES, MASKS - 1)] * 2},
+        "masks must have classes 0 to 254, found -1 to 1",
+    ),
+    "masks in black and white": (
+        {"clients": [(IMAGES, 255 * (MASKS > 0).byte())] * 2},
+        r"found 0 to 255; of black and white masks, pass \(masks > 0\)",
+    ),
+    "masks with pixels to ignore": (
+        {"clients": [(IMAGES, torch.where(MASKS == 2, 255, MASKS))] * 2},
+        "found 0 to 255; 255 often marks pixels to ignore: give them a class",
+    ),
+    "masks that are floats": (
+        {"clients": [(IMAGES, MASKS.float())] * 2, "problem": "segmentation"},
+        r"masks are floats: pass integers from 0, as masks.long\(\)",
+    ),
+    "masks of a channel per class": (
+        {"clients": [(IMAGES, torch.stack([MASKS] * 3, 1))] * 2},
+        r"targets have shape \(120, 3, 6, 6\) and are integers from 0 to 2.*masks \[N, H, W\]",
+    ),
+    "masks of another size": (
+        {"model": nn.Conv2d(1, 3, 3), "clients": [(IMAGES, MASKS)] * 2},
+        r"model: returns 48 numbers for a sample; 108 are needed: masks of shape \(120, 6, 6\) with 3 "
+        r"classes take outputs \[N, 3, 6, 6\]",
+    ),
+    "channels last of masks": (
+        {"model": Last(), "clients": [(IMAGES, MASKS)] * 2},
+        r"returns numbers of shape \(6, 6, 3\) for a sample; another shape is needed: .*\[N, 3, 6, 6\]",
+    ),
+    "events of arrays": (
+        {"event": "died"},
+        "event = 'died' names a column of frames; of arrays, pass times as targets, negative",
+    ),
+    "labels of frames": (
+        {"clients": [frame(40)] * 2, "target": "y", "problem": "multilabel"},
+        r"problem = 'multilabel': of frames must be one of classification, .*pass \(inputs, targets\)",
+    ),
+    "a frame without its event": (
+        {"clients": [frame(40)] * 2, "target": "a", "event": "died"},
+        "died",
+    ),
+    "a frame in a dictionary": (
+        {"clients": [{"table": frame(40)}, {"table": frame(40)}], "target": "y"},
+        "target = 'y' names a column of frames, and client 0 is no frame",
     ),
     "a column of classes": (
         {"clients": [(X, Y[:, None])] * 2},

@@ -54,6 +54,8 @@ def fit(
     target: str | None = None,
     num_classes: int | None = None,
     survival: bool = False,
+    event: str | None = None,
+    problem: str | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
     **options: Any,
@@ -63,7 +65,8 @@ def fit(
     Args:
         model: an `nn.Module`; a function or class that makes one; or the name of a network, as in TOML.
         clients: by name, or in a list. A client has a `Dataset`, a `DataLoader` (its dataset is read), arrays or
-            tensors (inputs, targets), or a pandas frame. Integer targets are classes, floats numbers to predict.
+            tensors (inputs, targets), or a pandas frame. Integer targets [N] are classes, [N, H, W] masks (the
+            network returns [N, C, H, W]). Floats are numbers to predict. Targets [N, L] of 0 and 1 are labels.
         rounds: of federated learning.
         held_out: the server's own samples, by which it weighs the clients. By default
             `server_set.fraction` (a fifth) of all samples is set apart: one half to weigh by, one half to report on.
@@ -71,6 +74,9 @@ def fit(
         target: of frames, the column to predict.
         num_classes: of integer targets; by default the largest label plus one.
         survival: whether targets are times until an event, negative if it had not happened by then.
+        event: of frames, the column that is 1 where the event happened at the time `target`, else 0 (survival).
+        problem: what the targets are, where they do not show it: "classification", "regression", "survival",
+            "multilabel" or "segmentation".
         out: the run folder; by default a temporary one, which is removed at exit.
         progress: whether to show the progress, and what was set apart; by default in a terminal or notebook.
         options: any other key of the config (docs/config.md), and any argument of `cw.run`: `method` or `methods`,
@@ -112,8 +118,10 @@ def fit(
         target=target,
         num_classes=num_classes,
         survival=survival,
+        event=event,
+        problem=problem,
     )
-    lines = [_described(own)]
+    lines = [_described(own), _scored(own, experiment)]
     data, said = _data(own, experiment)
     lines.append(said)
     if not {"method", "methods"} & options.keys():
@@ -203,7 +211,17 @@ def run(
     return FinishedRun(folder, module=model)
 
 
-_OF_FIT = ("clients", "held_out", "test", "target", "num_classes", "survival")  # not of `run`
+# Of `fit`, not of `run`
+_OF_FIT = (
+    "clients",
+    "held_out",
+    "test",
+    "target",
+    "num_classes",
+    "survival",
+    "event",
+    "problem",
+)
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines", "signing_key")  # of `run`
 
 
@@ -298,9 +316,16 @@ def _described(own: OwnData) -> str:
     assert samples.ids is not None
     clients = int(samples.ids[own.num_samples - 1]) + 1
     size = f"{counted(clients, 'client')}, {counted(own.num_samples, 'sample')}"
-    classes = samples.problem.num_classes
-    what = f" of {classes} classes" if classes else ""
-    return f"Data: {size}; {samples.problem.kind}{what}."
+    return f"Data: {size}; {samples.problem.described}."
+
+
+def _scored(own: OwnData, experiment: Experiment) -> str:
+    """The metric, and where more of it is better."""
+    metric = experiment.evaluation.metric
+    problem = own.samples.problem.by(metric)
+    better = "higher" if problem.higher_is_better else "lower"
+    by = "" if metric else " (the default)"
+    return f"Metric: {problem.metric}{by}; {better} is better."
 
 
 def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples, str]:

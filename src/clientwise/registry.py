@@ -30,6 +30,8 @@ Need = Literal[
     "classes",  # the problem is a classification
     "numbers",  # the problem is a regression
     "times",  # the problem is one of survival
+    "labels",  # the problem is multi-label: several labels a sample, each there or not
+    "masks",  # the problem is segmentation: a class for every pixel
     "server_set",  # models are judged: by the server on its own samples, or by clients
     "server_samples",  # the server trains on its own samples
     "models",  # the round's models are kept until its end

@@ -73,6 +73,28 @@ def test_regression_metrics_agree_with_scikit_learn(pairs: list[tuple[float, flo
     assert float(METRICS.get("mape")(sums)) == pytest.approx(
         reference.mean_absolute_percentage_error(truth, predicted)
     )
+    assert float(METRICS.get("rmse")(sums)) == pytest.approx(
+        reference.root_mean_squared_error(truth, predicted)
+    )
+    if numpy.ptp(truth) > 1e-3:
+        assert float(METRICS.get("r2")(sums)) == pytest.approx(
+            reference.r2_score(truth, predicted), rel=1e-6, abs=1e-6
+        )
+
+
+def test_r2_of_negative_and_of_equal_targets() -> None:
+    truth = torch.tensor([-3.0, 1.0, -2.0, 5.0])
+    predicted = torch.tensor([-2.0, 1.5, -2.0, 3.0])
+    sums = error_sums(truth, predicted)
+    assert bool((sums >= 0).all())
+    wanted = reference.r2_score(truth.numpy(), predicted.numpy())
+    assert float(METRICS.get("r2")(sums)) == pytest.approx(wanted)
+    halves = error_sums(truth[:2], predicted[:2]) + error_sums(truth[2:], predicted[2:])
+    assert float(METRICS.get("r2")(halves)) == pytest.approx(wanted)
+    equal = error_sums(torch.full((7,), 0.1), torch.arange(7.0))
+    assert float(METRICS.get("r2")(equal)) == 0
+    worse = error_sums(truth, -truth)
+    assert float(METRICS.get("r2")(worse)) < 0 == float(performance("r2", worse))
 
 
 def test_a_wrong_answer_to_a_target_of_zero_is_not_a_right_one() -> None:

@@ -98,10 +98,11 @@ def classification() -> Evaluation:
 def regression(outputs: int = 1) -> Evaluation:
     """Two candidates on four samples, each with so many numbers to answer."""
     counts = torch.tensor(
-        [[4.0 * outputs, 2.0, 3.0, 1.2], [4.0 * outputs, 0.0, 0.0, 0.0]], dtype=torch.float64
+        [[4.0 * outputs, 2.0, 3.0, 1.2, 6.0, 0.0, 9.0], [4.0 * outputs, 0, 0, 0, 6.0, 0, 9.0]],
+        dtype=torch.float64,
     )
     return Evaluation(
-        torch.tensor([4]), counts[:, 3:] / counts[:, :1], torch.tensor([[0.5], [0.1]]), counts
+        torch.tensor([4]), counts[:, 3:4] / counts[:, :1], torch.tensor([[0.5], [0.1]]), counts
     )
 
 
@@ -181,12 +182,12 @@ def test_an_evaluation_that_cannot_be_true_is_not_read(changes: dict[str, object
         {"num_samples": -1},
         {"num_samples": 5},
         {"num_samples": float("nan")},
-        {"num_samples": 4.5, "counts": regression().counts + torch.tensor([0.5, 0, 0, 0])},
+        {"num_samples": 4.5, "counts": regression().counts + torch.tensor([0.5] + [0] * 6)},
         {"num_samples": 4000, "counts": regression().counts * 1000},
         {"values": [0.0, 0.0]},
         {"losses": [-0.1, 0.1]},
         {"counts": regression(2).counts},
-        {"counts": torch.full((2, 4), torch.inf)},
+        {"counts": torch.full((2, 7), torch.inf)},
     ],
     ids=str,
 )

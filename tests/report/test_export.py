@@ -215,10 +215,10 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
     )
     assert {  # every number in a column of its own
         "method",
-        *(f"mape {part}" for part in ("mean", "deviation", "seeds")),
+        *(f"rmse {part}" for part in ("mean", "deviation", "seeds")),
         *(f"against the baseline {part}" for part in ("mean", "low", "high", "seeds", "p by Holm")),
         *("worst client", "worst client name"),
-        *(f"rounds to 50% {part}" for part in ("median", "reached", "not reached")),
+        *(f"rounds to 0.5 {part}" for part in ("median", "reached", "not reached")),
     } <= set(head)
     assert not any("F1" in name or "hostile" in name for name in head)
     assert "points worse" not in views.overview([run]).lead[0]

@@ -271,7 +271,7 @@ class Cohort:
             memory={name: values[rows] for name, values in state.memory.items()},
             attributes={name: values[rows] for name, values in self.engine.attributes.items()},
             server_update=lambda: self.judge.train(state.model) - state.model,
-            metric=self.engine.problem.usual_metric,
+            metric=self.engine.problem.weighed_by,
             seconds=updates.seconds,
             ages=updates.known_ages,
         )

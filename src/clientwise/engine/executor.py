@@ -33,7 +33,7 @@ from .device import (
     refuse_impossible,
     set_precision,
 )
-from .evaluation import samples_at_once, summarise
+from .evaluation import CUT_BYTES, samples_at_once, summarise
 from .jobs import (
     EvaluateJob,
     EvaluateResult,
@@ -234,6 +234,8 @@ class DeviceExecutor:
         """How many samples times models are evaluated in one pass."""
         on_gpu = self.device.type == "cuda"
         room = gpu_memory(self.device) if on_gpu else memory()
+        if self.samples.problem.is_dense:
+            room = CUT_BYTES
         return samples_at_once(largest_layer(self.flat, self.samples), room, on_gpu=on_gpu)
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:

@@ -246,6 +246,34 @@ class CoxLoss(Loss):
 
 
 @dataclass(frozen=True)
+class BinaryCrossEntropy(Loss):
+    """Binary cross-entropy of logits [N, L] and labels [N, L] of 0 and 1, mean over the labels of a sample."""
+
+    kind = "binary_cross_entropy"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """mean_l −log σ(±outputs_l)."""
+        logits = outputs.reshape(targets.shape)
+        losses = functional.binary_cross_entropy_with_logits(
+            logits, targets.to(logits.dtype), reduction="none"
+        )
+        return losses.mean(1)
+
+
+@dataclass(frozen=True)
+class PixelCrossEntropy(Loss):
+    """Cross-entropy of logits [N, C, H, W] and masks [N, H, W], mean over the pixels of a sample."""
+
+    kind = "pixel_cross_entropy"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """mean over pixels of −log softmax(outputs)_y."""
+        scores = pixel_scores(outputs, targets.shape[1:])
+        losses = functional.cross_entropy(scores, targets.long(), reduction="none")
+        return losses.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
 class FunctionLoss(Loss):
     """A loss that was given in Python: a function of outputs and targets.
 
@@ -349,6 +377,18 @@ def cox(counts: LabelCounts) -> Loss:
     return CoxLoss()
 
 
+@LOSSES.register(BinaryCrossEntropy.kind, needs("labels"))
+def binary_cross_entropy(counts: LabelCounts) -> Loss:
+    """Binary cross-entropy of every label (the default of multi-label problems)."""
+    return BinaryCrossEntropy()
+
+
+@LOSSES.register(PixelCrossEntropy.kind, needs("masks"))
+def pixel_cross_entropy(counts: LabelCounts) -> Loss:
+    """Cross-entropy of every pixel (the default of segmentation)."""
+    return PixelCrossEntropy()
+
+
 def _weights(given: Weights, counts: LabelCounts) -> ClassWeights:
     """κ of every class. A class without training samples has weight 1 if weights are balanced."""
     if given is None:
@@ -375,6 +415,14 @@ def class_scores(outputs: Tensor) -> Tensor:
         if outputs.shape[-1] == 1
         else outputs
     )
+
+
+def pixel_scores(outputs: Tensor, pixels: torch.Size) -> Tensor:
+    """Logits [N, C, H, W] of outputs [N, ...]. A single channel is the logit of class 1 against 0."""
+    scores = outputs.reshape(len(outputs), -1, *pixels)
+    if scores.shape[1] > 1:
+        return scores
+    return torch.cat([torch.zeros_like(scores), scores], dim=1)
 
 
 def cox_losses(scores: Tensor, targets: Tensor) -> Tensor:

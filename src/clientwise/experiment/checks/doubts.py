@@ -79,14 +79,13 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
     if targets.ndim == 2 and targets.shape[1] > 1 and _are_probabilities(targets):
         said = f"targets of shape {tuple(targets.shape)} sum to 1 like probabilities, and are predicted as numbers"
         yield f"{said}. For classes give integers: targets.argmax(1)"
+    if targets.ndim > 2 and bool(((targets == 0) | (targets == 1)).all()):
+        said = (
+            f"targets of shape {tuple(targets.shape)} are all 0 or 1, and are predicted as numbers"
+        )
+        yield f"{said}. For masks give integers: targets.long()"
     if targets.ndim > 1:
         return
-    zeros = int((targets == 0).sum())
-    problem = data.samples.problem
-    if zeros and problem.is_share and not problem.higher_is_better:  # a relative error
-        name = problem.metric.upper()
-        said = f"{zeros:,} of {len(targets):,} targets are 0, and the metric {name} divides by the target"
-        yield f"{said}: its values are huge. Set another evaluation.metric"
     values = sorted(set(targets.tolist()))
     if len(values) <= MOST_VALUES and all(value.is_integer() for value in values):
         shown = ", ".join(f"{value:g}" for value in values[:MOST_NAMED])
@@ -143,10 +142,14 @@ def _about_types(experiment: Experiment, executor: DeviceExecutor) -> Iterator[s
 
 def _about_outputs(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
     """Probabilities where the loss needs logits: it applies a softmax or sigmoid itself."""
+    instead = "the loss applies it again, and training is slow. Return logits, without that layer"
+    if data.samples.problem.predicts in ("labels", "masks"):
+        last = list(executor.flat.module.modules())[-1]
+        if isinstance(last, nn.Sigmoid | nn.Softmax | nn.Softmax2d):
+            yield f"the network ends in a {type(last).__name__.lower()}: {instead}"
     if not data.samples.problem.num_classes:
         return
     outputs = _outputs(data, executor)
-    instead = "the loss applies it again, and training is slow. Return logits, without that layer"
     if outputs.shape[-1] > 1:
         sums = outputs.sum(-1)
         if bool((outputs >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):

@@ -85,33 +85,15 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
         yield "model", f"does not take samples {_described(samples)} ({_explained(error, samples)})"
         return
     wanted = count_outputs(samples)
-    if output.numel() not in (wanted, samples.problem.num_classes):
-        # Two classes may have an output each.
+    shape = output.shape[1:] if output.ndim > 1 else output.shape
+    if not samples.problem.takes(shape, samples.targets.shape[1:]):
         returned = f"{output.numel()} number{'s' * (output.numel() != 1)}"
         needed = f"{wanted} {'is' if wanted == 1 else 'are'} needed"
-        yield (
-            "model",
-            f"returns {returned} for a sample; {needed}: {_why_so_many(samples, output.numel())}",
-        )
-
-
-def _why_so_many(samples: Samples, returned: int) -> str:
-    """Why the targets need so many outputs, and what to do where the targets may be meant otherwise."""
-    problem = samples.problem
-    targets = samples.targets
-    if problem.num_classes:
-        least, largest = int(targets.min()), int(targets.max())
-        if least == 1:
-            return "labels begin at 1: subtract 1 from all of them"
-        if least == largest:
-            return f"all labels are {least}"
-        hint = "; for numbers to predict, pass floats" if returned == 1 else ""
-        return f"labels are integers from {least} to {largest}, which are classes{hint}"
-    if problem.predicts == "numbers":
-        return (
-            f"targets are floats of shape {tuple(targets.shape)}; for classes, pass integers from 0"
-        )
-    return "one risk for each sample"
+        if output.numel() == wanted:
+            returned = f"numbers of shape {tuple(shape)}"
+            needed = "another shape is needed"
+        why = samples.problem.why_outputs(samples.targets, output.numel())
+        yield "model", f"returns {returned} for a sample; {needed}: {why}"
 
 
 def _parameter_issues(module: nn.Module) -> Iterator[Issue]:
@@ -286,7 +268,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: EmbeddedEngine) ->
         memory={name: one.first(engine.num_clients)[rows] for name, one in method.memories.items()},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
-        metric=engine.problem.usual_metric,
+        metric=engine.problem.weighed_by,
         seconds=torch.ones(len(rows), dtype=torch.float64),
         ages=torch.zeros(len(rows), dtype=torch.float64),
     )

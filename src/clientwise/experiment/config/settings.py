@@ -206,7 +206,8 @@ class EvaluationSettings(ConfigTable):
     metric: MetricName | None = Field(
         None,
         description="Metric for tables, targets, P2's search and `tune`. "
-        "Default: accuracy, MAPE (regression) or concordance (survival).",
+        "Default: accuracy, RMSE (regression), concordance (survival), average precision "
+        "(multi-label) or Dice (segmentation).",
     )
     clients_every: Count = Field(
         1,

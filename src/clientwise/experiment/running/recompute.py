@@ -16,8 +16,7 @@ from ...record.files import CONFIG
 from ...record.reading.folder import RunFolder
 from ...record.reading.rows import CriterionRow, ParticipantRow
 from ..config.methods import BOUNDS
-from ..load import load_experiment
-from .resume import changed_keys, config_so_far
+from .resume import changed_keys, config_so_far, written_config
 
 TOLERANCE = 1e-9  # of a weight, a score or a normalised criterion
 
@@ -53,7 +52,7 @@ def recompute(run: RunFolder, members: Mapping[tuple[str, int, int], int]) -> Re
     if recorded is None:
         found.faults.append("the config of the run is missing")
         return found
-    written = load_experiment(run.folder / CONFIG)
+    written = written_config(run.folder)
     for key in changed_keys(recorded.to_dict(), written.to_dict()):
         found.faults.append(f"{CONFIG}, {key}: was changed")
     methods = {method.name: method for method in recorded.build_methods()}

@@ -47,7 +47,14 @@ from .machine import facts_of, in_words, record_machine
 from .origin import Origin, compare_origin, record_origin, versions
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
-from .resume import FACT, changed_keys, config_so_far, extended, refuse_other_config
+from .resume import (
+    FACT,
+    changed_keys,
+    config_so_far,
+    extended,
+    refuse_other_config,
+    with_metric_of,
+)
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
@@ -88,6 +95,7 @@ def run(
     if resume and out is not None:
         before = config_so_far(Path(out))
         if before is not None:
+            experiment = with_metric_of(Path(out), experiment)
             refuse_other_config(Path(out), before, experiment)
             experiment = extended(before, experiment)
     if data is not None:
