@@ -26,6 +26,7 @@ from ..core.criteria import CRITERIA, source_of
 from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
 from ..core.objective.metrics import METRICS
+from ..core.sampling import SAMPLINGS
 from ..core.weights.priority import ADJUSTMENTS
 from ..core.weights.scores import SCORES
 from ..core.weights.weighting import NORMALISERS
@@ -54,6 +55,7 @@ _REGISTRIES = (
     ADJUSTMENTS,
     LOSS_ADAPTERS,
     SERVER_STEPS,
+    SAMPLINGS,
     METRICS,
     DATASETS,
     FEATURES,

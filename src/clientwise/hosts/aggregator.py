@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -151,6 +151,7 @@ class Aggregator:
         if self._folder is not None:
             refuse_run(self._folder)  # before clients train for a round that cannot be recorded
         self._is_closed = False
+        self._has_chosen = False
         self._planned = rounds
         self._has_report_part = report is not None
         self._layout: Layout | None = None
@@ -179,10 +180,36 @@ class Aggregator:
             self.accept(client, arrays, (values or {}).get(client, {}))
         return self.finish()
 
+    def choose(self, clients: Iterable[Client], size: int) -> list[Client]:
+        """Draw the clients of the next round, for a method with `sampling`. Call it before `begin`.
+
+        Args:
+            clients: those that can be asked now. A client that has not sent criteria yet has the mean
+                score.
+            size: how many to draw.
+        """
+        sampling = self._method.sampling
+        if sampling is None:
+            raise ValueError(f"{self._method.name} does not draw clients: it has no `sampling`")
+        self._has_chosen = True
+        listed = sorted(set(clients), key=str)
+        scores = torch.full((len(listed),), math.nan, dtype=torch.float64)
+        if self._layout is not None:
+            known = self._method.last_scores(self._state)
+            for row, client in enumerate(listed):
+                if client in self._numbers:
+                    scores[row] = known[self._numbers[client]]
+        drawn = sampling.draw(scores, len(listed), size, self._seed, self.round_num + 1)
+        return [listed[row] for row in drawn]
+
     def begin(self, model: Arrays) -> None:
         """Begin a round with the global model that clients are sent; an unfinished one is dropped."""
         if self._is_closed:
             raise RuntimeError("the aggregator is closed: make another one, with another folder")
+        if self.draws_clients and not self._has_chosen:
+            raise RuntimeError(
+                f"{self._method.name} draws the clients: call `choose` before `begin`, and ask those"
+            )
         self._replies = _Replies()
         if self._layout is None:
             self._layout = Layout(model, self._spec)
@@ -240,6 +267,7 @@ class Aggregator:
         began = time.perf_counter()
         replies = self._replies
         self._replies = _Replies()
+        self._has_chosen = False
         without_row = self._number_refused(replies)
         self._engine.updates = self._updates(replies)
         client_of = self._clients_of(replies)
@@ -284,6 +312,11 @@ class Aggregator:
     def asks_for(self) -> tuple[str, ...]:
         """The values that must come with every update."""
         return self._values.asked
+
+    @property
+    def draws_clients(self) -> bool:
+        """Whether the method draws the clients of a round; see `choose`."""
+        return self._method.sampling is not None
 
     @property
     def best(self) -> Best | None:

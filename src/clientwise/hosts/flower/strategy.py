@@ -119,6 +119,8 @@ class Weighted(Strategy):
             is measured on the server.
         score: how the criteria become one number; `Prioritized` by default.
         normalise: how each criterion is scaled across clients; the score's own default if None.
+        sampling: how nodes are drawn for training, such as `{"name": "by_score", "floor": 0.1}`. By
+            default, the wrapped strategy draws them. It still says how many.
         measured_here: functions of a reply's arrays, by criterion, for what the server measures
             itself. A client's claim for such a criterion is ignored.
         max_test_samples: largest test set size accepted from a client.
@@ -141,6 +143,7 @@ class Weighted(Strategy):
         criteria: Sequence[str] | None = None,
         score: Score | None = None,
         normalise: str | None = None,
+        sampling: str | Mapping[str, Any] | None = None,
         measured_here: Mapping[str, Callable[[ArrayRecord], float]] | None = None,
         max_test_samples: int = 100_000,
         record: str | Path | None = None,
@@ -155,8 +158,11 @@ class Weighted(Strategy):
                 f"{kind} takes no weighted mean: use FedAvg, FedProx, FedAdam or the like"
             )
         functions = {name: _of_record(one) for name, one in (measured_here or {}).items()}
+        table: dict[str, Any] = {"name": "Weighted", "like": "FedAvg"}
+        if sampling is not None:
+            table["sampling"] = sampling
         aggregator = Aggregator(
-            {"name": "Weighted", "like": "FedAvg"},
+            table,
             criteria=criteria,
             score=score,
             normalise=normalise,
@@ -229,8 +235,18 @@ class Weighted(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the wrapped strategy does. The model is kept, since replies are compared with it."""
+        messages = self._strategy.configure_train(server_round, arrays, config, grid)
+        if self._aggregator.draws_clients:
+            messages = self._readdressed(list(messages), grid)
         self._aggregator.begin(_arrays(arrays))
-        return self._strategy.configure_train(server_round, arrays, config, grid)
+        return messages
+
+    def _readdressed(self, messages: list[Message], grid: Grid) -> list[Message]:
+        """The wrapped strategy's messages, to as many nodes that are drawn by their scores."""
+        nodes = self._aggregator.choose(grid.get_node_ids(), len(messages))
+        for message, node in zip(messages, nodes, strict=False):
+            message.metadata.dst_node_id = int(node)
+        return messages[: len(nodes)]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Measure, weigh, and aggregate by the wrapped strategy.
