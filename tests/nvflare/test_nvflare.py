@@ -229,5 +229,5 @@ def test_a_job_with_a_poisoned_site(options: tuple[str, ...], tmp_path: Path) ->
     assert weights["site-4"] < 0.05
     with safe_open(run.folder / "best.safetensors", "pt") as best:
         value = float(best.metadata()["value"])
-    metrics = [run.round("Recommended", 1, number).metric for number in range(1, 6)]
-    assert value == pytest.approx(max(one for one in metrics if one is not None))
+    metrics = [metric for _, metric in run.curve("metric", "Recommended", 1)]
+    assert value == pytest.approx(max(metrics))

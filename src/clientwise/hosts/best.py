@@ -125,9 +125,13 @@ def in_bounds(metric: str, value: Any) -> bool:
     """Whether a client's value of a metric can be true."""
     if not isinstance(value, Real):
         return False
+    try:
+        number = float(value)
+    except OverflowError:
+        return False
     if is_share(metric):
-        return 0 <= value <= 1
-    return abs(value) <= ANY  # false for NaN
+        return 0 <= number <= 1
+    return abs(number) <= ANY  # false for NaN
 
 
 def mean_of_claims(

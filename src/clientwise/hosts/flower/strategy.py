@@ -225,7 +225,7 @@ class Weighted(Strategy):
         if self._best is None:
             return
         metric = self._best.metric
-        value = (found or {}).get(metric)
+        value = None if found is None else found.get(metric)
         if not isinstance(value, Real):
             log.warning("round %d: keep_best: the evaluation has no %s", server_round, metric)
             return
@@ -367,10 +367,16 @@ class Weighted(Strategy):
             raise ValueError(f"{size:.12g} test samples, with max_test_samples = {limit}")
         if first not in (None, size):
             raise ValueError(f"{size:.12g} test samples, {first} in its first answer")
-        best = self._best.metric if self._best is not None else None
-        if best in metrics and not in_bounds(best, metrics[best]):
-            raise ValueError(f"{best} = {metrics[best]} cannot be true")
+        self._refuse_impossible(metrics)
         return message, dict(metrics)
+
+    def _refuse_impossible(self, metrics: MetricRecord) -> None:
+        """ValueError where a node's value would decide on the best model and cannot be true."""
+        if self._best is None or self._best.metric not in metrics:
+            return
+        metric = self._best.metric
+        if not in_bounds(metric, metrics[metric]):
+            raise ValueError(f"{metric} = {metrics[metric]} cannot be true")
 
     def _write_down(
         self, kind: str, server_round: int, found: RoundWeights | RoundEvaluation
