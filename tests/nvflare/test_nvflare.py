@@ -177,7 +177,9 @@ def test_what_nvflare_does_not_tell_is_refused_with_the_reason(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("file", "block"), [("server.py", 0), ("job.py", 1), ("client.py", 2)], ids=lambda one: str(one)
+    ("file", "block"),
+    [("server.py", 0), ("job.py", 1), ("client.py", 2), ("job.py", 3)],
+    ids=lambda one: str(one),
 )
 def test_the_guide_shows_the_example(file: str, block: int) -> None:
     guide = (ROOT / "docs" / "nvflare.md").read_text(encoding="utf-8")

@@ -126,8 +126,7 @@ class MethodSettings(ConfigTable):
     )
     sampling: Annotated[Part, PartOf(SAMPLINGS)] | None = Field(
         None,
-        description="How the clients of a round are drawn (docs/methods.md). Default: uniformly, as "
-        "[federation] says, the same for all methods.",
+        description="How clients are drawn (docs/methods.md). Default: uniformly.",
     )
     tuned: Tuned | None = Field(
         None,
