@@ -224,6 +224,14 @@ class Cohort:
             return {}
         return bounds.memory_after(self.state.policy, self.client_ids, self.num_clients)
 
+    def updated_sampling(self) -> dict[str, Tensor]:
+        """The last criteria of all clients after the round, where they are drawn by these."""
+        if self.method.sampling is None:
+            return {}
+        criteria = self.state.sampling["criteria"].clone()
+        criteria[list(self.client_ids)] = self.raw.double()
+        return {"criteria": criteria}
+
     def _hold_models(self, is_part: bool) -> HeldModels:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
 
@@ -336,7 +344,7 @@ def _terms(method: Method, plan: Plan, spec: ModelSpec, problem: Problem) -> Seq
         return None
     if method.averaged_pairs(spec):
         return None
-    score = method.score
+    score = method.averaging(method.score)
     terms = score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)
     highs = [criterion.high(problem) for criterion in method.criteria]
     if terms is None or not can_fold(terms, highs):

@@ -110,6 +110,8 @@ class Evaluations:
             return
         if engine.clock is not None and engine.clock.pace != Pace():
             return
+        if method.sampling:  # the next cohort depends on the state after this round
+            return
         round_num = self._round_num + 1
         asked = plan.cohort(engine.num_clients, round_num, engine.clock)
         engine.expect_training(asked, model, method.task(round_num, loss))

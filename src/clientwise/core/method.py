@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ..registry import Need, Part
@@ -21,13 +23,14 @@ from .objective.adapt_loss import LossAdapter
 from .objective.loss import BALANCED, LOSSES, Loss
 from .objective.problem import Problem
 from .privacy import LocalNoise, Privacy
-from .sampling import poisson_sample, sample_clients, secret_sample
-from .types import LocalTraining, ModelSpec, Task
+from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
+from .types import LocalTraining, ModelSpec, ServerState, Task
 from .weights.bounds import Bounds
 from .weights.priority import Adjustment
-from .weights.scores import Prioritized, Score
-from .weights.weighting import Normaliser, sum_scale
+from .weights.scores import Equal, Prioritized, Score
+from .weights.weighting import Normaliser, divide, sum_scale
 
+Sample = Callable[..., tuple[int, ...]]  # see `sample_clients`
 Control = Literal["pooled", "server_only", "alone"]
 Adapters = Literal["products", "factors"]
 POOLING: frozenset[str] = frozenset({"pooled"})  # controls that need all clients' samples
@@ -65,6 +68,7 @@ class Method:
     uses_sums: bool = True  # the normaliser divides by the cohort's sums
     adapters: Adapters = "products"  # what of LoRA adapters is averaged
     compares_pairs: bool = False  # a part holds matrices of all pairs of clients
+    sampling: ByScore | None = None  # how a round's clients are drawn; None: as the plan says
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -114,6 +118,29 @@ class Method:
         """Models that are kept between rounds of every client that has trained."""
         own = int(self.control == "alone") + int(self.training.control_variates)
         return own + (self.evidence.client_models if self.evidence else 0)
+
+    def averaging(self, score: Score) -> Score:
+        """What the prior weights are proportional to: the score, unless it draws the clients instead."""
+        if self.sampling is not None and self.sampling.averages_equally:
+            return Equal()
+        return score
+
+    def draws(self, state: ServerState) -> Sample | None:
+        """How the clients of the next round are drawn, in the place of `sample_clients`; None: as that does."""
+        if self.sampling is None:
+            return None
+        return partial(self.sampling.draw, self.last_scores(state))
+
+    def last_scores(self, state: ServerState) -> Tensor:
+        """The score of every client by its last criteria [K], over all that have some; NaN for the others."""
+        criteria = state.sampling["criteria"]
+        seen = ~criteria.isnan().any(1)
+        scores = torch.full((len(criteria),), torch.nan, dtype=torch.float64)
+        if seen.any():
+            raw = criteria[seen]
+            score = self.score.with_order(state.priority)
+            scores[seen] = score(self.names, divide(raw, self.normaliser(raw))).double()
+        return scores
 
     def averaged_pairs(self, spec: ModelSpec) -> tuple[Pair, ...]:
         """The adapted layers of a model whose products are averaged, for which models are kept, too."""
@@ -197,17 +224,25 @@ class Plan:
         return num_clients - len(self.away)
 
     def cohort(
-        self, num_clients: int, round_num: int, clock: Clock | None = None
+        self,
+        num_clients: int,
+        round_num: int,
+        clock: Clock | None = None,
+        sample: Sample | None = None,
     ) -> tuple[int, ...]:
-        """A⁻, the clients that are asked in a round; with a clock, only those that are available."""
+        """A⁻, the clients that are asked in a round; with a clock, only those that are available.
+
+        `sample` draws them, where a method does it by its scores (`Method.draws`).
+        """
+        sample = sample or self._sample
         if self.asks is not None:
             return self.asks
         # With Poisson sampling, a round waits for all clients that are drawn
         size = self.cohort_size if self.probability is None else num_clients
         if clock is not None:
-            return clock.cohort(size, self.seed, round_num, self.away, self._sample)
+            return clock.cohort(size, self.seed, round_num, self.away, sample)
         here = frozenset(range(num_clients)) - frozenset(self.away) if self.away else None
-        return self._sample(num_clients, size, self.seed, round_num, here)
+        return sample(num_clients, size, self.seed, round_num, here)
 
     def _sample(
         self,

@@ -54,7 +54,7 @@ def run_round(
 ) -> tuple[ServerState, RoundRecord]:
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
-    asked = plan.cohort(engine.num_clients, round_num, engine.clock)
+    asked = plan.cohort(engine.num_clients, round_num, engine.clock, method.draws(state))
     task = method.task(round_num, state.loss)
 
     cohort = gather(asked, state, method, plan, engine, task)
@@ -94,6 +94,7 @@ def run_round(
         rule_state=chosen.rule_state,
         privacy=privacy,
         policy=cohort.updated_policy(),
+        sampling=cohort.updated_sampling(),
     )
     record = record_round(
         next_state,
@@ -120,7 +121,8 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     scales = cohort.scales
     normalised = divide(cohort.raw, scales)
     scores = score(method.names, normalised)
-    prior = to_weights(scores)
+    averaging = method.averaging(score)
+    prior = to_weights(averaging(method.names, normalised))
     posterior = None
     if method.evidence and prior.any():
         posterior = method.evidence(cohort.gathered, prior, cohort.state.evidence)
@@ -133,7 +135,7 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
         return unchanged(cohort, priority, scores, prior, posterior, unmet=str(error))
     ruled = apply_rule(cohort, weights)
     if ruled is None:
-        aggregate = cohort.mean(score, scales, weights)
+        aggregate = cohort.mean(averaging, scales, weights)
     else:
         aggregate = cohort.state.model + ruled.update
     models, step_state = take_server_step(cohort, aggregate, posterior)
@@ -160,6 +162,7 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     """The state before round 1: the initial model [d], the first loss, empty memories."""
     clients = engine.num_clients
     label_counts = engine.label_counts if isinstance(engine, CountsLabels) else None
+    unknown = torch.full((clients, len(method.criteria)), torch.nan, dtype=torch.float64)
     return ServerState(
         0,
         model,
@@ -169,6 +172,7 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
         evidence=method.evidence.first(clients) if method.evidence else {},
         privacy=method.privacy.first(clients) if method.privacy else {},
         policy=method.bounds.first_memory(clients) if method.bounds else {},
+        sampling={"criteria": unknown} if method.sampling else {},
     )
 
 

@@ -28,6 +28,7 @@ from ..core.objective.adapt_loss import LOSS_ADAPTERS
 from ..core.objective.loss import LOSSES
 from ..core.objective.metrics import METRICS
 from ..core.optimizers import OPTIMIZERS
+from ..core.sampling import SAMPLINGS
 from ..core.schedules import SCHEDULES
 from ..core.transforms import TRANSFORMS
 from ..core.weights.priority import ADJUSTMENTS
@@ -62,6 +63,7 @@ _REGISTRIES = (
     LOSSES,
     SCHEDULES,
     TRANSFORMS,
+    SAMPLINGS,
     METRICS,
     DATASETS,
     FEATURES,

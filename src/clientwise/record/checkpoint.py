@@ -30,6 +30,7 @@ CHECKPOINT_VERSION = 2
 POLICY = "policy."  # prefix of what the bounds remember
 BEST = "engine.lane.best"  # the model of the best round, where `keep` says so
 BEST_ROUND = "engine.lane.best_round"
+BY_CLIENT = ("memory.", "evidence.", "privacy.", "sampling.", POLICY)  # a row for each client
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,7 @@ def load_checkpoint(
         rule_state=_under("rule.", tensors),
         privacy=_under("privacy.", tensors),
         policy=_under(POLICY, tensors) if first.policy else {},
+        sampling=_under("sampling.", tensors),
     )
     return state, _under("engine.", tensors)
 
@@ -188,8 +190,7 @@ def _fits(name: str, saved: Tensor, expected: Tensor) -> bool:
 
     One with a value per client may be shorter: clients may have joined since.
     """
-    by_client = name.startswith(("memory.", "evidence.", "privacy.", POLICY))
-    if by_client and saved.dim() > 0 and len(saved) < len(expected):
+    if name.startswith(BY_CLIENT) and saved.dim() > 0 and len(saved) < len(expected):
         expected = expected[: len(saved)]
     return saved.dtype == expected.dtype and saved.shape == expected.shape
 
@@ -220,6 +221,7 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
         **_prefixed("rule.", state.rule_state),
         **_prefixed("privacy.", state.privacy),
         **_prefixed(POLICY, state.policy),
+        **_prefixed("sampling.", state.sampling),
     }
 
 

@@ -208,6 +208,8 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
     yield from _part_issues(settings, method)
     if method.adjust:
         yield from _adjust_issues(settings, method, experiment)
+    if method.sampling:
+        yield from _by_score_issues(method, experiment)
     yield from _clock_issues(settings, method, experiment)
     yield from privacy_issues(settings, method, experiment)
     yield from secure_issues(settings, method, experiment)
@@ -333,6 +335,16 @@ def _adjust_issues(
         )
     if not experiment.clients_test:
         yield "adjust", f"evaluates on the clients' test sets: {TEST_SETS}"
+
+
+def _by_score_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    """What a method that draws its clients cannot go with."""
+    assert method.sampling is not None
+    if experiment.federation.sampling == "poisson":
+        yield "sampling", 'draws cohorts of a fixed size: set federation.sampling = "fixed"'
+    if method.adjust and method.sampling.averages_equally:
+        hint = "has no effect on equal weights: remove it, or set sampling.average"
+        yield "adjust", f'{hint} = "score"'
 
 
 def _clock_issues(

@@ -11,6 +11,7 @@ from ...data.arrays import channels_last_hint
 from ...data.federated import FederatedData
 from ...engine.executor import DeviceExecutor
 from ...models.call import outputs_of
+from ..build.engine import build_plan
 from ..build.network import foreign_types
 from ..config.named import near_miss
 from ..config.schema import Experiment
@@ -32,6 +33,7 @@ def doubts(
 ) -> list[str]:
     """What is probably not meant, found by the data and the network of one seed."""
     found = list(_about_names([method.name for method in experiment.methods]))
+    found += _about_sampling(experiment, data.num_clients)
     if len(hostile) == data.num_clients:
         found.append(f"all {data.num_clients} clients are hostile: no honest update is sent")
     if not len(data.train.indices):  # the server of a deployment
@@ -47,6 +49,23 @@ def doubts(
         *_about_single_samples(experiment, data, executor),
         *adapter_doubts(experiment, executor.spec),
     ]
+
+
+def _about_sampling(experiment: Experiment, num_clients: int) -> Iterator[str]:
+    """Methods that draw clients by their scores: what that does to the model."""
+    plan = build_plan(experiment, num_clients, experiment.seeds[0])
+    for method in experiment.build_methods():
+        if method.sampling is None:
+            continue
+        if plan.cohort_size >= plan.members(num_clients):
+            said = "a round asks all clients, so none is drawn by its score"
+            yield f"{method.name}: {said}. Set federation.fraction, or remove sampling"
+        elif method.sampling.averages_equally:
+            said = "clients with higher scores are drawn more often: the model favours their data"
+            yield f"{method.name}: {said} (docs/methods.md)"
+        else:
+            said = "clients with higher scores are drawn more often and weigh more"
+            yield f'{method.name}: {said}: a criterion counts twice. Set sampling.average = "uniform"'
 
 
 def _about_names(names: Sequence[str]) -> Iterator[str]:

@@ -184,7 +184,7 @@ class Lane:
 
     def prefetch(self, round_num: int) -> None:
         """Tell the engine the cohort of a round, where it is known beforehand."""
-        if self.engine.clock is None and not self._secret:
+        if self.engine.clock is None and not self._secret and self.method.sampling is None:
             cohort = self._plan.cohort(self.engine.num_clients, round_num)
             self.engine.prefetch(cohort)
 

@@ -132,8 +132,13 @@ def _faults(
     omitted = run.omitted(*lane_round)
     scales = torch.tensor(omitted.scales) if omitted else method.normaliser(raw)
     normalised = divide(raw, scales.double())
-    scores = method.score.with_order(order)(method.names, normalised)
-    prior = scores / omitted.scores if omitted and omitted.scores else to_weights(scores)
+    score = method.score.with_order(order)
+    scores = score(method.names, normalised)
+    prior = to_weights(method.averaging(score)(method.names, normalised))
+    if omitted and method.averaging(score) is not score:
+        prior = torch.full_like(scores, 1 / (len(accepted) + omitted.accepted))
+    elif omitted and omitted.scores:
+        prior = scores / omitted.scores
     posterior = _column([row.posterior for row in accepted])
     weights = prior if posterior is None else posterior
     if bounds and weights.any() and not omitted:
