@@ -256,6 +256,40 @@ def test_list_explains_a_part_by_its_name() -> None:
     assert len(unknown) < 500
 
 
+PLUGIN = """
+import clientwise as cw
+
+
+@cw.criterion("charge", measured_by="client", high=1.0)
+def charge(clients, *, floor: float = 0.0):
+    \'\'\'Charge of the battery.\'\'\'
+    return clients.attributes["battery"]
+"""
+
+
+def test_list_shows_the_parts_of_plugins_and_marks_them(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "batteries.py").write_text(PLUGIN)
+    plugin = 'plugins = ["batteries"]\nunknown_key = 1\n'  # list needs no valid config
+    config.write_text(plugin + config.read_text())
+    heading = "charge (floor: float = 0.0) · claimed by the client"
+
+    listed = clientwise("list", "criteria", "--config", config)
+    assert re.search(rf"{re.escape(heading)} · yours, in batteries\n +Charge of the", listed)
+    assert "dataset_size" in listed
+    assert listed.count("yours") == 1
+    one = clientwise("list", "charge", "--config", config)
+    assert "criterion charge (yours, in batteries)" in one
+
+    without = clientwise("list", cwd=tmp_path)
+    assert heading not in without
+    assert "tiny.toml has plugins. To list their parts, too: " in without
+    unknown = clientwise("list", "charge", cwd=tmp_path, expect=2)
+    assert "list charge --config tiny.toml" in unknown
+    config.write_text('plugins = ["nowhere"]\n')
+    failed = clientwise("list", "--config", config, expect=2)
+    assert "plugins[0]: cannot import 'nowhere'" in failed
+
+
 def test_resume_finds_the_run_of_a_config(config: Path, tmp_path: Path) -> None:
     clientwise("run", config, cwd=tmp_path)
     (folder,) = (tmp_path / "runs").iterdir()

@@ -106,6 +106,14 @@ def load_method(method: str | Mapping[str, Any], where: str) -> MethodSettings:
         raise ConfigError(where, issues_of(error, MethodSettings)) from None
 
 
+def import_plugins(source: str | Path) -> None:
+    """Import the plugins of a config, whose other keys may be wrong; ConfigError if one fails."""
+    where, folder, table = _read(source)
+    issues = _load_plugins(table.get("plugins", []), str(table.get("plugin_dir", folder)))
+    if issues:
+        raise ConfigError(where, issues)
+
+
 def presets_of(source: str | Path) -> list[str]:
     """The names of a config's presets."""
     return list(_read(source).table.get("presets", {}))
