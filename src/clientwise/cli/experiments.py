@@ -210,6 +210,7 @@ def run(
 
 def check(
     file: ConfigArgument,
+    seeds: SeedsOption = None,
     methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
@@ -222,16 +223,16 @@ def check(
     ] = None,
     changes: SetOption = None,
 ) -> None:
-    """Check a config and its presets, and describe what it would run.
+    """Check a config and its presets, and describe what it would run and cost.
 
-    Example: clientwise check my.toml
+    Example: clientwise check my.toml --seeds 1-5
     """
     from ..experiment.checks.describe import describe
     from ..experiment.load import presets_of
     from ..experiment.matrix.grid import Matrix
     from ..launch import deployed_data, nodes_of
 
-    loaded = load(file, changes, preset, methods=methods, data_dir=data_dir)
+    loaded = load(file, changes, preset, seeds=seeds, methods=methods, data_dir=data_dir)
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
         return
