@@ -119,6 +119,12 @@ def presets_of(source: str | Path) -> list[str]:
     return list(_read(source).table.get("presets", {}))
 
 
+def given_methods(source: str | Path | Mapping[str, Any]) -> list[Any]:
+    """The methods of a config as they are written there, names and tables."""
+    methods = _read(source).table.get("methods", [])
+    return methods if isinstance(methods, list) else []
+
+
 def _read(source: str | Path | Mapping[str, Any]) -> _Source:
     if isinstance(source, Mapping):
         return _Source("config", Path.cwd(), _copy(source, "config"))
