@@ -244,19 +244,22 @@ class _Seeds:
         found = doubts(self._experiment, own.data, own.hostile, own.executor)
         return [*found, *policy_doubts(self._experiment, own.data, seed)]
 
-    def reporting_size(self, seed: int) -> dict[str, int]:
-        """How many samples results are about, and how many of the rarest class, as `facts_of_run` takes them."""
+    def held_out_sizes(self, seed: int) -> dict[str, int]:
+        """How many samples weights and results depend on, as `facts_of_run` takes them."""
         own = self._made[seed]
+        sizes = {}
+        if own.data.weigh is not None:
+            sizes["weigh_samples"] = len(own.data.weigh.targets)
         held = own.data.report
         if held is None and not own.hostile:
             held = own.data.test
         if held is None or not len(held.targets):
-            return {}
-        size = {"report_samples": len(held.targets)}
+            return sizes
+        sizes["report_samples"] = len(held.targets)
         num_classes = own.data.samples.problem.num_classes
         if num_classes:
-            size["report_rarest"] = int(held.targets.bincount(minlength=num_classes).min())
-        return size
+            sizes["report_rarest"] = int(held.targets.bincount(minlength=num_classes).min())
+        return sizes
 
     def __getitem__(self, seed: int) -> _Seed:
         return self._made[seed]
@@ -323,7 +326,7 @@ class _RunSession:
             num_values=self._first.spec.size,
             reported_on="the honest clients' own test data" if on_clients else "held-out samples",
             computed=str(self._first),
-            **self._seeds.reporting_size(self._experiment.seeds[0]),
+            **self._seeds.held_out_sizes(self._experiment.seeds[0]),
             target=self._experiment.evaluation.target,
             client_targets=self._experiment.evaluation.client_targets,
         )

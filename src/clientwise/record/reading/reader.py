@@ -96,6 +96,8 @@ class RunReader:
         self.reported_on = facts.reported_on
         self.report_samples = facts.report_samples  # their number; of the first seed
         self.report_rarest = facts.report_rarest  # of the rarest class
+        self.weigh_samples = facts.weigh_samples  # held-out ones that weights may depend on
+        self.num_classes = facts.num_classes  # None where it is not known, or has none
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
         # Those that computed it; the column `machine` of `rounds` counts them from 1
         self.machines = facts.machines
