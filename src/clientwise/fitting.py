@@ -6,7 +6,7 @@ import atexit
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def fit(
     held_out: Any = None,
     test: Any = None,
     target: str | None = None,
+    ignore: str | Sequence[str] = (),
     num_classes: int | None = None,
     survival: bool = False,
     out: str | Path | None = None,
@@ -69,6 +70,7 @@ def fit(
             `server_set.fraction` (a fifth) of all samples is set apart: one half to weigh by, one half to report on.
         test: the samples to report on; or, by name, a test set for every client.
         target: of frames, the column to predict.
+        ignore: of frames, columns that are left out.
         num_classes: of integer targets; by default the largest label plus one.
         survival: whether targets are times until an event, negative if it had not happened by then.
         out: the run folder; by default a temporary one, which is removed at exit.
@@ -110,6 +112,7 @@ def fit(
         held_out=held_out,
         test=test,
         target=target,
+        ignore=ignore,
         num_classes=num_classes,
         survival=survival,
     )
@@ -203,7 +206,15 @@ def run(
     return FinishedRun(folder, module=model)
 
 
-_OF_FIT = ("clients", "held_out", "test", "target", "num_classes", "survival")  # not of `run`
+_OF_FIT = (
+    "clients",
+    "held_out",
+    "test",
+    "target",
+    "ignore",
+    "num_classes",
+    "survival",
+)  # not of `run`
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines", "signing_key")  # of `run`
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..registry import suggest
 from .arrays import is_frame, join, problem_of, read_block
 from .cache import RowFile, Writer, unnamed_rows
 from .division import Division, divide, hand_out
@@ -124,6 +125,7 @@ def read_own(
     held_out: Any = None,
     test: Any = None,
     target: str | None = None,
+    ignore: str | Sequence[str] = (),
     num_classes: int | None = None,
     survival: bool = False,
 ) -> OwnData:
@@ -136,7 +138,7 @@ def read_own(
     tests = _tests(test, names)
     blocks += tests.items()
     try:
-        samples, sizes = _samples(blocks, target, num_classes, survival)
+        samples, sizes = _samples(blocks, target, ignore, num_classes, survival)
     except DataError:
         raise
     except ValueError as error:
@@ -201,7 +203,11 @@ def _tests(test: Any, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _samples(
-    blocks: Sequence[tuple[str, Any]], target: str | None, num_classes: int | None, survival: bool
+    blocks: Sequence[tuple[str, Any]],
+    target: str | None,
+    ignore: str | Sequence[str],
+    num_classes: int | None,
+    survival: bool,
 ) -> tuple[Samples, list[int]]:
     """The samples of all holders, one after the other, and the number of each."""
     if target is not None and not isinstance(target, str | int):
@@ -211,7 +217,9 @@ def _samples(
     if target is not None and len(frames) == len(blocks):
         if survival:
             raise DataError('survival: of frames, use the dataset "table" (docs/data.md)')
-        return _of_frames(blocks, target)
+        return _of_frames(blocks, target, [ignore] if isinstance(ignore, str) else ignore)
+    if ignore:
+        raise DataError("ignore: names columns of frames; give frames and target=, too")
     if target is not None:
         others = next(name for name, _ in blocks if name not in frames)
         raise DataError(f"target = {target!r} names a column of frames, and {others} is no frame")
@@ -242,11 +250,13 @@ class _Unnamed(Writer):
             yield file
 
 
-def _of_frames(blocks: Sequence[tuple[str, Any]], target: str) -> tuple[Samples, list[int]]:
+def _of_frames(
+    blocks: Sequence[tuple[str, Any]], target: str, ignore: Sequence[str]
+) -> tuple[Samples, list[int]]:
     """Frames as a table: words become categories, numbers are standardised, gaps are filled."""
     import pandas
 
-    frames = [_plain_frame(own, name) for name, own in blocks]
+    frames = [_plain_frame(own, name, ignore) for name, own in blocks]
     holders = [name for name, _ in blocks]
     words = [name for name in _columns_of_words(frames, holders) if name != target]
     predicted = [frame[target] for frame in frames if target in frame.columns]
@@ -262,14 +272,19 @@ def _of_frames(blocks: Sequence[tuple[str, Any]], target: str) -> tuple[Samples,
     return table.samples("pooled"), sizes
 
 
-def _plain_frame(given: Any, name: str) -> DataFrame:
-    """A pandas frame with texts as names of columns, and numbered rows."""
+def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
+    """A pandas frame without some columns, with texts as names of columns, and numbered rows."""
     import pandas
 
     if not isinstance(given, pandas.DataFrame):
         given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
     frame = given.reset_index(drop=True).infer_objects()  # objects that are all numbers
     frame.columns = [str(column) for column in frame.columns]
+    for column in ignore:
+        if column not in frame.columns:
+            hint = suggest(str(column), frame.columns)
+            raise DataError(f"{name}: no column {column!r} to ignore{hint}")
+    frame = frame.drop(columns=list(ignore))
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise DataError(f"{name}: has two columns {twice[0]!r}; rename one of them")
