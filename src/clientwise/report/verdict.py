@@ -40,7 +40,7 @@ TOO_FEW = (
     "Enlarge server_set.fraction, or give more test samples."
 )
 STILL_IMPROVES = 0.01  # of the metric
-LEAST_FLAT = 3  # rounds: with fewer, nothing is said about a curve that does not change
+LEAST_ROUNDS = 3  # with fewer, nothing is said about a method that has not learned anything
 FLAT = 1e-4  # of the metric
 LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
 NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
@@ -197,8 +197,9 @@ def _is_at_chance(one: Series) -> bool:
     """Whether a trained method ends at a constant prediction's metric, or a standard error above."""
     run = one.run
     guessed = run.constant_metric
-    has_ended = one.last_round == run.rounds and one.learned and not one.diverged
-    if not has_ended or guessed is None or one.mean_metric is None:
+    has_ended = one.last_round == run.rounds >= LEAST_ROUNDS
+    is_trained = one.learned and not one.diverged
+    if not (has_ended and is_trained) or guessed is None or one.mean_metric is None:
         return False
     if not run.higher_is_better:
         return one.mean_metric >= guessed
@@ -224,7 +225,7 @@ def _unchanged(series: Sequence[Series]) -> Iterator[str]:
 
 def _is_flat(curve: Mapping[int, float]) -> bool:
     """Whether a curve of several rounds is a level line below the best that there is."""
-    if len(curve) < LEAST_FLAT:
+    if len(curve) < LEAST_ROUNDS:
         return False
     low, high = min(curve.values()), max(curve.values())
     return high - low <= FLAT * abs(high) and high != 1.0
