@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from torch.utils.data import (
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, ConfigError, RunError
+from clientwise.report.views import overview
 
 QUICK: dict[str, Any] = {"rounds": 2, "device": "cpu", "learning_rate": 0.3, "batch_size": 20}
 NAMES = ("north", "south", "west")
@@ -743,6 +745,102 @@ def test_results_that_are_not_there(run: cw.Run) -> None:
         run.model("FedAvgg")
     listed = cw.fit(net(), list(sites().values()), **QUICK)
     assert listed.why("client 1") == listed.why(1)
+
+
+def test_a_seed_that_is_not_there(run: cw.Run, tmp_path: Path) -> None:
+    for asked in (
+        lambda: run.model("Recommended", 7),
+        lambda: run.predictor("Recommended", 7),
+        lambda: run.export("Recommended", 7, tmp_path),
+    ):
+        with pytest.raises(RunError, match=r"no seed 7 of Recommended; known: 1$"):
+            asked()
+
+
+def test_what_has_learned_nothing_is_said(tmp_path: Path) -> None:
+    slow = {**QUICK, "rounds": 3, "learning_rate": 1e-9, "methods": ["FedAvg", "FedProx"]}
+    network = net()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.bias[0] = 1.0  # always class 0
+    run = cw.fit(network, sites(), test=part(80), out=tmp_path / "slow", **slow)
+    lead = " ".join(overview([run]).lead)
+    assert re.search(
+        r"At chance: FedAvg \(\S+%\), FedProx \(\S+%\)\. Predicting the same for all samples gives "
+        r"[\d.]+%\. Try another training\.learning_rate",
+        lead,
+    )
+    assert re.search(r"accuracy is the same in all rounds: FedAvg \(\S+%\), FedProx", lead)
+    assert "FedProx: same predictions as FedAvg (equal accuracy in every round, and right" in lead
+    assert "At chance: FedAvg" in repr(run)
+    trained = cw.fit(net(), sites(), test=part(80), **{**slow, "learning_rate": 0.3})
+    lead = " ".join(overview([trained]).lead)
+    assert "At chance" not in lead
+    assert "in all rounds" not in lead
+
+
+def test_few_held_out_samples_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    run = cw.fit(net(), sites(), held_out=part(12), test=part(80), **QUICK)
+    said = "Recommended: the server weighs by 12 held-out samples, fewer than 20"
+    assert sum(warning.startswith(said) for warning in run.warnings) == 1
+    assert said in caplog.text
+    unused = cw.fit(net(), sites(), held_out=part(12), test=part(80), method="FedAvg", **QUICK)
+    assert not any("held-out samples" in warning for warning in unused.warnings)
+
+
+def test_columns_of_frames_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    sheets = {}
+    for place, name in enumerate(NAMES):
+        numbers = range(1000 * place, 1000 * place + 70)  # another one in every row
+        sheets[name] = frame(70).assign(code=numbers)
+    assert "column 'code'" in _said_of(sheets, caplog)
+    assert "column 'code'" not in _said_of(sheets, caplog, ignore="code")
+    assert "column 'code'" not in _said_of(sheets, caplog, ignore=["code"])
+    with pytest.raises(ClientwiseError, match="north: no column 'cod' to ignore; did you mean"):
+        cw.fit("linear", sheets, target="y", ignore=["cod"], **QUICK)
+    with pytest.raises(ClientwiseError, match="ignore: names columns of frames"):
+        cw.fit(net(), sites(), ignore=["a"], **QUICK)
+
+
+def _said_of(sheets: dict[str, pandas.DataFrame], caplog: Any, **options: Any) -> str:
+    caplog.clear()
+    cw.fit("linear", sheets, target="y", **QUICK, **options)
+    return str(caplog.text)
+
+
+def test_another_network_of_the_same_shapes_is_noticed(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs)
+
+    first = tmp_path / "run"
+    cw.fit(Net, sites(), out=first, method="FedAvg", **QUICK)
+    again = {**QUICK, "methods": ["FedAvg", "FedProx"], "resume": True}
+    code = "other code or layers of the network"
+
+    class Net(nn.Module):  # type: ignore[no-redef]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return -self.layer(inputs)
+
+    with pytest.raises(RunError, match=code):
+        cw.fit(Net, sites(), out=first, **again)
+    grown = cw.fit(Net, sites(), out=first, accept_changes=True, **again)
+    assert any(code in change.what[0] for change in grown.changes)
+
+    layers = tmp_path / "layers"
+    cw.fit(nn.Sequential(nn.Linear(5, 3), nn.ReLU()), sites(), out=layers, **QUICK)
+    with pytest.raises(RunError, match=code):
+        cw.fit(nn.Sequential(nn.Linear(5, 3), nn.Tanh()), sites(), out=layers, **again)
+    cw.fit(nn.Sequential(nn.Linear(5, 3), nn.ReLU()), sites(), out=layers, **again)
 
 
 def test_mistakes_with_a_config() -> None:

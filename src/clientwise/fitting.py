@@ -6,7 +6,7 @@ import atexit
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,7 @@ def fit(
     held_out: Any = None,
     test: Any = None,
     target: str | None = None,
+    ignore: str | Sequence[str] = (),
     num_classes: int | None = None,
     survival: bool = False,
     event: str | None = None,
@@ -72,6 +73,7 @@ def fit(
             `server_set.fraction` (a fifth) of all samples is set apart: one half to weigh by, one half to report on.
         test: the samples to report on; or, by name, a test set for every client.
         target: of frames, the column to predict.
+        ignore: of frames, columns that are left out.
         num_classes: of integer targets; by default the largest label plus one.
         survival: whether targets are times until an event, negative if it had not happened by then.
         event: of frames, the column that is 1 where the event happened at the time `target`, else 0 (survival).
@@ -116,6 +118,7 @@ def fit(
         held_out=held_out,
         test=test,
         target=target,
+        ignore=ignore,
         num_classes=num_classes,
         survival=survival,
         event=event,
@@ -217,6 +220,7 @@ _OF_FIT = (
     "held_out",
     "test",
     "target",
+    "ignore",
     "num_classes",
     "survival",
     "event",

@@ -274,6 +274,7 @@ class Run(RunFolder):
         """
         if seed is None:
             seed = self.first_seed(method)
+        self.lane(method, seed)  # RunError where there is none
         about = self.model_facts(seed)
         network = self.model(method, seed, module, after=after)
         try:

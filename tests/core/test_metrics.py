@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
+from clientwise.core.objective.guessing import constant_metric
 from clientwise.core.objective.metrics import (
     METRICS,
     confusion,
@@ -16,6 +17,7 @@ from clientwise.core.objective.metrics import (
     per_class_f1,
     performance,
 )
+from clientwise.core.objective.problem import Classification, Regression, Survival
 
 labels = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
 
@@ -125,3 +127,18 @@ def test_performance_turns_errors_into_qualities() -> None:
     assert performance("mae", better) > performance("mae", worse)
     assert float(performance("mape", worse)) == pytest.approx(1, rel=1e-5)
     assert torch.isfinite(performance("mse", error_sums(torch.ones(4), torch.ones(4))))
+
+
+def test_the_metric_of_a_constant_prediction() -> None:
+    classes = torch.tensor([2] * 6 + [0] * 3 + [1])
+    assert constant_metric(Classification(3), classes) == pytest.approx(0.6)
+    balanced = Classification(3, scored_by="balanced_accuracy")
+    assert constant_metric(balanced, classes) == pytest.approx(1 / 3)
+    assert constant_metric(Classification(3, scored_by="auc"), classes) == pytest.approx(0.5)
+    numbers = torch.tensor([1.0, 2.0, 9.0])
+    dummy = [abs(numbers - 2).mean(), ((numbers - 4) ** 2).mean()]
+    assert constant_metric(Regression(scored_by="mae"), numbers) == pytest.approx(float(dummy[0]))
+    assert constant_metric(Regression(scored_by="mse"), numbers) == pytest.approx(float(dummy[1]))
+    assert constant_metric(Survival(), torch.tensor([1.0, 2.0, -3.0])) == pytest.approx(0.5)
+    assert constant_metric(Regression(), torch.zeros(3, 2)) is None
+    assert constant_metric(Classification(2), torch.zeros(0, dtype=torch.int64)) is None

@@ -260,3 +260,6 @@ def test_names_of_methods_that_are_nearly_those_of_others(tiny: dict[str, Any]) 
     found = warnings_of(tiny)
     assert "'FedProxx' is your own, and not FedProx" in found
     assert "'FedAvg' and 'fedavG' differ in upper and lower case alone" in found
+    assert "'FedAvg' and 'fedavG' have the same settings" in found
+    tiny["methods"] = ["FedAvg", {"name": "mine", "like": "FedAvg", "brake": 2.0}]
+    assert "the same settings" not in warnings_of(tiny)

@@ -36,6 +36,7 @@ from .options import (
     load_tuning,
     parse_seeds,
     parse_spaces,
+    tuned_toml,
 )
 from .results import print_matrix, print_results
 
@@ -210,6 +211,7 @@ def run(
 
 def check(
     file: ConfigArgument,
+    seeds: SeedsOption = None,
     methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
@@ -222,16 +224,16 @@ def check(
     ] = None,
     changes: SetOption = None,
 ) -> None:
-    """Check a config and its presets, and describe what it would run.
+    """Check a config and its presets, and describe what it would run and cost.
 
-    Example: clientwise check my.toml
+    Example: clientwise check my.toml --seeds 1-5
     """
     from ..experiment.checks.describe import describe
     from ..experiment.load import presets_of
     from ..experiment.matrix.grid import Matrix
     from ..launch import deployed_data, nodes_of
 
-    loaded = load(file, changes, preset, methods=methods, data_dir=data_dir)
+    loaded = load(file, changes, preset, seeds=seeds, methods=methods, data_dir=data_dir)
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
         return
@@ -269,6 +271,7 @@ def tune(
     Example: clientwise tune my.toml --over training.learning_rate=0.01..1 --trials 10
     """
     from ..experiment.tune.tune import tune as search
+    from ..experiment.tune.written import changed_values
     from ..report.output.terminal import trials_table
     from ..report.units import Unit
     from ..writing import write_atomically
@@ -299,7 +302,9 @@ def tune(
     for line in found.at_an_end():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     with writing_to(path):
-        write_atomically(path, found.experiment.to_toml().encode())
+        toml = tuned_toml(found, file, changes, preset, **keys)
+        write_atomically(path, toml.encode())
+    print_lines(changed_values(experiment, found.best))
     print_lines([f"Written to {path}. Run it with: {command_name()} run {path}"])
 
 

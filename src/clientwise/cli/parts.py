@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from .console import (
+    command_name,
     fail,
     out,
     print_lines,
@@ -119,12 +120,18 @@ def list_parts(
             show_default=False,
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A TOML file; also list the parts of its plugins.", show_default=False),
+    ] = None,
 ) -> None:
     """List the parts and named methods with their descriptions and options.
 
-    Examples: clientwise list criteria, clientwise list table, clientwise list FedYogi
+    Examples: clientwise list criteria, clientwise list FedYogi, clientwise list --config my.toml
     """
     listed = _listed()
+    if config is not None:
+        _add_own_parts(listed, config)
     methods = listed["methods"]
     kinds = listed["kinds"]
     named = [one["parts"][kind] for one in kinds.values() if kind in one["parts"]]
@@ -132,6 +139,8 @@ def list_parts(
         _list_methods(methods)
         for name in kinds:
             _list_kind(name, kinds[name])
+        if config is None:
+            print_lines(_plugin_hints(""))
     elif kind == "methods":
         _list_methods(methods)
     elif kind in kinds:
@@ -142,7 +151,9 @@ def list_parts(
         for part in named:
             print_lines([*part["explained"], ""])
     else:
-        fail(f"unknown kind or part {kind!r}{_suggestion(kind, listed)}")
+        hints = [] if config else _plugin_hints(f"{kind} ")
+        message = f"unknown kind or part {kind!r}{_suggestion(kind, listed)}"
+        fail("\n".join([message, *hints]))
 
 
 def _listed() -> Any:
@@ -151,6 +162,33 @@ def _listed() -> Any:
     from importlib.resources import files
 
     return json.loads((files("clientwise") / "experiment" / "parts.json").read_text("utf-8"))
+
+
+def _add_own_parts(listed: Any, config: Path) -> None:
+    """Import the plugins of a config, and add their parts with the module that has them."""
+    from ..experiment.load import import_plugins
+    from ..experiment.reference import KINDS, parts_list
+
+    import_plugins(config)
+    for kind, found in parts_list()["kinds"].items():
+        known = listed["kinds"][kind]["parts"]
+        for name, part in found["parts"].items():
+            if name not in known:
+                mark = f"yours, in {KINDS[kind].get(name).__module__}"
+                part["heading"] += f" · {mark}"
+                part["explained"][0] += f" ({mark})"
+                known[name] = part
+
+
+def _plugin_hints(arguments: str) -> list[str]:
+    """How to list the plugins of the configs in the current folder. They are not imported unasked."""
+    from ..record.toml_text import read_table
+
+    return [
+        f"{file} has plugins. To list their parts, too: {command_name()} list {arguments}--config {file}"
+        for file in sorted(Path().glob("*.toml"))
+        if read_table(file).get("plugins")
+    ]
 
 
 def _suggestion(word: str, listed: Any) -> str:

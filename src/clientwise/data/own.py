@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..core.objective.problem import Classification, Regression, Survival
+from ..registry import suggest
 from .arrays import is_frame, join, problem_of, read_blocks
 from .cache import RowFile, Writer, unnamed_rows
 from .division import Division, divide, hand_out
@@ -126,6 +127,7 @@ def read_own(
     held_out: Any = None,
     test: Any = None,
     target: str | None = None,
+    ignore: str | Sequence[str] = (),
     num_classes: int | None = None,
     survival: bool = False,
     event: str | None = None,
@@ -141,7 +143,7 @@ def read_own(
     blocks += tests.items()
     try:
         meant = _Meant(num_classes, survival or event is not None, event, problem)
-        samples, sizes = _samples(blocks, target, meant)
+        samples, sizes = _samples(blocks, target, ignore, meant)
     except DataError:
         raise
     except ValueError as error:
@@ -215,7 +217,10 @@ class _Meant(NamedTuple):
 
 
 def _samples(
-    blocks: Sequence[tuple[str, Any]], target: str | None, meant: _Meant
+    blocks: Sequence[tuple[str, Any]],
+    target: str | None,
+    ignore: str | Sequence[str],
+    meant: _Meant,
 ) -> tuple[Samples, list[int]]:
     """The samples of all holders, one after the other, and the number of each."""
     if target is not None and not isinstance(target, str | int):
@@ -225,7 +230,10 @@ def _samples(
     target = None if target is None else str(target)
     frames = [name for name, own in blocks if is_frame(own)]
     if target is not None and len(frames) == len(blocks):
-        return _of_frames(blocks, target, meant)
+        ignored = [ignore] if isinstance(ignore, str) else ignore
+        return _of_frames(blocks, target, ignored, meant)
+    if ignore:
+        raise DataError("ignore: names columns of frames; give frames and target=, too")
     if target is not None:
         others = next(name for name, _ in blocks if name not in frames)
         raise DataError(f"target = {target!r} names a column of frames, and {others} is no frame")
@@ -262,7 +270,7 @@ class _Unnamed(Writer):
 
 
 def _of_frames(
-    blocks: Sequence[tuple[str, Any]], target: str, meant: _Meant
+    blocks: Sequence[tuple[str, Any]], target: str, ignore: Sequence[str], meant: _Meant
 ) -> tuple[Samples, list[int]]:
     """Frames as a table: words become categories, numbers are standardised, gaps are filled."""
     import pandas
@@ -273,7 +281,7 @@ def _of_frames(
             f"problem = {meant.problem!r}: of frames must be one of {', '.join(OF_FRAMES)}; for others pass "
             "(inputs, targets)"
         )
-    frames = [_plain_frame(own, name) for name, own in blocks]
+    frames = [_plain_frame(own, name, ignore) for name, own in blocks]
     holders = [name for name, _ in blocks]
     words = [name for name in _columns_of_words(frames, holders) if name != target]
     predicted = [frame[target] for frame in frames if target in frame.columns]
@@ -295,14 +303,19 @@ def _of_frames(
     return table.samples("pooled", problem), sizes
 
 
-def _plain_frame(given: Any, name: str) -> DataFrame:
-    """A pandas frame with texts as names of columns, and numbered rows."""
+def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
+    """A pandas frame without some columns, with texts as names of columns, and numbered rows."""
     import pandas
 
     if not isinstance(given, pandas.DataFrame):
         given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
     frame = given.reset_index(drop=True).infer_objects()  # objects that are all numbers
     frame.columns = [str(column) for column in frame.columns]
+    for column in ignore:
+        if column not in frame.columns:
+            hint = suggest(str(column), frame.columns)
+            raise DataError(f"{name}: no column {column!r} to ignore{hint}")
+    frame = frame.drop(columns=list(ignore))
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise DataError(f"{name}: has two columns {twice[0]!r}; rename one of them")

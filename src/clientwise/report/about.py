@@ -38,6 +38,24 @@ def about_section(runs: Sequence[RunFolder]) -> Section:
     return Section(SECTION, "What was run", "", [facts])
 
 
+def data_line(run: RunFolder) -> str:
+    """The data in one line: clients, samples, classes, and what is held out."""
+    seed = min((lane.seed for lane in run.lanes), default=-1)
+    found = run.client_sizes(seed)
+    facts = [counted(found.clients, "client")]
+    if found.samples:
+        facts.append(counted(found.samples, "training sample"))
+    if run.num_classes:
+        facts.append(counted(run.num_classes, "class", "classes"))
+    held_out = []
+    if run.weigh_samples:
+        held_out.append(f"{run.weigh_samples:,} to weigh by")
+    if run.report_samples:
+        held_out.append(f"{run.report_samples:,} to report on")
+    line = f"{data_name(run)}: {', '.join(facts)}"
+    return f"{line}; held-out samples: {', '.join(held_out)}" if held_out else line
+
+
 def config_section(runs: Sequence[RunFolder]) -> Section:
     """Every key of the resolved config, where there is one run."""
     rows: list[list[Content]] = []

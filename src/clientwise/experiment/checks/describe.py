@@ -27,7 +27,7 @@ from .doubts import doubts
 from .policy import policy_doubts
 from .privacy import describe_privacy, held_out_doubts
 from .round_memory import fixed_bytes, gpu_bytes, largest_round
-from .steps import count_steps, steps_in_words, unequal_steps
+from .steps import count_steps, steps_in_words, total_steps, unequal_steps
 
 SUM_BYTES = 8  # of a float64
 WORTH_SAYING = 10**8  # bytes
@@ -64,6 +64,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "privacy": _privacy(experiment, data, plan),
         "record": _record(experiment, data, plan),
         "work": _work(experiment),
+        "cost": _cost(experiment, data, plan, executor.spec),
     }
     found = [(title, text) for title, text in lines.items() if text]
     warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
@@ -273,5 +274,18 @@ def _work(experiment: Experiment) -> str:
     return " × ".join(_counted(count, what) for what, count in counts.items())
 
 
+def _cost(experiment: Experiment, data: FederatedData, plan: Plan, spec: ModelSpec) -> str:
+    """What the run takes in all, whatever the machine; nothing where the samples are elsewhere."""
+    if not _has_client_data(data):
+        return ""
+    rounds = len(experiment.methods) * len(experiment.seeds) * experiment.rounds
+    steps = total_steps(experiment, data, plan.cohort_size)
+    federated = [method for method in experiment.build_methods() if method.control is None]
+    cohorts = len(federated) * len(experiment.seeds) * experiment.rounds
+    sent = _megabytes(cohorts * plan.cohort_size * FLOAT_BYTES * spec.size)
+    models = f"{sent} of models to the clients and as much back"
+    return f"{_counted(rounds, 'round')} in all: about {steps:,} training steps, {models}"
+
+
 def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

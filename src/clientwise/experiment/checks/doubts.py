@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +14,11 @@ from ...engine.executor import DeviceExecutor
 from ...models.call import outputs_of
 from ..build.engine import build_plan
 from ..build.network import foreign_types
+from ..config.methods import MethodSettings
 from ..config.named import near_miss
 from ..config.schema import Experiment
 from .adapters import adapter_doubts
+from .combinations import needs_server_set
 from .data_doubts import data_doubts
 
 MOST_VALUES = 20  # different targets of a regression that may be classes
@@ -23,6 +26,8 @@ FEW_SAMPLES = 10  # of a class
 MOST_NAMED = 3  # of clients, in a line
 TRIED_SAMPLES = 16  # that the network predicts
 ROUNDING = 1e-4  # of probabilities that sum to 1
+FEWEST_TO_WEIGH = 20  # held-out samples
+ABOUT_METHODS = ("name", "tuned")  # what a method is called and where it is from, not what it does
 
 
 def doubts(
@@ -34,6 +39,7 @@ def doubts(
     """What is probably not meant, found by the data and the network of one seed."""
     found = list(_about_names([method.name for method in experiment.methods]))
     found += _about_sampling(experiment, data.num_clients)
+    found += _about_equal_methods(experiment.methods)
     if len(hostile) == data.num_clients:
         found.append(f"all {data.num_clients} clients are hostile: no honest update is sent")
     if not len(data.train.indices):  # the server of a deployment
@@ -43,6 +49,7 @@ def doubts(
         *data_doubts(data),
         *_about_targets(data),
         *_about_clients(data),
+        *_about_weighing(experiment, data),
         *_about_pictures(data),
         *_about_types(experiment, executor),
         *_about_outputs(data, executor),
@@ -81,6 +88,26 @@ def _about_names(names: Sequence[str]) -> Iterator[str]:
             yield f"the methods {other!r} and {name!r} differ in upper and lower case alone"
 
 
+def _about_equal_methods(methods: Sequence[MethodSettings]) -> Iterator[str]:
+    """Methods with the same settings under two names."""
+    known: list[tuple[str, dict[str, Any]]] = []
+    for method in methods:
+        settings = {key: one for key, one in method.to_dict().items() if key not in ABOUT_METHODS}
+        other = next((name for name, same in known if same == settings), None)
+        if other is not None:
+            yield f"the methods {other!r} and {method.name!r} have the same settings: they give the same results"
+        known.append((method.name, settings))
+
+
+def _about_weighing(experiment: Experiment, data: FederatedData) -> Iterator[str]:
+    """Too few held-out samples for methods that use them."""
+    count = len(data.weigh.targets) if data.weigh is not None else 0
+    using = [method.name for method in experiment.methods if needs_server_set(method)]
+    if using and 0 < count < FEWEST_TO_WEIGH:
+        said = f"{', '.join(using[:MOST_NAMED])}: the server weighs by {count} held-out samples"
+        yield f"{said}, fewer than {FEWEST_TO_WEIGH}: weights then depend on chance. Give or hold out more samples"
+
+
 def _about_targets(data: FederatedData) -> Iterator[str]:
     targets = data.samples.targets
     if data.samples.problem.num_classes:
@@ -91,7 +118,7 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
         if data.samples.table and _may_be_numbers(data.samples.table.classes, len(targets)):
             classes = len(data.samples.table.classes)
             said = f"the target has {classes} different numbers, and each of them is a class"
-            yield f'{said}. To predict a number: kind = "regression"'
+            yield f'{said}. To predict a number: kind = "regression" (a column of a frame: astype(float))'
         return
     if data.samples.problem.predicts != "numbers":
         return
@@ -110,7 +137,10 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
         shown = ", ".join(f"{value:g}" for value in values[:MOST_NAMED])
         more = ", ..." if len(values) > MOST_NAMED else ""
         said = f"targets have {len(values)} different values ({shown}{more}) and are predicted as numbers"
-        yield f'{said}. For classes give integers; in a table, kind = "classification"'
+        yield (
+            f"{said}. For classes give integers (a column of a frame: astype(int)); in a config with "
+            'a table, kind = "classification"'
+        )
 
 
 def _are_probabilities(rows: Tensor) -> bool:

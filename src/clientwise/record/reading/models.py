@@ -40,6 +40,7 @@ class ModelReader(RoundReader):
         Returns:
             The round, and the model's tensors by name.
         """
+        self.lane(method, seed)  # RunError where there is none
         about = self.model_facts(seed)
         path = self._model_path(method, seed, after)
         if not path.exists():

@@ -99,6 +99,9 @@ class RunReader:
         self.reported_on = facts.reported_on
         self.report_samples = facts.report_samples  # their number; of the first seed
         self.report_rarest = facts.report_rarest  # of the rarest class
+        self.constant_metric = facts.constant_metric  # of predicting the same for all samples
+        self.weigh_samples = facts.weigh_samples  # held-out ones that weights may depend on
+        self.num_classes = facts.num_classes  # None where it is not known, or has none
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
         # Those that computed it; the column `machine` of `rounds` counts them from 1
         self.machines = facts.machines
@@ -158,7 +161,8 @@ class RunReader:
                 return lane.lane
         if method not in self.methods:
             raise RunError(f"{self.id}: no method {method!r}{suggest(method, self.methods)}")
-        raise RunError(f"{self.id}: no seed {seed} of {method}")
+        known = ", ".join(map(str, self.seeds(method)))
+        raise RunError(f"{self.id}: no seed {seed} of {method}; known: {known}")
 
     def progress(self) -> list[LaneProgress]:
         """How far every lane is."""

@@ -214,6 +214,7 @@ class ClientSizes(NamedTuple):
     clients: int
     smallest: int | None  # None without any client
     largest: int | None
+    samples: int | None  # of all clients together
 
 
 class LoweredRow(NamedTuple):
