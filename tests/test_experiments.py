@@ -6,17 +6,21 @@ show something, and two rounds of the others. CI runs the shorter ones of these 
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import statistics
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
+from typer.testing import CliRunner
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.data.folder import DataError
 from clientwise.experiment.config.parts import make
 from clientwise.experiment.matrix.grid import load_matrix
@@ -130,6 +134,65 @@ def test_the_networks_are_the_papers(
 ) -> None:
     module = make(MODELS, cw.load(FILES[name]).model)(shape, outputs)
     assert sum(parameter.numel() for parameter in module.parameters()) == parameters
+
+
+def leaf_file(users: dict[str, list[int]]) -> str:
+    """A file as LEAF publishes FEMNIST: white is 1.0, and each character is black pixels of its class's own."""
+    data: dict[str, dict[str, list[Any]]] = {}
+    for writer, (user, labels) in enumerate(users.items()):
+        images = []
+        for label in labels:
+            image = [1.0] * 784
+            for pixel in range(10):
+                image[12 * label + pixel] = (writer % 5) / 255
+            images.append(image)
+        data[user] = {"x": images, "y": labels}
+    counts = [len(labels) for labels in users.values()]
+    return json.dumps({"users": [*users], "num_samples": counts, "user_data": data})
+
+
+def test_p2_runs_on_files_in_leafs_format(tmp_path: Path) -> None:
+    """From the files of LEAF's preprocess.sh to results: load, divide by writer, check, two rounds."""
+    writers = [f"f{1000 + number}_{number:02}" for number in range(14)]
+    classes = {
+        writer: [(5 * number + place) % 62 for place in range(20)]
+        for number, writer in enumerate(writers)
+    }
+    classes[writers[-1]] = [1, 2]  # fewer than `minimum`: no client
+    for split, part in (("train", slice(0, 16)), ("test", slice(16, 20))):
+        folder = tmp_path / "femnist" / split
+        folder.mkdir(parents=True)
+        for file, some in enumerate((writers[:8], writers[8:])):
+            users = {writer: classes[writer][part] for writer in some}
+            name = f"all_data_{file}_niid_1_keep_0_{split}_9.json"
+            (folder / name).write_text(leaf_file(users))
+    changes = ["partition.clients=13", "rounds=2", "seeds=[1]", "methods=['DS','MD>DS>LD']"]
+    changes += ["model.channels=[4,8]", "model.dense=32"]
+    given = {"data_dir": str(tmp_path)}
+    path = FILES["p2-digits-by-writer"]
+    options = ["--preset", "femnist", "--data-dir", str(tmp_path)]
+    settings = [word for change in changes for word in ("--set", change)]
+    checked = CliRunner().invoke(app, ["check", str(path), *options, *settings])
+    assert checked.exit_code == 0, checked.output
+    assert "femnist: 262 samples, classification; 2 of them unused" in checked.output
+
+    run = cw.run(cw.load(path, changes, given, "femnist"), tmp_path / "run")
+    clients = run.clients(1)
+    assert [(one.num_train, one.num_test) for one in clients] == [(16, 4)] * 13
+    assert len(run.curve("metric", "DS", 1)) == 2
+    assert [*run.model("DS").parameters()][-1].shape == (62,)
+    assert run.client_targets == [0.75, 0.8]
+
+    for split in ("train", "test"):
+        shutil.rmtree(tmp_path / "femnist" / split)
+    with pytest.raises(DataError, match="you need your own copy: LEAF's"):
+        cw.run(cw.load(path, changes, given, "femnist"), tmp_path / "without")
+    folder = tmp_path / "femnist" / "all_data"
+    folder.mkdir()
+    (folder / "all_data_0.json").write_text(leaf_file(classes))
+    changes += ["evaluation.official_test='pooled'"]
+    whole = cw.run(cw.load(path, changes, given, "femnist"), tmp_path / "whole")
+    assert [(one.num_train, one.num_test) for one in whole.clients(1)] == [(16, 4)] * 13
 
 
 # What the quick size of an experiment must show, whatever the machine: (better, worse, by so much at the last round).
