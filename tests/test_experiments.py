@@ -37,6 +37,7 @@ PAPERS = {
     "p1-mnist-shards",
     "p1-celeba",
     "p2-digits-by-writer",
+    "p2-operators",
     "p3-1a",
     "p3-1b",
     "p3-1c",
