@@ -6,6 +6,7 @@ show something, and two rounds of the others. CI runs the shorter ones of these 
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -13,10 +14,12 @@ import statistics
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
+from PIL import Image
 from typer.testing import CliRunner
 
 import clientwise as cw
@@ -25,6 +28,7 @@ from clientwise.data.folder import DataError
 from clientwise.experiment.config.parts import make
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.models.networks import MODELS
+from clientwise.report.document import counted
 from clientwise.report.series import series_of
 
 FOLDER = Path(__file__).parents[1] / "experiments"
@@ -254,6 +258,78 @@ def test_the_quick_size_shows_what_the_experiment_shows(name: str, tmp_path: Pat
     if name == "p3-1c":
         weight = {line.method: statistics.fmean(line.hostile_weight) for line in run.summary()}
         assert weight["AdaFed"] < weight["FedAvg"]
+
+
+def script(folder: str, name: str) -> ModuleType:
+    """A script of docs/ or experiments/ as a module."""
+    path = FOLDER.parent / folder
+    sys.path.insert(0, str(path))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(path))
+
+
+def test_the_findings_are_made_from_the_recorded_tables(tmp_path: Path) -> None:
+    """Both pages, and the figures, are what the command makes; another recorded number is another finding."""
+    source = FOLDER.parent / "docs"
+    names = ("claims.toml", "reproduction.md", "results/reproduction.md")
+    (tmp_path / "results").mkdir()
+    for name in names:
+        shutil.copyfile(source / name, tmp_path / name)
+    findings = script("docs", "make_findings")
+    findings.main(tmp_path)
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (source / name).read_bytes(), (
+            "run python docs/make_findings.py"
+        )
+    for paper in ("p1", "p2", "p3"):
+        picture = Path("results", "reproduction", f"after-{paper}.png")
+        with Image.open(tmp_path / picture) as made, Image.open(source / picture) as kept:
+            assert made.info["Description"] == kept.info["Description"]
+
+    page = tmp_path / "results" / "reproduction.md"
+    text = page.read_text(encoding="utf-8")
+    recorded = "| AdaFed | 54.0% ± 2.8 | 57.6% ± 1.0 | 59.1% ± 0.9 | 61.3% ± 1.0 |"
+    assert text.count(recorded) == 1
+    page.write_text(text.replace(recorded, recorded.replace("61.3", "62.4")), encoding="utf-8")
+    findings.main(tmp_path)
+    found = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
+    assert "| 80% and 50% | 62.4% ± 1.0 and 50.0% ± 0.0 |" in found
+    with pytest.raises(LookupError, match=r"docs/claims.toml: {p3-1d \| accuracy \| Nobody"):
+        findings.filled("{p3-1d | accuracy | Nobody | round 5}", findings.read(text))
+
+
+def test_the_inventory_names_runs_that_exist_and_reasons() -> None:
+    docs = FOLDER.parent / "docs"
+    rows = tomllib.loads((docs / "claims.toml").read_text(encoding="utf-8"))["inventory"]
+    recorded = script("docs", "make_findings").read(
+        (docs / "results" / "reproduction.md").read_text(encoding="utf-8")
+    )
+    for row in rows:
+        name, _, preset = row["run"].partition(":")
+        assert (name, preset or None) in SIZES, row["run"]
+        run = recorded.get(row["run"].replace(":", "-"))
+        complete = cw.load(FILES[name], preset=preset or None)
+        wanted = f"{counted(len(complete.seeds), 'seed')}, {counted(complete.rounds, 'round')}"
+        assert row.get("why") or (run and run.size == wanted), row["what"]
+    assert {row["run"].partition(":")[0] for row in rows} == PAPERS
+
+
+def test_the_plan_says_what_a_run_would_take(tmp_path: Path) -> None:
+    plan = script("experiments", "plan")
+    size = plan.Size(lanes=2, rounds=10, clients=5, samples=60, epochs=3, evaluated=300)
+    assert size.seconds(0.01) == pytest.approx(2 * 10 * (5 * 60 * 3 + 300 / 3) * 0.01)
+    said, seconds = plan.plan("p1-mnist-shards:quick", tmp_path, None)
+    assert re.fullmatch(r"about .*(, quick)? \(8 lanes × 30 rounds × 5 clients\)", said)
+    assert (", quick" in said) == (seconds <= plan.QUICK)
+    said, seconds = plan.plan("p2-digits-by-writer:femnist", tmp_path, tmp_path)
+    assert (said.startswith("cannot start: "), seconds) == (True, 0.0)
+    assert "you need your own copy" in said
+    assert not [*tmp_path.iterdir()], "nothing is run"
+    for name in plan.papers():
+        file, _, preset = name.partition(":")
+        assert (file, preset or None) in SIZES
 
 
 def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_path: Path) -> None:

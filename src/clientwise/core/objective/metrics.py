@@ -116,7 +116,7 @@ def pair_counts(targets: Tensor, scores: Tensor) -> Tensor:
 
 @METRICS.register("accuracy", OF_CLASSES)
 def accuracy(counts: Tensor) -> Tensor:
-    """Share of samples classified correctly.
+    """Share of samples classified correctly (P1 Eq. 10).
 
     Args:
         counts: confusion matrices [..., C, C] (row: true class, column: predicted class).
