@@ -335,7 +335,10 @@ def test_what_to_cite_is_this_version() -> None:
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
 # Pages of results: a table is filled by a script of docs/, or its section says what made it.
 OF_RESULTS = ("performance.md", "reproduction.md", *(f"results/{page.name}" for page in RESULTS))
-FILLED = re.compile(r"<!-- (run \S+|quick|make_default: \S+ \S+) -->.*?<!-- end -->", re.DOTALL)
+FILLED = re.compile(
+    r"<!-- (run \S+|quick|inventory|findings P\d|make_default: \S+ \S+) -->.*?<!-- end -->",
+    re.DOTALL,
+)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 ORIGIN = re.compile(
     r"`benchmarks/\w+\.py|experiments/[\w-]+\.toml|run_all\.py|no command makes th"

@@ -32,7 +32,7 @@ MAX_GRAPHS = 16  # for batches of different sizes; beyond that, batches run as t
 
 
 class LoopBackend:
-    """Trains and evaluates with one module."""
+    """Trains and evaluates with one module: steps of P1 Eq. 3 on the client's part of P1 Eq. 1."""
 
     def __init__(
         self,

@@ -157,7 +157,7 @@ def pixel_counts(targets: Tensor, predictions: Tensor, num_classes: int) -> Tens
 
 @METRICS.register("accuracy", OF_CLASSES)
 def accuracy(counts: Tensor) -> Tensor:
-    """Share of samples classified correctly.
+    """Share of samples classified correctly (P1 Eq. 10).
 
     Args:
         counts: confusion matrices [..., C, C] (row: true class, column: predicted class).
