@@ -39,8 +39,8 @@ from clientwise.report.output.export import (
 )
 from clientwise.report.output.figures import draw_into, draw_mark
 from clientwise.report.output.html import write_html
+from clientwise.report.output.paper import PAGE, draw_for_print, tell_apart
 from clientwise.report.output.plotly import traces_and_layout
-from clientwise.report.output.print import PAGE, draw_for_print, tell_apart
 from clientwise.report.series import DASHES
 from clientwise.report.views import overview
 
