@@ -106,28 +106,46 @@ def findings(
     claims: Sequence[Mapping[str, str]], paper: str, recorded: Mapping[str, Recorded]
 ) -> str:
     """The table of a paper: what it claims, what it printed, what is recorded here."""
-    lines = ["| paper | claim | published | here | holds? |", "|:--|:--|:--|:--|:--|"]
+    lines = [
+        "| paper | claim | published | here | seeds | holds? |",
+        "|:--|:--|:--|:--|--:|:--|",
+    ]
     for claim in claims:
         if claim["where"].startswith(paper):
             published, here = (filled(claim[key], recorded) for key in ("published", "here"))
-            cells = (claim["where"], claim["claim"], published, here, claim["verdict"])
+            seeds = seeds_of(claim["here"], recorded)
+            cells = (claim["where"], claim["claim"], published, here, seeds, claim["verdict"])
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def seeds_of(template: str, recorded: Mapping[str, Recorded]) -> str:
+    """The number of seeds of the first run that a text quotes."""
+    cell = CELL.search(template)
+    if cell is None:
+        return "–"
+    run = cell[1].partition("|")[0].strip()
+    return recorded[run].size.partition(" ")[0]
 
 
 def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded]) -> str:
     """Every experiment of the papers: its file, its command, its result, and what is missing."""
     lines = [
-        "| experiment | file | `run_all.py RUNS` | recorded | date | smaller than the paper's because |",
+        "| experiment | file | command | recorded | date | smaller than the paper's because |",
         "|:--|:--|:--|:--|:--|:--|",
     ]
     for row in rows:
-        name = row["run"].partition(":")[0]
-        run = recorded.get(row["run"].replace(":", "-"))
-        file = f"[{name}](../../experiments/{name}.toml)"
-        size, date = (run.size, run.date) if run else (NOT_RUN, "–")
-        cells = (row["what"], file, f"`{row['run']}`", size, date, row.get("why", "–"))
-        lines.append(f"| {' | '.join(cells)} |")
+        name = row.get("run", "").partition(":")[0]
+        run = recorded.get(row.get("run", "").replace(":", "-"))
+        path = row.get("file", f"../../experiments/{name}.toml")
+        command = row.get("command", f"run_all.py RUNS {row.get('run')}")
+        size, date = NOT_RUN, "–"
+        if run:
+            size, date = run.size, run.date
+        elif not name:
+            size = "–"
+        cells = (row["what"], f"[{Path(path).stem}]({path})", f"`{command}`", size, date)
+        lines.append(f"| {' | '.join(cells)} | {row.get('why', '–')} |")
     return "\n".join(lines)
 
 
@@ -153,7 +171,7 @@ def curves(axes: Axes, grid: Grid, methods: Sequence[str]) -> str:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     if len(methods) > MOST_NAMED:
-        return f"all {len(methods)} methods end between {min(ends):.1f}% and {max(ends):.1f}%"
+        return f"all {len(methods)} methods end at {min(ends):.1f} to {max(ends):.1f}%"
     return "; ".join(said)
 
 
