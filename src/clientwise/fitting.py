@@ -45,7 +45,7 @@ ALIASES = {"lr": "learning_rate"}  # words too short to be found by their likene
 
 
 def fit(
-    model: OwnNetwork | str,
+    model: OwnNetwork | str | Mapping[str, Any],
     clients: Mapping[Any, Any] | list[Any],
     *,
     rounds: int = 20,
