@@ -112,20 +112,25 @@ def findings(
     ]
     for claim in claims:
         if claim["where"].startswith(paper):
-            published, here = (filled(claim[key], recorded) for key in ("published", "here"))
-            seeds = seeds_of(claim["here"], recorded)
+            published = filled(claim["published"], recorded)
+            here = NOT_RUN
+            seeds = "–"
+            quoted = runs_of(claim["here"])
+            if recorded.keys() >= {*quoted}:
+                here = filled(claim["here"], recorded)
+                seeds = recorded[quoted[0]].size.partition(" ")[0]
             cells = (claim["where"], claim["claim"], published, here, seeds, claim["verdict"])
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def seeds_of(template: str, recorded: Mapping[str, Recorded]) -> str:
-    """The number of seeds of the first run that a text quotes."""
-    cell = CELL.search(template)
-    if cell is None:
-        return "–"
-    run = cell[1].partition("|")[0].strip()
-    return recorded[run].size.partition(" ")[0]
+def runs_of(template: str) -> list[str]:
+    """The runs that a text quotes.
+
+    >>> runs_of("{p3-1a | accuracy | AdaFed | round 2} in round 2")
+    ['p3-1a']
+    """
+    return [cell.partition("|")[0].strip() for cell in CELL.findall(template)]
 
 
 def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded]) -> str:
