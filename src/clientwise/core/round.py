@@ -155,7 +155,9 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     """The state before round 1: the initial model [d], the first loss, empty memories."""
     clients = engine.num_clients
-    label_counts = engine.label_counts if isinstance(engine, CountsLabels) else None
+    label_counts = None
+    if method.counts_labels and isinstance(engine, CountsLabels):
+        label_counts = engine.label_counts
     return ServerState(
         0,
         model,
