@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from clientwise.core.objective.loss import CrossEntropy, RobustLoss
+from clientwise.core.objective.loss import CrossEntropy, FocalLoss, HuberLoss, RobustLoss
 from clientwise.core.objective.problem import (
     Classification,
     Multilabel,
@@ -43,7 +43,24 @@ TASK = Task(
 )
 
 
-@pytest.mark.parametrize("task", [TASK, Task(1, LocalTraining(), RobustLoss(shape=0.2), ()), None])
+TRAINED = LocalTraining(
+    optimizer=Part("adamw", {"beta1": 0.5}),
+    transform=Part("flip", {}),
+    clip_gradients=1.0,
+    rate_factor=1 / 3,
+)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        TASK,
+        Task(1, LocalTraining(), RobustLoss(shape=0.2), ()),
+        Task(1, TRAINED, FocalLoss(0.5, (1.0, 1 / 3)), ()),
+        Task(1, LocalTraining(), HuberLoss(0.1), ()),
+        None,
+    ],
+)
 def test_a_request_arrives_as_it_was_sent(task: Task | None) -> None:
     model = torch.randn(7)
     asked = Request(4, 2**62, task, frozen="digest")
@@ -56,6 +73,28 @@ def test_a_request_arrives_as_it_was_sent(task: Task | None) -> None:
     assert wire.read_request(content)[0].frozen == ""
     assert torch.equal(models, model)
     assert kept is None
+
+
+def test_a_request_of_version_0_2_is_read() -> None:
+    training = {
+        "epochs": 1,
+        "batch_size": 32,
+        "optimizer": "adam",
+        "learning_rate": 0.1,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "proximal": 0.0,
+        "control_variates": False,
+        "sample_clip": None,
+        "sample_noise": None,
+    }
+    loss = {"kind": "cross_entropy", "class_weights": [1.0, 2.0], "shape": 2.0, "scale": 1.0}
+    task = {"round_num": 1, "training": training, "loss": loss, "criteria": [], "noise": None}
+    asked = Request(4, 1, Task(1, LocalTraining(optimizer="adam"), CrossEntropy((1.0, 2.0)), ()))
+    content = wire.write_request(asked, pack(torch.zeros(1)))
+    plain = json.loads(str(content.config_records[wire.REQUEST]["json"]))
+    assert plain["task"] == task  # and 0.2.0 reads what is written now
+    assert wire.read_request(content)[0] == asked
 
 
 def test_an_update_arrives_as_it_was_sent() -> None:

@@ -56,7 +56,7 @@ def named(registry: Registry[Any], given: object) -> Any:
 
 def _optimizer(given: object) -> Any:
     """A class of `torch.optim`, or a `partial` of one with its options, as a name and options."""
-    made = given.func if isinstance(given, partial) else given
+    made: Any = given.func if isinstance(given, partial) else given
     if not (isinstance(made, type) and issubclass(made, torch.optim.Optimizer)):
         if isinstance(made, torch.optim.Optimizer):
             hint = f"every client has its own: pass the class, torch.optim.{type(made).__name__}"
@@ -100,19 +100,18 @@ def _callable(registry: Registry[Any], given: Callable[..., Any]) -> str:
         source = type(source)
     if registry is LOSSES:
         _refuse_reduced(given)
-        by_sample = source.__module__ == "torch.nn.modules.loss"
+    by_sample = source.__module__ == "torch.nn.modules.loss"
 
-        def make(counts: Any) -> Loss:
-            return FunctionLoss(name, given, compares_samples=not by_sample)
+    def make_loss(counts: Any) -> Loss:
+        return FunctionLoss(name, given, compares_samples=not by_sample)
 
-    else:
+    def apply(argument: Any) -> Any:
+        return given(argument)
 
-        def make(argument: Any) -> Any:
-            return given(argument)
-
-    make.function = source  # type: ignore[attr-defined]
-    make.__doc__ = inspect.getdoc(source) or name
-    _adopt(registry, name, make, Declaration())
+    part: Any = make_loss if registry is LOSSES else apply
+    part.function = source
+    part.__doc__ = inspect.getdoc(source) or name
+    _adopt(registry, name, part, Declaration())
     return name
 
 
