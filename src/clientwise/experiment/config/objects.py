@@ -62,13 +62,14 @@ def _optimizer(given: object) -> Any:
             hint = f"every client has its own: pass the class, torch.optim.{type(made).__name__}"
             refuse([("", hint)])
         return given
+    build: Any = made  # optimizers share no type of their arguments
     options = dict(given.keywords) if isinstance(given, partial) else {}
     if "lr" in options or (isinstance(given, partial) and given.args):
         refuse([("", f"{made.__name__}: pass the rate as learning_rate=, and options by name")])
     try:
         parameter = torch.nn.Parameter(torch.ones(2))
         parameter.grad = torch.ones(2)
-        made([parameter], lr=0.1, **options).step()
+        build([parameter], lr=0.1, **options).step()
     except Exception as error:  # a class of a user may raise anything
         reason = " ".join(str(error).split())
         refuse([("", f"{made.__name__} cannot be used: {type(error).__name__}: {reason}")])
@@ -77,7 +78,7 @@ def _optimizer(given: object) -> Any:
         shared = {"momentum": training.momentum, "weight_decay": training.weight_decay}
         set_there = {key: value for key, value in shared.items() if value}
         plain = {key: tuple(one) if isinstance(one, list) else one for key, one in others.items()}
-        return made(parameters, lr=rate, **{**plain, **set_there})
+        return build(parameters, lr=rate, **{**plain, **set_there})
 
     known = list(inspect.signature(made).parameters.values())[1:]  # the first are the parameters
     kept = [

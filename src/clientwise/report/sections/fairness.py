@@ -119,7 +119,7 @@ def jain_index(values: Sequence[float]) -> float | None:
 
 def _attributes(one: Series) -> dict[str, list[str]]:
     """Every client's group by each attribute that the config states and that has several groups."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for name, values in recorded_config(one.run.folder).attributes.items():
         groups = groups_of(values)
         if len({*groups}) > 1 and len(found) < MOST_ATTRIBUTES:
