@@ -113,7 +113,8 @@ class Option:
         return self._registry_of(Lists)
 
     def _registry_of(self, kind: type[Names] | type[Lists]) -> Registry[Any] | None:
-        for mark in getattr(self.type, "__metadata__", ()):
+        marks: tuple[object, ...] = getattr(self.type, "__metadata__", ())
+        for mark in marks:
             if isinstance(mark, kind):
                 return mark.registry
         return None

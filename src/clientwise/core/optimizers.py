@@ -75,7 +75,7 @@ def sgd(
         training: has the momentum and the weight decay.
         nesterov: Nesterov's momentum.
     """
-    make: Any = TensorRateSGD if isinstance(rate, Tensor) else torch.optim.SGD
+    make: MakeOptimizer = TensorRateSGD if isinstance(rate, Tensor) else torch.optim.SGD
     made: torch.optim.Optimizer = make(
         parameters,
         rate,
