@@ -106,28 +106,51 @@ def findings(
     claims: Sequence[Mapping[str, str]], paper: str, recorded: Mapping[str, Recorded]
 ) -> str:
     """The table of a paper: what it claims, what it printed, what is recorded here."""
-    lines = ["| paper | claim | published | here | holds? |", "|:--|:--|:--|:--|:--|"]
+    lines = [
+        "| paper | claim | published | here | seeds | holds? |",
+        "|:--|:--|:--|:--|--:|:--|",
+    ]
     for claim in claims:
         if claim["where"].startswith(paper):
-            published, here = (filled(claim[key], recorded) for key in ("published", "here"))
-            cells = (claim["where"], claim["claim"], published, here, claim["verdict"])
+            published = filled(claim["published"], recorded)
+            here = NOT_RUN
+            seeds = "–"
+            quoted = runs_of(claim["here"])
+            if recorded.keys() >= {*quoted}:
+                here = filled(claim["here"], recorded)
+                seeds = recorded[quoted[0]].size.partition(" ")[0]
+            cells = (claim["where"], claim["claim"], published, here, seeds, claim["verdict"])
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def runs_of(template: str) -> list[str]:
+    """The runs that a text quotes.
+
+    >>> runs_of("{p3-1a | accuracy | AdaFed | round 2} in round 2")
+    ['p3-1a']
+    """
+    return [cell.partition("|")[0].strip() for cell in CELL.findall(template)]
 
 
 def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded]) -> str:
     """Every experiment of the papers: its file, its command, its result, and what is missing."""
     lines = [
-        "| experiment | file | `run_all.py RUNS` | recorded | date | smaller than the paper's because |",
+        "| experiment | file | command | recorded | date | smaller than the paper's because |",
         "|:--|:--|:--|:--|:--|:--|",
     ]
     for row in rows:
-        name = row["run"].partition(":")[0]
-        run = recorded.get(row["run"].replace(":", "-"))
-        file = f"[{name}](../../experiments/{name}.toml)"
-        size, date = (run.size, run.date) if run else (NOT_RUN, "–")
-        cells = (row["what"], file, f"`{row['run']}`", size, date, row.get("why", "–"))
-        lines.append(f"| {' | '.join(cells)} |")
+        name = row.get("run", "").partition(":")[0]
+        run = recorded.get(row.get("run", "").replace(":", "-"))
+        path = row.get("file", f"../../experiments/{name}.toml")
+        command = row.get("command", f"run_all.py RUNS {row.get('run')}")
+        size, date = NOT_RUN, "–"
+        if run:
+            size, date = run.size, run.date
+        elif not name:
+            size = "–"
+        cells = (row["what"], f"[{Path(path).stem}]({path})", f"`{command}`", size, date)
+        lines.append(f"| {' | '.join(cells)} | {row.get('why', '–')} |")
     return "\n".join(lines)
 
 
@@ -153,7 +176,7 @@ def curves(axes: Axes, grid: Grid, methods: Sequence[str]) -> str:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     if len(methods) > MOST_NAMED:
-        return f"all {len(methods)} methods end between {min(ends):.1f}% and {max(ends):.1f}%"
+        return f"all {len(methods)} methods end at {min(ends):.1f} to {max(ends):.1f}%"
     return "; ".join(said)
 
 

@@ -84,7 +84,7 @@ def main() -> None:
 def papers() -> list[str]:
     """The runs of the inventory, then the quick presets of their files."""
     rows = tomllib.loads(CLAIMS.read_text(encoding="utf-8"))["inventory"]
-    runs = [row["run"] for row in rows]
+    runs = [row["run"] for row in rows if "run" in row]
     quick = [f"{run.partition(':')[0]}:quick" for run in runs]
     return list(dict.fromkeys([*runs, *quick]))
 

@@ -125,7 +125,7 @@ def test_notebooks_run(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, several_inputs, plugin, trained, elsewhere = blocks("models.md", "python")
+    own, several_inputs, options, plugin, trained, elsewhere = blocks("models.md", "python")
     monkeypatch.chdir(tmp_path)
     exec(
         f"import clientwise as cw\nfrom torch import nn\n{several_inputs}\nassert cw.Run(folder).finished",
@@ -139,7 +139,9 @@ def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ),
         {},
     )
-    (config,) = blocks("models.md", "toml")
+    of_training = [own.replace("runs/own", "runs/before"), "import torch", options]
+    exec("\n".join([*of_training, "assert run.finished"]), {})
+    training, config = blocks("models.md", "toml")
     rest = {
         "name": "page",
         "rounds": 1,
@@ -148,6 +150,8 @@ def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "plugin_dir": str(tmp_path),
     }
     assert cw.load(tomllib.loads(config) | rest).model_name == "my_net"
+    found = cw.load(tomllib.loads(training) | rest | {"model": "linear", "methods": ["FedAvg"]})
+    assert found.keep == "best"
 
 
 def test_the_page_on_hugging_face_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

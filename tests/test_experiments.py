@@ -30,6 +30,7 @@ from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.models.networks import MODELS
 from clientwise.report.document import counted
 from clientwise.report.series import series_of
+from clientwise.report.statistics import Difference
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 MATRICES = [
@@ -295,14 +296,15 @@ def test_the_findings_are_made_from_the_recorded_tables(tmp_path: Path) -> None:
     page.write_text(text.replace(recorded, recorded.replace("61.3", "62.4")), encoding="utf-8")
     findings.main(tmp_path)
     found = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
-    assert "| 80% and 50% | 62.4% ± 1.0 and 50.0% ± 0.0 |" in found
+    assert "| 80% and 50% | 62.4% ± 1.0 and 50.0% ± 0.0 | 5 |" in found
     with pytest.raises(LookupError, match=r"docs/claims.toml: {p3-1d \| accuracy \| Nobody"):
         findings.filled("{p3-1d | accuracy | Nobody | round 5}", findings.read(text))
 
 
 def test_the_inventory_names_runs_that_exist_and_reasons() -> None:
     docs = FOLDER.parent / "docs"
-    rows = tomllib.loads((docs / "claims.toml").read_text(encoding="utf-8"))["inventory"]
+    every = tomllib.loads((docs / "claims.toml").read_text(encoding="utf-8"))["inventory"]
+    rows = [row for row in every if "command" not in row]
     recorded = script("docs", "make_findings").read(
         (docs / "results" / "reproduction.md").read_text(encoding="utf-8")
     )
@@ -314,6 +316,40 @@ def test_the_inventory_names_runs_that_exist_and_reasons() -> None:
         wanted = f"{counted(len(complete.seeds), 'seed')}, {counted(complete.rounds, 'round')}"
         assert row.get("why") or (run and run.size == wanted), row["what"]
     assert {row["run"].partition(":")[0] for row in rows} == PAPERS
+
+
+def test_the_verdict_on_operators_follows_the_protocol(tmp_path: Path) -> None:
+    judge = script("experiments", "judge_operators")
+
+    def compared(means: dict[tuple[str, str], float], p: float = 0.01) -> dict[Any, Difference]:
+        pairs = [(order, other) for order in judge.ORDERS for other in judge.OTHERS]
+        return {pair: Difference(means.get(pair, 0.1), 0.05, 5, p_value=p) for pair in pairs}
+
+    first, second = judge.ORDERS
+    one_lost = {(first, "OWA most"): -0.1}
+    assert (
+        judge.verdict([compared({}, p=0.2), compared(one_lost)]) == "holds"
+    )  # by the second order
+    both_lost = one_lost | {(second, "OWA most"): -0.1}
+    assert judge.verdict([compared({}, p=0.2), compared(both_lost)]) == "fails"
+    lost_once = one_lost | {(second, "weighted mean"): -0.1}
+    assert judge.verdict([compared(lost_once)]) == "not seen"
+    assert judge.verdict([compared({}, p=0.2)]) == "not seen"
+
+    changes = ["rounds=1", "partition.clients=10", "training.epochs=1"]
+    config = cw.load(FILES["p2-operators"], changes, preset="quick").to_dict()
+    config["methods"] = cw.load(FILES["p2-operators"]).to_dict()["methods"]
+    config |= {"data": "digits", "model": "linear"}  # which train in no time
+    run = cw.run(config, tmp_path / "run")
+    series = {one.label: one for one in series_of([run])}
+    found = judge.accuracies(series)
+    assert len(found) == 10
+    ends = [
+        run.curve("metric", first, seed)[-1][1] - run.curve("metric", "OWA most", seed)[-1][1]
+        for seed in (1, 2)
+    ]
+    assert found[first, "OWA most"].mean == pytest.approx(statistics.fmean(ends))
+    assert found[first, "OWA most"].tests == 10
 
 
 def test_the_plan_says_what_a_run_would_take(tmp_path: Path) -> None:

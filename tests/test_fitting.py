@@ -1003,7 +1003,7 @@ def test_other_code_of_a_function_is_noticed(tmp_path: Path) -> None:
     config = {"method": {"name": "mine", "criteria": [quality]}, **QUICK, "rounds": 3}
     with pytest.raises(RunError, match="other code in the function of the criterion quality"):
         cw.fit(net, sites(), out=tmp_path / "run", resume=True, **config)
-    with pytest.raises(ConfigError, match="other processes cannot use your functions"):
+    with pytest.raises(ConfigError, match="other processes cannot use your criterion quality"):
         cw.fit("linear", sites(), workers="ray", **config)
 
 

@@ -11,13 +11,16 @@ from typing import Any
 import numpy
 import pandas
 import pytest
+import tomli_w
 import torch
 from numpy.typing import NDArray
 from sklearn import metrics as reference
 from sklearn.datasets import load_diabetes, load_digits
 from torch import nn
+from typer.testing import CliRunner
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.core.objective.loss import BinaryCrossEntropy, PixelCrossEntropy
 from clientwise.core.objective.metrics import METRICS, label_counts, pixel_counts
 from clientwise.core.objective.problem import Multilabel, Segmentation
@@ -173,6 +176,23 @@ def test_units_are_right_everywhere(fitted: tuple[Kind, cw.Run], tmp_path: Path)
         assert "%" in text
 
 
+def test_commands_take_such_runs(fitted: tuple[Kind, cw.Run], tmp_path: Path) -> None:
+    kind, run = fitted
+    for command in (
+        ["show", run.folder],
+        ["show", run.folder, "--round", 2],
+        ["export", run.folder, "--out", tmp_path / "models"],
+    ):
+        done = CliRunner().invoke(app, [str(word) for word in command])
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "models" / "Recommended-seed1.safetensors").exists()
+    rounds = run.frame("rounds")
+    assert rounds["metric"].notna().all()
+    assert rounds["macro_f1"].isna().all()  # it is of classes
+    assert run.summary()[0].worst_client[0] is not None
+    assert kind.metric in CliRunner().invoke(app, ["show", str(run.folder)]).output
+
+
 def test_what_fit_says(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "clientwise"):
         for kind in KINDS.values():
@@ -289,6 +309,11 @@ def test_values_are_searched_by_the_metric(tmp_path: Path) -> None:
             assert found.best["FedAvg"].values == {("training", "learning_rate"): 0.02}
         run = cw.Run(cw.run(config, tmp_path / f"run {name}"))
         assert run.metric == kind.metric
+        file = tmp_path / f"{name}.toml"
+        file.write_text(tomli_w.dumps(config))
+        for command in ("check", "data"):
+            done = CliRunner().invoke(app, [command, str(file)])
+            assert done.exit_code == 0, done.output
 
 
 # Regression ----------------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ ALIASES = {"lr": "learning_rate"}  # words too short to be found by their likene
 
 
 def fit(
-    model: OwnNetwork | str,
+    model: OwnNetwork | str | Mapping[str, Any],
     clients: Mapping[Any, Any] | list[Any],
     *,
     rounds: int = 20,
@@ -84,6 +84,7 @@ def fit(
         options: any other key of the config (docs/config.md), and any argument of `cw.run`: `method` or `methods`,
             `seeds`, `hostile`, `device`, `evaluation={"metric": "auc"}` ...; and the keys of [training]:
             `epochs`, `batch_size`, `learning_rate` ... Several methods and seeds give a paired comparison.
+            `attributes` may have dictionaries by client, such as `{"weight": {"north": 2.0, "south": 1.0}}`.
 
     Returns:
         The results.
@@ -109,6 +110,8 @@ def fit(
     if isinstance(clients, nn.Module):
         raise ClientwiseError("the network comes first: cw.fit(network, clients)")
     config = {"rounds": rounds, **options}
+    if isinstance(config.get("attributes"), Mapping):
+        config["attributes"] = _in_order(config["attributes"], clients)
     passed = {key: config.pop(key) for key in _ARGUMENTS if key in config}
     if isinstance(model, str | Mapping):
         config["model"] = model
@@ -227,6 +230,28 @@ _OF_FIT = (
     "problem",
 )
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines", "signing_key")  # of `run`
+
+
+def _in_order(attributes: Mapping[str, Any], clients: object) -> dict[str, Any]:
+    """Facts about clients as lists in the clients' order, where they are given by client."""
+    names = [str(name) for name in clients] if isinstance(clients, Mapping) else []
+    found: dict[str, Any] = {}
+    for fact, values in attributes.items():
+        if not isinstance(values, Mapping):
+            found[fact] = values
+            continue
+        if not names:
+            raise ClientwiseError(f"attributes.{fact}: clients have no names: give a list")
+        given = {str(name): value for name, value in values.items()}
+        for name in given.keys() - set(names):
+            raise ClientwiseError(
+                f"attributes.{fact}: no client is called {name!r}{suggest(name, names)}"
+            )
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise ClientwiseError(f"attributes.{fact}: has no value for {', '.join(missing)}")
+        found[fact] = [given[name] for name in names]
+    return found
 
 
 def _refuse_other_out(out: object) -> None:

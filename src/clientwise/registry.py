@@ -113,10 +113,9 @@ class Option:
         return self._registry_of(Lists)
 
     def _registry_of(self, kind: type[Names] | type[Lists]) -> Registry[Any] | None:
-        for mark in getattr(self.type, "__metadata__", ()):
-            if isinstance(mark, kind):
-                return mark.registry
-        return None
+        marks = getattr(self.type, "__metadata__", ())
+        found = [mark.registry for mark in marks if isinstance(mark, kind)]
+        return found[0] if found else None
 
 
 class Registry(Generic[T]):

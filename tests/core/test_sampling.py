@@ -78,6 +78,16 @@ def test_an_unseen_client_has_the_mean_score_and_nobody_seen_makes_all_alike() -
         assert sampling.probabilities(torch.tensor(scores), 2).tolist() == [0.5] * 4
 
 
+@pytest.mark.parametrize("floor", [5e-324, 1e-300, 1e-17])
+def test_the_smallest_floor_still_fills_the_cohort(floor: float) -> None:
+    for scores in ([1.0, 0.0, 0.0, 0.0], [1e300, 1e-300, 0.0, 0.0], [1.0, 1.0, 1e-320, 0.0]):
+        found = ByScore(floor=floor).probabilities(torch.tensor(scores, dtype=torch.float64), 3)
+        assert float(found.sum()) == pytest.approx(3)
+        for round_num in range(20):
+            chosen = ByScore(floor=floor).draw(torch.tensor(scores), 4, 3, 1, round_num)
+            assert len(set(chosen)) == 3
+
+
 def test_a_draw_by_score_depends_on_seed_and_round_alone() -> None:
     sampling = ByScore()
     first = sampling.draw(SCORES, 8, 3, 1, 5)

@@ -44,6 +44,21 @@ def test_a_client_that_is_not_asked_takes_no_share() -> None:
     assert len(cohorts) > 1
 
 
+def test_weights_by_the_clients_names() -> None:
+    by_name = {"site-3": 1.0, "site-1": 2.0, "site-0": 4.0, "site-2": 1.0}
+    run = fit(method=STATED, attributes={"weight": by_name})
+    assert run.weights[4].to_dict() == pytest.approx(
+        {"site-0": 0.5, "site-1": 0.25, "site-2": 0.125, "site-3": 0.125}
+    )
+    with pytest.raises(ClientwiseError, match="weight: has no value for site-2, site-3"):
+        fit(method=STATED, attributes={"weight": {"site-0": 1.0, "site-1": 1.0}})
+    with pytest.raises(ClientwiseError, match=r"no client is called 'site-9'; did you mean"):
+        fit(method=STATED, attributes={"weight": by_name | {"site-9": 1.0}})
+    several = list(clients().values())
+    with pytest.raises(ClientwiseError, match="clients have no names: give a list"):
+        cw.fit(nn.Linear(4, 2), several, method=STATED, attributes={"weight": by_name})
+
+
 def test_a_function_of_criteria_is_a_score() -> None:
     def root(dataset_size: Tensor) -> Tensor:
         return dataset_size.sqrt()

@@ -11,8 +11,10 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pages import carried, write_run
+from typer.testing import CliRunner
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.report import views
 from clientwise.report.document import (
     Cell,
@@ -39,8 +41,8 @@ from clientwise.report.output.export import (
 )
 from clientwise.report.output.figures import draw_into, draw_mark
 from clientwise.report.output.html import write_html
+from clientwise.report.output.paper import PAGE, draw_for_print, tell_apart
 from clientwise.report.output.plotly import traces_and_layout
-from clientwise.report.output.print import PAGE, draw_for_print, tell_apart
 from clientwise.report.series import DASHES
 from clientwise.report.views import overview
 
@@ -179,6 +181,15 @@ def test_figures_for_papers_are_a_column_wide_with_true_type_fonts(
     assert (tmp_path / "again.pdf").read_bytes() == curves
     draw_for_print(chart, tmp_path / "wide.pdf", PAGE)
     assert _page_width((tmp_path / "wide.pdf").read_bytes()) == pytest.approx(6.8)
+
+
+def test_the_command_writes_wide_figures(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=2, clients=3)
+    done = CliRunner().invoke(app, ["report", str(folder), "--wide"])
+    assert done.exit_code == 0, done.output
+    assert "figures (PNG, SVG, PDF)" in done.output
+    curves = (folder / "report" / "figures" / "curves-metric.pdf").read_bytes()
+    assert _page_width(curves) == pytest.approx(6.8)
 
 
 def test_printed_lines_differ_without_colours() -> None:

@@ -438,7 +438,7 @@ def test_the_first_screen_has_data_curve_and_verdict(
         box = shown.bounding_box()
         assert box["y"] + box["height"] < height
     assert re.fullmatch(
-        r"digits: 8 clients, [\d,]+ training samples, 10 classes; "
+        r"Data \(digits\): 8 clients, [\d,]+ training samples, 10 classes; "
         r"held-out samples: \d+ to weigh by, \d+ to report on",
         page.locator("#data").inner_text(),
     )

@@ -167,19 +167,16 @@ def run(
 
     Example: clientwise run my.toml --seeds 1-5 --rounds 50
     """
-    folder = out_folder
-    if file.is_dir():
-        if not resume:
-            fail(f"{file}: is a folder. To continue the run in it, add --resume.")
-        folder = out_folder or file
+    is_folder = file.is_dir()
+    if is_folder and not resume:
+        fail(f"{file}: is a folder. To continue the run in it, add --resume.")
+    folder = out_folder or (file if is_folder else None)
     with stop_politely(folder if resume else None):
         # Imported here: this takes seconds, in which the command may be stopped
         from ..experiment.matrix.grid import Matrix
-        from ..experiment.matrix.runs import find_unfinished_matrix
-        from ..experiment.running.folders import find_unfinished
 
         loaded = load(
-            _config_in(file) if file.is_dir() else file,
+            _config_in(file) if is_folder else file,
             changes,
             preset,
             engine=engine,
@@ -191,19 +188,12 @@ def run(
             trackers=trackers,
             data_dir=data_dir,
         )
-    if isinstance(loaded, Matrix):
-        if signing_key is not None:
-            fail("--sign: signs a single experiment, not a matrix.")
+        _refuse_unfit(loaded, jobs, signing_key, tsa)
         if folder is None and resume:
-            folder = find_unfinished_matrix(loaded)
+            folder = _unfinished(loaded)
+    if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
         return
-    if tsa is not None:
-        _refuse_no_stamps(signing_key)
-    if jobs > 1:
-        fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
-    if folder is None and resume:
-        folder = find_unfinished(loaded)
     folder = run_and_show(loaded, folder, resume, accept_changes, signing_key)
     if tsa is not None:
         _stamp(folder, tsa)
@@ -343,13 +333,34 @@ def run_and_show(
     return folder
 
 
-def _refuse_no_stamps(signing_key: Path | None) -> None:
-    """End the command before a run that could not be stamped."""
+def _refuse_unfit(
+    loaded: Experiment | Matrix, jobs: int, signing_key: Path | None, tsa: str | None
+) -> None:
+    """End the command where options of a single experiment and of a matrix are mixed up."""
+    from ..experiment.matrix.grid import Matrix
     from ..record.signed.stamps import library
 
-    if signing_key is None:
-        fail("--tsa: stamps signed records only; give --sign, too.")
-    library()
+    if isinstance(loaded, Matrix):
+        if signing_key is not None:
+            fail("--sign: signs a single experiment, not a matrix.")
+        return
+    if tsa is not None:
+        if signing_key is None:
+            fail("--tsa: stamps signed records only; give --sign, too.")
+        library()
+    if jobs > 1:
+        fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
+
+
+def _unfinished(loaded: Experiment | Matrix) -> Path:
+    """The folder of the newest run of a config that is not finished."""
+    from ..experiment.matrix.grid import Matrix
+    from ..experiment.matrix.runs import find_unfinished_matrix
+    from ..experiment.running.folders import find_unfinished
+
+    if isinstance(loaded, Matrix):
+        return find_unfinished_matrix(loaded)
+    return find_unfinished(loaded)
 
 
 def _stamp(folder: Path, tsa: str) -> None:

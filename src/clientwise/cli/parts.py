@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -23,6 +23,9 @@ from .options import (
     SetOption,
     load_single,
 )
+
+if TYPE_CHECKING:
+    from ..data.summary import DataSummary
 
 
 def data(
@@ -55,16 +58,12 @@ def data(
     from ..report.data_tables import (
         class_table,
         column_table,
-        data_charts,
         remarks,
         size_table,
     )
-    from ..report.output.figures import draw, require_matplotlib
 
-    if picture is not None and picture.suffix not in (".png", ".svg"):
-        fail(f"--out {picture}: write a name that ends in .png or .svg")
     if picture is not None:
-        require_matplotlib()
+        _refuse_other_pictures(picture)
     experiment = load_single(file, changes, preset, data_dir=data_dir)
     if seed is None:
         seed = experiment.seeds[0]
@@ -84,9 +83,25 @@ def data(
     for hint in column_hints(samples):
         out.print(f"[bold yellow]warning:[/] {escape(hint)}", soft_wrap=True)
     if picture is not None:
-        with writing_to(picture):
-            draw(data_charts(summary, title), picture)
-        print_lines([f"Picture  {picture}"])
+        _draw_data(summary, title, picture)
+
+
+def _refuse_other_pictures(path: Path) -> None:
+    """End the command before any work, where the picture could not be drawn."""
+    from ..report.output.figures import require_matplotlib
+
+    if path.suffix not in (".png", ".svg"):
+        fail(f"--out {path}: write a name that ends in .png or .svg")
+    require_matplotlib()
+
+
+def _draw_data(summary: DataSummary, title: str, path: Path) -> None:
+    from ..report.data_tables import data_charts
+    from ..report.output.figures import draw
+
+    with writing_to(path):
+        draw(data_charts(summary, title), path)
+    print_lines([f"Picture  {path}"])
 
 
 def schema(

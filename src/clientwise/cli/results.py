@@ -184,7 +184,7 @@ def report(
     from ..record.reading.folder import RunFolder
     from ..report.arena.report import write_arena
     from ..report.output.export import unique_names, write_report
-    from ..report.output.print import COLUMN, PAGE
+    from ..report.output.paper import COLUMN, PAGE
 
     width = PAGE if wide else COLUMN
     names = unique_names(folders or [newest_run()])

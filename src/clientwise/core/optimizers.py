@@ -75,10 +75,15 @@ def sgd(
         training: has the momentum and the weight decay.
         nesterov: Nesterov's momentum.
     """
-    options = {"momentum": training.momentum, "weight_decay": training.weight_decay}
-    if isinstance(rate, Tensor):
-        return TensorRateSGD(parameters, rate, **options, nesterov=nesterov)
-    return torch.optim.SGD(parameters, rate, **options, nesterov=nesterov)
+    make: MakeOptimizer = TensorRateSGD if isinstance(rate, Tensor) else torch.optim.SGD
+    made: torch.optim.Optimizer = make(
+        parameters,
+        rate,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        nesterov=nesterov,
+    )
+    return made
 
 
 @OPTIMIZERS.register("adam", ADAPTIVE)

@@ -161,7 +161,9 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     """The state before round 1: the initial model [d], the first loss, empty memories."""
     clients = engine.num_clients
-    label_counts = engine.label_counts if isinstance(engine, CountsLabels) else None
+    label_counts = None
+    if method.counts_labels and isinstance(engine, CountsLabels):
+        label_counts = engine.label_counts
     unknown = torch.full((clients, len(method.criteria)), torch.nan, dtype=torch.float64)
     return ServerState(
         0,

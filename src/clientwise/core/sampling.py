@@ -105,7 +105,7 @@ class ByScore:
     @property
     def averages_equally(self) -> bool:
         """Whether the drawn clients have equal weights before the evidence."""
-        return self.average == "uniform"
+        return self.average != "score"
 
     def probabilities(self, scores: Tensor, size: int) -> Tensor:
         """The probability [K] that each client is among `size` drawn ones, for its score or NaN [K]."""
@@ -144,6 +144,8 @@ def inclusion(shares: Tensor, size: int) -> Tensor:
     certain = torch.zeros_like(shares, dtype=torch.bool)
     while True:
         rest = torch.where(certain, 0.0, shares)
+        if not rest.any():  # so small a floor that it is rounded to zero
+            rest = (~certain).to(shares.dtype)
         scaled = rest / rest.sum() * (size - int(certain.sum()))
         above = (scaled >= 1) & ~certain
         if not above.any():

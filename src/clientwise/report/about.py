@@ -52,7 +52,7 @@ def data_line(run: RunFolder) -> str:
         held_out.append(f"{run.weigh_samples:,} to weigh by")
     if run.report_samples:
         held_out.append(f"{run.report_samples:,} to report on")
-    line = f"{data_name(run)}: {', '.join(facts)}"
+    line = f"Data ({data_name(run)}): {', '.join(facts)}"
     return f"{line}; held-out samples: {', '.join(held_out)}" if held_out else line
 
 

@@ -393,7 +393,7 @@ def _weights(given: Weights, counts: LabelCounts) -> ClassWeights:
     """κ of every class. A class without training samples has weight 1 if weights are balanced."""
     if given is None:
         return None
-    if given != BALANCED:
+    if not isinstance(given, str):
         return tuple(given)
     if counts is None:
         raise ValueError('class_weights = "balanced" needs the label counts of the clients')

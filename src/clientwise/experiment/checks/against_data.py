@@ -158,7 +158,7 @@ def _loss_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
     """Losses that do not fit the problem, and class weights for another number of classes."""
     for index, method in enumerate(experiment.methods):
         key = "training.loss"
-        if method.training.loss is not None:
+        if dict(method.training)["loss"] is not None:
             key = f"methods[{index}].training.loss"
         part = experiment.training.changed(method.training)["loss"]
         if part is None:

@@ -208,7 +208,8 @@ def _with_options(
         training = method.training
         place = f"methods[{index}].training"
         if method.loss is not None:
-            loss = method.first_loss(engine.problem, engine.label_counts)
+            counts = engine.label_counts if method.counts_labels else None
+            loss = method.first_loss(engine.problem, counts)
             jobs[f"{place}.loss"] = replace(job, losses=[loss])
         if training.transform is not None:
             transformed = replace(job.training, transform=training.transform)

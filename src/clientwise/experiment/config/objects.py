@@ -56,19 +56,20 @@ def named(registry: Registry[Any], given: object) -> Any:
 
 def _optimizer(given: object) -> Any:
     """A class of `torch.optim`, or a `partial` of one with its options, as a name and options."""
-    made = given.func if isinstance(given, partial) else given
+    made: Any = given.func if isinstance(given, partial) else given
     if not (isinstance(made, type) and issubclass(made, torch.optim.Optimizer)):
         if isinstance(made, torch.optim.Optimizer):
             hint = f"every client has its own: pass the class, torch.optim.{type(made).__name__}"
             refuse([("", hint)])
         return given
+    build: Any = made  # optimizers share no type of their arguments
     options = dict(given.keywords) if isinstance(given, partial) else {}
     if "lr" in options or (isinstance(given, partial) and given.args):
         refuse([("", f"{made.__name__}: pass the rate as learning_rate=, and options by name")])
     try:
         parameter = torch.nn.Parameter(torch.ones(2))
         parameter.grad = torch.ones(2)
-        made([parameter], lr=0.1, **options).step()
+        build([parameter], lr=0.1, **options).step()
     except Exception as error:  # a class of a user may raise anything
         reason = " ".join(str(error).split())
         refuse([("", f"{made.__name__} cannot be used: {type(error).__name__}: {reason}")])
@@ -77,7 +78,7 @@ def _optimizer(given: object) -> Any:
         shared = {"momentum": training.momentum, "weight_decay": training.weight_decay}
         set_there = {key: value for key, value in shared.items() if value}
         plain = {key: tuple(one) if isinstance(one, list) else one for key, one in others.items()}
-        return made(parameters, lr=rate, **{**plain, **set_there})
+        return build(parameters, lr=rate, **{**plain, **set_there})
 
     known = list(inspect.signature(made).parameters.values())[1:]  # the first are the parameters
     kept = [
@@ -100,19 +101,18 @@ def _callable(registry: Registry[Any], given: Callable[..., Any]) -> str:
         source = type(source)
     if registry is LOSSES:
         _refuse_reduced(given)
-        by_sample = source.__module__ == "torch.nn.modules.loss"
+    by_sample = source.__module__ == "torch.nn.modules.loss"
 
-        def make(counts: Any) -> Loss:
-            return FunctionLoss(name, given, compares_samples=not by_sample)
+    def make_loss(counts: Any) -> Loss:
+        return FunctionLoss(name, given, compares_samples=not by_sample)
 
-    else:
+    def apply(argument: Any) -> Any:
+        return given(argument)
 
-        def make(argument: Any) -> Any:
-            return given(argument)
-
-    make.function = source  # type: ignore[attr-defined]
-    make.__doc__ = inspect.getdoc(source) or name
-    _adopt(registry, name, make, Declaration())
+    part: Any = make_loss if registry is LOSSES else apply
+    part.function = source
+    part.__doc__ = inspect.getdoc(source) or name
+    _adopt(registry, name, part, Declaration())
     return name
 
 

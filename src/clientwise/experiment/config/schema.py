@@ -250,8 +250,8 @@ class Experiment(ConfigTable):
         """The same with schedules that span all rounds, where the config does not say how many."""
         methods = []
         for method in self.methods:
-            training = method.training.spanning(self.rounds)
-            methods.append(method.model_copy(update={"training": training}))
+            changed = method.training.spanning(self.rounds)
+            methods.append(method.model_copy(update={"training": changed}))
         training = self.training.spanning(self.rounds)
         return self.model_copy(update={"training": training, "methods": methods})
 

@@ -139,7 +139,8 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
     origin = replace(compared.now, data=known | compared.now.data)
     store.set_facts({"origin": vars(origin)})
     if experiment.functions:
-        given = {name: one.__module__ for name, one in experiment.functions.items()}
+        # Code that is run as a text may have no name of a module.
+        given = {name: one.__module__ or "text" for name, one in experiment.functions.items()}
         store.set_facts({"functions": given})
     if experiment.initial_model:
         described = _described(Path(experiment.initial_model), origin.initial_model)

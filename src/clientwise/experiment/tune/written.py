@@ -79,7 +79,7 @@ def _short(
     name = tuned.name
     assert tuned.tuned is not None
     for base in (given.get(name), {"name": name}, written.get(name)):
-        table = {"name": base} if isinstance(base, str) else deepcopy(base)
+        table: Any = {"name": base} if isinstance(base, str) else deepcopy(base)
         if not isinstance(table, dict):
             continue
         try:

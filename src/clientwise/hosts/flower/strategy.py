@@ -189,9 +189,8 @@ class Weighted(Strategy):
         self._record = None if record is None else Path(record)
         self._best = best
         self._server_evaluates = False
-        self._evaluated: ArrayRecord | None = (
-            None  # the model that clients evaluate for `keep_best`
-        )
+        # The model that clients evaluate, for `keep_best`
+        self._evaluated: ArrayRecord | None = None
 
     @property
     def best(self) -> Best | None:

@@ -10,7 +10,7 @@ from ..document import Document, counted
 from ..output.export import write_items
 from ..output.figures import require_matplotlib
 from ..output.html import write_html
-from ..output.print import COLUMN
+from ..output.paper import COLUMN
 from ..statistics import Difference
 from ..units import Unit
 from .standings import (

@@ -28,7 +28,7 @@ from ..views import (
 from .figures import draw, require_matplotlib
 from .html import write_html
 from .latex import as_latex
-from .print import COLUMN, draw_for_print
+from .paper import COLUMN, draw_for_print
 
 MAX_AUDITED_ROUNDS = 40  # per method and seed; `clientwise serve` shows all of them
 MAX_AUDITED_CLIENTS = 100

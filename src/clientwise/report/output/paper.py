@@ -7,7 +7,7 @@ import math
 import textwrap
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...writing import replacing
 from ..document import Chart
@@ -29,7 +29,7 @@ LONGEST_LABEL = 22  # letters in a line of the legend
 LEGEND_SIZE = 7
 LETTER = 0.55  # width of a letter, in heights of the font
 HANDLE = 36  # points of a legend's entry beside its text
-SETTINGS = {
+SETTINGS: dict[Any, Any] = {
     "pdf.fonttype": 42,  # TrueType: many publishers refuse Type 3
     "font.size": 8,
     "axes.labelsize": 8,
