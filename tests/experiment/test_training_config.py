@@ -202,6 +202,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": nn.CrossEntropyLoss()},
         'pass nn.CrossEntropyLoss(reduction="none")',
     ),
+    "a class as loss": (
+        {"loss": nn.MSELoss},
+        "MSELoss is a class: pass an object of it, MSELoss(...)",
+    ),
     "a lambda": ({"loss": lambda outputs, targets: outputs}, "a lambda has no name for the record"),
     "a loss on Flower": (
         {"loss": per_sample, "engine": "flower"},
@@ -239,6 +243,23 @@ def test_what_cannot_work_is_refused_in_one_line(name: str, tmp_path: Path) -> N
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_modules_with_other_weights_are_other_losses(tmp_path: Path) -> None:
+    def weighted(weight: float) -> nn.Module:
+        weights = torch.ones(10)
+        weights[0] = weight
+        return nn.CrossEntropyLoss(weight=weights, reduction="none")
+
+    own: list[Any] = [
+        {"name": str(weight), "like": "FedAvg", "training": {"loss": weighted(weight)}}
+        for weight in (1.0, 50.0)
+    ]
+    config = {**CONFIG, "methods": [{"name": "plain", "like": "FedAvg"}, *own], "mode": "loop"}
+    frame = cw.run(config, tmp_path / "run", progress=False).frame("rounds")
+    by_method = {name: group["loss"].tolist() for name, group in frame.groupby("method")}
+    assert by_method["1.0"] == by_method["plain"]
+    assert by_method["50.0"] != by_method["plain"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ def sgd(
         training: has the momentum and the weight decay.
         nesterov: Nesterov's momentum.
     """
-    make = TensorRateSGD if isinstance(rate, Tensor) else torch.optim.SGD
+    make: Any = TensorRateSGD if isinstance(rate, Tensor) else torch.optim.SGD
     made: torch.optim.Optimizer = make(
         parameters,
         rate,
