@@ -281,6 +281,23 @@ def test_check_says_why_clients_train_one_after_the_other(
     assert found == ([f"training    one client after the other: {said}"] if said else [])
 
 
+@pytest.mark.parametrize(
+    ("inputs", "targets", "said"),
+    [
+        (torch.randn(40, 6), torch.arange(40) % 2, "flip needs images, and a sample is a row"),
+        (torch.randn(40, 1, 4, 4), torch.rand(40, 4, 4), "and the targets are images, too"),
+    ],
+)
+def test_pixels_are_moved_only_where_targets_stay_right(
+    inputs: torch.Tensor, targets: torch.Tensor, said: str
+) -> None:
+    sites = [(inputs[:20], targets[:20]), (inputs[20:], targets[20:])]
+    network = nn.Sequential(nn.Flatten(), nn.LazyLinear(int(targets[0].numel()) + 1))
+    network(inputs)
+    with pytest.raises(cw.ClientwiseError, match=said):
+        cw.fit(network, sites, rounds=1, method="FedAvg", progress=False, transform="flip")
+
+
 @pytest.mark.bits
 def test_fit_takes_the_same_keywords(tmp_path: Path) -> None:
     torch.manual_seed(0)
