@@ -202,6 +202,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": nn.CrossEntropyLoss()},
         'pass nn.CrossEntropyLoss(reduction="none")',
     ),
+    "a class as loss": (
+        {"loss": nn.MSELoss},
+        "MSELoss is a class: pass an object of it, MSELoss(...)",
+    ),
     "a lambda": ({"loss": lambda outputs, targets: outputs}, "a lambda has no name for the record"),
     "a loss on Flower": (
         {"loss": per_sample, "engine": "flower"},
@@ -241,6 +245,23 @@ def test_what_cannot_work_is_refused_in_one_line(name: str, tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
+def test_modules_with_other_weights_are_other_losses(tmp_path: Path) -> None:
+    def weighted(weight: float) -> nn.Module:
+        weights = torch.ones(10)
+        weights[0] = weight
+        return nn.CrossEntropyLoss(weight=weights, reduction="none")
+
+    own: list[Any] = [
+        {"name": str(weight), "like": "FedAvg", "training": {"loss": weighted(weight)}}
+        for weight in (1.0, 50.0)
+    ]
+    config = {**CONFIG, "methods": [{"name": "plain", "like": "FedAvg"}, *own], "mode": "loop"}
+    frame = cw.run(config, tmp_path / "run", progress=False).frame("rounds")
+    by_method = {name: group["loss"].tolist() for name, group in frame.groupby("method")}
+    assert by_method["1.0"] == by_method["plain"]
+    assert by_method["50.0"] != by_method["plain"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -258,6 +279,23 @@ def test_check_says_why_clients_train_one_after_the_other(
     assert any(line.startswith("device      cpu: many clients at once") for line in lines)
     found = [line for line in lines if line.startswith("training ")]
     assert found == ([f"training    one client after the other: {said}"] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "said"),
+    [
+        (torch.randn(40, 6), torch.arange(40) % 2, "flip needs images, and a sample is a row"),
+        (torch.randn(40, 1, 4, 4), torch.rand(40, 4, 4), "and the targets are images, too"),
+    ],
+)
+def test_pixels_are_moved_only_where_targets_stay_right(
+    inputs: torch.Tensor, targets: torch.Tensor, said: str
+) -> None:
+    sites = [(inputs[:20], targets[:20]), (inputs[20:], targets[20:])]
+    network = nn.Sequential(nn.Flatten(), nn.LazyLinear(int(targets[0].numel()) + 1))
+    network(inputs)
+    with pytest.raises(cw.ClientwiseError, match=said):
+        cw.fit(network, sites, rounds=1, method="FedAvg", progress=False, transform="flip")
 
 
 @pytest.mark.bits

@@ -8,12 +8,13 @@ and round.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..registry import PositiveFloat, PositiveInt, Registry
+from ..registry import Declaration, PositiveFloat, PositiveInt, Registry
 
 Transform = Callable[..., Any]
 TRANSFORMS: Registry[Transform] = Registry(
@@ -21,7 +22,14 @@ TRANSFORMS: Registry[Transform] = Registry(
 )
 
 
-@TRANSFORMS.register("flip")
+@dataclass(frozen=True)
+class TransformDeclaration(Declaration):
+    """What the config must know about a transform."""
+
+    moves_pixels: bool = False  # inputs must be images, and targets must not
+
+
+@TRANSFORMS.register("flip", TransformDeclaration(moves_pixels=True))
 def flip(inputs: Tensor) -> Tensor:
     """Mirror each image horizontally with probability 1/2.
 
@@ -32,7 +40,7 @@ def flip(inputs: Tensor) -> Tensor:
     return torch.where(_per_sample(mirrored, inputs), inputs.flip(-1), inputs)
 
 
-@TRANSFORMS.register("shift")
+@TRANSFORMS.register("shift", TransformDeclaration(moves_pixels=True))
 def shift(inputs: Tensor, *, pixels: PositiveInt = 4) -> Tensor:
     """Shift each image by up to `pixels` in both directions; the border becomes 0 (a random crop).
 

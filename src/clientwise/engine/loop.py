@@ -169,9 +169,9 @@ class LoopBackend:
     def _can_be_captured(self) -> bool:
         """Whether every step does the same: no noise, no transform, an optimizer that is restarted."""
         assert self._recipe is not None
-        training, _ = self._recipe
-        is_restarted = is_elementwise(training.optimizer)
-        return self._noise_key is None and self._transform is None and is_restarted
+        training, criterion = self._recipe
+        draws_nothing = self._noise_key is None and self._transform is None
+        return draws_nothing and is_elementwise(training.optimizer) and criterion.can_be_captured
 
     def _step(self, indices: Tensor, targets: Tensor) -> Tensor:
         flat = self._flat

@@ -84,6 +84,8 @@ class Loss(ABC):
     class_weights: ClassWeights = None
     # A sample's loss depends on its batch, so batches cannot be joined
     compares_samples: bool = False
+    # Whether a CUDA graph can repeat it; code of a user may read values on the CPU
+    can_be_captured: bool = True
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -287,6 +289,7 @@ class FunctionLoss(Loss):
     kind: str
     function: Callable[[Tensor, Tensor], Tensor]
     compares_samples: bool = True
+    can_be_captured = False
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The mean of each sample's losses; ValueError where they are not one per sample."""
@@ -294,6 +297,8 @@ class FunctionLoss(Loss):
             outputs = outputs.reshape(
                 targets.shape
             )  # [N, 1] and [N] would be compared pair by pair
+        if isinstance(self.function, torch.nn.Module):
+            self.function.to(outputs.device)  # it may have class weights
         losses = self.function(outputs, targets)
         if not isinstance(losses, Tensor) or losses.shape[:1] != targets.shape[:1]:
             given = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__

@@ -14,6 +14,7 @@ from ...core.method import Method
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
+from ...core.transforms import TRANSFORMS, TransformDeclaration
 from ...core.types import ModelSpec
 from ...data.federated import FederatedData, Holdings, Samples
 from ...engine.device import pick_device, refuse_impossible
@@ -69,6 +70,7 @@ def _data_issues(
     names = names_of(divided, samples)
     issues = [
         *_problem_issues(experiment, samples),
+        *dict.fromkeys(_transform_issues(experiment, samples)),
         *_client_issues(experiment, len(divided.train), names),
         *secure_data_issues(experiment, samples.problem, len(divided.train)),
         *private_data_issues(experiment, samples),
@@ -174,6 +176,25 @@ def _loss_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
         elif min(weights) <= 0:
             message = "every weight must be greater than 0"
             yield f"{key}.class_weights = {min(weights):g}", message
+
+
+def _transform_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
+    """Transforms that move pixels where there are none, or where the targets would have to move, too."""
+    for method in experiment.build_methods():
+        part = method.training.transform
+        declared = TRANSFORMS.declared(part.name) if part else None
+        if part is None or not isinstance(declared, TransformDeclaration):
+            continue
+        if declared.moves_pixels and samples.inputs.ndim < 3:
+            yield (
+                "training.transform",
+                f"{part.name} needs images, and a sample is a row of numbers",
+            )
+        elif declared.moves_pixels and samples.targets.ndim > 2:
+            yield (
+                "training.transform",
+                f"{part.name} moves the inputs, and the targets are images, too",
+            )
 
 
 def _metric_issues(samples: Samples) -> Iterator[Issue]:

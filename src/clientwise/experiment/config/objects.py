@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import hashlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -56,20 +58,20 @@ def named(registry: Registry[Any], given: object) -> Any:
 
 def _optimizer(given: object) -> Any:
     """A class of `torch.optim`, or a `partial` of one with its options, as a name and options."""
-    made: Any = given.func if isinstance(given, partial) else given
-    if not (isinstance(made, type) and issubclass(made, torch.optim.Optimizer)):
-        if isinstance(made, torch.optim.Optimizer):
-            hint = f"every client has its own: pass the class, torch.optim.{type(made).__name__}"
+    found = given.func if isinstance(given, partial) else given
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        if isinstance(found, torch.optim.Optimizer):
+            hint = f"every client has its own: pass the class, torch.optim.{type(found).__name__}"
             refuse([("", hint)])
         return given
-    build: Any = made  # optimizers share no type of their arguments
+    made: Any = found  # the arguments of a class are its own
     options = dict(given.keywords) if isinstance(given, partial) else {}
     if "lr" in options or (isinstance(given, partial) and given.args):
         refuse([("", f"{made.__name__}: pass the rate as learning_rate=, and options by name")])
     try:
         parameter = torch.nn.Parameter(torch.ones(2))
         parameter.grad = torch.ones(2)
-        build([parameter], lr=0.1, **options).step()
+        made([parameter], lr=0.1, **options).step()
     except Exception as error:  # a class of a user may raise anything
         reason = " ".join(str(error).split())
         refuse([("", f"{made.__name__} cannot be used: {type(error).__name__}: {reason}")])
@@ -78,7 +80,7 @@ def _optimizer(given: object) -> Any:
         shared = {"momentum": training.momentum, "weight_decay": training.weight_decay}
         set_there = {key: value for key, value in shared.items() if value}
         plain = {key: tuple(one) if isinstance(one, list) else one for key, one in others.items()}
-        return build(parameters, lr=rate, **{**plain, **set_there})
+        return made(parameters, lr=rate, **{**plain, **set_there})
 
     known = list(inspect.signature(made).parameters.values())[1:]  # the first are the parameters
     kept = [
@@ -95,12 +97,15 @@ def _optimizer(given: object) -> Any:
 
 def _callable(registry: Registry[Any], given: Callable[..., Any]) -> str:
     """A function, a `partial` or an object that can be called, as a loss, schedule or transform."""
+    if isinstance(given, type):
+        refuse([("", f"{given.__name__} is a class: pass an object of it, {given.__name__}(...)")])
     name = _called(registry, given)
     source = given.func if isinstance(given, partial) else given
     if not inspect.isroutine(source):
         source = type(source)
     if registry is LOSSES:
         _refuse_reduced(given)
+        given = copy.deepcopy(given)  # a module follows the data to their device
     by_sample = source.__module__ == "torch.nn.modules.loss"
 
     def make_loss(counts: Any) -> Loss:
@@ -128,13 +133,22 @@ def _called(registry: Registry[Any], given: Callable[..., Any]) -> str:
             refuse([("", hint)])
         return name
     options = {key: one for key, one in vars(given).items() if not key.startswith("_")}
-    options.pop("training", None)  # of an nn.Module
+    if isinstance(given, torch.nn.Module):
+        del options["training"]
+        options |= dict(given.state_dict())
     listed = _listed(options)
     return f"{type(given).__name__}({listed})" if listed else type(given).__name__
 
 
 def _listed(options: Mapping[str, Any]) -> str:
-    plain = {key: one for key, one in options.items() if isinstance(one, str | int | float)}
+    """Options in the name of a part: numbers, texts, and the digests of tensors."""
+    plain = {}
+    for key, one in options.items():
+        if isinstance(one, str | int | float):
+            plain[key] = str(one)
+        elif isinstance(one, Tensor):
+            content = one.detach().cpu().contiguous().numpy().tobytes()
+            plain[key] = hashlib.blake2b(content, digest_size=4).hexdigest()
     return ", ".join(f"{key}={one}" for key, one in plain.items())
 
 
