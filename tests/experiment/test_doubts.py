@@ -266,3 +266,11 @@ def test_names_of_methods_that_are_nearly_those_of_others(tiny: dict[str, Any]) 
     found = warnings_of(tiny)
     assert "'FedProxx' is your own, and not FedProx" in found
     assert "'FedAvg' and 'fedavG' differ in upper and lower case alone" in found
+
+
+def test_a_method_that_starts_from_the_one_of_nearly_its_name(tiny: dict[str, Any]) -> None:
+    median = {"name": "geometric median, tuned", "like": "GeometricMedian", "server_step": "adam"}
+    tiny["methods"] = ["FedAvg", median]
+    assert "is your own" not in warnings_of(tiny)
+    del median["like"]
+    assert "is your own, and not GeometricMedian" in warnings_of(tiny)

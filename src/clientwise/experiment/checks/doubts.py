@@ -12,7 +12,8 @@ from ...data.federated import FederatedData
 from ...engine.executor import DeviceExecutor
 from ...models.call import outputs_of
 from ..build.network import foreign_types
-from ..config.named import near_miss
+from ..config.methods import MethodSettings
+from ..config.named import near_miss, own_keys
 from ..config.schema import Experiment
 from .adapters import adapter_doubts
 from .data_doubts import data_doubts
@@ -31,7 +32,7 @@ def doubts(
     executor: DeviceExecutor,
 ) -> list[str]:
     """What is probably not meant, found by the data and the network of one seed."""
-    found = list(_about_names([method.name for method in experiment.methods]))
+    found = list(_about_names(experiment.methods))
     if len(hostile) == data.num_clients:
         found.append(f"all {data.num_clients} clients are hostile: no honest update is sent")
     if not len(data.train.indices):  # the server of a deployment
@@ -49,11 +50,12 @@ def doubts(
     ]
 
 
-def _about_names(names: Sequence[str]) -> Iterator[str]:
+def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
     """Methods whose names are nearly those of others."""
-    for name in names:
+    names = [method.name for method in methods]
+    for name, method in zip(names, methods, strict=True):
         meant = near_miss(name)
-        if meant:
+        if meant and not own_keys(meant) <= {*method.unlike_fedavg()}:
             yield f"the method {name!r} is your own, and not {meant}: start from it with like = {meant!r}"
     spelt: dict[str, str] = {}
     for name in names:
