@@ -82,8 +82,7 @@ FAMILIES = {  # of attacks, which the fifth protocol gives equal weight
 RESAMPLES = 1000  # of the bootstrap
 EVERY_ROUND = 25  # up to this round all are kept, later ones only where `STEP` divides them
 STEP = 5
-README_RIVALS = 5  # in the README's table: the best usable methods beside ours
-FOREST_RIVALS = 4  # likewise, in the forest plot
+STRONGEST = 4  # rivals in the README's table and in the forest plot: those with the best mean
 BASELINES = ("ServerOnly", "FedAvg")  # usable, and always shown
 
 KEYS = ["federation", "column", "share", "method", "seed"]
@@ -470,9 +469,10 @@ def readme_table(raw: pandas.DataFrame) -> str:
     results = results_of(raw)
     leads = {one.method: one.over_federations for one in _leads(results)}
     parts = {"no hostile clients": at_share(raw, 0), **by_share(raw)}
+    del parts["all cells"]  # the lead is over all of them
     means = {label: _means(rows) for label, rows in parts.items()}
     rows = []
-    for one in _for_readme(results, raw):
+    for one in _strongest(results, raw):
         name = f"**`{one.method}`**" if one.method == OURS else _marked(one.method, results)
         row = [name, *(_percent(mean[one.method]) for mean in means.values())]
         row.append(_percent(one.worst))
@@ -571,7 +571,7 @@ def means_table(raw: pandas.DataFrame) -> str:
     """(l) The mean of every federation over its columns, of ours and its strongest rivals."""
     results = results_of(raw)
     earlier = [one for one in results.methods if kind_of(one, raw) == "earlier version"]
-    methods = [one.method for one in _for_readme(results, raw)]
+    methods = [one.method for one in _strongest(results, raw)]
     methods[methods.index(OURS) + 1 : 0] = earlier
     regrets = _regrets(results)[OURS]
     rows = []
@@ -714,7 +714,7 @@ def cells_figure(raw: pandas.DataFrame) -> Drawn:
     """Every cell of ours and its strongest rivals."""
     rows = chosen(raw)
     results = results_of(rows)
-    lines = _for_readme(results, rows)[::-1]
+    lines = _strongest(results, rows, 5)[::-1]
     figure = Figure(figsize=(8, 0.42 * len(lines) + 1), layout="constrained")
     axes = figure.subplots()
     numbers = []
@@ -754,7 +754,7 @@ def forest_plot(raw: pandas.DataFrame) -> Drawn:
     """The lead of ours over its strongest rivals by federation, and over all of them."""
     rows = chosen(raw)
     results = results_of(rows)
-    rivals = _rivals(results, rows)[:FOREST_RIVALS]
+    rivals = _rivals(results, rows)[:STRONGEST]
     over_all = {one.method: one.over_federations for one in _leads(results)}
     leads = {}
     for one in results.federations:
@@ -830,10 +830,12 @@ FIGURES: Mapping[Path, tuple[str, Callable[[pandas.DataFrame], Drawn]]] = {
 }
 
 
-def _for_readme(results: Results, raw: pandas.DataFrame) -> list[MethodStanding]:
-    """Ours, the best usable rivals, and the methods that everything is measured by."""
+def _strongest(
+    results: Results, raw: pandas.DataFrame, rivals: int = STRONGEST
+) -> list[MethodStanding]:
+    """Ours, the strongest rivals, and the methods that everything is measured by."""
     lines = by_mean(standings(results, results.federations), results.federations[0])
-    shown = {OURS, ORACLE, *BASELINES, *_rivals(results, raw)[:README_RIVALS]}
+    shown = {OURS, ORACLE, *BASELINES, *_rivals(results, raw)[:rivals]}
     return [one for one in lines if one.method in shown]
 
 
