@@ -16,7 +16,7 @@ from __future__ import annotations
 import gzip
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from clientwise.record.reading.config_view import RecordedConfig, recorded_confi
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.arena.standings import (
     Federation,
+    MeanDifference,
     MethodStanding,
     Results,
     complete_methods,
@@ -48,7 +49,7 @@ from clientwise.report.differences import p_number
 from clientwise.report.document import Chart
 from clientwise.report.marks import HeatMap
 from clientwise.report.output.figures import draw_into
-from clientwise.report.statistics import Difference, holm, paired_difference
+from clientwise.report.statistics import MIN_SEEDS, Difference, holm, paired_difference
 
 DOCS = Path(__file__).parent
 RAW = DOCS / "results"
@@ -61,17 +62,32 @@ EARLIER = f"{OURS} "  # likewise, of an earlier version of ours
 KEPT_ASIDE = "kept aside"  # the tag of a federation that was not used in development
 CLEAN = "clean"
 AIMS = {"clean": 0.5, "regret": 2.0, "alarms": 5.0}  # points, points, percent
+FIFTH_AIMS = {"clean": 3.0, "slow turn": 4.0}  # points; those of regret and alarms are the same
+FEW_SAMPLES = 50  # of the median client: with fewer, the fifth protocol has no aim of alarms
+ADAPTIVE = "FedAdam, tuned"  # the rival without hostile clients, in the fifth protocol
+SLOW_TURN = "slow turn"
+FAMILIES = {  # of attacks, which the fifth protocol gives equal weight
+    "labels": ("mirrored labels", "boasts, mirrored labels"),
+    "sign flips": (
+        "sign flip ×1",
+        "sign flip ×2",
+        "sign flip ×4",
+        "delayed sign flip",
+        "on-off sign flip",
+    ),
+    "ALIE": ("ALIE",),
+    "inner product": ("inner product",),
+    SLOW_TURN: (SLOW_TURN,),
+}
+RESAMPLES = 1000  # of the bootstrap
 EVERY_ROUND = 25  # up to this round all are kept, later ones only where `STEP` divides them
 STEP = 5
-README_RIVALS = 5  # in the README's table and figure: the best usable methods beside ours
+STRONGEST = 4  # rivals in the README's table and in the forest plot: those with the best mean
+BASELINES = ("ServerOnly", "FedAvg")  # usable, and always shown
 
 KEYS = ["federation", "column", "share", "method", "seed"]
 MARKER = re.compile(r"<!-- make_default: (\S+) (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
-_BOLD = (
-    "Bold: statistically significantly better than every other available method, over the seeds "
-    "(Holm)."
-)
 
 Rows = Sequence[Sequence[str]]
 
@@ -235,6 +251,35 @@ def chosen(raw: pandas.DataFrame, which: str = "classification") -> pandas.DataF
     return raw[choices[which]]
 
 
+def at_share(raw: pandas.DataFrame, share: float) -> pandas.DataFrame:
+    """The rows of the columns with this share of hostile clients; 0: with none."""
+    return raw[raw["share"] == share]
+
+
+def by_share(raw: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
+    """The rows under attack by their share of hostile clients, then all rows."""
+    shares = sorted(share for share in raw["share"].unique() if share)
+    found = {f"{share:.0%} hostile": at_share(raw, share) for share in shares}
+    return {**found, "all cells": raw}
+
+
+def by_family(raw: pandas.DataFrame) -> pandas.DataFrame:
+    """The rows under attack, each family of attacks as one column: the mean over its columns."""
+    families = {column: name for name, columns in FAMILIES.items() for column in columns}
+    attacked = raw[raw["share"] > 0]
+    attacked = attacked.assign(column=attacked["column"].map(families), share=0.0)
+    how = dict.fromkeys(_facts(attacked)[len(KEYS) :], "first")
+    how |= dict.fromkeys(_rounds(attacked), "mean")
+    return attacked.groupby(KEYS, as_index=False).agg(how)
+
+
+def median_clients() -> dict[str, int]:
+    """By federation, the training samples of the median client, as the page of federations says."""
+    page = (RAW / "federations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|]+) \|.*\| \d+, (\d+), \d+ \|", page, re.MULTILINE)
+    return {name: int(median) for name, median in rows}
+
+
 # Tables
 
 
@@ -269,7 +314,7 @@ def cells_table(raw: pandas.DataFrame) -> str:
     cells = sum(len(one.columns) for one in results.federations)
     note = (
         f"{_measure(results)} in percent, {cells} cells (a federation with a column), "
-        f"{results.seeds} seeds. {_BOLD} {NOT_AVAILABLE_MEANS}"
+        f"{results.seeds} seeds. {_bold_means(results)} {NOT_AVAILABLE_MEANS}"
     )
     return f"{_markdown(columns, rows, texts=('method', 'kind', 'at'))}\n\n*{note}*"
 
@@ -286,10 +331,10 @@ def federations_table(raw: pandas.DataFrame) -> str:
         ours = one.goodness[results.methods.index(OURS)]
         clean = one.columns.index(CLEAN)
         best = max(rivals, key=lambda name: _goodness(results, one, name)[clean].mean())
-        behind = _over_seeds(_goodness(results, one, best)[clean] - ours[clean])
+        behind = _paired(_goodness(results, one, best)[clean] - ours[clean])
         regrets = _goodness(results, one, ORACLE) - ours
         at = int(regrets.mean(1).argmax())
-        regret = _over_seeds(regrets[at])
+        regret = _paired(regrets[at])
         alarms = 100 * float(one.false_alarms[results.methods.index(OURS)])
         row = [f"{one.name} ‡" if one.name in aside else one.name, best]
         row.append(_bold(_points(behind), 100 * behind.mean > AIMS["clean"]))
@@ -310,30 +355,59 @@ def federations_table(raw: pandas.DataFrame) -> str:
 def lead_table(raw: pandas.DataFrame) -> str:
     """(c) Ours against every other method: over federations and over seeds, with Holm."""
     results = results_of(raw)
-    others = [name for name in complete_methods(results, results.federations) if name != OURS]
-    found = mean_differences(results, results.federations, OURS, others)
+    found = _leads(results)
     found.sort(key=lambda one: one.over_seeds.mean)
     federations = len(results.federations)
-    columns = [
-        "against",
-        f"mean, over {federations} federations",
-        "p",
-        f"over {results.seeds} seeds",
-    ]
-    columns += ["p ", "worst cell of each federation", "p  "]
+    columns = {
+        f"mean, over {federations} federations": [one.over_federations for one in found],
+        f"over {results.seeds} seeds": [one.over_seeds for one in found],
+        "worst cell of each federation": [one.worst for one in found],
+    }
+    seeds = "Over seeds: what other seeds would give on these federations. "
+    return _leads_markdown([one.method for one in found], columns, results, seeds)
+
+
+def lead_by_share_table(raw: pandas.DataFrame) -> str:
+    """(h) Ours against every other method over federations, by the share of hostile clients."""
+    results = results_of(raw)
+    overall = _leads(results)
+    overall.sort(key=lambda one: one.over_federations.mean)
+    methods = [one.method for one in overall]
+    columns = {}
+    for label, rows in by_share(raw).items():
+        found = {one.method: one.over_federations for one in _leads(results_of(rows))}
+        columns[label] = [found[method] for method in methods]
+    columns["worst cell of each federation"] = [one.worst for one in overall]
+    return _leads_markdown(methods, columns, results)
+
+
+def _leads(results: Results) -> list[MeanDifference]:
+    others = [name for name in complete_methods(results, results.federations) if name != OURS]
+    return mean_differences(results, results.federations, OURS, others)
+
+
+def _leads_markdown(
+    methods: Sequence[str],
+    columns: Mapping[str, Sequence[Difference]],
+    results: Results,
+    more: str = "",
+) -> str:
+    """A row for every method, with each of its differences and p; `more` goes into the note."""
     rows = []
-    for one in found:
-        row = [_marked(one.method, results)]
-        for difference in (one.over_federations, one.over_seeds, one.worst):
-            row += [_points(difference), _p_value(difference)]
+    for index, method in enumerate(methods):
+        row = [_marked(method, results)]
+        for differences in columns.values():
+            row += [_points(differences[index]), _p_value(differences[index])]
         rows.append(row)
+    heads = ["against"]
+    for label in columns:
+        heads += [label, "p"]
     note = (
-        f"`{OURS}` minus the method, in points with 95% intervals. p is corrected for {len(others)} "
+        f"`{OURS}` minus the method, in points with 95% intervals. p is corrected for {len(methods)} "
         "comparisons (Holm). Over federations: what other federations would give, if these are a "
-        "random choice of them. Over seeds: what other seeds would give on these federations. "
-        f"Bold: p < 0.05. {NOT_AVAILABLE_MEANS}"
+        f"random choice of them. {more}Bold: p < 0.05. {NOT_AVAILABLE_MEANS}"
     )
-    return f"{_markdown(columns, rows, texts=('against',))}\n\n*{note}*"
+    return f"{_markdown(heads, rows, texts=('against',))}\n\n*{note}*"
 
 
 def ablations_table(raw: pandas.DataFrame) -> str:
@@ -350,12 +424,12 @@ def ablations_table(raw: pandas.DataFrame) -> str:
         row = [one.method]
         for federation in results.federations:
             gain = _goodness(results, federation, OURS) - _goodness(results, federation, one.method)
-            row.append(_points(_over_seeds(gain.mean(0))))
+            row.append(_points(_paired(gain.mean(0))))
             for column, effect in zip(federation.columns, gain.mean(1).tolist(), strict=True):
                 effects[f"{federation.name}: {column}"] = effect
         largest = max(effects, key=lambda cell: abs(effects[cell]))
         row += [_points(one.over_federations), _p_value(one.over_federations)]
-        row.append(f"{_points(Difference(effects[largest], None, 1))}, {largest}")
+        row.append(f"{_plain_points(effects[largest])}, {largest}")
         rows.append(row)
     note = (
         f"`{OURS}` minus the same method without the part, mean over the columns, in points (of "
@@ -371,16 +445,17 @@ def flat_table(raw: pandas.DataFrame) -> str:
     rounds = [int(number) for number in _rounds(raw)]
     last = rounds[-1]
     before = max(number for number in rounds if number <= 0.8 * last)
-    columns = ["method", f"mean, round {EVERY_ROUND}", f"mean, round {last}"]
-    columns += [f"worst cell, round {EVERY_ROUND}", f"worst cell, round {last}"]
+    first = min(EVERY_ROUND, before)
+    columns = ["method", f"mean, round {first}", f"mean, round {last}"]
+    columns += [f"worst cell, round {first}", f"worst cell, round {last}"]
     columns.append(f"change since round {before}")
     by_round = {}
-    for number in (EVERY_ROUND, before, last):
+    for number in (first, before, last):
         results = results_of(raw, number)
         by_round[number] = {one.method: one for one in standings(results, results.federations)}
     rows = []
     for one in by_mean([*by_round[last].values()], results.federations[0]):
-        early = by_round[EVERY_ROUND][one.method]
+        early = by_round[first][one.method]
         row = [_marked(one.method, results), _percent(early.mean), _percent(one.mean)]
         row += [_percent(early.worst), _percent(one.worst)]
         row.append(f"{100 * (one.mean - by_round[before][one.method].mean):+.1f}")
@@ -392,15 +467,160 @@ def flat_table(raw: pandas.DataFrame) -> str:
 def readme_table(raw: pandas.DataFrame) -> str:
     """(f) The README's table: ours, its strongest rivals, and what they are measured by."""
     results = results_of(raw)
-    lines = _for_readme(results, raw)
+    leads = {one.method: one.over_federations for one in _leads(results)}
+    parts = {"no hostile clients": at_share(raw, 0), **by_share(raw)}
+    del parts["all cells"]  # the lead is over all of them
+    means = {label: _means(rows) for label, rows in parts.items()}
+    rows = []
+    for one in _strongest(results, raw):
+        name = f"**`{one.method}`**" if one.method == OURS else _marked(one.method, results)
+        row = [name, *(_percent(mean[one.method]) for mean in means.values())]
+        row.append(_percent(one.worst))
+        row.append("–" if one.method == OURS else _points(leads[one.method]))
+        rows.append(row)
+    columns = ["method", *parts, "worst cell", f"lead of `{OURS}`"]
+    return _markdown(columns, rows, texts=("method",))
+
+
+def regret_table(raw: pandas.DataFrame) -> str:
+    """(i) How far every method is behind the one that is told which clients are honest."""
+    results = results_of(raw)
+    lines = by_mean(standings(results, results.federations), results.federations[0])
+    slow = _slow_turns(results)
+    regrets = _regrets(results)
     rows = []
     for one in lines:
-        name = f"**`{one.method}`**" if one.method == OURS else _marked(one.method, results)
-        clean = _percent(_clean_mean(results, one.method))
-        rows.append([name, _percent(one.mean), _percent(one.worst), clean])
-    cells = sum(len(one.columns) for one in results.federations)
-    columns = ["method", f"mean over {cells} cells", "worst cell", "no hostile clients"]
-    return _markdown(columns, rows, texts=("method",))
+        if one.method == ORACLE:
+            continue
+        own = regrets[one.method]
+        within = sum(100 * regret <= AIMS["regret"] for regret in own.values())
+        largest = max(own, key=lambda cell: own[cell])
+        row = [_marked(one.method, results), f"{100 * within / len(own):.1f}%"]
+        row += [_plain_points(_mean(own.values())), _plain_points(own[largest])]
+        row.append(f"{largest[0]}: {largest[1]}")
+        for column in slow:
+            turned = [own[federation.name, column] for federation in results.federations]
+            row.append(_plain_points(_mean(turned)))
+        rows.append(row)
+    note = (
+        f"Points behind {ORACLE}, in {results.cells} cells (a federation with a column), mean of "
+        f"{results.seeds} seeds. {SLOW_TURN.capitalize()}: mean over the federations."
+    )
+    columns = ["method", f"cells within {AIMS['regret']:g} points", "mean", "largest", "at", *slow]
+    return f"{_markdown(columns, rows, texts=('method', 'at'))}\n\n*{note}*"
+
+
+def _slow_turns(results: Results) -> list[str]:
+    """The columns of this attack, one for each share of hostile clients."""
+    return [one for one in results.federations[0].columns if one.startswith(SLOW_TURN)]
+
+
+def families_table(raw: pandas.DataFrame) -> str:
+    """(j) Means under attack, with equal weight for every family of attacks."""
+    rows_by_family = by_family(raw)
+    results = results_of(rows_by_family)
+    lines = by_mean(standings(results, results.federations), results.federations[0])
+    leads = {one.method: one.over_federations for one in _leads(results)}
+    means = [_means(rows_by_family[rows_by_family["column"] == name]) for name in FAMILIES]
+    rows = []
+    for one in lines:
+        row = [_marked(one.method, results), *(_percent(mean[one.method]) for mean in means)]
+        row.append(_percent(one.mean))
+        lead = leads.get(one.method)
+        row += ["–", "–"] if lead is None else [_points(lead), _p_value(lead)]
+        rows.append(row)
+    columns = ["method", *FAMILIES, "mean of the families", f"lead of `{OURS}`", "p"]
+    families = "; ".join(f"{name}: {len(columns)}" for name, columns in FAMILIES.items())
+    note = (
+        f"{_measure(results)} in percent under attack. Attacks in a family: {families}. The lead has its "
+        f"95% interval over {len(results.federations)} federations; p is corrected for {len(leads)} "
+        f"comparisons (Holm). Bold: p < 0.05. {NOT_AVAILABLE_MEANS}"
+    )
+    return f"{_markdown(columns, rows, texts=('method',))}\n\n*{note}*"
+
+
+def worst_table(raw: pandas.DataFrame) -> str:
+    """(k) The worst cell of every method, with a bootstrap interval over the seeds."""
+    results = results_of(raw)
+    rows = []
+    for one in standings(results, results.federations):
+        index = results.methods.index(one.method)
+        cells = numpy.concatenate([each.values[index] for each in results.federations])
+        low, high = _worst_interval(cells)
+        row = [_marked(one.method, results), _percent(one.worst)]
+        row += [f"{_percent(low)} to {_percent(high)}", one.worst_at]
+        rows.append(row)
+    note = (
+        f"{_measure(results)} in percent. The interval is the 95% range of the worst cell over {RESAMPLES:,} draws "
+        f"of {results.seeds} seeds with replacement. {NOT_AVAILABLE_MEANS}"
+    )
+    columns = ["method", "worst cell", "interval", "at"]
+    return f"{_markdown(columns, rows, texts=('method', 'at'))}\n\n*{note}*"
+
+
+def _worst_interval(cells: numpy.ndarray) -> tuple[float, float]:
+    """Of the least mean of a cell: its 95% range over draws of the seeds, from [cells, seeds]."""
+    seeds = cells.shape[1]
+    draws = numpy.random.default_rng(0).integers(seeds, size=(RESAMPLES, seeds))
+    worst = cells[:, draws].mean(2).min(0)
+    low, high = numpy.quantile(worst, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def means_table(raw: pandas.DataFrame) -> str:
+    """(l) The mean of every federation over its columns, of ours and its strongest rivals."""
+    results = results_of(raw)
+    earlier = [one for one in results.methods if kind_of(one, raw) == "earlier version"]
+    methods = [one.method for one in _strongest(results, raw)]
+    methods[methods.index(OURS) + 1 : 0] = earlier
+    regrets = _regrets(results)[OURS]
+    rows = []
+    for one in results.federations:
+        means = one.values[[results.methods.index(method) for method in methods]].mean((1, 2))
+        row = [one.name, *(_percent(float(mean)) for mean in means)]
+        within = sum(100 * regrets[one.name, name] <= AIMS["regret"] for name in one.columns)
+        row.append(f"{within} of {len(one.columns)}")
+        rows.append(row)
+    columns = ["federation", *(_marked(method, results) for method in methods)]
+    columns.append(f"cells of `{OURS}` within {AIMS['regret']:g} points of {ORACLE}")
+    note = (
+        f"{_measure(results)} in percent, mean over the columns and {results.seeds} seeds. "
+        f"{NOT_AVAILABLE_MEANS}"
+    )
+    return f"{_markdown(columns, rows, texts=('federation',))}\n\n*{note}*"
+
+
+def fifth_aims_table(raw: pandas.DataFrame) -> str:
+    """(m) The other aims of the fifth protocol by federation: clean, slow turn, false alarms."""
+    results = results_of(raw)
+    medians = median_clients()
+    earlier = [one for one in results.methods if kind_of(one, raw) == "earlier version"]
+    regrets = _regrets(results)[OURS]
+    slow = _slow_turns(results)
+    columns = ["federation", f"clean: behind {ADAPTIVE}", *(f"{one}: regret" for one in slow)]
+    columns += ["median client", "false alarms", *(f"of {one}" for one in earlier)]
+    rows = []
+    for one in results.federations:
+        clean = one.columns.index(CLEAN)
+        ahead = _goodness(results, one, ADAPTIVE)[clean] - _goodness(results, one, OURS)[clean]
+        behind = float(ahead.mean())
+        row = [one.name, _bold(_plain_points(behind), 100 * behind > FIFTH_AIMS["clean"])]
+        for column in slow:
+            regret = regrets[one.name, column]
+            row.append(_bold(_plain_points(regret), 100 * regret > FIFTH_AIMS[SLOW_TURN]))
+        row.append(str(medians[one.name]))
+        for method in (OURS, *earlier):
+            alarms = 100 * float(one.false_alarms[results.methods.index(method)])
+            is_aim = method == OURS and medians[one.name] >= FEW_SAMPLES
+            row.append(_bold(f"{alarms:.1f}%", is_aim and alarms > AIMS["alarms"]))
+        rows.append(row)
+    note = (
+        f"Points, mean of {results.seeds} seeds. Median client: its training samples. Bold: more than "
+        f"{FIFTH_AIMS['clean']:g} points behind, more than {FIFTH_AIMS[SLOW_TURN]:g} points of regret (the aim is "
+        f"about the mean over federations), more than {AIMS['alarms']:g}% false alarms where the median "
+        f"client has at least {FEW_SAMPLES} samples."
+    )
+    return f"{_markdown(columns, rows, texts=('federation',))}\n\n*{note}*"
 
 
 def privacy_table(raw: pandas.DataFrame) -> str:
@@ -462,6 +682,12 @@ TABLES: Mapping[str, Callable[[pandas.DataFrame], str]] = {
     "flat": lambda raw: flat_table(chosen(raw)),
     "readme": lambda raw: readme_table(chosen(raw)),
     "privacy": privacy_table,
+    "lead-by-share": lambda raw: lead_by_share_table(chosen(raw)),
+    "regret": lambda raw: regret_table(chosen(raw)),
+    "families": lambda raw: families_table(chosen(raw)),
+    "worst": lambda raw: worst_table(chosen(raw)),
+    "means": lambda raw: means_table(chosen(raw)),
+    "fifth-aims": lambda raw: fifth_aims_table(chosen(raw)),
 }
 
 
@@ -485,10 +711,10 @@ def numbers_in(path: Path) -> str:
 
 
 def cells_figure(raw: pandas.DataFrame) -> Drawn:
-    """The README's figure: every cell of the methods in its table."""
+    """Every cell of ours and its strongest rivals."""
     rows = chosen(raw)
     results = results_of(rows)
-    lines = _for_readme(results, rows)[::-1]
+    lines = _strongest(results, rows, 5)[::-1]
     figure = Figure(figsize=(8, 0.42 * len(lines) + 1), layout="constrained")
     axes = figure.subplots()
     numbers = []
@@ -524,20 +750,126 @@ def heat_map(raw: pandas.DataFrame) -> Drawn:
     return Drawn(figure, "; ".join([", ".join(map(str, chart.mark.columns)), *rows]))
 
 
+def forest_plot(raw: pandas.DataFrame) -> Drawn:
+    """The lead of ours over its strongest rivals by federation, and over all of them."""
+    rows = chosen(raw)
+    results = results_of(rows)
+    rivals = _rivals(results, rows)[:STRONGEST]
+    over_all = {one.method: one.over_federations for one in _leads(results)}
+    leads = {}
+    for one in results.federations:
+        ours = _goodness(results, one, OURS).mean(1)
+        theirs = {rival: _goodness(results, one, rival).mean(1) for rival in rivals}
+        leads[one.name] = {rival: _paired(ours - theirs[rival]) for rival in rivals}
+    names = sorted(leads, key=lambda name: _mean(one.mean for one in leads[name].values()))
+    figure = Figure(figsize=(11, 0.21 * len(names) + 1.6), layout="constrained")
+    panels = figure.subplots(1, len(rivals), sharex=True, sharey=True)
+    numbers = []
+    for axes, rival in zip(panels, rivals, strict=True):
+        axes.axvline(0, color="black", linewidth=0.8)
+        found = {f"all {len(names)} federations": over_all[rival]}
+        found |= {name: leads[name][rival] for name in names}
+        for height, (name, lead) in enumerate(found.items()):
+            style = (
+                {"color": "#1f5fa8", "fmt": "D"}
+                if height == 0
+                else {"color": "#777777", "fmt": "o"}
+            )
+            margin = 100 * (lead.margin or 0.0)
+            axes.errorbar(
+                100 * lead.mean, height, xerr=margin, markersize=4.5, linewidth=1.4, **style
+            )
+            numbers.append(f"{rival}, {name}: {_points(lead)}")
+        axes.axhline(0.5, color="#cccccc", linewidth=0.8)
+        axes.set_yticks(range(len(found)), found, fontsize=8)
+        axes.set_title(f"against {rival}", fontsize=9)
+        axes.tick_params(axis="x", labelsize=8)
+        axes.grid(axis="x", alpha=0.3)
+    columns = len(results.federations[0].columns)
+    intervals = f"95% intervals over {columns} columns (grey) and over the federations (blue)"
+    figure.supxlabel(f"lead of {OURS} in points, with {intervals}", fontsize=9)
+    return Drawn(figure, "; ".join(numbers))
+
+
+def regret_map(raw: pandas.DataFrame) -> Drawn:
+    """How far ours is behind the method that is told which clients are honest, cell by cell."""
+    rows = chosen(raw).sort_values("share", kind="stable")  # clean first, then 20%, then 40%
+    results = results_of(rows)
+    regrets = _regrets(results)[OURS]
+    columns = results.federations[0].columns
+    names = [one.name for one in results.federations]
+    points = [[100 * regrets[name, column] for column in columns] for name in names]
+    texts = [[_without_minus(f"{value:.1f}") for value in row] for row in points]
+    reach = float(numpy.abs(points).max())
+    size = (0.42 * len(columns) + 2.4, 0.27 * len(names) + 2)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(points, cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, rotation=40, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    for (row, column), value in numpy.ndenumerate(points):
+        colour = "white" if abs(value) > 0.6 * reach else "black"
+        place = {"ha": "center", "va": "center", "fontsize": 7}
+        axes.text(column, row, texts[row][column], color=colour, **place)
+    figure.colorbar(image, ax=axes, label=f"points behind {ORACLE}", shrink=0.8)
+    rows_as_text = [f"{name}: {', '.join(row)}" for name, row in zip(names, texts, strict=True)]
+    return Drawn(figure, "; ".join([", ".join(columns), *rows_as_text]))
+
+
+def _without_minus(text: str) -> str:
+    """Zero has no sign."""
+    return "0.0" if text == "-0.0" else text
+
+
 # By path: the raw results, and what makes the figure from them.
 FIGURES: Mapping[Path, tuple[str, Callable[[pandas.DataFrame], Drawn]]] = {
     RAW / "default.png": ("default", cells_figure),
-    DOCS / "results" / "arena-quick.png": ("arena-quick", heat_map),
+    RAW / "federations-lead.png": ("federations", forest_plot),
+    RAW / "federations-regret.png": ("federations", regret_map),
+    RAW / "arena-quick.png": ("arena-quick", heat_map),
 }
 
 
-def _for_readme(results: Results, raw: pandas.DataFrame) -> list[MethodStanding]:
-    """Ours, the best usable rivals, and the methods that everything is measured by."""
+def _strongest(
+    results: Results, raw: pandas.DataFrame, rivals: int = STRONGEST
+) -> list[MethodStanding]:
+    """Ours, the strongest rivals, and the methods that everything is measured by."""
+    lines = by_mean(standings(results, results.federations), results.federations[0])
+    shown = {OURS, ORACLE, *BASELINES, *_rivals(results, raw)[:rivals]}
+    return [one for one in lines if one.method in shown]
+
+
+def _rivals(results: Results, raw: pandas.DataFrame) -> list[str]:
+    """The other usable methods but the baselines, the best mean first."""
     lines = by_mean(standings(results, results.federations), results.federations[0])
     usable = [one.method for one in lines if kind_of(one.method, raw) == "usable"]
-    rivals = [method for method in usable if method != OURS][:README_RIVALS]
-    shown = {OURS, ORACLE, "ServerOnly", "FedAvg", *rivals}
-    return [one for one in lines if one.method in shown]
+    return [method for method in usable if method not in (OURS, *BASELINES)]
+
+
+def _means(rows: pandas.DataFrame) -> dict[str, float]:
+    """By method, the mean over these rows in the last round."""
+    means = rows.groupby("method")[_rounds(rows)[-1]].mean()
+    return {str(method): float(mean) for method, mean in means.items()}
+
+
+def _regrets(results: Results) -> dict[str, dict[tuple[str, str], float]]:
+    """By method, then by federation and column, how far it is behind the oracle."""
+    found: dict[str, dict[tuple[str, str], float]] = {method: {} for method in results.methods}
+    for one in results.federations:
+        regrets = (_goodness(results, one, ORACLE) - one.goodness).mean(2)
+        for method, row in zip(results.methods, regrets.tolist(), strict=True):
+            for column, regret in zip(one.columns, row, strict=True):
+                found[method][one.name, column] = regret
+    return found
+
+
+def _bold_means(results: Results) -> str:
+    if results.seeds < MIN_SEEDS:
+        return f"With {results.seeds} seeds, no significance over seeds is claimed."
+    return (
+        "Bold: statistically significantly better than every other available method, over the seeds "
+        "(Holm)."
+    )
 
 
 def _is_federated(method: str, raw: pandas.DataFrame) -> bool:
@@ -577,7 +909,7 @@ def _significant_leads(results: Results) -> dict[str, bool]:
     }
 
 
-def _over_seeds(paired: numpy.ndarray) -> Difference:
+def _paired(paired: numpy.ndarray) -> Difference:
     found = paired_difference(paired.tolist(), [0.0] * len(paired))
     assert found is not None
     return found
@@ -590,6 +922,14 @@ def _measure(results: Results) -> str:
 
 def _marked(method: str, results: Results) -> str:
     return f"{method} {NOT_AVAILABLE}" if method in results.unavailable else method
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(numpy.mean([*values]))
+
+
+def _plain_points(value: float) -> str:
+    return _points(Difference(value, None, 1))
 
 
 def _points(difference: Difference) -> str:

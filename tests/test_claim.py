@@ -9,7 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import numpy
+import pandas
 import pytest
+from scipy import stats
 
 import clientwise as cw
 from clientwise.experiment.matrix.grid import Matrix, load, load_matrix
@@ -185,6 +187,107 @@ def test_longer_runs_show_whether_the_curves_are_flat(
         early = by_name[method.removesuffix(" †")]
         assert row[0] == f"{100 * early.mean:.1f}"
         assert row[4] == "+1.0"
+
+
+@pytest.fixture(scope="module")
+def fifth(script: ModuleType) -> pandas.DataFrame:
+    """The raw results of the fifth protocol, with the last round's accuracy in points."""
+    raw: pandas.DataFrame = script.read_raw("federations")
+    return raw.assign(points=100 * raw["25"])
+
+
+def _lead(rows: pandas.DataFrame, other: str) -> tuple[float, float]:
+    """Of Recommended over federations, with its margin: by hand, without the library's functions."""
+    means = rows.groupby(["federation", "method"])["points"].mean().unstack()
+    paired = means["Recommended"] - means[other]
+    low, high = stats.t.interval(0.95, len(paired) - 1, paired.mean(), stats.sem(paired))
+    return float(paired.mean()), float(high - low) / 2
+
+
+def test_the_leads_of_the_fifth_protocol_are_those_of_its_raw_results(
+    script: ModuleType, fifth: pandas.DataFrame
+) -> None:
+    table = _rows(script.make_table("federations", "lead-by-share"))
+    readme = _rows(script.make_table("federations", "readme"))
+    assert len(table) == 15
+    for other in ("FLTrust, tuned", "AlignIns, tuned", "FedAvg"):
+        parts = [fifth[fifth["share"] == 0.2], fifth[fifth["share"] == 0.4], fifth]
+        expected = ["{:+.1f} ± {:.1f}".format(*_lead(rows, other)) for rows in parts]
+        assert table[other][:6:2] == expected
+        assert readme[other][-1] == expected[-1]
+    of_seeds = fifth.groupby(["federation", "column", "share", "method"])["points"].mean().unstack()
+    for row in ("Recommended", "FLTrust, tuned"):
+        behind = of_seeds["KnowsHonestTuned"] - of_seeds[row]
+        shown = _rows(script.make_table("federations", "regret"))[row]
+        assert shown[0] == f"{100 * (behind <= 2).mean():.1f}%"
+        for share, text in ((0.2, shown[4]), (0.4, shown[5])):
+            assert text == f"{behind.xs(('slow turn', share), level=(1, 2)).mean():+.1f}"
+        worst = _rows(script.make_table("federations", "worst"))[row]
+        assert worst[0] == f"{of_seeds[row].min():.1f}"
+        low, high = map(float, worst[1].split(" to "))
+        assert low <= float(worst[0]) <= high
+
+
+def test_false_alarms_stand_beside_the_size_of_the_median_client(
+    script: ModuleType, fifth: pandas.DataFrame
+) -> None:
+    table = _rows(script.make_table("federations", "fifth-aims"))
+    honest = fifth[(fifth["hostile"] == 0) & (fifth["method"] == "Recommended")]
+    shares = 100 * honest["lowered_clients"] / honest["honest_clients"]
+    alarms = shares.groupby(honest["federation"]).mean()
+    assert {*table} == {*alarms.index}
+    for name, row in table.items():
+        missed = alarms[name] > 5 and int(row[3]) >= 50
+        text = f"{alarms[name]:.1f}%"
+        assert row[4] == (f"**{text}**" if missed else text)
+    assert (table["rodents"][3], table["Guatemalan communities"][3]) == ("166", "19")
+
+
+def test_families_of_attacks_have_equal_weight(script: ModuleType, fifth: pandas.DataFrame) -> None:
+    attacked = fifth[fifth["share"] > 0]
+    families = {name: family for family, names in script.FAMILIES.items() for name in names}
+    assert {*families} == {*attacked["column"]}
+    own = attacked[attacked["method"] == "BR-DRAG, tuned"]
+    means = own.groupby(own["column"].map(families))["points"].mean()
+    shown = _rows(script.make_table("federations", "families"))["BR-DRAG, tuned"]
+    assert shown[:5] == [f"{means[family]:.1f}" for family in script.FAMILIES]
+    assert shown[5] == f"{means.mean():.1f}"
+
+
+def test_the_worst_cell_is_drawn_again_with_every_choice_of_seeds(script: ModuleType) -> None:
+    cells = numpy.array(
+        [[0.5, 0.9], [0.8, 0.6]]
+    )  # the worst: by means 0.7; by single seeds 0.5, 0.6
+    assert script._worst_interval(cells) == pytest.approx((0.5, 0.7))
+
+
+def test_the_text_has_the_numbers_of_the_tables(script: ModuleType) -> None:
+    """The one number of the README and of the manual."""
+    lead = _rows(script.make_table("federations", "readme"))["FLTrust, tuned"][-1].lstrip("+")
+    within = _rows(script.make_table("federations", "regret"))
+    readme, manual, page = (
+        (ROOT / path).read_text(encoding="utf-8")
+        for path in ("README.md", "docs/evidence.md", "docs/results/evidence.md")
+    )
+    assert f"FLTrust, `Recommended` leads by {lead} points" in readme
+    assert f"lead over FLTrust is {lead} points" in manual
+    for text in (manual, page):
+        assert within["Recommended"][0] in text
+        assert within["FLTrust, tuned"][0] in text
+
+
+def test_the_figures_of_the_fifth_protocol_show_every_federation(
+    script: ModuleType, fifth: pandas.DataFrame
+) -> None:
+    names = {*fifth["federation"]}
+    forest = script.numbers_in(script.RAW / "federations-lead.png")
+    lead = "{:+.1f} ± {:.1f}".format(*_lead(fifth, "AlignIns, tuned"))
+    assert f"AlignIns, tuned, all 20 federations: {lead}" in forest
+    assert forest.count(" ± ") == 4 * (len(names) + 1)
+    columns, *rows = script.numbers_in(script.RAW / "federations-regret.png").split("; ")
+    assert columns.startswith("clean, ")
+    assert {row.split(": ")[0] for row in rows} == names
+    assert all(len(row.split(", ")) == 21 for row in rows)
 
 
 def _rows(table: str) -> dict[str, list[str]]:

@@ -263,3 +263,11 @@ def test_names_of_methods_that_are_nearly_those_of_others(tiny: dict[str, Any]) 
     assert "'FedAvg' and 'fedavG' have the same settings" in found
     tiny["methods"] = ["FedAvg", {"name": "mine", "like": "FedAvg", "brake": 2.0}]
     assert "the same settings" not in warnings_of(tiny)
+
+
+def test_a_method_that_starts_from_the_one_of_nearly_its_name(tiny: dict[str, Any]) -> None:
+    median = {"name": "geometric median, tuned", "like": "GeometricMedian", "server_step": "adam"}
+    tiny["methods"] = ["FedAvg", median]
+    assert "is your own" not in warnings_of(tiny)
+    del median["like"]
+    assert "is your own, and not GeometricMedian" in warnings_of(tiny)

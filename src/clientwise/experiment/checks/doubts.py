@@ -15,7 +15,7 @@ from ...models.call import outputs_of
 from ..build.engine import build_plan
 from ..build.network import foreign_types
 from ..config.methods import MethodSettings
-from ..config.named import near_miss
+from ..config.named import near_miss, own_keys
 from ..config.schema import Experiment
 from .adapters import adapter_doubts
 from .combinations import needs_server_set
@@ -37,7 +37,7 @@ def doubts(
     executor: DeviceExecutor,
 ) -> list[str]:
     """What is probably not meant, found by the data and the network of one seed."""
-    found = list(_about_names([method.name for method in experiment.methods]))
+    found = list(_about_names(experiment.methods))
     found += _about_sampling(experiment, data.num_clients)
     found += _about_equal_methods(experiment.methods)
     if len(hostile) == data.num_clients:
@@ -75,11 +75,12 @@ def _about_sampling(experiment: Experiment, num_clients: int) -> Iterator[str]:
             yield f'{method.name}: {said}: a criterion counts twice. Set sampling.average = "uniform"'
 
 
-def _about_names(names: Sequence[str]) -> Iterator[str]:
+def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
     """Methods whose names are nearly those of others."""
-    for name in names:
+    names = [method.name for method in methods]
+    for name, method in zip(names, methods, strict=True):
         meant = near_miss(name)
-        if meant:
+        if meant and not own_keys(meant) <= {*method.unlike_fedavg()}:
             yield f"the method {name!r} is your own, and not {meant}: start from it with like = {meant!r}"
     spelt: dict[str, str] = {}
     for name in names:

@@ -106,6 +106,16 @@ def near_miss(name: str) -> str | None:
     return plain[close[0]] if close else None
 
 
+def own_keys(name: str) -> set[str]:
+    """The keys by which a method of this library differs from FedAvg; `like` brings all of them.
+
+    >>> own_keys("FedProx"), own_keys("FedAvg")
+    ({'training'}, set())
+    """
+    default = _TABLES["FedAvg"]
+    return {key for key, value in _TABLES[name].items() if value != default.get(key)}
+
+
 def _known(name: Any) -> str | None:
     """The method of this library that a name stands for, in upper or lower case."""
     return _IN_ANY_CASE.get(name.casefold()) if isinstance(name, str) else None
