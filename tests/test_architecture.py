@@ -121,6 +121,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
         "cryptography",
         "numpy",
         "pydantic",
+        "pydantic_core",
         "rfc3161_client",
         "rfc8785",
         "safetensors",

@@ -365,3 +365,12 @@ def test_every_table_of_results_says_where_it_comes_from(name: str) -> None:
         tables = [one for one in TABLE.findall(section) if len(MEASURED.findall(one)) > 2]
         if tables:
             assert ORIGIN.search(section) or ORIGIN.search(chapter), section[:60]
+
+
+MOST_WORDS = 40_000  # of the manual; protocols, tables and raw results are in docs/results
+
+
+def test_the_manual_is_short_enough_to_read() -> None:
+    manual = (ROOT / "docs").glob("*.md")
+    words = [word for page in manual for word in page.read_text(encoding="utf-8").split()]
+    assert sum(bool(re.search(r"\w", word)) for word in words) <= MOST_WORDS

@@ -157,7 +157,9 @@ def pixel_counts(targets: Tensor, predictions: Tensor, num_classes: int) -> Tens
 
 @METRICS.register("accuracy", OF_CLASSES)
 def accuracy(counts: Tensor) -> Tensor:
-    """Share of samples classified correctly (P1 Eq. 10).
+    """Share of samples classified correctly.
+
+    P1 Eq. 10.
 
     Args:
         counts: confusion matrices [..., C, C] (row: true class, column: predicted class).
@@ -318,7 +320,8 @@ def rmse(counts: Tensor) -> Tensor:
         Values [...], zero or more.
 
     Example:
-        >>> rmse(error_sums(torch.tensor([2.0, 4.0]), torch.tensor([5.0, 0.0]))).item() ** 2
+        >>> found = rmse(error_sums(torch.tensor([2.0, 4.0]), torch.tensor([5.0, 0.0])))
+        >>> round(found.item() ** 2, 6)
         12.5
     """
     return mse(counts).sqrt()
@@ -379,8 +382,9 @@ def average_precision(scores: Tensor, targets: Tensor) -> Tensor:
         Values [...] in [0, 1].
 
     Example:
-        >>> average_precision(torch.tensor([[0.9], [0.8], [0.1]]), torch.tensor([[1], [0], [1]])).item()
-        0.8333333333333334
+        >>> scores = torch.tensor([[0.9], [0.8], [0.1]])
+        >>> round(average_precision(scores, torch.tensor([[1], [0], [1]])).item(), 6)
+        0.833333
     """
     scores = scores.double().nan_to_num(nan=-torch.inf)
     areas = []
