@@ -128,9 +128,13 @@ dist: .venv/ready
 	.venv/dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$(ls dist/*.whl)[demo]"
 	.venv/dist/bin/clientwise demo --out .venv/dist/demo
 
-# Tables and figures of docs/results/reproduction.md from the run folders in RUNS (experiments/run_all.py).
+# The papers' experiments: first what the runs would take on this machine, and which are quick; then the runs that ONLY
+# names (none by default); then the pages, from the run folders in RUNS. Needs a data folder:
+# make reproduction CLIENTWISE_DATA=... ONLY='p3-1a:quick p3-1d:quick'
 RUNS ?= runs
 reproduction: .venv/ready
+	$(BIN)/python experiments/plan.py $(RUNS) $(ONLY)
+	$(if $(ONLY),$(BIN)/python experiments/run_all.py $(RUNS) $(ONLY))
 	$(BIN)/python docs/make_reproduction.py $(RUNS)
 
 # The experiment of docs/results/devices.md and its tables, in minutes: make devices CLIENTWISE_DATA=...

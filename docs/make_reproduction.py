@@ -5,6 +5,7 @@
 RUNS contains the folders p3-1a, p3-1b-paper ... (see experiments/run_all.py). The results of run NAME replace the text
 between `<!-- run NAME -->` and `<!-- end -->`. The table of all quick presets replaces the text after `<!-- quick -->`.
 Text and table rows of runs that are missing in RUNS do not change. Quick runs are included when they are finished.
+Then `docs/make_findings.py` fills docs/reproduction.md from the page.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import make_findings
+
 import clientwise as cw
 from clientwise.record.reading.reader import is_finished
 from clientwise.record.reading.rows import SHARES
 from clientwise.report.differences import difference_between
-from clientwise.report.document import percent_of
+from clientwise.report.document import counted, percent_of
 from clientwise.report.output.figures import draw
 from clientwise.report.sections.curves import metric_chart
 from clientwise.report.sections.targets import gain_against
@@ -74,7 +77,8 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
     series = series_of([run])
     rounds = max(max(one.summary.rounds) for one in series)
     seeds = len(series[0].summary.seeds)
-    about = f"*{seeds} seed{'s' if seeds > 1 else ''}, {rounds} rounds, evaluated on {run.reported_on}.*"
+    size = f"{counted(seeds, 'seed')}, {counted(rounds, 'round')}"
+    about = f"*{size}, evaluated on {run.reported_on}; {run.begun[:10]}.*"
     parts = [about, results(series, published.get("loss"))]
     if run.client_targets and any(
         run.reached(run.methods[0], seed, 1) for seed in series[0].summary.seeds
@@ -366,3 +370,4 @@ def markdown(title: str, head: Row, rows: list[Row]) -> str:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs"))
+    make_findings.main()

@@ -261,15 +261,24 @@ def test_the_worst_cell_is_drawn_again_with_every_choice_of_seeds(script: Module
     assert script._worst_interval(cells) == pytest.approx((0.5, 0.7))
 
 
+SHOWN = ("Recommended", "FLTrust, tuned", "FedAvg")  # in the README's sentence
+
+
 def test_the_text_has_the_numbers_of_the_tables(script: ModuleType) -> None:
     """The one number of the README and of the manual."""
-    lead = _rows(script.make_table("federations", "readme"))["FLTrust, tuned"][-1].lstrip("+")
+    leads = _rows(script.make_table("federations", "readme"))
+    lead = leads["FLTrust, tuned"][-1].lstrip("+")
+    over_fedavg = leads["FedAvg"][-1].lstrip("+")
     within = _rows(script.make_table("federations", "regret"))
     readme, manual, page = (
         (ROOT / path).read_text(encoding="utf-8")
         for path in ("README.md", "docs/evidence.md", "docs/results/evidence.md")
     )
-    assert f"FLTrust, `Recommended` leads by {lead} points" in readme
+    shares = [round(float(within[name][0].rstrip("%"))) for name in SHOWN]
+    ours, fltrust, fedavg = shares
+    assert f"in {ours}% of the cells (FLTrust {fltrust}%, FedAvg {fedavg}%)" in readme
+    assert f"leads FedAvg by {over_fedavg} points" in readme
+    assert f"server step and fine-tuning by {lead}: not statistically significant" in readme
     assert f"lead over FLTrust is {lead} points" in manual
     for text in (manual, page):
         assert within["Recommended"][0] in text

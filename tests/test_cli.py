@@ -184,6 +184,24 @@ def test_check_says_what_would_run(config: Path) -> None:
     assert "2 methods × 1 seed × 3 rounds" in output
 
 
+def test_check_says_what_other_seeds_cost(config: Path) -> None:
+    def cost(*seeds: str) -> tuple[int, int, float]:
+        output = clientwise("check", config, *seeds)
+        found = re.search(
+            r"cost +(\d+) rounds in all: about ([\d,]+) training steps, ([\d.]+) MB", output
+        )
+        assert found is not None, output
+        return int(found[1]), int(found[2].replace(",", "")), float(found[3])
+
+    rounds, steps, megabytes = cost()
+    assert rounds == 2 * 3
+    cohort = 3
+    assert megabytes == pytest.approx(rounds * cohort * 650 * 4 / 1e6, abs=0.005)
+    assert cost("--seeds", "1-5") == (5 * rounds, 5 * steps, pytest.approx(0.23, abs=0.006))
+    assert cost("--seeds", "5") == (rounds, pytest.approx(steps, rel=0.2), megabytes)
+    assert "write 1,2,3 or 1-5" in clientwise("check", config, "--seeds", "many", expect=2)
+
+
 def test_tune_prints_trials_and_writes_a_config(config: Path, tmp_path: Path) -> None:
     tuned = tmp_path / "tuned.toml"
     rates = ["--over", "training.learning_rate=0.00001,0.1", "--seeds", "11", "--rounds", "4"]
@@ -191,6 +209,9 @@ def test_tune_prints_trials_and_writes_a_config(config: Path, tmp_path: Path) ->
     assert "Metrics are on training samples that clients hold back, with seeds 11." in output
     assert "FedAvg: 2 trials" in output
     assert "is at an end of what was allowed" in output
+    assert "FedAvg: no value changed\n" in output
+    assert f"Run it with: clientwise run {tuned}" in output.replace("python -m ", "")
+    assert "control_variates" not in tuned.read_text(), "defaults are not written out"
     assert "ok:" in clientwise("check", tuned)
     assert "exists already" in clientwise("tune", config, *rates, "--out", tuned, expect=2)
     assert "write KEY=VALUE" in clientwise("tune", config, "--over", "a", expect=2)
@@ -254,6 +275,40 @@ def test_list_explains_a_part_by_its_name() -> None:
     unknown = clientwise("list", "xyz", expect=2)
     assert "known: " in unknown
     assert len(unknown) < 500
+
+
+PLUGIN = """
+import clientwise as cw
+
+
+@cw.criterion("charge", measured_by="client", high=1.0)
+def charge(clients, *, floor: float = 0.0):
+    \'\'\'Charge of the battery.\'\'\'
+    return clients.attributes["battery"]
+"""
+
+
+def test_list_shows_the_parts_of_plugins_and_marks_them(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "batteries.py").write_text(PLUGIN)
+    plugin = 'plugins = ["batteries"]\nunknown_key = 1\n'  # list needs no valid config
+    config.write_text(plugin + config.read_text())
+    heading = "charge (floor: float = 0.0) · claimed by the client"
+
+    listed = clientwise("list", "criteria", "--config", config)
+    assert re.search(rf"{re.escape(heading)} · yours, in batteries\n +Charge of the", listed)
+    assert "dataset_size" in listed
+    assert listed.count("yours") == 1
+    one = clientwise("list", "charge", "--config", config)
+    assert "criterion charge (yours, in batteries)" in one
+
+    without = clientwise("list", cwd=tmp_path)
+    assert heading not in without
+    assert "tiny.toml has plugins. To list their parts, too: " in without
+    unknown = clientwise("list", "charge", cwd=tmp_path, expect=2)
+    assert "list charge --config tiny.toml" in unknown
+    config.write_text('plugins = ["nowhere"]\n')
+    failed = clientwise("list", "--config", config, expect=2)
+    assert "plugins[0]: cannot import 'nowhere'" in failed
 
 
 def test_resume_finds_the_run_of_a_config(config: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.data.values())) == 3 and run.finished",
         {},
     )
-    exec(f"{own}\nassert cw.Run(folder).finished and arrays.num_clients == 2", {})
+    exec(f"{own}\nassert cw.Run(folder).finished and data.num_clients == 2", {})
 
 
 def test_the_script_for_a_cluster_runs_and_resumes(
@@ -125,7 +125,7 @@ def test_notebooks_run(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, several_inputs, plugin, trained, elsewhere = blocks("models.md", "python")
+    own, several_inputs, options, plugin, trained, elsewhere = blocks("models.md", "python")
     monkeypatch.chdir(tmp_path)
     exec(
         f"import clientwise as cw\nfrom torch import nn\n{several_inputs}\nassert cw.Run(folder).finished",
@@ -139,7 +139,9 @@ def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ),
         {},
     )
-    (config,) = blocks("models.md", "toml")
+    of_training = [own.replace("runs/own", "runs/before"), "import torch", options]
+    exec("\n".join([*of_training, "assert run.finished"]), {})
+    training, config = blocks("models.md", "toml")
     rest = {
         "name": "page",
         "rounds": 1,
@@ -148,6 +150,8 @@ def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "plugin_dir": str(tmp_path),
     }
     assert cw.load(tomllib.loads(config) | rest).model_name == "my_net"
+    found = cw.load(tomllib.loads(training) | rest | {"model": "linear", "methods": ["FedAvg"]})
+    assert found.keep == "best"
 
 
 def test_the_page_on_hugging_face_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +225,8 @@ def test_the_page_on_parts_names_every_kind_and_runs_as_printed(
     for registry in KINDS.values():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| {registry.kind} |")]
         parts = [registry.get(name) for name in registry]
-        for part in parts if not inspect.isclass(parts[0]) else []:
+        functions = [part for part in parts if not inspect.isclass(part)]
+        for part in functions:
             given = inspect.signature(part).parameters.values()
             passed = [one.name for one in given if one.kind is not one.KEYWORD_ONLY]
             assert all(name in row or name in ("scores", "targets") for name in passed), passed
@@ -335,7 +340,10 @@ def test_what_to_cite_is_this_version() -> None:
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
 # Pages of results: a table is filled by a script of docs/, or its section says what made it.
 OF_RESULTS = ("performance.md", "reproduction.md", *(f"results/{page.name}" for page in RESULTS))
-FILLED = re.compile(r"<!-- (run \S+|quick|make_default: \S+ \S+) -->.*?<!-- end -->", re.DOTALL)
+FILLED = re.compile(
+    r"<!-- (run \S+|quick|inventory|findings P\d|make_default: \S+ \S+) -->.*?<!-- end -->",
+    re.DOTALL,
+)
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 ORIGIN = re.compile(
     r"`benchmarks/\w+\.py|experiments/[\w-]+\.toml|run_all\.py|no command makes th"
@@ -357,3 +365,12 @@ def test_every_table_of_results_says_where_it_comes_from(name: str) -> None:
         tables = [one for one in TABLE.findall(section) if len(MEASURED.findall(one)) > 2]
         if tables:
             assert ORIGIN.search(section) or ORIGIN.search(chapter), section[:60]
+
+
+MOST_WORDS = 40_000  # of the manual; protocols, tables and raw results are in docs/results
+
+
+def test_the_manual_is_short_enough_to_read() -> None:
+    manual = (ROOT / "docs").glob("*.md")
+    words = [word for page in manual for word in page.read_text(encoding="utf-8").split()]
+    assert sum(bool(re.search(r"\w", word)) for word in words) <= MOST_WORDS

@@ -6,22 +6,31 @@ show something, and two rounds of the others. CI runs the shorter ones of these 
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import shutil
 import statistics
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
+from PIL import Image
+from typer.testing import CliRunner
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.data.folder import DataError
 from clientwise.experiment.config.parts import make
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.models.networks import MODELS
+from clientwise.report.document import counted
 from clientwise.report.series import series_of
+from clientwise.report.statistics import Difference
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 MATRICES = [
@@ -33,6 +42,7 @@ PAPERS = {
     "p1-mnist-shards",
     "p1-celeba",
     "p2-digits-by-writer",
+    "p2-operators",
     "p3-1a",
     "p3-1b",
     "p3-1c",
@@ -146,6 +156,65 @@ def test_the_networks_are_the_papers(
     assert sum(parameter.numel() for parameter in module.parameters()) == parameters
 
 
+def leaf_file(users: dict[str, list[int]]) -> str:
+    """A file as LEAF publishes FEMNIST: white is 1.0, and each character is black pixels of its class's own."""
+    data: dict[str, dict[str, list[Any]]] = {}
+    for writer, (user, labels) in enumerate(users.items()):
+        images = []
+        for label in labels:
+            image = [1.0] * 784
+            for pixel in range(10):
+                image[12 * label + pixel] = (writer % 5) / 255
+            images.append(image)
+        data[user] = {"x": images, "y": labels}
+    counts = [len(labels) for labels in users.values()]
+    return json.dumps({"users": [*users], "num_samples": counts, "user_data": data})
+
+
+def test_p2_runs_on_files_in_leafs_format(tmp_path: Path) -> None:
+    """From the files of LEAF's preprocess.sh to results: load, divide by writer, check, two rounds."""
+    writers = [f"f{1000 + number}_{number:02}" for number in range(14)]
+    classes = {
+        writer: [(5 * number + place) % 62 for place in range(20)]
+        for number, writer in enumerate(writers)
+    }
+    classes[writers[-1]] = [1, 2]  # fewer than `minimum`: no client
+    for split, part in (("train", slice(0, 16)), ("test", slice(16, 20))):
+        folder = tmp_path / "femnist" / split
+        folder.mkdir(parents=True)
+        for file, some in enumerate((writers[:8], writers[8:])):
+            users = {writer: classes[writer][part] for writer in some}
+            name = f"all_data_{file}_niid_1_keep_0_{split}_9.json"
+            (folder / name).write_text(leaf_file(users))
+    changes = ["partition.clients=13", "rounds=2", "seeds=[1]", "methods=['DS','MD>DS>LD']"]
+    changes += ["model.channels=[4,8]", "model.dense=32"]
+    given = {"data_dir": str(tmp_path)}
+    path = FILES["p2-digits-by-writer"]
+    options = ["--preset", "femnist", "--data-dir", str(tmp_path)]
+    settings = [word for change in changes for word in ("--set", change)]
+    checked = CliRunner().invoke(app, ["check", str(path), *options, *settings])
+    assert checked.exit_code == 0, checked.output
+    assert "femnist: 262 samples, classification; 2 of them unused" in checked.output
+
+    run = cw.run(cw.load(path, changes, given, "femnist"), tmp_path / "run")
+    clients = run.clients(1)
+    assert [(one.num_train, one.num_test) for one in clients] == [(16, 4)] * 13
+    assert len(run.curve("metric", "DS", 1)) == 2
+    assert [*run.model("DS").parameters()][-1].shape == (62,)
+    assert run.client_targets == [0.75, 0.8]
+
+    for split in ("train", "test"):
+        shutil.rmtree(tmp_path / "femnist" / split)
+    with pytest.raises(DataError, match="you need your own copy: LEAF's"):
+        cw.run(cw.load(path, changes, given, "femnist"), tmp_path / "without")
+    folder = tmp_path / "femnist" / "all_data"
+    folder.mkdir()
+    (folder / "all_data_0.json").write_text(leaf_file(classes))
+    changes += ["evaluation.official_test='pooled'"]
+    whole = cw.run(cw.load(path, changes, given, "femnist"), tmp_path / "whole")
+    assert [(one.num_train, one.num_test) for one in whole.clients(1)] == [(16, 4)] * 13
+
+
 # What the quick size of an experiment must show, whatever the machine: (better, worse, by so much at the last round).
 SHOWS = {
     "p3-1a": ("AdaFed", "FedAvg", 0.05),
@@ -204,6 +273,113 @@ def test_the_quick_size_shows_what_the_experiment_shows(name: str, tmp_path: Pat
     if name == "p3-1c":
         weight = {line.method: statistics.fmean(line.hostile_weight) for line in run.summary()}
         assert weight["AdaFed"] < weight["FedAvg"]
+
+
+def script(folder: str, name: str) -> ModuleType:
+    """A script of docs/ or experiments/ as a module."""
+    path = FOLDER.parent / folder
+    sys.path.insert(0, str(path))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(path))
+
+
+def test_the_findings_are_made_from_the_recorded_tables(tmp_path: Path) -> None:
+    """Both pages, and the figures, are what the command makes; another recorded number is another finding."""
+    source = FOLDER.parent / "docs"
+    names = ("claims.toml", "reproduction.md", "results/reproduction.md")
+    (tmp_path / "results").mkdir()
+    for name in names:
+        shutil.copyfile(source / name, tmp_path / name)
+    findings = script("docs", "make_findings")
+    findings.main(tmp_path)
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (source / name).read_bytes(), (
+            "run python docs/make_findings.py"
+        )
+    for paper in ("p1", "p2", "p3"):
+        picture = Path("results", "reproduction", f"after-{paper}.png")
+        with Image.open(tmp_path / picture) as made, Image.open(source / picture) as kept:
+            assert made.info["Description"] == kept.info["Description"]
+
+    page = tmp_path / "results" / "reproduction.md"
+    text = page.read_text(encoding="utf-8")
+    recorded = "| AdaFed | 54.0% ± 2.8 | 57.6% ± 1.0 | 59.1% ± 0.9 | 61.3% ± 1.0 |"
+    assert text.count(recorded) == 1
+    page.write_text(text.replace(recorded, recorded.replace("61.3", "62.4")), encoding="utf-8")
+    findings.main(tmp_path)
+    found = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
+    assert "| 80% and 50% | 62.4% ± 1.0 and 50.0% ± 0.0 | 5 |" in found
+    with pytest.raises(LookupError, match=r"docs/claims.toml: {p3-1d \| accuracy \| Nobody"):
+        findings.filled("{p3-1d | accuracy | Nobody | round 5}", findings.read(text))
+
+
+def test_the_inventory_names_runs_that_exist_and_reasons() -> None:
+    docs = FOLDER.parent / "docs"
+    every = tomllib.loads((docs / "claims.toml").read_text(encoding="utf-8"))["inventory"]
+    rows = [row for row in every if "command" not in row]
+    recorded = script("docs", "make_findings").read(
+        (docs / "results" / "reproduction.md").read_text(encoding="utf-8")
+    )
+    for row in rows:
+        name, _, preset = row["run"].partition(":")
+        assert (name, preset or None) in SIZES, row["run"]
+        run = recorded.get(row["run"].replace(":", "-"))
+        complete = cw.load(FILES[name], preset=preset or None)
+        wanted = f"{counted(len(complete.seeds), 'seed')}, {counted(complete.rounds, 'round')}"
+        assert row.get("why") or (run and run.size == wanted), row["what"]
+    assert {row["run"].partition(":")[0] for row in rows} == PAPERS
+
+
+def test_the_verdict_on_operators_follows_the_protocol(tmp_path: Path) -> None:
+    judge = script("experiments", "judge_operators")
+
+    def compared(means: dict[tuple[str, str], float], p: float = 0.01) -> dict[Any, Difference]:
+        pairs = [(order, other) for order in judge.ORDERS for other in judge.OTHERS]
+        return {pair: Difference(means.get(pair, 0.1), 0.05, 5, p_value=p) for pair in pairs}
+
+    first, second = judge.ORDERS
+    one_lost = {(first, "OWA most"): -0.1}
+    assert (
+        judge.verdict([compared({}, p=0.2), compared(one_lost)]) == "holds"
+    )  # by the second order
+    both_lost = one_lost | {(second, "OWA most"): -0.1}
+    assert judge.verdict([compared({}, p=0.2), compared(both_lost)]) == "fails"
+    lost_once = one_lost | {(second, "weighted mean"): -0.1}
+    assert judge.verdict([compared(lost_once)]) == "not seen"
+    assert judge.verdict([compared({}, p=0.2)]) == "not seen"
+
+    changes = ["rounds=1", "partition.clients=10", "training.epochs=1"]
+    config = cw.load(FILES["p2-operators"], changes, preset="quick").to_dict()
+    config["methods"] = cw.load(FILES["p2-operators"]).to_dict()["methods"]
+    config |= {"data": "digits", "model": "linear"}  # which train in no time
+    run = cw.run(config, tmp_path / "run")
+    series = {one.label: one for one in series_of([run])}
+    found = judge.accuracies(series)
+    assert len(found) == 10
+    ends = [
+        run.curve("metric", first, seed)[-1][1] - run.curve("metric", "OWA most", seed)[-1][1]
+        for seed in (1, 2)
+    ]
+    assert found[first, "OWA most"].mean == pytest.approx(statistics.fmean(ends))
+    assert found[first, "OWA most"].tests == 10
+
+
+def test_the_plan_says_what_a_run_would_take(tmp_path: Path) -> None:
+    plan = script("experiments", "plan")
+    size = plan.Size(lanes=2, rounds=10, clients=5, samples=60, epochs=3, evaluated=300)
+    assert size.seconds(0.01) == pytest.approx(2 * 10 * (5 * 60 * 3 + 300 / 3) * 0.01)
+    said, seconds = plan.plan("p1-mnist-shards:quick", tmp_path, None)
+    assert re.fullmatch(r"about .*(, quick)? \(8 lanes × 30 rounds × 5 clients\)", said)
+    assert (", quick" in said) == (seconds <= plan.QUICK)
+    said, seconds = plan.plan("p2-digits-by-writer:femnist", tmp_path, tmp_path)
+    assert (said.startswith("cannot start: "), seconds) == (True, 0.0)
+    assert "you need your own copy" in said
+    assert not [*tmp_path.iterdir()], "nothing is run"
+    for name in plan.papers():
+        file, _, preset = name.partition(":")
+        assert (file, preset or None) in SIZES
 
 
 def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_path: Path) -> None:

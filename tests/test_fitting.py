@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from torch.utils.data import (
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, ConfigError, RunError
+from clientwise.report.views import overview
 
 QUICK: dict[str, Any] = {"rounds": 2, "device": "cpu", "learning_rate": 0.3, "batch_size": 20}
 NAMES = ("north", "south", "west")
@@ -323,6 +325,21 @@ def test_a_temporary_folder_is_removed_at_exit(tmp_path: Path) -> None:
 
 X, Y = part(60)
 GOOD = (X, Y)
+LABELS = (X[:, :3] > 0).float()
+IMAGES = torch.randn(60, 1, 6, 6, generator=torch.Generator().manual_seed(1))
+MASKS = (IMAGES[:, 0] > 0).long() + (IMAGES[:, 0] > 1)
+
+
+class Last(nn.Conv2d):
+    """Returns [N, H, W, C]."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 3, 1)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return super().forward(values).permute(0, 2, 3, 1)
+
+
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "one-hot": (
         {"clients": [(X, nn.functional.one_hot(Y))] * 2},
@@ -331,6 +348,87 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "one-hot floats": (
         {"clients": [(X, nn.functional.one_hot(Y).float())] * 2},
         r"look one-hot: pass targets.argmax\(1\)",
+    ),
+    "one-hot that may be labels": (
+        {"clients": [(X, nn.functional.one_hot(Y).float())] * 2},
+        "where a sample may have several labels, pass problem='multilabel'",
+    ),
+    "labels that are missing": (
+        {"clients": [(X, LABELS.long() - 1)] * 2},
+        r"shape \(120, 3\) and are integers from -1 to 0.*labels \[N, L\] of 0 and 1",
+    ),
+    "labels that are no 0 or 1": (
+        {"clients": [(X, LABELS * 0.5)] * 2, "problem": "multilabel"},
+        "multi-label targets must be 0 or 1, found values from 0 to 0.5",
+    ),
+    "one label": (
+        {"clients": [(X, LABELS[:, :1])] * 2, "problem": "multilabel"},
+        r"targets have shape \(120, 1\): multi-label targets are \[N, L\].*classes \[N\]",
+    ),
+    "too few outputs for labels": (
+        {"model": nn.Linear(5, 2), "clients": [(X, LABELS)] * 2},
+        r"returns 2 numbers for a sample; 3 are needed: targets of shape \(120, 3\) are labels",
+    ),
+    "an unknown problem": (
+        {"problem": "ranking"},
+        "problem = 'ranking': must be one of classification, regression, survival, multilabel, seg",
+    ),
+    "two problems": (
+        {"problem": "regression", "survival": True},
+        "survival = True, and problem = 'regression': give one of them",
+    ),
+    "classes that are floats": (
+        {"clients": [(X, X[:, 0])] * 2, "problem": "classification"},
+        "targets are floats: for classes, pass integers",
+    ),
+    "masks outside the classes": (
+        {"clients": [(IMAGES, MASKS + 2)] * 2, "num_classes": 3},
+        "masks must have classes 0 to 2, found 2 to 4",
+    ),
+    "masks below zero": (
+        {"clients": [(IMAGES, MASKS - 1)] * 2},
+        "masks must have classes 0 to 254, found -1 to 1",
+    ),
+    "masks in black and white": (
+        {"clients": [(IMAGES, 255 * (MASKS > 0).byte())] * 2},
+        r"found 0 to 255; of black and white masks, pass \(masks > 0\)",
+    ),
+    "masks with pixels to ignore": (
+        {"clients": [(IMAGES, torch.where(MASKS == 2, 255, MASKS))] * 2},
+        "found 0 to 255; 255 often marks pixels to ignore: give them a class",
+    ),
+    "masks that are floats": (
+        {"clients": [(IMAGES, MASKS.float())] * 2, "problem": "segmentation"},
+        r"masks are floats: pass integers from 0, as masks.long\(\)",
+    ),
+    "masks of a channel per class": (
+        {"clients": [(IMAGES, torch.stack([MASKS] * 3, 1))] * 2},
+        r"targets have shape \(120, 3, 6, 6\) and are integers from 0 to 2.*masks \[N, H, W\]",
+    ),
+    "masks of another size": (
+        {"model": nn.Conv2d(1, 3, 3), "clients": [(IMAGES, MASKS)] * 2},
+        r"model: returns 48 numbers for a sample; 108 are needed: masks of shape \(120, 6, 6\) with 3 "
+        r"classes take outputs \[N, 3, 6, 6\]",
+    ),
+    "channels last of masks": (
+        {"model": Last(), "clients": [(IMAGES, MASKS)] * 2},
+        r"returns numbers of shape \(6, 6, 3\) for a sample; another shape is needed: .*\[N, 3, 6, 6\]",
+    ),
+    "events of arrays": (
+        {"event": "died"},
+        "event = 'died' names a column of frames; of arrays, pass times as targets, negative",
+    ),
+    "labels of frames": (
+        {"clients": [frame(40)] * 2, "target": "y", "problem": "multilabel"},
+        r"problem = 'multilabel': of frames must be one of classification, .*pass \(inputs, targets\)",
+    ),
+    "a frame without its event": (
+        {"clients": [frame(40)] * 2, "target": "a", "event": "died"},
+        "died",
+    ),
+    "a frame in a dictionary": (
+        {"clients": [{"table": frame(40)}, {"table": frame(40)}], "target": "y"},
+        "target = 'y' names a column of frames, and client 0 is no frame",
     ),
     "a column of classes": (
         {"clients": [(X, Y[:, None])] * 2},
@@ -592,7 +690,7 @@ def test_what_is_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
     said = [one.getMessage() for one in caplog.records]
     assert "warning: north: the collate_fn of its DataLoader is not used" in said[0]
     assert "warning: north: the sampler of its DataLoader (WeightedRandomSampler)" in said[1]
-    assert "warning: south: its samples differ each time they are read" in said[2]
+    assert "warning: south: samples differ each time they are read" in said[2]
     assert not [text for text in said if "west" in text]
 
 
@@ -647,6 +745,102 @@ def test_results_that_are_not_there(run: cw.Run) -> None:
         run.model("FedAvgg")
     listed = cw.fit(net(), list(sites().values()), **QUICK)
     assert listed.why("client 1") == listed.why(1)
+
+
+def test_a_seed_that_is_not_there(run: cw.Run, tmp_path: Path) -> None:
+    for asked in (
+        lambda: run.model("Recommended", 7),
+        lambda: run.predictor("Recommended", 7),
+        lambda: run.export("Recommended", 7, tmp_path),
+    ):
+        with pytest.raises(RunError, match=r"no seed 7 of Recommended; known: 1$"):
+            asked()
+
+
+def test_what_has_learned_nothing_is_said(tmp_path: Path) -> None:
+    slow = {**QUICK, "rounds": 3, "learning_rate": 1e-9, "methods": ["FedAvg", "FedProx"]}
+    network = net()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.bias[0] = 1.0  # always class 0
+    run = cw.fit(network, sites(), test=part(80), out=tmp_path / "slow", **slow)
+    lead = " ".join(overview([run]).lead)
+    assert re.search(
+        r"At chance: FedAvg \(\S+%\), FedProx \(\S+%\)\. Predicting the same for all samples gives "
+        r"[\d.]+%\. Try another training\.learning_rate",
+        lead,
+    )
+    assert re.search(r"accuracy is the same in all rounds: FedAvg \(\S+%\), FedProx", lead)
+    assert "FedProx: same predictions as FedAvg (equal accuracy in every round, and right" in lead
+    assert "At chance: FedAvg" in repr(run)
+    trained = cw.fit(net(), sites(), test=part(80), **{**slow, "learning_rate": 0.3})
+    lead = " ".join(overview([trained]).lead)
+    assert "At chance" not in lead
+    assert "in all rounds" not in lead
+
+
+def test_few_held_out_samples_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    run = cw.fit(net(), sites(), held_out=part(12), test=part(80), **QUICK)
+    said = "Recommended: the server weighs by 12 held-out samples, fewer than 20"
+    assert sum(warning.startswith(said) for warning in run.warnings) == 1
+    assert said in caplog.text
+    unused = cw.fit(net(), sites(), held_out=part(12), test=part(80), method="FedAvg", **QUICK)
+    assert not any("held-out samples" in warning for warning in unused.warnings)
+
+
+def test_columns_of_frames_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
+    sheets = {}
+    for place, name in enumerate(NAMES):
+        numbers = range(1000 * place, 1000 * place + 70)  # another one in every row
+        sheets[name] = frame(70).assign(code=numbers)
+    assert "column 'code'" in _said_of(sheets, caplog)
+    assert "column 'code'" not in _said_of(sheets, caplog, ignore="code")
+    assert "column 'code'" not in _said_of(sheets, caplog, ignore=["code"])
+    with pytest.raises(ClientwiseError, match="north: no column 'cod' to ignore; did you mean"):
+        cw.fit("linear", sheets, target="y", ignore=["cod"], **QUICK)
+    with pytest.raises(ClientwiseError, match="ignore: names columns of frames"):
+        cw.fit(net(), sites(), ignore=["a"], **QUICK)
+
+
+def _said_of(sheets: dict[str, pandas.DataFrame], caplog: Any, **options: Any) -> str:
+    caplog.clear()
+    cw.fit("linear", sheets, target="y", **QUICK, **options)
+    return str(caplog.text)
+
+
+def test_another_network_of_the_same_shapes_is_noticed(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layer(inputs)
+
+    first = tmp_path / "run"
+    cw.fit(Net, sites(), out=first, method="FedAvg", **QUICK)
+    again = {**QUICK, "methods": ["FedAvg", "FedProx"], "resume": True}
+    code = "other code or layers of the network"
+
+    class Net(nn.Module):  # type: ignore[no-redef]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return -self.layer(inputs)
+
+    with pytest.raises(RunError, match=code):
+        cw.fit(Net, sites(), out=first, **again)
+    grown = cw.fit(Net, sites(), out=first, accept_changes=True, **again)
+    assert any(code in change.what[0] for change in grown.changes)
+
+    layers = tmp_path / "layers"
+    cw.fit(nn.Sequential(nn.Linear(5, 3), nn.ReLU()), sites(), out=layers, **QUICK)
+    with pytest.raises(RunError, match=code):
+        cw.fit(nn.Sequential(nn.Linear(5, 3), nn.Tanh()), sites(), out=layers, **again)
+    cw.fit(nn.Sequential(nn.Linear(5, 3), nn.ReLU()), sites(), out=layers, **again)
 
 
 def test_mistakes_with_a_config() -> None:
@@ -809,7 +1003,7 @@ def test_other_code_of_a_function_is_noticed(tmp_path: Path) -> None:
     config = {"method": {"name": "mine", "criteria": [quality]}, **QUICK, "rounds": 3}
     with pytest.raises(RunError, match="other code in the function of the criterion quality"):
         cw.fit(net, sites(), out=tmp_path / "run", resume=True, **config)
-    with pytest.raises(ConfigError, match="other processes cannot use your functions"):
+    with pytest.raises(ConfigError, match="other processes cannot use your criterion quality"):
         cw.fit("linear", sites(), workers="ray", **config)
 
 

@@ -218,6 +218,21 @@ def test_other_orders_extra_columns_and_other_types_of_cells(
     assert "Column 'c' is empty in 3 rows, and was in no row that the model learned" in caplog.text
 
 
+def test_rows_far_from_the_training_data_are_said(
+    model: Path, rows: pandas.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    predictor = cw.load(model)
+    predictor.predict(rows)
+    assert not caplog.records
+    scale = {column.name: column for column in predictor.table.columns}
+    far = rows.assign(b=scale["b"].mean + 50 * scale["b"].deviation)
+    far.loc[far.index[:1], "c"] = scale["c"].mean - 50 * scale["c"].deviation
+    predictor.predict(far)
+    (record,) = caplog.records
+    assert "More than 10 standard deviations from the mean" in record.getMessage()
+    assert f"b ({len(rows)} rows), c (1 row). Predictions" in record.getMessage()
+
+
 def test_polars_frames_give_polars_frames(model: Path, rows: pandas.DataFrame) -> None:
     polars = pytest.importorskip("polars", reason="polars is not installed")
     frame = polars.DataFrame({name: rows[name].tolist() for name in rows})

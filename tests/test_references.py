@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,9 @@ from clientwise.experiment.reference import KINDS
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "clientwise"
 TEMPLATE = SOURCE / "hosts" / "deployment" / "template"
+EQUATIONS = ROOT / "docs" / "results" / "equations.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES.append(EQUATIONS)
 MODULES = [path for path in sorted(SOURCE.rglob("*.py")) if TEMPLATE not in path.parents]
 
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -66,6 +70,11 @@ def exists(path: str) -> bool:
 
 def resolves(name: str) -> bool:
     """Whether `clientwise.x.y` or `cw.x.y` is a module or an attribute of one."""
+    return found_at(name) is not None
+
+
+def found_at(name: str) -> Any:
+    """The module or attribute that `clientwise.x.y` or `cw.x.y` names; None if there is none."""
     head, *rest = name.split(".")
     found = cw
     for depth, part in enumerate(rest, start=1):
@@ -73,12 +82,12 @@ def resolves(name: str) -> bool:
             found = getattr(found, part)
             continue
         if head == "cw":
-            return False
+            return None
         try:
             found = importlib.import_module(".".join(["clientwise", *rest[:depth]]))
         except ModuleNotFoundError:
-            return False
-    return True
+            return None
+    return found
 
 
 @functools.cache
@@ -127,6 +136,27 @@ def test_what_a_page_names_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     own = "\n".join(FENCED.findall(text))
     assert [name for span in spans(text) for name in broken(span, own)] == []
+
+
+# The numbered equations and algorithms that the papers have.
+NUMBERED = {"P1": 10, "P2": 4, "P3": 2}
+WANTED = {
+    (paper, f"({number})") for paper, last in NUMBERED.items() for number in range(1, last + 1)
+}
+WANTED |= {("P2", "Algorithm 1"), ("P3", "Algorithm 1")}
+ROW = re.compile(r"^\| (P\d) \| (\(\d+\)|Algorithm 1) \| (.*) \| (.*) \|$", re.MULTILINE)
+
+
+def test_every_equation_of_the_papers_is_found_by_its_number() -> None:
+    rows = ROW.findall(EQUATIONS.read_text(encoding="utf-8"))
+    assert {(paper, number) for paper, number, *_ in rows} == WANTED
+    assert len(rows) == len(WANTED)
+    for paper, number, said, code in rows:
+        name = CODE.findall(code)[0]
+        own = f"{paper} {number}" if number.startswith("A") else f"{paper} Eq. {number.strip('()')}"
+        cited = [own, *re.findall(r"P\d Eq\. \d+", said)]
+        source = inspect.getsource(found_at(name))
+        assert any(re.search(rf"{one}(?!\d)", source) for one in cited), f"{name}: {own}"
 
 
 def test_what_docstrings_of_modules_name_exists() -> None:

@@ -6,7 +6,7 @@ import atexit
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,18 @@ ALIASES = {"lr": "learning_rate"}  # words too short to be found by their likene
 
 
 def fit(
-    model: OwnNetwork | str,
+    model: OwnNetwork | str | Mapping[str, Any],
     clients: Mapping[Any, Any] | list[Any],
     *,
     rounds: int = 20,
     held_out: Any = None,
     test: Any = None,
     target: str | None = None,
+    ignore: str | Sequence[str] = (),
     num_classes: int | None = None,
     survival: bool = False,
+    event: str | None = None,
+    problem: str | None = None,
     out: str | Path | None = None,
     progress: bool | None = None,
     **options: Any,
@@ -63,19 +66,25 @@ def fit(
     Args:
         model: an `nn.Module`; a function or class that makes one; or the name of a network, as in TOML.
         clients: by name, or in a list. A client has a `Dataset`, a `DataLoader` (its dataset is read), arrays or
-            tensors (inputs, targets), or a pandas frame. Integer targets are classes, floats numbers to predict.
+            tensors (inputs, targets), or a pandas frame. Integer targets [N] are classes, [N, H, W] masks (the
+            network returns [N, C, H, W]). Floats are numbers to predict. Targets [N, L] of 0 and 1 are labels.
         rounds: of federated learning.
         held_out: the server's own samples, by which it weighs the clients. By default
             `server_set.fraction` (a fifth) of all samples is set apart: one half to weigh by, one half to report on.
         test: the samples to report on; or, by name, a test set for every client.
         target: of frames, the column to predict.
+        ignore: of frames, columns that are left out.
         num_classes: of integer targets; by default the largest label plus one.
         survival: whether targets are times until an event, negative if it had not happened by then.
+        event: of frames, the column that is 1 where the event happened at the time `target`, else 0 (survival).
+        problem: what the targets are, where they do not show it: "classification", "regression", "survival",
+            "multilabel" or "segmentation".
         out: the run folder; by default a temporary one, which is removed at exit.
         progress: whether to show the progress, and what was set apart; by default in a terminal or notebook.
         options: any other key of the config (docs/config.md), and any argument of `cw.run`: `method` or `methods`,
             `seeds`, `hostile`, `device`, `evaluation={"metric": "auc"}` ...; and the keys of [training]:
             `epochs`, `batch_size`, `learning_rate` ... Several methods and seeds give a paired comparison.
+            `attributes` may have dictionaries by client, such as `{"weight": {"north": 2.0, "south": 1.0}}`.
 
     Returns:
         The results.
@@ -101,6 +110,8 @@ def fit(
     if isinstance(clients, nn.Module):
         raise ClientwiseError("the network comes first: cw.fit(network, clients)")
     config = {"rounds": rounds, **options}
+    if isinstance(config.get("attributes"), Mapping):
+        config["attributes"] = _in_order(config["attributes"], clients)
     passed = {key: config.pop(key) for key in _ARGUMENTS if key in config}
     if isinstance(model, str | Mapping):
         config["model"] = model
@@ -110,10 +121,13 @@ def fit(
         held_out=held_out,
         test=test,
         target=target,
+        ignore=ignore,
         num_classes=num_classes,
         survival=survival,
+        event=event,
+        problem=problem,
     )
-    lines = [_described(own)]
+    lines = [_described(own), _scored(own, experiment)]
     data, said = _data(own, experiment)
     lines.append(said)
     if not {"method", "methods"} & options.keys():
@@ -203,8 +217,41 @@ def run(
     return FinishedRun(folder, module=model)
 
 
-_OF_FIT = ("clients", "held_out", "test", "target", "num_classes", "survival")  # not of `run`
+# Of `fit`, not of `run`
+_OF_FIT = (
+    "clients",
+    "held_out",
+    "test",
+    "target",
+    "ignore",
+    "num_classes",
+    "survival",
+    "event",
+    "problem",
+)
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines", "signing_key")  # of `run`
+
+
+def _in_order(attributes: Mapping[str, Any], clients: object) -> dict[str, Any]:
+    """Facts about clients as lists in the clients' order, where they are given by client."""
+    names = [str(name) for name in clients] if isinstance(clients, Mapping) else []
+    found: dict[str, Any] = {}
+    for fact, values in attributes.items():
+        if not isinstance(values, Mapping):
+            found[fact] = values
+            continue
+        if not names:
+            raise ClientwiseError(f"attributes.{fact}: clients have no names: give a list")
+        given = {str(name): value for name, value in values.items()}
+        for name in given.keys() - set(names):
+            raise ClientwiseError(
+                f"attributes.{fact}: no client is called {name!r}{suggest(name, names)}"
+            )
+        missing = [name for name in names if name not in given]
+        if missing:
+            raise ClientwiseError(f"attributes.{fact}: has no value for {', '.join(missing)}")
+        found[fact] = [given[name] for name in names]
+    return found
 
 
 def _refuse_other_out(out: object) -> None:
@@ -298,9 +345,16 @@ def _described(own: OwnData) -> str:
     assert samples.ids is not None
     clients = int(samples.ids[own.num_samples - 1]) + 1
     size = f"{counted(clients, 'client')}, {counted(own.num_samples, 'sample')}"
-    classes = samples.problem.num_classes
-    what = f" of {classes} classes" if classes else ""
-    return f"Data: {size}; {samples.problem.kind}{what}."
+    return f"Data: {size}; {samples.problem.described}."
+
+
+def _scored(own: OwnData, experiment: Experiment) -> str:
+    """The metric, and where more of it is better."""
+    metric = experiment.evaluation.metric
+    problem = own.samples.problem.by(metric)
+    better = "higher" if problem.higher_is_better else "lower"
+    by = "" if metric else " (the default)"
+    return f"Metric: {problem.metric}{by}; {better} is better."
 
 
 def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples, str]:

@@ -21,6 +21,12 @@ from .models.own import OwnModel
 from .report.output.progress import show_progress, somebody_watches
 
 log = logging.getLogger("clientwise")
+HOW = {  # to register a function in a plugin, by the kind of part
+    "loss": "cw.LOSSES.register",
+    "optimizer": "cw.OPTIMIZERS.register",
+    "schedule": "cw.SCHEDULES.register",
+    "transform": "cw.TRANSFORMS.register",
+}
 
 
 def run(
@@ -40,8 +46,10 @@ def run(
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
         _refuse_other_processes(experiment, "your model", "cw.MODELS.register")
-    if experiment.functions:
-        _refuse_other_processes(experiment, "your functions", "cw.criterion")
+    for function in experiment.functions:
+        kind, name = function.split(" ", 1)
+        how = HOW.get(kind, "cw.criterion")
+        _refuse_other_processes(experiment, f"your {kind} {name}", how)
     if data is not None and experiment.data is not None:
         log.warning(
             "warning: data = %s of the config is not used, since data=... was passed; remove one of them",

@@ -32,6 +32,7 @@ from .record.reading.rows import ModelFacts
 
 log = logging.getLogger("clientwise")
 BATCH = 4096  # rows
+BATCH_OF_IMAGES = 16  # of which every pixel is predicted
 COPIES = 4  # of a model: its file, the network, and what reading takes
 
 
@@ -101,7 +102,7 @@ def _columns(rows: Any, source: str) -> dict[str, list[Any]]:
 
 
 def predict_samples(network: nn.Module, given: Any, about: ModelFacts) -> NDArray[Any]:
-    """Predictions for samples that are no table: classes [N], numbers or risks.
+    """Predictions for samples that are no table: classes [N], numbers, risks, labels [N, L] or masks [N, H, W].
 
     Args:
         network: trained, in eval mode.
@@ -114,14 +115,13 @@ def predict_samples(network: nn.Module, given: Any, about: ModelFacts) -> NDArra
     samples = Samples(inputs, targets, problem, scale=about.scale, parts=parts)
     samples = with_input_type(samples, network)
     with torch.no_grad():
-        batches = torch.split(torch.arange(len(inputs)), BATCH)
-        outputs = [outputs_of(network, samples.network_inputs(batch)) for batch in batches]
-        predictions = problem.predictions(torch.cat(outputs))
-    if problem.num_classes:
-        predictions = predictions.argmax(1)
-    elif predictions.shape[1:] == (1,):
-        predictions = predictions.squeeze(1)
-    found: NDArray[Any] = predictions.numpy()
+        at_once = BATCH_OF_IMAGES if problem.is_dense else BATCH
+        batches = torch.split(torch.arange(len(inputs)), at_once)
+        decided = []
+        for batch in batches:
+            outputs = outputs_of(network, samples.network_inputs(batch))
+            decided.append(problem.decided(problem.predictions(outputs)))
+    found: NDArray[Any] = torch.cat(decided).numpy()
     return found
 
 

@@ -30,6 +30,8 @@ Need = Literal[
     "classes",  # the problem is a classification
     "numbers",  # the problem is a regression
     "times",  # the problem is one of survival
+    "labels",  # the problem is multi-label: several labels a sample, each there or not
+    "masks",  # the problem is segmentation: a class for every pixel
     "server_set",  # models are judged: by the server on its own samples, or by clients
     "server_samples",  # the server trains on its own samples
     "models",  # the round's models are kept until its end
@@ -111,10 +113,9 @@ class Option:
         return self._registry_of(Lists)
 
     def _registry_of(self, kind: type[Names] | type[Lists]) -> Registry[Any] | None:
-        for mark in getattr(self.type, "__metadata__", ()):
-            if isinstance(mark, kind):
-                return mark.registry
-        return None
+        marks = getattr(self.type, "__metadata__", ())
+        found = [mark.registry for mark in marks if isinstance(mark, kind)]
+        return found[0] if found else None
 
 
 class Registry(Generic[T]):
@@ -260,6 +261,9 @@ class Part:
     name: str
     options: Mapping[str, Any]
     label: str = ""  # `as` in TOML: tells two criteria of one name apart
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.label))  # options may be lists
 
     @property
     def called(self) -> str:

@@ -133,22 +133,27 @@ class Run(RunFolder):
         """The trained network, in eval mode; of several seeds, the first one's."""
         return self.model(self._only_method("module"))
 
-    def predict(self, inputs: Any) -> Any:
-        """Predictions of the trained network for new samples.
+    def predict(self, inputs: Any, method: str | None = None, seed: int | None = None) -> Any:
+        """Predictions of a trained network for new samples.
 
         Args:
             inputs: as clients have them: an array or tensor [N, ...], a dictionary of several inputs by name, or
                 a PyTorch dataset; of a table, a frame or a CSV file.
+            method: whose network; may be left out where there is one.
+            seed: the seed; by default the first one.
 
         Returns:
             A NumPy array: the classes [N], or the numbers or risks. Of a table, a frame; see `Predictor.predict`.
         """
-        method = self._only_method("predict")
-        seed = self.first_seed(method)
+        if method is None:
+            method = self._only_method("predict")
+        if seed is None:
+            seed = self.first_seed(method)
+        network = self.model(method, seed)
         about = self.model_facts(seed)
         if about.table is not None:
-            return self.predictor(method).predict(inputs)
-        return predict_samples(self.model(method), inputs, about)
+            return self.predictor(method, seed).predict(inputs)
+        return predict_samples(network, inputs, about)
 
     def report(self, out: str | Path | None = None) -> Path:
         """Write the report: one HTML page, and beside it figures (PNG, SVG) and tables (CSV, Markdown, LaTeX).
@@ -169,7 +174,7 @@ class Run(RunFolder):
             names = ", ".join(self.methods)
             raise RunError(
                 f"{self.id}: run.{what} needs one method, and there are {len(self.methods)} ({names}): "
-                "run.model(METHOD) is the network of one"
+                "run.model(METHOD) is the network of one, and run.predict takes method="
             )
         return self.methods[0]
 
@@ -274,6 +279,7 @@ class Run(RunFolder):
         """
         if seed is None:
             seed = self.first_seed(method)
+        self.lane(method, seed)  # RunError where there is none
         about = self.model_facts(seed)
         network = self.model(method, seed, module, after=after)
         try:

@@ -9,7 +9,10 @@ from hypothesis import strategies as st
 
 from clientwise.core.objective.adapt_loss import LOSS_ADAPTERS
 from clientwise.core.objective.loss import (
+    LOSSES,
     CrossEntropy,
+    FocalLoss,
+    HuberLoss,
     RobustLoss,
     class_scores,
     robust_loss,
@@ -126,7 +129,9 @@ def test_the_gradient_is_autograds(samples: int, classes: int, weighted: bool, s
     weights = tuple(float(value) for value in range(1, max(2, classes) + 1)) if weighted else None
     for loss, truth in (
         (CrossEntropy(class_weights=weights), targets),
+        (FocalLoss(0.5, weights), targets),
         (RobustLoss(shape=1.0), torch.randn(samples, classes, generator=random)),
+        (HuberLoss(0.5), torch.randn(samples, classes, generator=random)),
     ):
         expected = loss.per_sample(outputs, truth)
         (slopes,) = torch.autograd.grad(expected, outputs, shares)
@@ -135,3 +140,47 @@ def test_the_gradient_is_autograds(samples: int, classes: int, weighted: bool, s
         assert torch.allclose(gradient, slopes, rtol=1e-4, atol=1e-6)
         assert not losses.requires_grad
         assert not gradient.requires_grad
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_focal_loss_is_cross_entropy_times_the_probability_of_missing(gamma: float) -> None:
+    probability = LOGITS.softmax(1).gather(1, TARGETS[:, None])[:, 0]
+    weight = torch.tensor([5.0, 0.5])[TARGETS]
+    expected = -weight * (1 - probability) ** gamma * probability.log()
+    found = FocalLoss(gamma, (5.0, 0.5)).per_sample(LOGITS, TARGETS)
+    assert torch.allclose(found, expected, rtol=1e-5)
+
+
+def test_focal_loss_has_a_finite_gradient_where_the_model_is_sure() -> None:
+    outputs = torch.tensor([[200.0, 0.0], [-200.0, 0.0]])
+    losses, gradient = FocalLoss(0.5).with_gradient(outputs, torch.tensor([0, 0]), torch.ones(2))
+    assert losses.tolist() == [0.0, 200.0]
+    assert gradient[0].tolist() == [0.0, 0.0]
+    assert gradient[1].tolist() == pytest.approx([-1.0, 1.0])
+
+
+def test_losses_of_numbers() -> None:
+    outputs, targets = torch.tensor([[3.0, 0.5], [0.0, 0.0]]), torch.zeros(2, 2)
+    for name, options, expected in (
+        ("mse", {}, (9 + 0.25) / 2),
+        ("mae", {}, 3.5 / 2),
+        ("huber", {"delta": 2.0}, (2 * (3 - 1) + 0.125) / 2),
+        ("robust", {"shape": 2.0}, (9 + 0.25) / 2),
+    ):
+        loss = LOSSES.get(name)(None, **options)
+        assert loss.per_sample(outputs, targets).tolist() == pytest.approx([expected, 0.0]), name
+        assert loss.kind == name
+
+
+def test_balanced_class_weights_are_inverse_frequencies() -> None:
+    loss = LOSSES.get("cross_entropy")(torch.tensor([60, 30, 10, 0]), class_weights="balanced")
+    assert loss.class_weights == pytest.approx((100 / 240, 100 / 120, 100 / 40, 1.0))
+    with pytest.raises(ValueError, match="label counts"):
+        LOSSES.get("focal")(None, class_weights="balanced")
+
+
+def test_class_weights_of_p3_replace_those_of_the_loss() -> None:
+    counts = confusion(torch.tensor([0, 0, 1, 1]), torch.tensor([0, 0, 1, 0]), 2)
+    adapted = LOSS_ADAPTERS.get("class_weights")(FocalLoss(1.5, (9.0, 9.0)), evaluation_of(counts))
+    usual = LOSS_ADAPTERS.get("class_weights")(CrossEntropy(), evaluation_of(counts))
+    assert adapted.loss == FocalLoss(1.5, usual.loss.class_weights)

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
+from clientwise.core.objective.guessing import constant_metric
 from clientwise.core.objective.metrics import (
     METRICS,
     confusion,
@@ -16,6 +17,7 @@ from clientwise.core.objective.metrics import (
     per_class_f1,
     performance,
 )
+from clientwise.core.objective.problem import Classification, Regression, Survival
 
 labels = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
 
@@ -73,6 +75,28 @@ def test_regression_metrics_agree_with_scikit_learn(pairs: list[tuple[float, flo
     assert float(METRICS.get("mape")(sums)) == pytest.approx(
         reference.mean_absolute_percentage_error(truth, predicted)
     )
+    assert float(METRICS.get("rmse")(sums)) == pytest.approx(
+        reference.root_mean_squared_error(truth, predicted)
+    )
+    if numpy.ptp(truth) > 1e-3:
+        assert float(METRICS.get("r2")(sums)) == pytest.approx(
+            reference.r2_score(truth, predicted), rel=1e-6, abs=1e-6
+        )
+
+
+def test_r2_of_negative_and_of_equal_targets() -> None:
+    truth = torch.tensor([-3.0, 1.0, -2.0, 5.0])
+    predicted = torch.tensor([-2.0, 1.5, -2.0, 3.0])
+    sums = error_sums(truth, predicted)
+    assert bool((sums >= 0).all())
+    wanted = reference.r2_score(truth.numpy(), predicted.numpy())
+    assert float(METRICS.get("r2")(sums)) == pytest.approx(wanted)
+    halves = error_sums(truth[:2], predicted[:2]) + error_sums(truth[2:], predicted[2:])
+    assert float(METRICS.get("r2")(halves)) == pytest.approx(wanted)
+    equal = error_sums(torch.full((7,), 0.1), torch.arange(7.0))
+    assert float(METRICS.get("r2")(equal)) == 0
+    worse = error_sums(truth, -truth)
+    assert float(METRICS.get("r2")(worse)) < 0 == float(performance("r2", worse))
 
 
 def test_a_wrong_answer_to_a_target_of_zero_is_not_a_right_one() -> None:
@@ -103,3 +127,18 @@ def test_performance_turns_errors_into_qualities() -> None:
     assert performance("mae", better) > performance("mae", worse)
     assert float(performance("mape", worse)) == pytest.approx(1, rel=1e-5)
     assert torch.isfinite(performance("mse", error_sums(torch.ones(4), torch.ones(4))))
+
+
+def test_the_metric_of_a_constant_prediction() -> None:
+    classes = torch.tensor([2] * 6 + [0] * 3 + [1])
+    assert constant_metric(Classification(3), classes) == pytest.approx(0.6)
+    balanced = Classification(3, scored_by="balanced_accuracy")
+    assert constant_metric(balanced, classes) == pytest.approx(1 / 3)
+    assert constant_metric(Classification(3, scored_by="auc"), classes) == pytest.approx(0.5)
+    numbers = torch.tensor([1.0, 2.0, 9.0])
+    dummy = [abs(numbers - 2).mean(), ((numbers - 4) ** 2).mean()]
+    assert constant_metric(Regression(scored_by="mae"), numbers) == pytest.approx(float(dummy[0]))
+    assert constant_metric(Regression(scored_by="mse"), numbers) == pytest.approx(float(dummy[1]))
+    assert constant_metric(Survival(), torch.tensor([1.0, 2.0, -3.0])) == pytest.approx(0.5)
+    assert constant_metric(Regression(), torch.zeros(3, 2)) is None
+    assert constant_metric(Classification(2), torch.zeros(0, dtype=torch.int64)) is None

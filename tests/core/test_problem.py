@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,15 @@ import torch
 
 import clientwise
 from clientwise.core.objective.loss import (
+    AbsoluteError,
     CoxLoss,
     CrossEntropy,
+    FocalLoss,
+    HuberLoss,
+    Loss,
     LossRecord,
     RobustLoss,
+    SquaredError,
 )
 from clientwise.core.objective.problem import (
     Classification,
@@ -78,13 +84,38 @@ def test_mirrored_targets_stay_in_their_range() -> None:
 
 @pytest.mark.parametrize(
     "loss",
-    [CrossEntropy(), CrossEntropy((1.0, 2.0)), RobustLoss(), RobustLoss(0.5, 3.0), CoxLoss()],
+    [
+        CrossEntropy(),
+        CrossEntropy((1.0, 2.0)),
+        FocalLoss(0.5, (1.0, 2.0)),
+        RobustLoss(),
+        RobustLoss(0.5, 3.0),
+        SquaredError(),
+        AbsoluteError(),
+        HuberLoss(0.3),
+        CoxLoss(),
+    ],
     ids=repr,
 )
-def test_a_loss_survives_its_record(loss: CrossEntropy | RobustLoss | CoxLoss) -> None:
-    assert loss.record().loss() == loss
+def test_a_loss_survives_its_record(loss: Loss) -> None:
+    plain = json.loads(json.dumps(loss.record().plain()))
+    assert LossRecord.read(plain).loss() == loss
 
 
-def test_records_of_losses_keep_their_keys() -> None:
-    assert list(LossRecord.__dataclass_fields__) == ["kind", "class_weights", "shape", "scale"]
-    assert CrossEntropy((1.0, 2.0)).record() == LossRecord("cross_entropy", (1.0, 2.0), 2.0, 1.0)
+def test_records_of_losses_keep_the_keys_of_version_0_2() -> None:
+    plain = {"kind": "cross_entropy", "class_weights": (1.0, 2.0), "shape": 2.0, "scale": 1.0}
+    assert CrossEntropy((1.0, 2.0)).record().plain() == plain
+    assert RobustLoss(0.5, 3.0).record().plain() == {
+        "kind": "robust",
+        "class_weights": None,
+        "shape": 0.5,
+        "scale": 3.0,
+    }
+    assert CoxLoss().record().plain().keys() == plain.keys()
+
+
+def test_a_record_of_an_unknown_loss_or_option_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown loss 'hinge'"):
+        LossRecord("hinge").loss()
+    with pytest.raises(ValueError, match="does not take these options"):
+        LossRecord("mse", options={"gamma": 1.0}).loss()

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
+import pytest
 import torch
 
-from clientwise.core.sampling import cohort_size, sample_clients
+from clientwise.core.sampling import ByScore, cohort_size, sample_clients
 from clientwise.core.seeding import generator, seeded_default_generator
 
 
@@ -45,3 +47,67 @@ def test_the_default_generator_is_put_back() -> None:
     assert torch.equal(torch.rand(2), expected)
     with seeded_default_generator(1, "dropout", 1, 1):
         assert torch.equal(torch.rand(2), inside)
+
+
+SCORES = torch.tensor([8.0, 4.0, 2.0, 1.0, 0.0, torch.nan, 1.0, 0.5], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("floor", "size"), [(0.1, 3), (0.5, 2), (1.0, 5), (1e-3, 6)])
+def test_clients_are_drawn_as_often_as_their_scores_say(floor: float, size: int) -> None:
+    sampling = ByScore(floor=floor)
+    expected = sampling.probabilities(SCORES, size)
+    assert float(expected.sum()) == pytest.approx(size)
+    assert bool((expected >= floor * size / len(SCORES) * 0.99).all())
+    rounds = 1000
+    seen = Counter[int]()
+    for round_num in range(rounds):
+        cohort = sampling.draw(SCORES, len(SCORES), size, 1, round_num)
+        assert len(set(cohort)) == len(cohort) == size
+        assert sorted(cohort) == list(cohort)
+        seen.update(cohort)
+    for client, probability in enumerate(expected.tolist()):
+        deviation = (probability * (1 - probability) / rounds) ** 0.5
+        assert abs(seen[client] / rounds - probability) <= 4 * deviation + 1e-12
+
+
+def test_an_unseen_client_has_the_mean_score_and_nobody_seen_makes_all_alike() -> None:
+    sampling = ByScore(floor=0.2)
+    seen = torch.tensor([4.0, 2.0, torch.nan])
+    assert sampling.probabilities(seen, 1)[2] == pytest.approx(1 / 3)
+    for scores in ([torch.nan] * 4, [0.0] * 4, [torch.inf, 1.0, 2.0, 3.0], [-1.0, 0.0, 0.0, 0.0]):
+        assert sampling.probabilities(torch.tensor(scores), 2).tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize("floor", [5e-324, 1e-300, 1e-17])
+def test_the_smallest_floor_still_fills_the_cohort(floor: float) -> None:
+    for scores in ([1.0, 0.0, 0.0, 0.0], [1e300, 1e-300, 0.0, 0.0], [1.0, 1.0, 1e-320, 0.0]):
+        found = ByScore(floor=floor).probabilities(torch.tensor(scores, dtype=torch.float64), 3)
+        assert float(found.sum()) == pytest.approx(3)
+        for round_num in range(20):
+            chosen = ByScore(floor=floor).draw(torch.tensor(scores), 4, 3, 1, round_num)
+            assert len(set(chosen)) == 3
+
+
+def test_a_draw_by_score_depends_on_seed_and_round_alone() -> None:
+    sampling = ByScore()
+    first = sampling.draw(SCORES, 8, 3, 1, 5)
+    assert first == sampling.draw(SCORES.clone(), 8, 3, 1, 5)
+    others = {sampling.draw(SCORES, 8, 3, 1, number) for number in range(20)}
+    assert len(others) > 5
+
+
+def test_a_draw_by_score_is_among_those_who_can_be_asked() -> None:
+    among = frozenset({1, 4, 5, 7})
+    for round_num in range(50):
+        assert set(ByScore().draw(SCORES, 8, 3, 1, round_num, among)) <= among
+    assert ByScore().draw(SCORES, 8, 4, 1, 1, among) == (1, 4, 5, 7)
+    assert ByScore().draw(SCORES, 8, 9, 1, 1) == tuple(range(8))
+
+
+def test_any_two_clients_are_drawn_together_at_times() -> None:
+    pairs = Counter[tuple[int, int]]()
+    alike = torch.ones(6, dtype=torch.float64)
+    for round_num in range(600):
+        pairs.update(itertools.combinations(ByScore().draw(alike, 6, 3, 1, round_num), 2))
+    assert len(pairs) == 15
+    assert min(pairs.values()) > 60  # 120 expected

@@ -220,7 +220,7 @@ def test_regression_trains(make_engine: MakeEngine) -> None:
         trained(engine, 0, task(RobustLoss(shape=1.0), epochs=20, learning_rate=0.05))[None],
     )
     assert float(after.overall_loss()[0]) < 0.5 * float(before.overall_loss()[0])
-    assert after.counts.shape == (1, 4)
+    assert after.counts.shape == (1, 7)
     assert float(after.overall()[0]) == pytest.approx(
         float(after.counts[0, 3] / after.counts[0, 0])
     )

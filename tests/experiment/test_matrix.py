@@ -82,14 +82,14 @@ def test_federations_of_different_metrics_have_tables_of_their_own(
     config["matrix"] = {"data": {"one": {}, "sugar": diabetes}}
     config |= {"rounds": 1, "methods": ["FedAvg", "Uniform"]}
     folder = run_matrix(load_matrix(config), tmp_path / "mixed")
-    accuracy, mape = matrix_tables(arena(folder))
+    accuracy, rmse = matrix_tables(arena(folder))
     assert "on 1 federation" in str(accuracy.title)
-    assert [str(table.columns[1].header) for table in (accuracy, mape)] == [
+    assert [str(table.columns[1].header) for table in (accuracy, rmse)] == [
         "mean accuracy",
-        "mean mape",
+        "mean rmse",
     ]
     assert "over the cells of one, each" in str(accuracy.caption)
-    assert "over the cells of sugar, each" in str(mape.caption)
+    assert "over the cells of sugar, each" in str(rmse.caption)
 
 
 def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:

@@ -335,8 +335,8 @@ def test_a_round_that_is_interrupted_counts_for_clients_that_add_secret_noise(
     given = config(changed(LOCAL, privacy={"secret": True}), federation={"fraction": 1.0})
     finish = lanes.Round.run
 
-    def interrupted(state: ServerState, *others: Any) -> lanes.Round:
-        done = finish(state, *others)
+    def interrupted(state: ServerState, *others: Any, **named: Any) -> lanes.Round:
+        done = finish(state, *others, **named)
         if done.state.round_num == number:
             raise RuntimeError("the power is cut")
         return done

@@ -152,7 +152,7 @@ def test_regression_with_everything(tmp_path: Path) -> None:
         "partition": {"name": "quantity", "clients": 5},
         "model": "linear",
         "training": {"epochs": 3, "batch_size": 20, "learning_rate": 0.05},
-        "evaluation": {"target": 0.45},
+        "evaluation": {"metric": "mape", "target": 0.45},
         "methods": [
             {"name": "FedAvg"},
             {
@@ -440,7 +440,8 @@ def test_errors_of_an_image_that_sums_to_a_count(tiny: dict[str, Any], tmp_path:
     samples = Samples(density[:, None], density, Regression(sums=True))
     shares = Holdings.of([(torch.arange(40), density)])
     data = cw.FederatedData(samples, shares, shares, None, shares)
-    tiny |= {"methods": [{"name": "FedAvg"}], "federation": {}, "evaluation": {}, "rounds": 1}
+    tiny |= {"methods": [{"name": "FedAvg"}], "federation": {}, "rounds": 1}
+    tiny["evaluation"] = {"metric": "mape"}
     tiny["model"] = {"name": "fully_convolutional", "channels": [2], "middle": [2]}
     del tiny["data"], tiny["partition"]
     run = cw.Run(cw.run(tiny, tmp_path / "run", data=data))

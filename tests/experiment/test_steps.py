@@ -15,7 +15,7 @@ from clientwise.core.types import LocalTraining
 from clientwise.experiment.build.clients import build_data
 from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.checks.steps import count_steps
+from clientwise.experiment.checks.steps import count_steps, total_steps
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load_matrix, open_matrix
@@ -58,6 +58,9 @@ def test_steps_are_those_that_are_trained(tiny: dict[str, Any]) -> None:
     assert (fedavg.least, fedavg.most) == (-(-min(sizes) // 20), -(-max(sizes) // 20))
     assert (tuning.least, tuning.server) == (3 * (fedavg.least or 0), 4 * -(-weighing // 80))
     assert (fedavg.server, trust.server) == (0, -(-weighing // 20))
+    by_clients = sum(-(-size // 20) for size in sizes)
+    in_round = (1 + 3 + 1) * by_clients + tuning.server + trust.server
+    assert total_steps(experiment, data, len(sizes)) == in_round * experiment.rounds
 
 
 def test_check_says_the_steps_and_warns_where_they_differ_by_much(

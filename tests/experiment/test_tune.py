@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 import torch
 
 import clientwise as cw
@@ -28,6 +30,7 @@ from clientwise.experiment.tune.tune import (
     load_tuning,
     tune,
 )
+from clientwise.experiment.tune.written import changed_values, tuned_toml
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about
 from clientwise.report.series import series_of
@@ -84,6 +87,43 @@ def _check_what_a_run_says(tuning: Tuning, folder: Path) -> None:
     run = RunFolder(cw.run(grown, folder / "run", resume=True))
     (line,) = (line for line in headline(series_of([run])) if "tuned alike" in line)
     assert "(4 trials: FedAvg, FedYogi; not tuned: Krum)" in line
+
+
+def test_the_written_config_has_only_what_differs(config: dict[str, Any], tmp_path: Path) -> None:
+    mine = {"name": "mine", "like": "FedYogi", "brake": 3, "server_step": {"tau": 0.01}}
+    config |= {"methods": ["FedAvg", "fedyogi", mine]}
+    config["tune"] |= {"trials": 1, "seeds": [11]}
+    file = tmp_path / "given.toml"
+    file.write_text(tomli_w.dumps(config))
+    given = (file, ["rounds=1", "training.momentum=0.5"])
+    experiment, settings = load_tuning(*given)
+    found = tune(experiment, settings)
+
+    toml = tuned_toml(found, *given)
+    assert load_experiment(tomllib.loads(toml)).to_dict() == found.experiment.to_dict()
+    written = tomllib.loads(toml)
+    methods = written.pop("methods")
+    given_keys = {key for key in config if key not in ("tune", "methods")}
+    assert written.keys() == given_keys
+    assert written["training"] == config["training"] | {"momentum": 0.5}
+    fedavg, yogi, own = methods
+    rate = {"learning_rate": found.best["FedAvg"].values[RATE]}
+    step = {"learning_rate": found.best["FedYogi"].values[STEP]}
+    assert fedavg == {"name": "FedAvg", "training": rate, "tuned": fedavg["tuned"]}
+    assert yogi.keys() == {"name", "training", "server_step", "tuned"}
+    assert yogi["server_step"] == step
+    assert own == mine | {"training": rate, "tuned": own["tuned"]}
+
+    before = config["training"]["learning_rate"]
+    line, yogi_line, _ = changed_values(experiment, found.best)
+    assert line == f"FedAvg: training.learning_rate = {rate['learning_rate']} (was {before})"
+    assert yogi_line.startswith("FedYogi: ")
+    same = Trial("FedAvg", {RATE: before}, (0.5,), (None,))
+    unchanged = experiment.model_copy(update={"methods": experiment.methods[:1]})
+    assert list(changed_values(unchanged, {"FedAvg": same})) == ["FedAvg: no value changed"]
+
+    file.write_text(tomli_w.dumps(config | {"model": "mlp"}))  # edited during the search
+    assert tuned_toml(found, *given) == found.experiment.to_toml()
 
 
 def test_the_best_values_are_better_on_what_was_held_back(tiny: dict[str, Any]) -> None:

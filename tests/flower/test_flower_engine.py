@@ -629,3 +629,16 @@ def test_one_message_carries_all_candidates(config: dict[str, Any]) -> None:
     kinds = [message.metadata.message_type for message in setup.grid.sent]
     assert kinds == ["train"] * 6 + ["evaluate"] * 6  # six orders of three criteria, one exchange
     assert {client_of(message) for message in setup.grid.sent} == set(range(6))
+
+
+def test_clients_are_drawn_by_score_as_by_the_embedded_engine(config: dict[str, Any]) -> None:
+    """The next cohort is not known before a round has ended, and nothing is asked ahead."""
+    how = METHODS["prioritized"] | {"sampling": {"name": "by_score", "floor": 0.1}}
+    config |= {"methods": [{"name": "drawn", **how}], "federation": {"clients_per_round": 3}}
+    setup = Setup(config)
+    _, ours = setup.rounds(setup.local, setup.methods["drawn"], 5)
+    _, theirs = setup.rounds(setup.flower, setup.methods["drawn"], 5)
+    for one, other in zip(ours, theirs, strict=True):
+        assert sorted(one.client_ids) == sorted(other.client_ids)
+        assert sorted_weights(one) == pytest.approx(sorted_weights(other), abs=1e-6)
+    assert len({tuple(sorted(one.client_ids)) for one in ours}) > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from approvals import approve_again, approve_once
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from clientwise.core.objective.loss import CoxLoss, CrossEntropy, Loss, RobustLoss
+from clientwise.core.objective.loss import CoxLoss, CrossEntropy, FocalLoss, Loss, RobustLoss
 from clientwise.core.types import Task
 from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app
@@ -164,6 +165,29 @@ def test_a_loss_for_other_classes_is_refused_whatever_rows_there_are(
     node = Node(tmp_path, CONFIG | {"methods": [{"name": "AdaFed", "adapt_loss": "class_weights"}]})
     assert "not those of any method" in node.train(1, 1, loss=loss).error.reason
     assert not node.train(1, 1, loss=CrossEntropy((1.0, 2.0, 3.0))).has_error()
+
+
+def test_a_node_trains_by_the_loss_and_the_rate_that_the_experiment_says(tmp_path: Path) -> None:
+    weights = (1.0, 2.0, 3.0)
+    training: dict[str, Any] = {
+        "optimizer": "adamw",
+        "schedule": {"name": "step", "every": 1, "factor": 0.5},
+        "loss": {"name": "focal", "gamma": 1.0, "class_weights": list(weights)},
+    }
+    node = Node(tmp_path, CONFIG | {"training": training})
+    (method,) = load_experiment(node.config).build_methods()
+    right = method.task(2, FocalLoss(1.0, weights))
+    assert right.training.rate_factor == 0.5
+    for wrong in (
+        replace(right, training=method.task(1, right.loss).training),
+        replace(right, training=method.training),
+        replace(right, loss=FocalLoss(1.0)),
+        replace(right, loss=FocalLoss(5.0, weights)),
+        replace(right, loss=CrossEntropy(weights)),
+    ):
+        reply = node.ask(Request(0, 1, wrong), model(1))
+        assert "not those of any method" in reply.error.reason
+    assert not node.ask(Request(0, 1, right), model(1)).has_error()
 
 
 def test_the_same_bytes_of_another_type_are_not_a_repeated_request(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def embedded(setup: Setup) -> tuple[Tensor, list[RoundRecord]]:
     turned = [dict(zip(one.client_ids, one.weights.tolist(), strict=True)) for one in records]
     before, after = turned[TURN - 2], turned[TURN]
     for client in HOSTILE:
-        assert after[client] < 0.1 * before[client]
+        assert after[client] < 0.5 * before[client]
     return state.model, records
 
 

@@ -408,7 +408,7 @@ def test_measurements_are_those_of_the_criteria() -> None:
 
 @pytest.mark.flower
 @pytest.mark.timeout(1800)
-def test_the_example_app_runs_and_weighs() -> None:
+def test_the_example_app_runs_and_weighs(tmp_path: Path) -> None:
     program = (
         "from digits_app.server_app import app as server; from digits_app.client_app import app as client; "
         "from flwr.simulation import run_simulation; run_simulation(server, client, 4)"
@@ -417,8 +417,15 @@ def test_the_example_app_runs_and_weighs() -> None:
     command = [sys.executable, "-c", program]
     limit = 280 * processes.pace()
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=limit, env=environment, check=True
+        command,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        env=environment,
+        cwd=tmp_path,
+        check=True,
     )
+    assert (tmp_path / "best.safetensors").is_file()
     assert [line for line in done.stdout.splitlines() if line.startswith("round 3: weights")], (
         done.stderr[-3000:]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +12,13 @@ pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import ConfigRecord, MetricRecord, RecordDict
 
-from clientwise.core.objective.loss import CrossEntropy, RobustLoss
+from clientwise.core.objective.loss import CrossEntropy, FocalLoss, HuberLoss, RobustLoss
 from clientwise.core.objective.problem import (
     Classification,
+    Multilabel,
     Problem,
     Regression,
+    Segmentation,
     Survival,
 )
 from clientwise.core.privacy import LocalNoise
@@ -25,6 +28,7 @@ from clientwise.core.types import (
     Task,
     Updates,
 )
+from clientwise.engine.jobs import EvaluateJob
 from clientwise.hosts.flower import wire
 from clientwise.hosts.flower.wire import Request, pack
 from clientwise.registry import Part
@@ -39,7 +43,24 @@ TASK = Task(
 )
 
 
-@pytest.mark.parametrize("task", [TASK, Task(1, LocalTraining(), RobustLoss(shape=0.2), ()), None])
+TRAINED = LocalTraining(
+    optimizer=Part("adamw", {"beta1": 0.5}),
+    transform=Part("flip", {}),
+    clip_gradients=1.0,
+    rate_factor=1 / 3,
+)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        TASK,
+        Task(1, LocalTraining(), RobustLoss(shape=0.2), ()),
+        Task(1, TRAINED, FocalLoss(0.5, (1.0, 1 / 3)), ()),
+        Task(1, LocalTraining(), HuberLoss(0.1), ()),
+        None,
+    ],
+)
 def test_a_request_arrives_as_it_was_sent(task: Task | None) -> None:
     model = torch.randn(7)
     asked = Request(4, 2**62, task, frozen="digest")
@@ -52,6 +73,28 @@ def test_a_request_arrives_as_it_was_sent(task: Task | None) -> None:
     assert wire.read_request(content)[0].frozen == ""
     assert torch.equal(models, model)
     assert kept is None
+
+
+def test_a_request_of_version_0_2_is_read() -> None:
+    training = {
+        "epochs": 1,
+        "batch_size": 32,
+        "optimizer": "adam",
+        "learning_rate": 0.1,
+        "momentum": 0.0,
+        "weight_decay": 0.0,
+        "proximal": 0.0,
+        "control_variates": False,
+        "sample_clip": None,
+        "sample_noise": None,
+    }
+    loss = {"kind": "cross_entropy", "class_weights": [1.0, 2.0], "shape": 2.0, "scale": 1.0}
+    task = {"round_num": 1, "training": training, "loss": loss, "criteria": [], "noise": None}
+    asked = Request(4, 1, Task(1, LocalTraining(optimizer="adam"), CrossEntropy((1.0, 2.0)), ()))
+    content = wire.write_request(asked, pack(torch.zeros(1)))
+    plain = json.loads(str(content.config_records[wire.REQUEST]["json"]))
+    assert plain["task"] == task  # and 0.2.0 reads what is written now
+    assert wire.read_request(content)[0] == asked
 
 
 def test_an_update_arrives_as_it_was_sent() -> None:
@@ -98,10 +141,11 @@ def classification() -> Evaluation:
 def regression(outputs: int = 1) -> Evaluation:
     """Two candidates on four samples, each with so many numbers to answer."""
     counts = torch.tensor(
-        [[4.0 * outputs, 2.0, 3.0, 1.2], [4.0 * outputs, 0.0, 0.0, 0.0]], dtype=torch.float64
+        [[4.0 * outputs, 2.0, 3.0, 1.2, 6.0, 0.0, 9.0], [4.0 * outputs, 0, 0, 0, 6.0, 0, 9.0]],
+        dtype=torch.float64,
     )
     return Evaluation(
-        torch.tensor([4]), counts[:, 3:] / counts[:, :1], torch.tensor([[0.5], [0.1]]), counts
+        torch.tensor([4]), counts[:, 3:4] / counts[:, :1], torch.tensor([[0.5], [0.1]]), counts
     )
 
 
@@ -181,18 +225,44 @@ def test_an_evaluation_that_cannot_be_true_is_not_read(changes: dict[str, object
         {"num_samples": -1},
         {"num_samples": 5},
         {"num_samples": float("nan")},
-        {"num_samples": 4.5, "counts": regression().counts + torch.tensor([0.5, 0, 0, 0])},
+        {"num_samples": 4.5, "counts": regression().counts + torch.tensor([0.5] + [0] * 6)},
         {"num_samples": 4000, "counts": regression().counts * 1000},
         {"values": [0.0, 0.0]},
         {"losses": [-0.1, 0.1]},
         {"counts": regression(2).counts},
-        {"counts": torch.full((2, 4), torch.inf)},
+        {"counts": torch.full((2, 7), torch.inf)},
     ],
     ids=str,
 )
 def test_sums_of_errors_must_agree_too(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"counts|samples|mape|loss"):
         read(changed(regression(), **changes), VALUES)
+
+
+@pytest.mark.parametrize(
+    "problem", [Multilabel(num_labels=2), Segmentation(mask_classes=3)], ids=repr
+)
+def test_labels_and_masks_are_counted_as_they_were_sent(problem: Problem) -> None:
+    random = torch.Generator().manual_seed(1)
+    targets = (torch.rand(4, 2, generator=random) > 0.5).float()
+    outputs = torch.randn(2, 4, 2, generator=random)
+    if isinstance(problem, Segmentation):
+        targets = torch.randint(0, 3, (4, 5, 5), generator=random).byte()
+        outputs = torch.randn(2, 4, 3, 5, 5, generator=random)
+    losses, values, counts = problem.judge(outputs, targets)
+    job = EvaluateJob(torch.arange(4), targets, torch.zeros(4).long(), torch.tensor([4]))
+    sent = problem.evaluation((losses.double(), values.double(), counts), job)
+    pixels = problem.values_per_sample(targets.shape[1:])
+
+    def received(evaluation: Evaluation) -> Evaluation:
+        content = wire.write_evaluation(evaluation)
+        return wire.read_evaluation(content, 2, problem, most_samples=10, outputs=pixels)
+
+    found = received(sent)
+    assert torch.equal(found.counts, sent.counts)
+    assert torch.equal(found.values, sent.values)
+    with pytest.raises(ValueError, match="do not add up"):
+        received(replace(sent, counts=sent.counts + 1))
 
 
 @pytest.mark.parametrize("counts", [[4.0, 7.0, 3.5], [4.0, 5.0, 5.5], [3.0, 3.0, 1.5]], ids=str)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import clientwise as cw
 from clientwise.models.flat import flattened
 from clientwise.models.networks import MODELS
 
@@ -56,6 +58,46 @@ def test_convolutional_networks_have_the_published_size(
     assert module(torch.zeros(2, *shape)).shape == (2, outputs)
 
 
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_resnet18_has_the_published_size(norm: str) -> None:
+    module = MODELS.get("resnet18")((3, 32, 32), 10, norm=norm)
+    assert (
+        count(module) == 11_173_962
+    )  # He et al.'s for CIFAR-10, as in most of its implementations
+    assert module.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+    statistics = sum(one.numel() for one in module.buffers() if one.is_floating_point())
+    assert statistics == (0 if norm == "group" else 2 * 4800)
+
+
+@pytest.mark.parametrize("width", [3, 4, 5, 16])
+def test_a_narrow_resnet18_tells_images_apart(width: int) -> None:
+    torch.manual_seed(1)
+    module = MODELS.get("resnet18")((1, 8, 8), 5, width=width)
+    outputs = module(torch.randn(6, 1, 8, 8))
+    assert float(outputs.detach().std(0).min()) > 1e-4
+
+
+def test_resnet18_takes_images_alone() -> None:
+    with pytest.raises(ValueError, match="resnet18 needs images"):
+        MODELS.get("resnet18")((20,), 10)
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_clients_train_a_resnet18(norm: str, tmp_path: Path) -> None:
+    config = {
+        "data": "digits",
+        "partition": {"name": "iid", "clients": 3},
+        "model": {"name": "resnet18", "width": 8, "norm": norm},
+        "rounds": 2,
+        "device": "cpu",
+        "training": {"learning_rate": 0.02, "batch_size": 16, "epochs": 2},
+        "methods": ["FedAvg"],
+    }
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    assert run.summary()[0].metric[0] > 0.5
+    assert run.computed.startswith("one client after the other")
+
+
 def test_the_network_of_keras_layer_by_layer() -> None:
     kinds = [type(layer).__name__ for layer in MODELS.get("cnn")((1, 28, 28), 10, **KERAS)]
     convolutions = ["Conv2d", "ReLU", "Conv2d", "ReLU", "MaxPool2d", "Dropout"]
@@ -81,7 +123,7 @@ def test_the_counting_network_paints_an_image_and_is_as_large_as_the_paper_says(
     assert module(torch.rand(2, 3, 32, 32)).shape == (2, 1, 32, 32)
     with pytest.raises(ValueError, match="halves images 3 times"):
         MODELS.get("fully_convolutional")((3, 20, 20), 400)
-    with pytest.raises(ValueError, match="one value per pixel"):
+    with pytest.raises(ValueError, match="values for every pixel"):
         MODELS.get("fully_convolutional")((3, 32, 32), 1)
 
 

@@ -22,6 +22,8 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.job_config.fed_job_config import FedJobConfig
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 import clientwise as cw
 import processes
@@ -112,6 +114,59 @@ def test_the_job_holds_the_arguments_as_plain_values(tmp_path: Path) -> None:
     assert vars(MethodAggregator(**written))["method"] == table
 
 
+def test_the_best_model_is_the_sent_one_that_sites_report_on(tmp_path: Path) -> None:
+    """NVFlare's sites validate the model that they receive. A restarted job goes on from the file."""
+    file = tmp_path / "best.safetensors"
+    table = {"metric": "val_loss", "file": str(file)}
+    reported = [[0.9, 0.9, 0.4, 0.6], [0.5, 0.4]]
+    for job, losses in enumerate(reported):
+        aggregator = MethodAggregator(
+            "FedAvg", keep_best=table, folder=str(tmp_path / f"job {job}")
+        )
+        for number, loss in enumerate(losses):
+            sent = {name: numpy.full_like(array, number) for name, array in SENT.items()}
+            in_job(aggregator, sent)
+            for site in ("a", "b"):
+                metrics = {"val_loss": loss}
+                aggregator.accept_model(
+                    sent_by(site, 9.0, metrics=metrics, meta={"dataset_size": 10})
+                )
+            aggregator.aggregate_model()
+        aggregator.handle_event(EventType.END_RUN, aggregator.fl_ctx)
+    found = load_file(file)
+    assert found["kernel"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata()["round_num"] == "2"
+
+
+def test_weights_by_site(tmp_path: Path) -> None:
+    weights = {"a": 3.0, "b": 1.0, "gone": 5.0}
+    aggregator = in_job(MethodAggregator("FedAvg", weights=weights, folder=str(tmp_path / "run")))
+    for site, value in {"a": 1.0, "b": 5.0, "stranger": 9.0}.items():
+        aggregator.accept_model(sent_by(site, value))
+    assert aggregator.aggregate_model().params["bias"] == pytest.approx([2.0, 2.0])
+    written = FedJobConfig("job", 1)._get_args(aggregator, str(tmp_path))
+    assert written["weights"] == weights
+
+
+class ByLoss(MethodAggregator):
+    def server_side(self) -> dict[str, Any]:
+        return {"weights": lambda site, metrics: 1 / metrics["loss"]}
+
+
+def test_weights_by_a_function_of_the_sites_metrics(tmp_path: Path) -> None:
+    aggregator = in_job(ByLoss("FedAvg", folder=str(tmp_path / "run")))
+    for site, loss in {"a": 0.5, "b": 1.0}.items():
+        aggregator.accept_model(sent_by(site, 3 * loss, metrics={"loss": loss}))
+    assert aggregator.aggregate_model().params["bias"] == pytest.approx([2.0, 2.0])
+
+
+def test_nvflare_chooses_the_sites(tmp_path: Path) -> None:
+    table = {"name": "mine", "like": "FedAvg", "sampling": "by_score"}
+    with pytest.raises(ValueError, match="NVFlare chooses the sites"):
+        in_job(MethodAggregator(table, folder=str(tmp_path / "run")))
+
+
 def test_what_nvflare_does_not_tell_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="not part of a running job"):
         MethodAggregator("FedAvg").reset_stats()
@@ -122,7 +177,9 @@ def test_what_nvflare_does_not_tell_is_refused_with_the_reason(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("file", "block"), [("server.py", 0), ("job.py", 1), ("client.py", 2)], ids=lambda one: str(one)
+    ("file", "block"),
+    [("server.py", 0), ("job.py", 1), ("client.py", 2), ("job.py", 3)],
+    ids=lambda one: str(one),
 )
 def test_the_guide_shows_the_example(file: str, block: int) -> None:
     guide = (ROOT / "docs" / "nvflare.md").read_text(encoding="utf-8")
@@ -172,3 +229,7 @@ def test_a_job_with_a_poisoned_site(options: tuple[str, ...], tmp_path: Path) ->
     assert sorted(weights) == ["site-1", "site-2", "site-3", "site-4"]
     assert sum(weights.values()) == pytest.approx(1)
     assert weights["site-4"] < 0.05
+    with safe_open(run.folder / "best.safetensors", "pt") as best:
+        value = float(best.metadata()["value"])
+    metrics = [metric for _, metric in run.curve("metric", "Recommended", 1)]
+    assert value == pytest.approx(max(metrics))

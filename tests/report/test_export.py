@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pages import carried, write_run
+from typer.testing import CliRunner
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.report import views
 from clientwise.report.document import (
     Cell,
@@ -36,9 +39,11 @@ from clientwise.report.output.export import (
     write_items,
     write_report,
 )
-from clientwise.report.output.figures import draw_into
+from clientwise.report.output.figures import draw_into, draw_mark
 from clientwise.report.output.html import write_html
+from clientwise.report.output.paper import PAGE, draw_for_print, tell_apart
 from clientwise.report.output.plotly import traces_and_layout
+from clientwise.report.series import DASHES
 from clientwise.report.views import overview
 
 TABLE = table(
@@ -155,6 +160,53 @@ def test_a_report_has_a_page_figures_and_tables(report: Path) -> None:
     assert not [name for name in names if "<" in name or "&" in name or "/" in name]
 
 
+def _page_width(pdf: bytes) -> float:
+    """In inches."""
+    box = re.search(rb"/MediaBox \[ 0 0 ([0-9.]+) ", pdf)
+    assert box is not None
+    return float(box[1]) / 72
+
+
+def test_figures_for_papers_are_a_column_wide_with_true_type_fonts(
+    shown: cw.Run, report: Path, tmp_path: Path
+) -> None:
+    for picture in (report / "figures").glob("*.png"):
+        pdf = picture.with_suffix(".pdf").read_bytes()
+        assert _page_width(pdf) == pytest.approx(3.3), picture
+        assert b"/FontFile2" in pdf  # an embedded TrueType font
+        assert b"/Type3" not in pdf
+    curves = (report / "figures" / "curves-metric.pdf").read_bytes()
+    chart = views.result_charts(shown)[0]
+    draw_for_print(chart, tmp_path / "again.pdf")
+    assert (tmp_path / "again.pdf").read_bytes() == curves
+    draw_for_print(chart, tmp_path / "wide.pdf", PAGE)
+    assert _page_width((tmp_path / "wide.pdf").read_bytes()) == pytest.approx(6.8)
+
+
+def test_the_command_writes_wide_figures(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=2, clients=3)
+    done = CliRunner().invoke(app, ["report", str(folder), "--wide"])
+    assert done.exit_code == 0, done.output
+    assert "figures (PNG, SVG, PDF)" in done.output
+    curves = (folder / "report" / "figures" / "curves-metric.pdf").read_bytes()
+    assert _page_width(curves) == pytest.approx(6.8)
+
+
+def test_printed_lines_differ_without_colours() -> None:
+    lines = []
+    for index in range(20):
+        dash = DASHES[index % len(DASHES)]
+        lines.append(Line(f"method {index}", [1, 2], [0.1, index / 20], "#000000", dash))
+    mark = Lines(lines, Axis("round"), Axis(), reference=0.5)
+    axes = Figure().add_subplot()
+    draw_mark(axes, mark)
+    tell_apart(axes, mark)
+    *drawn, target = axes.get_lines()
+    styles = {(line.dash, str(own.get_marker())) for line, own in zip(lines, drawn, strict=True)}
+    assert len(styles) == 20
+    assert target.get_marker() == "None"
+
+
 def test_the_page_carries_its_audits(report: Path) -> None:
     page = report / "report.html"
     assert {"online|1|5", "<b>AdaFed</b> & co|3|5"} < carried(page)["audits"]["round"].keys()
@@ -215,10 +267,10 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
     )
     assert {  # every number in a column of its own
         "method",
-        *(f"mape {part}" for part in ("mean", "deviation", "seeds")),
+        *(f"rmse {part}" for part in ("mean", "deviation", "seeds")),
         *(f"against the baseline {part}" for part in ("mean", "low", "high", "seeds", "p by Holm")),
         *("worst client", "worst client name"),
-        *(f"rounds to 50% {part}" for part in ("median", "reached", "not reached")),
+        *(f"rounds to 0.5 {part}" for part in ("median", "reached", "not reached")),
     } <= set(head)
     assert not any("F1" in name or "hostile" in name for name in head)
     assert "points worse" not in views.overview([run]).lead[0]

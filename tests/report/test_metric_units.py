@@ -87,8 +87,8 @@ def column(shown: Table, label: str) -> list[str]:
 
 
 def test_the_metric_of_a_user_is_measured_over_samples_and_clients() -> None:
-    @cw.METRICS.register("rmse", cw.measure("numbers", is_error=True, is_share=False))
-    def rmse(counts: Tensor) -> Tensor:
+    @cw.METRICS.register("own_rmse", cw.measure("numbers", is_error=True, is_share=False))
+    def own_rmse(counts: Tensor) -> Tensor:
         """Root mean squared error."""
         return (counts[..., 2] / counts[..., 0].clamp(min=1)).sqrt()
 
@@ -97,7 +97,7 @@ def test_the_metric_of_a_user_is_measured_over_samples_and_clients() -> None:
         owner = torch.tensor([0, 0, 0, 1])
         targets_on_cpu = torch.tensor([1.0, 2.0, 3.0, 4.0])
 
-    problem = Regression(scored_by="rmse")
+    problem = Regression(scored_by="own_rmse")
     outputs = torch.tensor([[2.0, 2.0, 5.0, 4.5]])
     losses, values, counts = problem.judge(outputs[..., None], Held.targets_on_cpu)
     found = problem.evaluation((losses.double(), values, counts), Held())
@@ -111,7 +111,8 @@ def test_a_run_shows_numbers_and_their_direction(run: Run) -> None:
     best, slow = run.summary()
     mean = sum(best.metric) / 5
     assert 5 < mean < 30 < sum(slow.metric) / 5
-    verdict, lead, *_ = headline_of(run)
+    at_chance, verdict, lead, *_ = headline_of(run)
+    assert at_chance.startswith(f"At chance: FedAvg ({mean:.4g}), slow")
     assert verdict.startswith(
         f"FedAvg has the lowest {METRIC} ({mean:.4g} in round 8). The lead is "
     )

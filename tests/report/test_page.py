@@ -428,6 +428,28 @@ def test_a_phone_needs_no_scrolling_sideways(open_page: Any, address: str, schem
     assert page.evaluate("document.querySelector('dialog').scrollWidth") <= 375
 
 
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_the_first_screen_has_data_curve_and_verdict(
+    open_page: Any, report: Path, width: int, height: int
+) -> None:
+    page = open_page(f"{report.as_uri()}/report.html", width, height)
+    curve = page.locator("#curve")
+    for shown in (page.locator("#data"), curve, page.locator("#lead p").first):
+        box = shown.bounding_box()
+        assert box["y"] + box["height"] < height
+    assert re.fullmatch(
+        r"Data \(digits\): 8 clients, [\d,]+ training samples, 10 classes; "
+        r"held-out samples: \d+ to weigh by, \d+ to report on",
+        page.locator("#data").inner_text(),
+    )
+    assert curve.locator("polyline").count() == 3
+    key = curve.locator(".key").inner_text()
+    assert "FedAvg" in key
+    assert "1 other" in key
+    curve.click()
+    page.wait_for_function("document.querySelector('#s-curves').getBoundingClientRect().top < 200")
+
+
 def test_the_skip_link_and_the_contents(open_page: Any, address: str) -> None:
     page = open_page(address)
     page.wait_for_selector("main figure")

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
+import json
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
 
 import pytest
-from pages import carried
+from pages import carried, write_run
 from rich.console import Console
 
 import clientwise as cw
+from clientwise.record.reading.folder import RunFolder
 from clientwise.report.document import Cell, Column, Table, tabulate
 from clientwise.report.output.export import as_csv, as_latex, as_markdown
 from clientwise.report.output.html import as_file
 from clientwise.report.output.notebook import run_html
 from clientwise.report.output.terminal import plain_table, summary_table
 from clientwise.report.sections import result
+from clientwise.report.sections.targets import target_choices
 from clientwise.report.series import Series, series_of
 from clientwise.report.views import overview
 
@@ -107,3 +113,17 @@ def test_a_table_breaks_lines_between_words_to_fit_the_terminal() -> None:
         assert max(map(len, lines)) <= width
         words = " ".join(lines).split()
         assert words.count("hostile") == words.count("+30.0]") == 5
+
+
+def test_a_target_that_nobody_set_is_not_all_that_can_be_reached(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", ["FedAvg", "other"])
+
+    def choices(reached: float) -> list[float]:
+        with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+            database.execute("UPDATE facts SET value = 'null' WHERE key = 'target'")
+            database.execute("UPDATE rounds SET reached = ?", (json.dumps([reached] * 10),))
+        return target_choices(series_of([RunFolder(folder)]))
+
+    assert choices(0.83) == [0.8]
+    assert choices(1.0) == []
+    assert not any(one.id == "targets" for one in overview([RunFolder(folder)]).sections)

@@ -22,7 +22,7 @@ from clientwise.record.lock import locked
 from clientwise.record.writer import Store
 from clientwise.report import run_list, sections, views
 from clientwise.report.audit.round_audit import audit
-from clientwise.report.marks import Lines
+from clientwise.report.marks import COLOURS, FAINT, Lines
 from clientwise.report.output.figures import draw
 from clientwise.report.output.page_json import as_json
 from clientwise.report.output.terminal import (
@@ -586,6 +586,18 @@ def test_terminal_tables(shown: cw.Run) -> None:
     assert sparkline([]) == ""
     assert sparkline([1.0, 1.0]) == "▁▁"
     assert len(sparkline(list(range(100)))) == 10
+
+
+def test_the_head_names_the_best_and_the_baseline_alone(shown: cw.Run) -> None:
+    curve = views.overview([shown]).curve
+    assert curve is not None
+    assert isinstance(curve.mark, Lines)
+    assert FAINT not in COLOURS
+    *others, baseline, best = curve.mark.lines
+    assert [line.colour for line in others] == [FAINT] * (len(shown.methods) - 2)
+    assert baseline.name == "FedAvg"
+    assert best.y[-1] == max(line.y[-1] for line in curve.mark.lines)
+    assert views.overview([shown, shown]).data is None, "several runs may have several data"
 
 
 def test_a_short_name_is_not_broken_in_a_narrow_terminal(tmp_path: Path) -> None:

@@ -43,4 +43,4 @@ def train(model: nn.Module, images: Tensor, labels: Tensor) -> float:
         loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return float(loss)
+    return loss.item()

@@ -38,7 +38,8 @@ def draw_some(count: int, fraction: float, random: torch.Generator) -> Tensor:
 class WrongLabels(Attack):
     """Replaces a `fraction` of the labels by other classes, drawn uniformly (P3 1.C).
 
-    Values and survival times are mirrored in the client's range instead.
+    Values and survival times are mirrored in the client's range instead, labels (multi-label) and masks as by
+    `mirrored_labels`.
 
     Args:
         fraction: of the client's samples, 0 to 1.
@@ -68,6 +69,8 @@ class WrongLabels(Attack):
 @dataclass(frozen=True)
 class MirroredLabels(Attack):
     """Replaces a `fraction` of the labels y by C − 1 − y; values are mirrored in the client's range.
+
+    Of multi-label targets and of masks, all labels or pixels of a sample are replaced.
 
     Args:
         fraction: of the client's samples, 0 to 1.

@@ -14,8 +14,10 @@ from ..core.criteria import ANY
 from ..core.objective.metrics import METRICS, measured
 from ..core.objective.problem import (
     Classification,
+    Multilabel,
     Problem,
     Regression,
+    Segmentation,
     Survival,
 )
 from ..core.types import Evaluation
@@ -76,7 +78,7 @@ class LyingJudge(Attack):
     """Judges the models of attackers as perfect and inverts its judgement of the others (P3 III.C).
 
     Right predictions, and correctly ordered pairs in survival, are reported as wrong, and wrong ones
-    as right. In regression the errors of the others are reported ten times as large.
+    as right. Pixels are all reported as wrong. In regression the errors of the others are reported ten times as large.
     """
 
     def judge(self, truth: Evaluation, own: Tensor, problem: Problem) -> Evaluation:
@@ -106,7 +108,8 @@ def _(problem: Classification, truth: Evaluation, own: Tensor) -> Evaluation:
 @_lies.register
 def _(problem: Regression, truth: Evaluation, own: Tensor) -> Evaluation:
     factor = torch.where(own, 0.0, 10.0).double()[:, None]
-    counts = truth.counts * torch.cat([torch.ones_like(factor), factor, factor.square(), factor], 1)
+    counts = truth.counts.clone()
+    counts[:, 1:4] *= torch.cat([factor, factor.square(), factor], 1)  # not those of the targets
     losses = truth.losses * factor.square()
     values = _claimed_values(problem, truth, counts, own[:, None])
     return replace(truth, values=values, losses=losses, counts=counts)
@@ -117,6 +120,30 @@ def _(problem: Survival, truth: Evaluation, own: Tensor) -> Evaluation:
     samples, pairs, right = truth.counts.unbind(1)
     counts = torch.stack([samples, pairs, torch.where(own, pairs, pairs - right)], 1)
     losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + samples[:, None].log1p())
+    values = _claimed_values(problem, truth, counts, own[:, None])
+    return replace(truth, values=values, losses=losses, counts=counts)
+
+
+@_lies.register
+def _(problem: Multilabel, truth: Evaluation, own: Tensor) -> Evaluation:
+    right, missed, false, absent = truth.counts.unbind(-1)
+    nothing = torch.zeros_like(right)
+    perfect = torch.stack([right + missed, nothing, nothing, false + absent], -1)
+    inverted = torch.stack([missed, right, absent, false], -1)
+    counts = torch.where(own[:, None, None], perfect, inverted)
+    losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + math.log(2))
+    values = _claimed_values(problem, truth, counts, own[:, None])
+    return replace(truth, values=values, losses=losses, counts=counts)
+
+
+@_lies.register
+def _(problem: Segmentation, truth: Evaluation, own: Tensor) -> Evaluation:
+    held = truth.counts[..., 0]
+    perfect = torch.stack([held, held, held], -1)
+    # Every pixel as the class after its own
+    inverted = torch.stack([held, held.roll(1, 1), torch.zeros_like(held)], -1)
+    counts = torch.where(own[:, None, None], perfect, inverted)
+    losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + math.log(problem.mask_classes))
     values = _claimed_values(problem, truth, counts, own[:, None])
     return replace(truth, values=values, losses=losses, counts=counts)
 

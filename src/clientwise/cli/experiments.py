@@ -36,6 +36,7 @@ from .options import (
     load_tuning,
     parse_seeds,
     parse_spaces,
+    tuned_toml,
 )
 from .results import print_matrix, print_results
 
@@ -166,19 +167,16 @@ def run(
 
     Example: clientwise run my.toml --seeds 1-5 --rounds 50
     """
-    folder = out_folder
-    if file.is_dir():
-        if not resume:
-            fail(f"{file}: is a folder. To continue the run in it, add --resume.")
-        folder = out_folder or file
+    is_folder = file.is_dir()
+    if is_folder and not resume:
+        fail(f"{file}: is a folder. To continue the run in it, add --resume.")
+    folder = out_folder or (file if is_folder else None)
     with stop_politely(folder if resume else None):
         # Imported here: this takes seconds, in which the command may be stopped
         from ..experiment.matrix.grid import Matrix
-        from ..experiment.matrix.runs import find_unfinished_matrix
-        from ..experiment.running.folders import find_unfinished
 
         loaded = load(
-            _config_in(file) if file.is_dir() else file,
+            _config_in(file) if is_folder else file,
             changes,
             preset,
             engine=engine,
@@ -190,19 +188,12 @@ def run(
             trackers=trackers,
             data_dir=data_dir,
         )
-    if isinstance(loaded, Matrix):
-        if signing_key is not None:
-            fail("--sign: signs a single experiment, not a matrix.")
+        _refuse_unfit(loaded, jobs, signing_key, tsa)
         if folder is None and resume:
-            folder = find_unfinished_matrix(loaded)
+            folder = _unfinished(loaded)
+    if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
         return
-    if tsa is not None:
-        _refuse_no_stamps(signing_key)
-    if jobs > 1:
-        fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
-    if folder is None and resume:
-        folder = find_unfinished(loaded)
     folder = run_and_show(loaded, folder, resume, accept_changes, signing_key)
     if tsa is not None:
         _stamp(folder, tsa)
@@ -210,6 +201,7 @@ def run(
 
 def check(
     file: ConfigArgument,
+    seeds: SeedsOption = None,
     methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
@@ -222,16 +214,16 @@ def check(
     ] = None,
     changes: SetOption = None,
 ) -> None:
-    """Check a config and its presets, and describe what it would run.
+    """Check a config and its presets, and describe what it would run and cost.
 
-    Example: clientwise check my.toml
+    Example: clientwise check my.toml --seeds 1-5
     """
     from ..experiment.checks.describe import describe
     from ..experiment.load import presets_of
     from ..experiment.matrix.grid import Matrix
     from ..launch import deployed_data, nodes_of
 
-    loaded = load(file, changes, preset, methods=methods, data_dir=data_dir)
+    loaded = load(file, changes, preset, seeds=seeds, methods=methods, data_dir=data_dir)
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
         return
@@ -269,6 +261,7 @@ def tune(
     Example: clientwise tune my.toml --over training.learning_rate=0.01..1 --trials 10
     """
     from ..experiment.tune.tune import tune as search
+    from ..experiment.tune.written import changed_values
     from ..report.output.terminal import trials_table
     from ..report.units import Unit
     from ..writing import write_atomically
@@ -299,7 +292,9 @@ def tune(
     for line in found.at_an_end():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     with writing_to(path):
-        write_atomically(path, found.experiment.to_toml().encode())
+        toml = tuned_toml(found, file, changes, preset, **keys)
+        write_atomically(path, toml.encode())
+    print_lines(changed_values(experiment, found.best))
     print_lines([f"Written to {path}. Run it with: {command_name()} run {path}"])
 
 
@@ -338,13 +333,34 @@ def run_and_show(
     return folder
 
 
-def _refuse_no_stamps(signing_key: Path | None) -> None:
-    """End the command before a run that could not be stamped."""
+def _refuse_unfit(
+    loaded: Experiment | Matrix, jobs: int, signing_key: Path | None, tsa: str | None
+) -> None:
+    """End the command where options of a single experiment and of a matrix are mixed up."""
+    from ..experiment.matrix.grid import Matrix
     from ..record.signed.stamps import library
 
-    if signing_key is None:
-        fail("--tsa: stamps signed records only; give --sign, too.")
-    library()
+    if isinstance(loaded, Matrix):
+        if signing_key is not None:
+            fail("--sign: signs a single experiment, not a matrix.")
+        return
+    if tsa is not None:
+        if signing_key is None:
+            fail("--tsa: stamps signed records only; give --sign, too.")
+        library()
+    if jobs > 1:
+        fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
+
+
+def _unfinished(loaded: Experiment | Matrix) -> Path:
+    """The folder of the newest run of a config that is not finished."""
+    from ..experiment.matrix.grid import Matrix
+    from ..experiment.matrix.runs import find_unfinished_matrix
+    from ..experiment.running.folders import find_unfinished
+
+    if isinstance(loaded, Matrix):
+        return find_unfinished_matrix(loaded)
+    return find_unfinished(loaded)
 
 
 def _stamp(folder: Path, tsa: str) -> None:

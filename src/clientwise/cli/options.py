@@ -15,7 +15,7 @@ from .console import fail
 if TYPE_CHECKING:
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix
-    from ..experiment.tune.tune import TuneSettings
+    from ..experiment.tune.tune import TuneSettings, Tuning
 
 ConfigArgument = Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)]
 SetOption = Annotated[
@@ -96,6 +96,15 @@ def load_tuning(
 
     given = {key: value for key, value in options.items() if value is not None}
     return load_both(file, changes or [], _values(keys), preset, given)
+
+
+def tuned_toml(
+    found: Tuning, file: Path, changes: Sequence[str] | None, preset: str | None, **keys: Any
+) -> str:
+    """The config file with the values that a search found; see `load`."""
+    from ..experiment.tune.written import tuned_toml as written
+
+    return written(found, file, changes or [], _values(keys), preset)
 
 
 def _values(keys: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from .console import (
+    command_name,
     fail,
     out,
     print_lines,
@@ -22,6 +23,9 @@ from .options import (
     SetOption,
     load_single,
 )
+
+if TYPE_CHECKING:
+    from ..data.summary import DataSummary
 
 
 def data(
@@ -54,16 +58,12 @@ def data(
     from ..report.data_tables import (
         class_table,
         column_table,
-        data_charts,
         remarks,
         size_table,
     )
-    from ..report.output.figures import draw, require_matplotlib
 
-    if picture is not None and picture.suffix not in (".png", ".svg"):
-        fail(f"--out {picture}: write a name that ends in .png or .svg")
     if picture is not None:
-        require_matplotlib()
+        _refuse_other_pictures(picture)
     experiment = load_single(file, changes, preset, data_dir=data_dir)
     if seed is None:
         seed = experiment.seeds[0]
@@ -83,9 +83,25 @@ def data(
     for hint in column_hints(samples):
         out.print(f"[bold yellow]warning:[/] {escape(hint)}", soft_wrap=True)
     if picture is not None:
-        with writing_to(picture):
-            draw(data_charts(summary, title), picture)
-        print_lines([f"Picture  {picture}"])
+        _draw_data(summary, title, picture)
+
+
+def _refuse_other_pictures(path: Path) -> None:
+    """End the command before any work, where the picture could not be drawn."""
+    from ..report.output.figures import require_matplotlib
+
+    if path.suffix not in (".png", ".svg"):
+        fail(f"--out {path}: write a name that ends in .png or .svg")
+    require_matplotlib()
+
+
+def _draw_data(summary: DataSummary, title: str, path: Path) -> None:
+    from ..report.data_tables import data_charts
+    from ..report.output.figures import draw
+
+    with writing_to(path):
+        draw(data_charts(summary, title), path)
+    print_lines([f"Picture  {path}"])
 
 
 def schema(
@@ -119,12 +135,18 @@ def list_parts(
             show_default=False,
         ),
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A TOML file; also list the parts of its plugins.", show_default=False),
+    ] = None,
 ) -> None:
     """List the parts and named methods with their descriptions and options.
 
-    Examples: clientwise list criteria, clientwise list table, clientwise list FedYogi
+    Examples: clientwise list criteria, clientwise list FedYogi, clientwise list --config my.toml
     """
     listed = _listed()
+    if config is not None:
+        _add_own_parts(listed, config)
     methods = listed["methods"]
     kinds = listed["kinds"]
     named = [one["parts"][kind] for one in kinds.values() if kind in one["parts"]]
@@ -132,6 +154,8 @@ def list_parts(
         _list_methods(methods)
         for name in kinds:
             _list_kind(name, kinds[name])
+        if config is None:
+            print_lines(_plugin_hints(""))
     elif kind == "methods":
         _list_methods(methods)
     elif kind in kinds:
@@ -142,7 +166,9 @@ def list_parts(
         for part in named:
             print_lines([*part["explained"], ""])
     else:
-        fail(f"unknown kind or part {kind!r}{_suggestion(kind, listed)}")
+        hints = [] if config else _plugin_hints(f"{kind} ")
+        message = f"unknown kind or part {kind!r}{_suggestion(kind, listed)}"
+        fail("\n".join([message, *hints]))
 
 
 def _listed() -> Any:
@@ -151,6 +177,33 @@ def _listed() -> Any:
     from importlib.resources import files
 
     return json.loads((files("clientwise") / "experiment" / "parts.json").read_text("utf-8"))
+
+
+def _add_own_parts(listed: Any, config: Path) -> None:
+    """Import the plugins of a config, and add their parts with the module that has them."""
+    from ..experiment.load import import_plugins
+    from ..experiment.reference import KINDS, parts_list
+
+    import_plugins(config)
+    for kind, found in parts_list()["kinds"].items():
+        known = listed["kinds"][kind]["parts"]
+        for name, part in found["parts"].items():
+            if name not in known:
+                mark = f"yours, in {KINDS[kind].get(name).__module__}"
+                part["heading"] += f" · {mark}"
+                part["explained"][0] += f" ({mark})"
+                known[name] = part
+
+
+def _plugin_hints(arguments: str) -> list[str]:
+    """How to list the plugins of the configs in the current folder. They are not imported unasked."""
+    from ..record.toml_text import read_table
+
+    return [
+        f"{file} has plugins. To list their parts, too: {command_name()} list {arguments}--config {file}"
+        for file in sorted(Path().glob("*.toml"))
+        if read_table(file).get("plugins")
+    ]
 
 
 def _suggestion(word: str, listed: Any) -> str:

@@ -170,8 +170,12 @@ def report(
             show_default=False,
         ),
     ] = None,
+    wide: Annotated[
+        bool,
+        typer.Option("--wide", help="PDF figures for two columns: 6.8 in wide instead of 3.3 in."),
+    ] = False,
 ) -> None:
-    """Write a report: one HTML file, all figures (PNG, SVG), all tables (CSV, Markdown, LaTeX).
+    """Write a report: one HTML file, all figures (PNG, SVG, PDF), all tables (CSV, Markdown, LaTeX).
 
     Example: clientwise report runs/one runs/two
     """
@@ -180,7 +184,9 @@ def report(
     from ..record.reading.folder import RunFolder
     from ..report.arena.report import write_arena
     from ..report.output.export import unique_names, write_report
+    from ..report.output.paper import COLUMN, PAGE
 
+    width = PAGE if wide else COLUMN
     names = unique_names(folders or [newest_run()])
     first, *others = names.values()
     for folder in names.values():
@@ -195,14 +201,14 @@ def report(
             status.update(f"Writing the report: {escape(path.name)}")
 
         if is_matrix(first):
-            page = write_arena(first, target, on_file)
+            page = write_arena(first, target, on_file, width)
         else:
             found = [RunFolder(folder, name) for name, folder in names.items()]
-            page = write_report(found, target, on_file)
+            page = write_report(found, target, on_file, width)
     print_lines(
         [
             f"Report       {page}",
-            "Beside it    figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)",
+            "Beside it    figures (PNG, SVG, PDF) and tables (CSV, Markdown, LaTeX)",
         ]
     )
 

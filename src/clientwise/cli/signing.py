@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +19,7 @@ from .console import (
 )
 
 if TYPE_CHECKING:
+    from ..experiment.running.recompute import Recomputed
     from ..record.signed.stamps import Stamped
 
 Folder = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
@@ -85,9 +86,6 @@ def verify(
 
     Example: clientwise verify runs/mine --key federation.key.pub --receipts receipts more-receipts
     """
-    from ..errors import RunError
-    from ..experiment.running.recompute import Recomputed, recompute
-    from ..record.reading.folder import RunFolder
     from ..record.signed.keys import public_bytes, public_keys
     from ..record.signed.verify import verify as verify_record
 
@@ -106,17 +104,30 @@ def verify(
         lines.append(f"Stamps       {about_stamps}")
     lines += [f"Run again    {text}" for text in found.repeated]
     lines += [f"Changed      {text}" for text in found.changed]
+    weights = _recomputed(folder, found.members)
+    print_lines([*lines, *_about_weights(weights)])
+    _conclude(folder, [*found.faults, *stamps.faults, *weights.faults])
+
+
+def _recomputed(folder: Path, members: Mapping[tuple[str, int, int], int]) -> Recomputed:
+    """The weights, recomputed from the criteria; one fault where the database was changed."""
+    from ..errors import RunError
+    from ..experiment.running.recompute import Recomputed, recompute
+    from ..record.reading.folder import RunFolder
+
     with err.status("Recomputing the weights"):
         try:
-            weights = recompute(RunFolder(folder), found.members)
-        except RunError as error:  # of a database that was changed
-            weights = Recomputed(faults=[str(error)])
-    lines.append(f"Weights      of {weights.rounds:,} rounds recomputed from the criteria")
-    lines += [f"             {text}" for text in sorted(weights.taken)]
+            return recompute(RunFolder(folder), members)
+        except RunError as error:
+            return Recomputed(faults=[str(error)])
+
+
+def _about_weights(weights: Recomputed) -> Iterator[str]:
+    yield f"Weights      of {weights.rounds:,} rounds recomputed from the criteria"
+    for text in sorted(weights.taken):
+        yield f"             {text}"
     for method, reason in weights.skipped.items():
-        lines.append(f"             {method}: not recomputed ({reason})")
-    print_lines(lines)
-    _conclude(folder, [*found.faults, *stamps.faults, *weights.faults])
+        yield f"             {method}: not recomputed ({reason})"
 
 
 def _conclude(folder: Path, faults: Sequence[str]) -> None:

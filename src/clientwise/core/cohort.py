@@ -185,7 +185,7 @@ class Cohort:
             judge=self.judge,
             train_server=self.judge.train,
             seed=derive_seed(self.plan.seed, "gathered", state.round_num + 1),
-            training=self.method.training,
+            training=self.method.scheduled(self.method.training, self.state.round_num + 1),
         )
 
     def updates(self) -> Tensor:
@@ -223,6 +223,14 @@ class Cohort:
         if bounds is None:
             return {}
         return bounds.memory_after(self.state.policy, self.client_ids, self.num_clients)
+
+    def updated_sampling(self) -> dict[str, Tensor]:
+        """The last criteria of all clients after the round, where they are drawn by these."""
+        if self.method.sampling is None:
+            return {}
+        criteria = self.state.sampling["criteria"].clone()
+        criteria[list(self.client_ids)] = self.raw.double()
+        return {"criteria": criteria}
 
     def _hold_models(self, is_part: bool) -> HeldModels:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
@@ -271,7 +279,7 @@ class Cohort:
             memory={name: values[rows] for name, values in state.memory.items()},
             attributes={name: values[rows] for name, values in self.engine.attributes.items()},
             server_update=lambda: self.judge.train(state.model) - state.model,
-            metric=self.engine.problem.usual_metric,
+            metric=self.engine.problem.weighed_by,
             seconds=updates.seconds,
             ages=updates.known_ages,
         )
@@ -336,7 +344,7 @@ def _terms(method: Method, plan: Plan, spec: ModelSpec, problem: Problem) -> Seq
         return None
     if method.averaged_pairs(spec):
         return None
-    score = method.score
+    score = method.averaging(method.score)
     terms = score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)
     highs = [criterion.high(problem) for criterion in method.criteria]
     if terms is None or not can_fold(terms, highs):

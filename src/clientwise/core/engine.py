@@ -81,6 +81,16 @@ class FoldingEngine(Protocol):
 
 
 @runtime_checkable
+class CountsLabels(Protocol):
+    """An engine that knows the labels of the clients' training samples."""
+
+    @property
+    def label_counts(self) -> Tensor:
+        """Training samples of each class over all clients [C]."""
+        ...
+
+
+@runtime_checkable
 class AsksAhead(Protocol):
     """An engine whose exchanges with clients take seconds, whatever they are about."""
 

@@ -110,6 +110,8 @@ class Evaluations:
             return
         if engine.clock is not None and engine.clock.pace != Pace():
             return
+        if method.sampling:  # the next cohort depends on the state after this round
+            return
         round_num = self._round_num + 1
         asked = plan.cohort(engine.num_clients, round_num, engine.clock)
         engine.expect_training(asked, model, method.task(round_num, loss))
@@ -132,16 +134,16 @@ def evaluate_clients(
     return found
 
 
-def why_kept(chosen: Candidate, cohort: Cohort, shown: Evaluations) -> Kept | None:
+def why_kept(chosen: Candidate, cohort: Cohort, evaluations: Evaluations) -> Kept | None:
     """Why the old model is kept; None if the new one is used."""
-    return _why_unusable(chosen, cohort, shown) or _why_braked(chosen.model, cohort)
+    return _why_unusable(chosen, cohort, evaluations) or _why_braked(chosen.model, cohort)
 
 
-def _why_unusable(chosen: Candidate, cohort: Cohort, shown: Evaluations) -> Kept | None:
+def _why_unusable(chosen: Candidate, cohort: Cohort, evaluations: Evaluations) -> Kept | None:
     if chosen.released:  # without any client, too: that there was none must not show
-        return _why_no_answers(chosen.model, shown.report)
+        return _why_no_answers(chosen.model, evaluations.report)
     unweighted = _why_no_weights(chosen, cohort)
-    return unweighted or _why_no_answers(chosen.model, shown.report or shown.local)
+    return unweighted or _why_no_answers(chosen.model, evaluations.report or evaluations.local)
 
 
 def _why_braked(model: Tensor, cohort: Cohort) -> Kept | None:
@@ -176,16 +178,16 @@ def _why_no_weights(chosen: Candidate, cohort: Cohort) -> Kept | None:
     return Kept("zero weights")
 
 
-def _why_no_answers(model: Tensor, shown: Evaluation | None) -> Kept | None:
+def _why_no_answers(model: Tensor, evaluation: Evaluation | None) -> Kept | None:
     if not bool(model.isfinite().all()):
         return Kept("aggregate")
-    if shown is None:
+    if evaluation is None:
         return None
-    if not bool(shown.num_samples.any()):
+    if not bool(evaluation.num_samples.any()):
         # A sample may happen to have no test data: that is no fault of the model.
-        is_by_chance = shown.drawn is not None and not shown.missing
+        is_by_chance = evaluation.drawn is not None and not evaluation.missing
         return None if is_by_chance else Kept("no evaluation")
-    if not _most_are_finite(shown):
+    if not _most_are_finite(evaluation):
         return Kept("predictions")
     return None
 

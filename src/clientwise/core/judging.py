@@ -57,9 +57,10 @@ class Judge:
         is_usual = model is self._state.model and training is None
         if is_usual and self._server_model is not None:
             return self._server_model
-        training = training or self._method.training
-        task = Task(self._state.round_num + 1, training, self._state.loss, ())
-        (trained,) = self._engine.train_server(model[None], task)
+        round_num = self._state.round_num + 1
+        training = training or self._method.scheduled(self._method.training, round_num)
+        task = Task(round_num, training, self._state.loss, ())
+        trained = self._engine.train_server(model[None], task)[0]
         # Kept by hand: a cached property locks all judges, so that lanes would wait for each other.
         if is_usual:
             self._server_model = trained

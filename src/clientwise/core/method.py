@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from ..registry import Need, Part
 from .aggregation.adapters import Pair, pairs_of
@@ -16,15 +20,17 @@ from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
 from .fixed_point import SecureAggregation
 from .objective.adapt_loss import LossAdapter
-from .objective.loss import Loss
+from .objective.loss import BALANCED, LOSSES, Loss
+from .objective.problem import Problem
 from .privacy import LocalNoise, Privacy
-from .sampling import poisson_sample, sample_clients, secret_sample
-from .types import LocalTraining, ModelSpec, Task
+from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
+from .types import LocalTraining, ModelSpec, ServerState, Task
 from .weights.bounds import Bounds
 from .weights.priority import Adjustment
-from .weights.scores import Prioritized, Score
-from .weights.weighting import Normaliser, sum_scale
+from .weights.scores import Equal, Prioritized, Score
+from .weights.weighting import Normaliser, divide, sum_scale
 
+Sample = Callable[..., tuple[int, ...]]  # see `sample_clients`
 Control = Literal["pooled", "server_only", "alone"]
 Adapters = Literal["products", "factors"]
 POOLING: frozenset[str] = frozenset({"pooled"})  # controls that need all clients' samples
@@ -48,6 +54,8 @@ class Method:
     adapt_loss: LossAdapter | None = None  # P3's loop: the loss of the next round
     server_step: ServerStep = replace_model
     training: LocalTraining = field(default_factory=LocalTraining)
+    loss: Part | None = None  # None: that of the problem
+    schedule: Callable[[int], float] | None = None  # factor of the learning rate by round
     # The server trains the result on the samples it weighs by
     fine_tune: LocalTraining | None = None
     line_search: bool = True  # of fine_tune: keep the best model on the way, by the same samples
@@ -60,6 +68,7 @@ class Method:
     uses_sums: bool = True  # the normaliser divides by the cohort's sums
     adapters: Adapters = "products"  # what of LoRA adapters is averaged
     compares_pairs: bool = False  # a part holds matrices of all pairs of clients
+    sampling: ByScore | None = None  # how a round's clients are drawn; None: as the plan says
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -110,6 +119,29 @@ class Method:
         own = int(self.control == "alone") + int(self.training.control_variates)
         return own + (self.evidence.client_models if self.evidence else 0)
 
+    def averaging(self, score: Score) -> Score:
+        """What the prior weights are proportional to: the score, unless it draws the clients instead."""
+        if self.sampling is not None and self.sampling.averages_equally:
+            return Equal()
+        return score
+
+    def draws(self, state: ServerState) -> Sample | None:
+        """How the clients of the next round are drawn, in the place of `sample_clients`; None: as that does."""
+        if self.sampling is None:
+            return None
+        return partial(self.sampling.draw, self.last_scores(state))
+
+    def last_scores(self, state: ServerState) -> Tensor:
+        """The score of every client by its last criteria [K], over all that have some; NaN for the others."""
+        criteria = state.sampling["criteria"]
+        seen = ~criteria.isnan().any(1)
+        scores = torch.full((len(criteria),), torch.nan, dtype=torch.float64)
+        if seen.any():
+            raw = criteria[seen]
+            score = self.score.with_order(state.priority)
+            scores[seen] = score(self.names, divide(raw, self.normaliser(raw))).double()
+        return scores
+
     def averaged_pairs(self, spec: ModelSpec) -> tuple[Pair, ...]:
         """The adapted layers of a model whose products are averaged, for which models are kept, too."""
         return pairs_of(spec) if self.adapters == "products" else ()
@@ -121,7 +153,30 @@ class Method:
 
     def task(self, round_num: int, loss: Loss) -> Task:
         """What the clients of a round are asked to do."""
-        return Task(round_num, self.training, loss, self.client_criteria, self.local_noise)
+        training = self.scheduled(self.training, round_num)
+        return Task(round_num, training, loss, self.client_criteria, self.local_noise)
+
+    def scheduled(self, training: LocalTraining, round_num: int) -> LocalTraining:
+        """Training with the learning rate of a round: of the clients, and of the server in the same way."""
+        if self.schedule is None:
+            return training
+        return replace(training, rate_factor=float(self.schedule(round_num)))
+
+    def first_loss(self, problem: Problem, label_counts: Tensor | None = None) -> Loss:
+        """The loss of the first round.
+
+        Args:
+            problem: has the loss where the method names none.
+            label_counts: training samples of each class over all clients [C], where they are known.
+        """
+        if self.loss is None:
+            return problem.loss
+        return LOSSES.get(self.loss.name)(label_counts, **self.loss.options)
+
+    @property
+    def counts_labels(self) -> bool:
+        """Whether the first loss depends on how many samples of each class the clients have."""
+        return self.loss is not None and BALANCED in self.loss.options.values()
 
     def for_clients(self, names: Sequence[str], num_clients: int) -> Method:
         """The method with numbers where its bounds name clients; ValueError for unknown ones."""
@@ -169,17 +224,25 @@ class Plan:
         return num_clients - len(self.away)
 
     def cohort(
-        self, num_clients: int, round_num: int, clock: Clock | None = None
+        self,
+        num_clients: int,
+        round_num: int,
+        clock: Clock | None = None,
+        sample: Sample | None = None,
     ) -> tuple[int, ...]:
-        """A⁻, the clients that are asked in a round; with a clock, only those that are available."""
+        """A⁻, the clients that are asked in a round; with a clock, only those that are available.
+
+        `sample` draws them, where a method does it by its scores (`Method.draws`).
+        """
+        sample = sample or self._sample
         if self.asks is not None:
             return self.asks
         # With Poisson sampling, a round waits for all clients that are drawn
         size = self.cohort_size if self.probability is None else num_clients
         if clock is not None:
-            return clock.cohort(size, self.seed, round_num, self.away, self._sample)
+            return clock.cohort(size, self.seed, round_num, self.away, sample)
         here = frozenset(range(num_clients)) - frozenset(self.away) if self.away else None
-        return self._sample(num_clients, size, self.seed, round_num, here)
+        return sample(num_clients, size, self.seed, round_num, here)
 
     def _sample(
         self,

@@ -17,7 +17,7 @@ def record_round(
     cohort: Cohort,
     chosen: Candidate,
     search: Search | None,
-    shown: Evaluations,
+    evaluations: Evaluations,
     *,
     kept: Kept | None,
     notes: tuple[str, ...],
@@ -30,17 +30,13 @@ def record_round(
         cohort: the clients of the round.
         chosen: what became of them.
         search: for the order of priority, if there was one.
-        shown: the evaluations.
+        evaluations: of the new model.
         kept: why the model is that of the round before, if it is.
         notes: for people, beside those of the cohort and of the candidate.
         contributions: Shapley values, where they are computed.
     """
     posterior = chosen.posterior
-    tested = len(search.tried) * cohort.num_clients if search else 0
-    sent = sum(refusal.was_sent for refusal in cohort.refusals)
-    # Models sent to clients and received
-    trained = len(cohort.asked) + len(cohort.client_ids) + sent
-    judgements = cohort.judge.sent
+    models_moved, num_evaluations = _traffic(cohort, search)
     clock = cohort.engine.clock
     stayed = (kept.sentence,) if kept else ()
     return RoundRecord(
@@ -64,21 +60,30 @@ def record_round(
         priority=chosen.priority,
         candidates=search.tried if search else (),
         testing_rounds=search.testing_rounds if search else 0,
-        models_moved=trained + tested + judgements,
-        evaluations=tested + (judgements or cohort.judge.count),
+        models_moved=models_moved,
+        evaluations=num_evaluations,
         loss=state.loss,
         notes=cohort.notes + chosen.notes + stayed + notes,
-        report=shown.report,
-        local=shown.local,
+        report=evaluations.report,
+        local=evaluations.local,
         ended=clock.now if clock else None,
-        attack_success=shown.attack_success,
+        attack_success=evaluations.attack_success,
         released=_released(chosen, cohort.method),
-        counterfactuals=shown.counterfactuals,
+        counterfactuals=evaluations.counterfactuals,
         contributions=contributions,
         residual=chosen.residual,
         steps=chosen.steps,
         kept=kept,
     )
+
+
+def _traffic(cohort: Cohort, search: Search | None) -> tuple[int, int]:
+    """How many models were sent to clients and received, and how many evaluations were made."""
+    tested = len(search.tried) * cohort.num_clients if search else 0
+    sent = sum(refusal.was_sent for refusal in cohort.refusals)
+    trained = len(cohort.asked) + len(cohort.client_ids) + sent
+    judgements = cohort.judge.sent
+    return trained + tested + judgements, tested + (judgements or cohort.judge.count)
 
 
 def _released(chosen: Candidate, method: Method) -> PrivacyRecord | None:

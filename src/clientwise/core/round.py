@@ -28,7 +28,7 @@ from .candidates import (
 )
 from .cohort import Cohort
 from .counterfactuals import contributions, counterfactuals
-from .engine import Engine, FoldingEngine
+from .engine import CountsLabels, Engine, FoldingEngine
 from .evaluation import Evaluations, why_kept
 from .method import Method, Plan
 from .objective.adapt_loss import Adapted
@@ -54,7 +54,7 @@ def run_round(
 ) -> tuple[ServerState, RoundRecord]:
     """The server's part of one round (P1 Eq. 2-6, P2 Algorithm 1, P3 Algorithm 1)."""
     round_num = state.round_num + 1
-    asked = plan.cohort(engine.num_clients, round_num, engine.clock)
+    asked = plan.cohort(engine.num_clients, round_num, engine.clock, method.draws(state))
     task = method.task(round_num, state.loss)
 
     cohort = gather(asked, state, method, plan, engine, task)
@@ -94,6 +94,7 @@ def run_round(
         rule_state=chosen.rule_state,
         privacy=privacy,
         policy=cohort.updated_policy(),
+        sampling=cohort.updated_sampling(),
     )
     record = record_round(
         next_state,
@@ -120,7 +121,8 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     scales = cohort.scales
     normalised = divide(cohort.raw, scales)
     scores = score(method.names, normalised)
-    prior = to_weights(scores)
+    averaging = method.averaging(score)
+    prior = to_weights(averaging(method.names, normalised))
     posterior = None
     if method.evidence and prior.any():
         posterior = method.evidence(cohort.gathered, prior, cohort.state.evidence)
@@ -133,7 +135,7 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
         return unchanged(cohort, priority, scores, prior, posterior, unmet=str(error))
     ruled = apply_rule(cohort, weights)
     if ruled is None:
-        aggregate = cohort.mean(score, scales, weights)
+        aggregate = cohort.mean(averaging, scales, weights)
     else:
         aggregate = cohort.state.model + ruled.update
     models, step_state = take_server_step(cohort, aggregate, posterior)
@@ -157,17 +159,22 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
 
 
 def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
-    """The state before round 1: the initial model [d], the plain loss, empty memories."""
+    """The state before round 1: the initial model [d], the first loss, empty memories."""
     clients = engine.num_clients
+    label_counts = None
+    if method.counts_labels and isinstance(engine, CountsLabels):
+        label_counts = engine.label_counts
+    unknown = torch.full((clients, len(method.criteria)), torch.nan, dtype=torch.float64)
     return ServerState(
         0,
         model,
-        engine.problem.loss,
+        method.first_loss(engine.problem, label_counts),
         memory={name: one.first(clients) for name, one in method.memories.items()},
         priority=method.first_priority,
         evidence=method.evidence.first(clients) if method.evidence else {},
         privacy=method.privacy.first(clients) if method.privacy else {},
         policy=method.bounds.first_memory(clients) if method.bounds else {},
+        sampling={"criteria": unknown} if method.sampling else {},
     )
 
 
@@ -221,7 +228,8 @@ def tune_and_choose(chosen: Candidate, task: Task, cohort: Cohort) -> Candidate:
     models = chosen.stepped
     losses = None
     if method.fine_tune:
-        models, losses = tune(models, replace(task, training=method.fine_tune), cohort)
+        training = method.scheduled(method.fine_tune, task.round_num)
+        models, losses = tune(models, replace(task, training=training), cohort)
     if len(models) == 1:
         return replace(chosen, model=models[0])
     assert isinstance(method.server_step, BestOf)

@@ -7,8 +7,8 @@ c candidate models, N samples, C classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import torch
 from annotated_types import Gt, Le, doc
@@ -57,7 +57,7 @@ class LocalTraining:
     epochs: Annotated[int, Gt(0), Le(10_000), doc("Local epochs E per round.")] = 1
     batch_size: Annotated[PositiveInt | None, doc("Batch size B; None: full batch, as in P1.")] = 32
     optimizer: Annotated[
-        Literal["sgd", "adam"],
+        str | Part,
         doc("The clients' optimizer. Its state starts anew in every round."),
     ] = "sgd"
     learning_rate: Annotated[
@@ -67,7 +67,7 @@ class LocalTraining:
     momentum: Annotated[Decay, doc("Momentum of sgd. Typical values are 0 to 0.9.")] = 0.0
     weight_decay: Annotated[
         NonNegativeFloat,
-        doc("L2 penalty on the weights. Typical values are 0 to 0.001."),
+        doc("L2 penalty on the weights; of adamw, their decay. Typical values are 0 to 0.001."),
     ] = 0.0
     proximal: Annotated[
         NonNegativeFloat,
@@ -95,6 +95,46 @@ class LocalTraining:
             "prints the resulting ε."
         ),
     ] = None
+    clip_gradients: Annotated[
+        PositiveFloat | None,
+        doc(
+            "Scale the gradient of a step down to this norm where its norm is larger. Default: off. "
+            "Typical values are 0.1 to 10."
+        ),
+    ] = None
+    transform: Annotated[
+        Part | None,
+        doc("A random change of every training batch (data augmentation). Default: none."),
+    ] = None
+    # Of the schedule in this round; None: the rate is the same in all rounds
+    rate_factor: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the round."""
+        return self.learning_rate * (1.0 if self.rate_factor is None else self.rate_factor)
+
+    @property
+    def recipe(self) -> LocalTraining:
+        """The same for all rounds: what is kept between rounds is found by it."""
+        return self if self.rate_factor is None else replace(self, rate_factor=1.0)
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it. Keys that version 0.2.0 does not have are left out where they are not set."""
+        plain = asdict(self)
+        for key in ("clip_gradients", "transform", "rate_factor"):
+            if plain[key] is None:
+                del plain[key]
+        return plain
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> LocalTraining:
+        """What `plain` returned, as JSON gives it back; TypeError for other keys."""
+        options = dict(plain)
+        for key in ("optimizer", "transform"):
+            if isinstance(options.get(key), Mapping):
+                options[key] = Part(**options[key])
+        return LocalTraining(**options)
 
     def num_steps(self, sizes: Tensor) -> Tensor:
         """Number of local steps [n] of clients with so many samples [n]."""
@@ -111,6 +151,11 @@ class Task:
     loss: Loss
     criteria: tuple[Part, ...]  # those the client measures
     noise: LocalNoise | None = None  # what the client does to its update before it sends it
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        plain = asdict(replace(self, training=LocalTraining()))
+        return plain | {"training": self.training.plain(), "loss": self.loss.record().plain()}
 
 
 @dataclass(frozen=True)
@@ -448,6 +493,8 @@ class ServerState:
     # Of methods with differential privacy: the clipping norm, and how often clients were in a release
     privacy: Mapping[str, Tensor] = field(default_factory=dict)
     policy: Mapping[str, Tensor] = field(default_factory=dict)  # memory of the bounds, each [K]
+    # Of methods that draw clients by their scores: the last criteria of all clients [K, m]; NaN: none
+    sampling: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from .cache import mapped
 from .federated import DATASETS, Samples
 from .folder import DataError, find, reason
 
+Kind = Literal["classification", "regression", "survival", "multilabel", "segmentation"]
 TYPES = (
     torch.bool,
     torch.uint8,
@@ -28,15 +30,22 @@ GET = "numpy.save writes such a file"
 
 
 @DATASETS.register("arrays")
-def arrays(data_dir: Path | None, *, folder: str, scale: PositiveFloat = 1.0) -> Samples:
+def arrays(
+    data_dir: Path | None,
+    *,
+    folder: str,
+    scale: PositiveFloat = 1.0,
+    problem: Kind | None = None,
+) -> Samples:
     """Your own arrays, memory-mapped: `inputs.npy`, `targets.npy` and, optionally, `clients.npy`.
 
-    Integer targets are classes, and floats are values to predict.
+    Integer targets [N] are classes, [N, H, W] masks. Floats are values to predict, and [N, L] of 0 and 1 labels.
 
     Args:
         data_dir: the data folder.
         folder: the folder of the files, within the data folder.
         scale: the network is given inputs · scale; 1/255 for bytes of images.
+        problem: what the targets are, where they do not show it.
 
     Returns:
         Samples with inputs [N, ...]; with `clients.npy` [N], the partition `by_id` divides them.
@@ -52,10 +61,10 @@ def arrays(data_dir: Path | None, *, folder: str, scale: PositiveFloat = 1.0) ->
                 f"{len(inputs):,}; give one for each sample"
             )
     try:
-        targets, problem = problem_of(found, None, survival=False)
+        targets, predicted = problem_of(found, None, False, problem)
     except ValueError as error:
         raise DataError(f"{owners.with_name('targets.npy')}: {error}") from None
-    samples = Samples(inputs, targets, problem, scale=scale, ids=ids)
+    samples = Samples(inputs, targets, predicted, scale=scale, ids=ids)
     samples.check_finite()
     return samples
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -25,14 +25,21 @@ from torch.utils.data import (
 
 from ..core.objective.problem import (
     Classification,
+    Multilabel,
     Problem,
     Regression,
+    Segmentation,
     Survival,
 )
 from ..errors import shortened
 
 log = logging.getLogger("clientwise")
+READ_TWICE = (
+    8  # samples of a dataset; a flip of each with probability 1/2 is seen in 255 of 256 cases
+)
+MOST_NAMED = 3  # holders in a message
 MOST_CLASSES = 10_000  # evaluations count every class against every other
+IGNORED = 255  # in masks of bytes: many datasets mark pixels without a class by it
 MOST_SHOWN = 3  # of labels, in a message
 CHANNELS = (1, 3, 4)  # of pictures
 # The target of a sample that is one dictionary, as Hugging Face has it
@@ -224,53 +231,142 @@ def _shape(one: Arrays) -> str:
     return f"inputs {inputs}, targets {tuple(one.targets.shape[1:])}"
 
 
-def problem_of(targets: Tensor, num_classes: int | None, survival: bool) -> tuple[Tensor, Problem]:
-    """Targets as they are stored, and the problem."""
-    if survival and targets.ndim > 1:
-        raise ValueError(
-            f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
-        )
-    _refuse_not_one_class(targets)
-    if survival and len(targets) and bool((targets < 0).all()):
-        raise ValueError(
-            "all times are negative, so no event has happened: there is nothing to learn"
-        )
-    if num_classes is not None and (survival or targets.is_floating_point()):
+def problem_of(
+    targets: Tensor, num_classes: int | None, survival: bool, problem: str | None = None
+) -> tuple[Tensor, Problem]:
+    """Targets as they are stored, and the problem.
+
+    Args:
+        targets: [N, ...] of any type.
+        num_classes: of classes and masks; None: the largest number plus one.
+        survival: the same as the problem "survival".
+        problem: its kind; None: as the targets look.
+    """
+    if problem is not None and problem not in _READERS:
+        raise ValueError(f"problem = {problem!r}: must be one of {', '.join(_READERS)}")
+    if survival and problem not in (None, Survival.kind):
+        raise ValueError(f"survival = True, and problem = {problem!r}: give one of them")
+    kind = Survival.kind if survival else problem or _likely_kind(targets)
+    if num_classes is not None and kind not in _WITH_CLASSES:
         raise ValueError(
             f"num_classes = {num_classes!r}: these targets are no classes; pass integers, as targets.long()"
         )
-    if survival or targets.is_floating_point():
-        return targets.float(), Survival() if survival else Regression()
+    if num_classes is not None and (
+        not isinstance(num_classes, int | numpy.integer) or num_classes < 1
+    ):
+        raise ValueError(f"num_classes = {num_classes!r}: must be an integer of at least 1")
+    return _READERS[kind](targets, num_classes)
+
+
+def _likely_kind(targets: Tensor) -> str:
+    """The kind of problem that targets look like."""
+    shape = tuple(targets.shape)
+    several = targets.ndim == 2 and shape[1] > 1
+    if several and _are_binary(targets) and len(targets):
+        if bool((targets.sum(1) == 1).all()):
+            raise ValueError(
+                f"targets have shape {shape} and look one-hot: pass targets.argmax(1); where a sample may have several "
+                "labels, pass problem='multilabel'"
+            )
+        return Multilabel.kind
+    if targets.is_floating_point():
+        return Regression.kind
+    return Segmentation.kind if _are_masks(targets) else Classification.kind
+
+
+def _are_binary(targets: Tensor) -> bool:
+    return bool(((targets == 0) | (targets == 1)).all())
+
+
+def _are_masks(targets: Tensor) -> bool:
+    """Whether these are [N, H, W], or [N, 1, H, W]."""
+    return targets.ndim == 3 or (targets.ndim == 4 and targets.shape[1] == 1)
+
+
+def _as_classes(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
+    shape = tuple(targets.shape)
+    if targets.ndim > 1:
+        what = "are integers"
+        hint = "numbers of classes [N], masks [N, H, W] or labels [N, L] of 0 and 1"
+        if targets.numel() == len(targets):
+            hint = "targets.flatten()"
+        elif targets.numel():
+            what = f"are integers from {int(targets.min())} to {int(targets.max())}"
+        raise ValueError(
+            f"targets have shape {shape} and {what}, which are classes, one per sample: pass {hint}; "
+            "floats are numbers to predict"
+        )
+    if targets.is_floating_point():
+        raise ValueError("targets are floats: for classes, pass integers, as targets.long()")
     return targets.long(), _classes(targets.long(), num_classes)
 
 
-def _refuse_not_one_class(targets: Tensor) -> None:
-    """ValueError for classes that are not one number per sample."""
-    shape = tuple(targets.shape)
-    if _is_one_hot(targets):
-        raise ValueError(f"targets have shape {shape} and look one-hot: pass targets.argmax(1)")
-    if targets.ndim > 1 and not targets.is_floating_point():
-        hint = "targets.flatten()" if targets.numel() == len(targets) else "numbers of classes [N]"
+def _as_numbers(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
+    return targets.float(), Regression()
+
+
+def _as_times(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
+    if targets.ndim > 1:
         raise ValueError(
-            f"targets have shape {shape} and are integers, which are classes, one per sample: pass {hint}; "
-            "floats are numbers to predict"
+            f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
         )
+    if len(targets) and bool((targets < 0).all()):
+        raise ValueError(
+            "all times are negative, so no event has happened: there is nothing to learn"
+        )
+    return targets.float(), Survival()
 
 
-def _is_one_hot(targets: Tensor) -> bool:
-    if targets.ndim != 2 or targets.shape[1] < 2 or not len(targets):
-        return False
-    is_binary = bool(((targets == 0) | (targets == 1)).all())
-    return is_binary and bool((targets.sum(1) == 1).all())
+def _as_labels(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
+    shape = tuple(targets.shape)
+    if targets.ndim != 2 or shape[1] < 2:
+        raise ValueError(
+            f"targets have shape {shape}: multi-label targets are [N, L] with two labels or more; for one label, "
+            "pass classes [N]"
+        )
+    if not _are_binary(targets):
+        found = f"{float(targets.min()):g} to {float(targets.max()):g}"
+        raise ValueError(f"multi-label targets must be 0 or 1, found values from {found}")
+    return targets.float(), Multilabel(num_labels=shape[1])
+
+
+def _as_masks(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
+    shape = tuple(targets.shape)
+    if not _are_masks(targets):
+        raise ValueError(
+            f"targets have shape {shape}: masks are [N, H, W], a class for every pixel"
+        )
+    if targets.is_floating_point():
+        raise ValueError("masks are floats: pass integers from 0, as masks.long()")
+    masks = targets.squeeze(1) if targets.ndim == 4 else targets
+    if masks.dtype == torch.bool:
+        masks = masks.to(torch.uint8)
+    least, largest = (int(masks.min()), int(masks.max())) if masks.numel() else (0, 0)
+    count = max(2, num_classes or largest + 1)
+    hint = ""
+    if largest == IGNORED:
+        hint = f"; {IGNORED} often marks pixels to ignore: give them a class"
+        if bool(((masks == 0) | (masks == IGNORED)).all()):
+            hint = "; of black and white masks, pass (masks > 0)"
+    if least < 0 or largest >= count or largest >= IGNORED:
+        allowed = f"0 to {num_classes - 1}" if num_classes else f"0 to {IGNORED - 1}"
+        raise ValueError(f"masks must have classes {allowed}, found {least} to {largest}{hint}")
+    return masks.to(torch.uint8), Segmentation(mask_classes=count)
+
+
+_READERS: dict[str, Callable[[Tensor, int | None], tuple[Tensor, Problem]]] = {
+    Classification.kind: _as_classes,
+    Regression.kind: _as_numbers,
+    Survival.kind: _as_times,
+    Multilabel.kind: _as_labels,
+    Segmentation.kind: _as_masks,
+}
+_WITH_CLASSES = (Classification.kind, Segmentation.kind)
 
 
 def _classes(targets: Tensor, num_classes: int | None) -> Problem:
     """So many classes, or as many as there are labels; ValueError where they cannot be the labels of classes."""
     least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
-    if num_classes is not None and (
-        not isinstance(num_classes, int | numpy.integer) or num_classes < 1
-    ):
-        raise ValueError(f"num_classes = {num_classes!r}: must be an integer of at least 1")
     problem = Classification(num_classes or max(2, largest + 1))
     if not 2 <= problem.num_classes <= MOST_CLASSES:
         raise ValueError(
@@ -307,12 +403,22 @@ def is_frame(given: object) -> bool:
     return library in ("pandas", "polars") and hasattr(given, "columns")
 
 
-def read_block(given: Any, holder: str) -> tuple[Any, Any]:
+def read_blocks(blocks: Iterable[tuple[str, Any]]) -> list[tuple[Any, Any]]:
+    """What `read_block` reads of every holder and its samples, with one warning about random samples."""
+    random: list[str] = []
+    read = [read_block(given, holder, random) for holder, given in blocks]
+    if random:
+        _warn_of_random(random)
+    return read
+
+
+def read_block(given: Any, holder: str, random: list[str] | None = None) -> tuple[Any, Any]:
     """Inputs and targets of one holder of samples; ValueError that says what to pass instead.
 
     Args:
         given: a PyTorch dataset or loader, or arrays (inputs, targets).
         holder: whose they are, for messages.
+        random: see `read_dataset`.
     """
     if isinstance(given, DataLoader):
         given = _dataset_of(given, holder)
@@ -334,7 +440,7 @@ def read_block(given: Any, holder: str) -> tuple[Any, Any]:
         raise ValueError(
             f"{holder}: is a dictionary with {', '.join(map(str, given)) or 'nothing'}: pass (inputs, targets)"
         )
-    return read_dataset(given, holder)
+    return read_dataset(given, holder, random)
 
 
 def _is_pair(given: object) -> bool:
@@ -396,12 +502,15 @@ def _dataset_of(loader: DataLoader[Any], holder: str) -> Any:
     return loader.dataset
 
 
-def read_dataset(dataset: Any, holder: str = "a dataset") -> tuple[Any, Any]:
+def read_dataset(
+    dataset: Any, holder: str = "a dataset", random: list[str] | None = None
+) -> tuple[Any, Any]:
     """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels".
 
     Args:
         dataset: anything with a length and samples by number.
         holder: whose it is, for messages.
+        random: gets the holder where samples differ each time they are read; None: warn at once.
     """
     if isinstance(dataset, IterableDataset):
         raise ValueError(
@@ -418,13 +527,13 @@ def read_dataset(dataset: Any, holder: str = "a dataset") -> tuple[Any, Any]:
         raise ValueError(f"{holder}: is empty: leave it out")
     rows = [_read_sample(dataset, index, holder) for index in range(len(dataset))]
     if not all(
-        _same(row, _read_sample(dataset, index, holder)) for index, row in enumerate(rows[:2])
+        _same(row, _read_sample(dataset, index, holder))
+        for index, row in enumerate(rows[:READ_TWICE])
     ):
-        log.warning(
-            "warning: %s: its samples differ each time they are read, as by random augmentation. They are read "
-            "once, and used as they are then",
-            holder,
-        )
+        if random is None:
+            _warn_of_random([holder])
+        else:
+            random.append(holder)
     collated = _collated(rows, holder)
     if isinstance(collated, Mapping):
         key = next((key for key in LABELS if key in collated), None)
@@ -436,6 +545,17 @@ def read_dataset(dataset: Any, holder: str = "a dataset") -> tuple[Any, Any]:
         return inputs, collated[key]
     inputs, targets = collated
     return inputs, targets
+
+
+def _warn_of_random(holders: Sequence[str]) -> None:
+    """One line about datasets with random augmentation."""
+    more = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
+    log.warning(
+        "warning: %s%s: samples differ each time they are read, as by random augmentation. They are read "
+        "once, and used as they are then: pass the augmentation as transform= instead",
+        ", ".join(holders[:MOST_NAMED]),
+        more,
+    )
 
 
 def _read_sample(dataset: Any, index: int, holder: str) -> Any:

@@ -159,7 +159,7 @@ def with_features(
     path = cache_folder() / f"{name}-{_digest(samples, backbone.network)}.npz"
     if path.exists():
         try:
-            return _load(path)
+            return replace(_load(path), problem=samples.problem)
         except DataError:
             log.warning("%s: damaged, so it is computed again", path)
     log.warning(
@@ -169,7 +169,7 @@ def with_features(
         path,
     )
     _save(path, extract(samples, backbone, device))
-    return _load(path)
+    return replace(_load(path), problem=samples.problem)
 
 
 def _copied(name: str, missing: DataError) -> Samples:

@@ -22,7 +22,7 @@ from .arrays import (
     in_blocks,
     join,
     problem_of,
-    read_block,
+    read_blocks,
     read_columns,
     read_dataset,
     unpack,
@@ -43,7 +43,8 @@ class Samples:
     """A dataset before it is spread over clients."""
 
     inputs: Tensor  # [N, ...] integers or floats, kept compact
-    targets: Tensor  # [N] class numbers (int64), or values (float32, [N] or [N, ...])
+    # [N] class numbers (int64), values (float32, [N] or [N, ...]), labels (float32, [N, L]) or masks (uint8, [N, H, W])
+    targets: Tensor
     problem: Problem
     scale: float = 1.0  # inputs · scale is what the model sees
     # Facts about the samples, each [N]
@@ -132,6 +133,7 @@ class Samples:
         *,
         num_classes: int | None = None,
         survival: bool = False,
+        problem: str | None = None,
     ) -> Samples:
         """All samples of every client, by its name or in a list.
 
@@ -142,6 +144,7 @@ class Samples:
             clients: for each, arrays (inputs, targets), or a PyTorch dataset of pairs.
             num_classes: of integer targets; by default the largest label plus one.
             survival: whether targets are times, negative if nothing had happened by then.
+            problem: what the targets are, where they do not show it; see `fit`.
 
         Example:
             >>> samples = Samples.from_clients({"north": ([[1.0], [2.0]], [0, 1]), "south": ([[3.0]], [1])})
@@ -153,14 +156,14 @@ class Samples:
             raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
         names = tuple(clients) if isinstance(clients, Mapping) else ()
         holders = [_called(client, names) for client in range(len(held))]
-        blocks = [read_block(one, holder) for one, holder in zip(held, holders, strict=True)]
+        blocks = read_blocks(zip(holders, held, strict=True))
         found = join(blocks, holders)
-        targets, problem = problem_of(found.targets, num_classes, survival)
+        targets, predicted = problem_of(found.targets, num_classes, survival, problem)
         sizes = torch.tensor([len(block[1]) for block in blocks])
         samples = Samples(
             found.inputs,
             targets,
-            problem,
+            predicted,
             ids=torch.repeat_interleave(torch.arange(len(blocks)), sizes),
             names=names,
             parts=found.parts,
@@ -336,6 +339,7 @@ class FederatedData:
         report: tuple[Any, Any] | None = None,
         num_classes: int | None = None,
         survival: bool = False,
+        problem: str | None = None,
         names: Sequence[str] = (),
         attributes: Mapping[str, Any] | None = None,
         sample_attributes: Mapping[str, Sequence[Any]] | None = None,
@@ -351,6 +355,7 @@ class FederatedData:
             report: (inputs, targets) on which the server reports.
             num_classes: by default the largest label plus one.
             survival: whether targets are times until an event, negative if it had not happened by then.
+            problem: what the targets are, where they do not show it; see `fit`.
             names: of the clients, in reports.
             attributes: of the clients, a number or a word for each.
             sample_attributes: of the training samples, one array per client.
@@ -367,10 +372,10 @@ class FederatedData:
         clients = [_called(client, names) for client in range(len(train))]
         holders = [f"{client}, {part}" for part in ("training", "test") for client in clients]
         found = join(blocks, [*holders, *server])
-        targets, problem = problem_of(found.targets, num_classes, survival)
+        targets, predicted = problem_of(found.targets, num_classes, survival, problem)
         facts = facts_of_samples(sample_attributes or {}, train, clients, len(targets))
         samples = Samples(
-            found.inputs, targets, problem, parts=found.parts, sample_attributes=facts
+            found.inputs, targets, predicted, parts=found.parts, sample_attributes=facts
         )
         held = in_blocks(targets, [len(block[1]) for block in blocks])
         count = len(train)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .arrays import is_frame, join, problem_of, read_block
+from ..core.objective.problem import Classification, Regression, Survival
+from ..registry import suggest
+from .arrays import is_frame, join, problem_of, read_blocks
 from .cache import RowFile, Writer, unnamed_rows
 from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MOST_NAMED = 3  # clients in a message
+OF_FRAMES = (Classification.kind, Regression.kind, Survival.kind)
 KINDS = "a Dataset, a DataLoader, (inputs, targets) or a frame"
 
 
@@ -124,8 +127,11 @@ def read_own(
     held_out: Any = None,
     test: Any = None,
     target: str | None = None,
+    ignore: str | Sequence[str] = (),
     num_classes: int | None = None,
     survival: bool = False,
+    event: str | None = None,
+    problem: str | None = None,
 ) -> OwnData:
     """The samples of clients and, where they are given, of the server; see `fit`."""
     given = _by_name(clients)
@@ -136,7 +142,8 @@ def read_own(
     tests = _tests(test, names)
     blocks += tests.items()
     try:
-        samples, sizes = _samples(blocks, target, num_classes, survival)
+        meant = _Meant(num_classes, survival or event is not None, event, problem)
+        samples, sizes = _samples(blocks, target, ignore, meant)
     except DataError:
         raise
     except ValueError as error:
@@ -200,25 +207,45 @@ def _tests(test: Any, names: Sequence[str]) -> dict[str, Any]:
     return {f"test of {name}": found[name] for name in names}
 
 
+class _Meant(NamedTuple):
+    """What the targets are, as far as it was said; see `fit`."""
+
+    num_classes: int | None
+    survival: bool
+    event: str | None
+    problem: str | None
+
+
 def _samples(
-    blocks: Sequence[tuple[str, Any]], target: str | None, num_classes: int | None, survival: bool
+    blocks: Sequence[tuple[str, Any]],
+    target: str | None,
+    ignore: str | Sequence[str],
+    meant: _Meant,
 ) -> tuple[Samples, list[int]]:
     """The samples of all holders, one after the other, and the number of each."""
     if target is not None and not isinstance(target, str | int):
-        raise DataError(f"target = {target!r}: must be the name of one column")
+        raise DataError(
+            f"target = {target!r}: must be the name of one column; for several, pass (inputs, targets)"
+        )
     target = None if target is None else str(target)
     frames = [name for name, own in blocks if is_frame(own)]
     if target is not None and len(frames) == len(blocks):
-        if survival:
-            raise DataError('survival: of frames, use the dataset "table" (docs/data.md)')
-        return _of_frames(blocks, target)
+        ignored = [ignore] if isinstance(ignore, str) else ignore
+        return _of_frames(blocks, target, ignored, meant)
+    if ignore:
+        raise DataError("ignore: names columns of frames; give frames and target=, too")
     if target is not None:
         others = next(name for name, _ in blocks if name not in frames)
         raise DataError(f"target = {target!r} names a column of frames, and {others} is no frame")
+    if meant.event is not None:
+        raise DataError(
+            f"event = {meant.event!r} names a column of frames; of arrays, pass times as targets, negative where "
+            "the event had not happened by then, and survival=True"
+        )
     holders = [name for name, _ in blocks]
-    read = [read_block(own, name) for name, own in blocks]
+    read = read_blocks(blocks)
     found = join(read, holders)
-    targets, problem = problem_of(found.targets, num_classes, survival)
+    targets, problem = problem_of(found.targets, meant.num_classes, meant.survival, meant.problem)
     sizes = [len(block[1]) for block in read]
     samples = Samples(found.inputs, targets, problem, ids=_ids(sizes), parts=found.parts)
     samples.check_finite(holders)
@@ -242,34 +269,53 @@ class _Unnamed(Writer):
             yield file
 
 
-def _of_frames(blocks: Sequence[tuple[str, Any]], target: str) -> tuple[Samples, list[int]]:
+def _of_frames(
+    blocks: Sequence[tuple[str, Any]], target: str, ignore: Sequence[str], meant: _Meant
+) -> tuple[Samples, list[int]]:
     """Frames as a table: words become categories, numbers are standardised, gaps are filled."""
     import pandas
 
-    frames = [_plain_frame(own, name) for name, own in blocks]
+    times = meant.survival or meant.problem == Survival.kind
+    if meant.problem not in (None, *OF_FRAMES):
+        raise DataError(
+            f"problem = {meant.problem!r}: of frames must be one of {', '.join(OF_FRAMES)}; for others pass "
+            "(inputs, targets)"
+        )
+    frames = [_plain_frame(own, name, ignore) for name, own in blocks]
     holders = [name for name, _ in blocks]
     words = [name for name in _columns_of_words(frames, holders) if name != target]
     predicted = [frame[target] for frame in frames if target in frame.columns]
     is_number = all(pandas.api.types.is_float_dtype(column) for column in predicted)
+    if meant.problem is not None or times:
+        is_number = meant.problem != Classification.kind
     table = join_table(
         _Unnamed(),
         [Sheet.of(Path(name), own, name) for (name, _), own in zip(blocks, frames, strict=True)],
         target=target,
         kind="regression" if is_number else "classification",
+        event=meant.event,
         categories=words,
     )
     sizes = numpy.bincount(table.ids, minlength=len(frames)).tolist()
-    return table.samples("pooled"), sizes
+    if not times:
+        return table.samples("pooled"), sizes
+    _, problem = problem_of(torch.as_tensor(table.targets), None, survival=True)
+    return table.samples("pooled", problem), sizes
 
 
-def _plain_frame(given: Any, name: str) -> DataFrame:
-    """A pandas frame with texts as names of columns, and numbered rows."""
+def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
+    """A pandas frame without some columns, with texts as names of columns, and numbered rows."""
     import pandas
 
     if not isinstance(given, pandas.DataFrame):
         given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
     frame = given.reset_index(drop=True).infer_objects()  # objects that are all numbers
     frame.columns = [str(column) for column in frame.columns]
+    for column in ignore:
+        if column not in frame.columns:
+            hint = suggest(str(column), frame.columns)
+            raise DataError(f"{name}: no column {column!r} to ignore{hint}")
+    frame = frame.drop(columns=list(ignore))
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise DataError(f"{name}: has two columns {twice[0]!r}; rename one of them")

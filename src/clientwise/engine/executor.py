@@ -18,6 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from ..core.objective.loss import Loss
+from ..core.optimizers import is_elementwise, part_of
 from ..core.types import FLOAT_BYTES, Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
 from ..limits import memory
@@ -31,7 +33,7 @@ from .device import (
     refuse_impossible,
     set_precision,
 )
-from .evaluation import samples_at_once, summarise
+from .evaluation import CUT_BYTES, samples_at_once, summarise
 from .jobs import (
     EvaluateJob,
     EvaluateResult,
@@ -83,6 +85,19 @@ class Executor(Protocol):
     def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
         """Every model [c, d] on all samples of the job."""
         ...
+
+
+def why_alone(training: LocalTraining, loss: Loss) -> str | None:
+    """Why clients with these options train one after the other; None where the network decides."""
+    if training.sample_clip is not None:
+        return "sample_clip clips the gradients of single samples"
+    if not is_elementwise(training.optimizer):
+        return f"the optimizer {part_of(training.optimizer).name} may combine values of a model"
+    if training.transform is not None:
+        return f"the transform {training.transform.name} draws for one client at a time"
+    if loss.compares_samples:
+        return f"the loss {loss.kind} may compare the samples of a batch"
+    return None
 
 
 class Backend(Protocol):
@@ -219,16 +234,16 @@ class DeviceExecutor:
         """How many samples times models are evaluated in one pass."""
         on_gpu = self.device.type == "cuda"
         room = gpu_memory(self.device) if on_gpu else memory()
+        if self.samples.problem.is_dense:
+            room = CUT_BYTES
         return samples_at_once(largest_layer(self.flat, self.samples), room, on_gpu=on_gpu)
 
     def clients_at_once(self, training: LocalTraining, largest: int) -> int:
         """How many clients with at most `largest` samples train together."""
-        if (
-            training,
-            largest,
-        ) not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
-            self._at_once[training, largest] = self._count_at_once(training, largest)
-        return self._at_once[training, largest]
+        work = training.recipe, largest
+        if work not in self._at_once:  # asked once: a GPU takes its time to say what memory it has
+            self._at_once[work] = self._count_at_once(training, largest)
+        return self._at_once[work]
 
     def _count_at_once(self, training: LocalTraining, largest: int) -> int:
         if self.mode != "stacked":
@@ -297,8 +312,8 @@ class DeviceExecutor:
 
     def _train(self, job: TrainJob) -> TrainResult | Exception:
         worker = self._worker()
-        alone = job.training.sample_clip is not None  # one sample after the other
-        backend: Backend = worker.stacked if self.mode == "stacked" and not alone else worker.loop
+        is_stacked = self.mode == "stacked" and why_alone(job.training, job.losses[0]) is None
+        backend: Backend = worker.stacked if is_stacked else worker.loop
         try:
             return backend.train(job)
         except Exception as error:

@@ -9,7 +9,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +125,11 @@ class LocalEngine:
     def train_sizes(self) -> Tensor | None:
         """See `core.engine.Engine`; in a deployment, the clients' samples are elsewhere."""
         return self._sizes.cpu().double() if bool(self._sizes.any()) else None
+
+    @property
+    def label_counts(self) -> Tensor:
+        """See `core.engine.CountsLabels`; in round 1."""
+        return _label_counts(self.data.train, self.problem.num_classes).sum(0)
 
     def _hold(self, held: Holdings) -> None:
         """Let the clients train on these samples."""
@@ -428,8 +433,7 @@ def _noise_names(clients: Sequence[int], model: Tensor, task: Task) -> list[str]
     gets other noise.
     """
     # Not `repr(task)`: options in another order are the same task, which must not get other noise.
-    plain = asdict(task) | {"loss": asdict(task.loss.record())}
-    asked = json.dumps(plain, sort_keys=True, default=repr).encode()
+    asked = json.dumps(task.plain(), sort_keys=True, default=repr).encode()
     request = hashlib.sha256(model.cpu().numpy().tobytes() + asked).hexdigest()
     return [f"local noise/{client}/{request}" for client in clients]
 

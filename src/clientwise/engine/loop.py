@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.objective.loss import Loss
+from ..core.optimizers import is_elementwise
 from ..core.seeding import mixed, seeded_default_generator, standard_normal
+from ..core.transforms import TRANSFORMS
 from ..core.types import LocalTraining
 from ..data.federated import Inputs, Samples
 from ..models.call import outputs_of
 from ..models.dropout import CountedDropout
 from ..models.flat import FlatModel
+from ..registry import Part
 from .batches import BatchSchedule
 from .evaluation import BATCH, evaluate_batches, joined
+from .generators import seeded_generators
 from .graphs import CudaGraph
 from .jobs import EvaluateResult, TrainJob, TrainResult
-from .optimizers import make_optimizer, restart, state_of
+from .optimizers import make_optimizer, restart, set_rate, state_of
 
 MAX_GRAPHS = 16  # for batches of different sizes; beyond that, batches run as they come
 
 
 class LoopBackend:
-    """Trains and evaluates with one module."""
+    """Trains and evaluates with one module: steps of P1 Eq. 3 on the client's part of P1 Eq. 1."""
 
     def __init__(
         self,
@@ -56,6 +63,8 @@ class LoopBackend:
         self._loss = torch.zeros((), device=flat.vector.device)
         self._class_weights: Tensor | None = None
         self._noise_key: bytes | None = None
+        self._rate = 0.0
+        self._transform: Callable[..., Any] | None = None
         self._step_num = 0
 
     def train(self, job: TrainJob) -> TrainResult:
@@ -92,11 +101,7 @@ class LoopBackend:
         )
         counts, last_epoch = schedule.counts[:, 0].tolist(), schedule.last_epoch[:, 0].tolist()
         order = schedule.draw(key.to(device))
-        with (
-            seeded_default_generator(int(key), "modules", device=device)
-            if self._draws
-            else nullcontext()
-        ):
+        with self._seeded(int(key), device):
             for step, (count, share) in enumerate(zip(counts, last_epoch, strict=True)):
                 rows = order[step, 0, :count]
                 if count == 1 and self._pairs:
@@ -107,15 +112,30 @@ class LoopBackend:
                 loss += share * self._take_step(indices[rows], targets[rows])
         return flat.vector.clone(), loss
 
+    def _seeded(self, key: int, device: torch.device) -> AbstractContextManager[None]:
+        """What draws from generators of the process: modules and transforms."""
+        if self._transform is not None:
+            return seeded_generators(key, "modules", device)
+        if self._draws:
+            return seeded_default_generator(key, "modules", device=device)
+        return nullcontext()
+
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """A fresh optimizer, and graphs that belong to this task."""
         if training.sample_clip is not None and self._flat.spec.size > len(self._anchor):
             raise ValueError("statistics of batch norm get no noise: use a network without them")
-        plain = loss.unweighted()
-        if self._recipe != (training, plain):
+        recipe = training.recipe, loss.unweighted()
+        if self._recipe != recipe:
             self._optimizer = make_optimizer(self._flat.parameter, training)
-            self._recipe, self._graphs = (training, plain), {}
-        restart(self._optimizer)
+            self._recipe, self._graphs = recipe, {}
+            self._transform = _made(training.transform)
+        elif not is_elementwise(training.optimizer):
+            self._optimizer = make_optimizer(self._flat.parameter, training)
+        if is_elementwise(training.optimizer):
+            restart(self._optimizer)
+        self._rate = training.rate
+        if training.rate_factor is not None:
+            set_rate(self._optimizer, self._rate)
         if loss.class_weights is not None:
             # Kept in place: they change from round to round, the graphs do not
             if self._class_weights is None:
@@ -129,9 +149,10 @@ class LoopBackend:
 
     def _take_step(self, indices: Tensor, targets: Tensor) -> Tensor:
         """One step on a batch; a graph for every size of batch."""
+        if not self._use_graphs or not self._can_be_captured:
+            return self._step(indices, targets)
         count = len(indices)
-        is_full = count not in self._graphs and len(self._graphs) >= MAX_GRAPHS
-        if not self._use_graphs or is_full or self._noise_key is not None:
+        if count not in self._graphs and len(self._graphs) >= MAX_GRAPHS:
             return self._step(indices, targets)
         if count not in self._graphs:
             batch = indices.clone(), targets.clone()
@@ -143,6 +164,14 @@ class LoopBackend:
             read.copy_(given)
         graph()
         return self._loss
+
+    @property
+    def _can_be_captured(self) -> bool:
+        """Whether every step does the same: no noise, no transform, an optimizer that is restarted."""
+        assert self._recipe is not None
+        training, criterion = self._recipe
+        draws_nothing = self._noise_key is None and self._transform is None
+        return draws_nothing and is_elementwise(training.optimizer) and criterion.can_be_captured
 
     def _step(self, indices: Tensor, targets: Tensor) -> Tensor:
         flat = self._flat
@@ -156,7 +185,7 @@ class LoopBackend:
         with torch.no_grad():
             if self._optimizer is None:  # plain SGD, without another pass over memory
                 for parameter, gradient in zip(self._parameters, gradients, strict=True):
-                    parameter.add_(gradient, alpha=-training.learning_rate)
+                    parameter.add_(gradient, alpha=-self._rate)
                 return loss.detach()
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 assert parameter.grad is not None
@@ -167,6 +196,9 @@ class LoopBackend:
             if training.control_variates:
                 assert flat.parameter.grad is not None
                 flat.parameter.grad.add_(self._correction)
+            if training.clip_gradients is not None:
+                assert flat.parameter.grad is not None
+                _clip(flat.parameter.grad, training.clip_gradients)
         self._optimizer.step()
         return loss.detach()
 
@@ -176,6 +208,8 @@ class LoopBackend:
         _, criterion = self._recipe
         module = self._flat.module
         inputs = self._samples.network_inputs(indices)
+        if self._transform is not None:
+            inputs = self._transform(inputs)
         if self._dtype == torch.bfloat16:
             with torch.autocast(indices.device.type, torch.bfloat16):
                 outputs = outputs_of(module, inputs).float()
@@ -233,6 +267,17 @@ class LoopBackend:
         device = self._flat.vector.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
             return outputs_of(self._flat.module, inputs).float()[None]
+
+
+def _made(part: Part | None) -> Callable[..., Any] | None:
+    """The transform of a task."""
+    return None if part is None else partial(TRANSFORMS.get(part.name), **part.options)
+
+
+def _clip(gradient: Tensor, limit: float) -> None:
+    """Scale a gradient [d] down to a norm of `limit`."""
+    norm = torch.linalg.vector_norm(gradient).clamp(min=torch.finfo(gradient.dtype).tiny)
+    gradient.mul_((limit / norm).clamp(max=1.0))
 
 
 def _with_another(order: Tensor, step: int, rows: Tensor) -> Tensor:

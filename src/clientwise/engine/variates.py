@@ -46,7 +46,7 @@ class ControlVariates:
             return
         steps = training.num_steps(sizes[list(sent.client_ids)]).clamp(min=1).tolist()
         for client, theirs, count in zip(sent.client_ids, sent.models, steps, strict=True):
-            gradient = (model.to(theirs.device) - theirs) / (count * training.learning_rate)
+            gradient = (model.to(theirs.device) - theirs) / (count * training.rate)
             gradient[self._num_parameters :] = 0  # buffers have none
             renewed = self._own.get(client, self._none) - self._mean + gradient
             # NaN must not reach the other clients through the mean

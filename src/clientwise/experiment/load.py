@@ -85,7 +85,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
         issues = _load_plugins(table["plugins"], str(table["plugin_dir"]))
     table = {key: value for key, value in table.items() if key != "tune"}
     try:
-        experiment = Experiment.model_validate(table)
+        experiment = Experiment.model_validate(table).spanning()
         if "methods" not in table:
             experiment = experiment.with_method(write_out([experiment.recommended], where)[0])
     except ValidationError as error:
@@ -106,9 +106,23 @@ def load_method(method: str | Mapping[str, Any], where: str) -> MethodSettings:
         raise ConfigError(where, issues_of(error, MethodSettings)) from None
 
 
+def import_plugins(source: str | Path) -> None:
+    """Import the plugins of a config, whose other keys may be wrong; ConfigError if one fails."""
+    where, folder, table = _read(source)
+    issues = _load_plugins(table.get("plugins", []), str(table.get("plugin_dir", folder)))
+    if issues:
+        raise ConfigError(where, issues)
+
+
 def presets_of(source: str | Path) -> list[str]:
     """The names of a config's presets."""
     return list(_read(source).table.get("presets", {}))
+
+
+def given_methods(source: str | Path | Mapping[str, Any]) -> list[Any]:
+    """The methods of a config as they are written there, names and tables."""
+    methods = _read(source).table.get("methods", [])
+    return methods if isinstance(methods, list) else []
 
 
 def _read(source: str | Path | Mapping[str, Any]) -> _Source:

@@ -25,7 +25,12 @@ from ..core.aggregation.server_step import SERVER_STEPS
 from ..core.criteria import CRITERIA, source_of
 from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
+from ..core.objective.loss import LOSSES
 from ..core.objective.metrics import METRICS
+from ..core.optimizers import OPTIMIZERS
+from ..core.sampling import SAMPLINGS
+from ..core.schedules import SCHEDULES
+from ..core.transforms import TRANSFORMS
 from ..core.weights.priority import ADJUSTMENTS
 from ..core.weights.scores import SCORES
 from ..core.weights.weighting import NORMALISERS
@@ -54,6 +59,11 @@ _REGISTRIES = (
     ADJUSTMENTS,
     LOSS_ADAPTERS,
     SERVER_STEPS,
+    OPTIMIZERS,
+    LOSSES,
+    SCHEDULES,
+    TRANSFORMS,
+    SAMPLINGS,
     METRICS,
     DATASETS,
     FEATURES,
@@ -122,6 +132,8 @@ def type_name(kind: Any) -> str:
         return " or ".join(_value(argument) for argument in arguments)
     if origin in (types.UnionType, typing.Union):
         named = [argument for argument in arguments if argument is not type(None)]
+        if Part in named:  # which is a text where it has no options
+            named = [argument for argument in named if argument is not str]
         return " or ".join(type_name(argument) for argument in named)
     if kind is Part:
         return "part"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,12 +21,15 @@ from ..core.round import first_state, run_round
 from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
 from ..errors import plain
+from ..record.best_file import Best
 from .aggregate import Aggregate, aggregate_of
 from .arrays import Arrays, Layout
+from .best import BestModel, KeepBest, mean_of_claims
 from .engine import HostEngine, Pair, problem_of, server_set
 from .host_run import HostRecord, refuse_run
 from .methods import build, recorded_table, settings_of, with_criteria, with_named_bounds
 from .values import Client, ClientValues, Measure, RefusedError, ServerError, require
+from .weights import WEIGHT, ByClient, Weights, stated_weights
 
 MAX_CLIENTS = 10_000
 MAX_REASON = 300  # characters
@@ -42,6 +45,7 @@ class AggregatorOptions(TypedDict, total=False):
     seed: int
     max_change: float
     folder: str | Path | None
+    weights: Weights | None
 
 
 class Aggregator:
@@ -61,6 +65,9 @@ class Aggregator:
             with the updates, or built-in criteria.
         score: how `criteria` become one number; prioritized in their order if None.
         normalise: how each of `criteria` is scaled over the clients; the score's default if None.
+        weights: instead of criteria: a weight by client, or a function of a client and of the values
+            that came with its update. They are divided by the sum of those that are accepted. A
+            client that a mapping does not name is refused.
         measured_here: functions of a client's arrays, by criterion, for what the server measures. A
             client's own value for such a criterion is ignored.
         clients: names of all clients. Others are refused. Needed for bounds that name clients.
@@ -73,6 +80,10 @@ class Aggregator:
             differ from its first claim.
         folder: a new run folder for the record, which `clientwise show`, `report` and `serve` read.
         rounds: how many rounds are planned, for the record.
+        keep_best: a metric by which the best model so far is kept as `best.safetensors` in `folder`;
+            or a table with `metric`, `lower` (lower is better) and `file`. "loss" and the problem's
+            metric are measured on the server's samples, where it has some. Otherwise it is a value of
+            the clients for the model that they were sent.
 
     Attributes:
         round_num: the number of rounds so far.
@@ -97,6 +108,7 @@ class Aggregator:
         criteria: Sequence[str] | None = None,
         score: Score | None = None,
         normalise: str | None = None,
+        weights: Weights | None = None,
         measured_here: Mapping[str, Measure] | None = None,
         clients: Sequence[str] | None = None,
         num_classes: int | None = None,
@@ -106,9 +118,17 @@ class Aggregator:
         max_change: float = 1.5,
         folder: str | Path | None = None,
         rounds: int | None = None,
+        keep_best: KeepBest | None = None,
     ) -> None:
         self.round_num = 0
+        self._best = None if keep_best is None else BestModel(keep_best, folder)
         functions = dict(measured_here or {})
+        stated: dict[str, ByClient] = {}
+        if weights is not None:
+            if criteria is not None or score is not None or normalise is not None:
+                raise ValueError("weights stand instead of criteria, score and normalise")
+            stated = {WEIGHT: stated_weights(weights, clients)}
+            criteria = [WEIGHT]
         settings = settings_of(method)
         self._table = recorded_table(settings, criteria, score, normalise)
         self._server, self._spec = server_set(model, weigh, report, num_classes, seed)
@@ -116,10 +136,10 @@ class Aggregator:
         self._method = build(settings, learning_rate, weigh is not None)
         if criteria is not None:
             self._method = with_criteria(
-                self._method, criteria, score, normalise, functions, weigh is not None
+                self._method, criteria, score, normalise, {*functions, *stated}, weigh is not None
             )
         problem = problem_of(self._server, num_classes)
-        self._values = ClientValues(self._method.criteria, functions, max_change, problem)
+        self._values = ClientValues(self._method.criteria, functions, max_change, problem, stated)
         self._num_clients = max_clients if clients is None else len(clients)
         self._numbers: dict[Client, int] = {}
         if clients is not None:
@@ -131,6 +151,7 @@ class Aggregator:
         if self._folder is not None:
             refuse_run(self._folder)  # before clients train for a round that cannot be recorded
         self._is_closed = False
+        self._has_chosen = False
         self._planned = rounds
         self._has_report_part = report is not None
         self._layout: Layout | None = None
@@ -159,10 +180,36 @@ class Aggregator:
             self.accept(client, arrays, (values or {}).get(client, {}))
         return self.finish()
 
+    def choose(self, clients: Iterable[Client], size: int) -> list[Client]:
+        """Draw the clients of the next round, for a method with `sampling`. Call it before `begin`.
+
+        Args:
+            clients: those that can be asked now. A client that has not sent criteria yet has the mean
+                score.
+            size: how many to draw.
+        """
+        sampling = self._method.sampling
+        if sampling is None:
+            raise ValueError(f"{self._method.name} does not draw clients: it has no `sampling`")
+        self._has_chosen = True
+        listed = sorted(set(clients), key=str)
+        scores = torch.full((len(listed),), math.nan, dtype=torch.float64)
+        if self._layout is not None:
+            known = self._method.last_scores(self._state)
+            for row, client in enumerate(listed):
+                if client in self._numbers:
+                    scores[row] = known[self._numbers[client]]
+        drawn = sampling.draw(scores, len(listed), size, self._seed, self.round_num + 1)
+        return [listed[row] for row in drawn]
+
     def begin(self, model: Arrays) -> None:
         """Begin a round with the global model that clients are sent; an unfinished one is dropped."""
         if self._is_closed:
             raise RuntimeError("the aggregator is closed: make another one, with another folder")
+        if self.draws_clients and not self._has_chosen:
+            raise RuntimeError(
+                f"{self._method.name} draws the clients: call `choose` before `begin`, and ask those"
+            )
         self._replies = _Replies()
         if self._layout is None:
             self._layout = Layout(model, self._spec)
@@ -204,6 +251,8 @@ class Aggregator:
         self._replies.models[client] = vector
         self._replies.values[client] = measured
         self._replies.ignored[client] = ignored
+        if self._best is not None:
+            self._replies.metric[client] = values.get(self._best.metric)
         return fitted
 
     def refuse(self, client: Client, reason: str) -> None:
@@ -218,6 +267,7 @@ class Aggregator:
         began = time.perf_counter()
         replies = self._replies
         self._replies = _Replies()
+        self._has_chosen = False
         without_row = self._number_refused(replies)
         self._engine.updates = self._updates(replies)
         client_of = self._clients_of(replies)
@@ -227,7 +277,8 @@ class Aggregator:
         self._state, record = run_round(state, self._method, plan, self._engine)
         self.round_num = record.round_num
         ignored = map(plain, self._ignored_claims(record, replies))
-        record = replace(record, notes=(*ignored, *record.notes))
+        of_best = map(plain, self._keep_best(record, replies))
+        record = replace(record, notes=(*ignored, *of_best, *record.notes))
         done = aggregate_of(record, layout.named(self._state.model), client_of, replies.refusals)
         record = replace(record, notes=(*map(plain, without_row), *record.notes))
         self._values.remember(done.criteria)
@@ -261,6 +312,16 @@ class Aggregator:
     def asks_for(self) -> tuple[str, ...]:
         """The values that must come with every update."""
         return self._values.asked
+
+    @property
+    def draws_clients(self) -> bool:
+        """Whether the method draws the clients of a round; see `choose`."""
+        return self._method.sampling is not None
+
+    @property
+    def best(self) -> Best | None:
+        """Round and value of the best model so far, with `keep_best`; None before the first."""
+        return None if self._best is None else self._best.best
 
     # Updates -------------------------------------------------------------------------------------
 
@@ -337,6 +398,26 @@ class Aggregator:
                     remarks.append(f"{claim}, which is measured here: {measured:g}")
         return remarks
 
+    def _keep_best(self, record: RoundRecord, replies: _Replies) -> list[str]:
+        """Offer the model after the round, or the one before it where clients measure; returns remarks."""
+        if self._best is None:
+            return []
+        layout = self._begun()
+        metric = self._best.metric
+        report = record.report
+        if report is not None and metric in ("loss", self._engine.problem.metric):
+            found = report.overall_loss() if metric == "loss" else report.overall()
+            self._best.offer(layout.named(self._state.model), float(found[0]), record.round_num)
+            return []
+        client_of = {number: client for client, number in self._numbers.items()}
+        accepted = [client_of[number] for number in record.client_ids]
+        weights = dict(zip(accepted, record.weights.tolist(), strict=True))
+        claims = {client: replies.metric.get(client) for client in accepted}
+        value, remarks = mean_of_claims(metric, claims, weights)
+        if value is not None:
+            self._best.offer(layout.sent(), value, record.round_num - 1)
+        return remarks
+
     def _write(self, record: RoundRecord, seconds: float) -> None:
         if self._folder is None:
             return
@@ -375,6 +456,7 @@ class _Replies:
         self.models: dict[Client, Tensor] = {}  # each [d]
         self.values: dict[Client, dict[str, float]] = {}
         self.refusals: dict[Client, str] = {}
+        self.metric: dict[Client, Any] = {}  # what clients send for `keep_best`
         # What clients claim about criteria that the server measures
         self.ignored: dict[Client, dict[str, str]] = {}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ class ServerSamples:
         data = FederatedData.from_clients(
             nobody, nobody, weigh=weigh, report=report, num_classes=num_classes
         )
+        samples = replace(data.samples, problem=data.samples.problem.by(None))
+        data = replace(data, samples=samples)
         self._engine = LocalEngine(data, deepcopy(module), seed=seed)
         self.problem = self._engine.problem
         self.spec = self._engine.spec

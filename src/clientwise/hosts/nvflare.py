@@ -46,6 +46,10 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             from its first claim.
         folder: the run folder of the record; a relative path is inside the job's own folder on the
             server.
+        weights: instead of criteria: a weight by site. A function of a site and its metrics comes
+            from `server_side`.
+        keep_best: a metric by which the best model so far is kept, or a table, as in `cw.Aggregator`. A
+            relative `file` is inside the job's own folder on the server.
     """
 
     # NVFlare reads the names of the arguments here, and their values from attributes of these names.
@@ -59,6 +63,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
         seed: int = 1,
         max_change: float = 1.5,
         folder: str = "clientwise",
+        weights: dict[str, float] | None = None,
+        keep_best: str | dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.method = method
@@ -69,13 +75,15 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
         self.seed = seed
         self.max_change = max_change
         self.folder = folder
+        self.weights = weights
+        self.keep_best = keep_best
         self._aggregator: Aggregator | None = None
         self._sent: Mapping[str, Any] = {}  # the global model
         self._metrics: dict[str, dict[str, Any]] = {}  # of the sites that were accepted so far
         self._lock = threading.Lock()  # results may arrive in several threads
 
     def server_side(self) -> dict[str, Any]:
-        """What only the server has: `model`, `weigh`, `report` and `measured_here` of `cw.Aggregator`."""
+        """What only the server has: `model`, `weigh`, `report`, `measured_here` and a function as `weights`."""
         return {}
 
     def reset_stats(self) -> None:
@@ -119,7 +127,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             self._aggregator.close()
 
     def _make(self) -> Aggregator:
-        return Aggregator(
+        stated = {} if self.weights is None else {"weights": self.weights}
+        made = Aggregator(
             self.method,
             criteria=self.criteria,
             clients=self.clients,
@@ -127,10 +136,14 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             learning_rate=self.learning_rate,
             seed=self.seed,
             max_change=self.max_change,
-            folder=self._record_folder(),
+            folder=self._in_job(self.folder),
+            keep_best=self._keep_best(),
             rounds=self._context().get_prop(AppConstants.NUM_ROUNDS),
-            **self.server_side(),
+            **(stated | self.server_side()),
         )
+        if made.draws_clients:
+            raise ValueError("`sampling` of a method does not run here: NVFlare chooses the sites")
+        return made
 
     def _context(self) -> FLContext:
         if self.fl_ctx is None:
@@ -139,13 +152,19 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             )
         return self.fl_ctx
 
-    def _record_folder(self) -> Path:
-        folder = Path(self.folder)
-        if folder.is_absolute():
-            return folder
+    def _keep_best(self) -> str | dict[str, Any] | None:
+        table = self.keep_best
+        if isinstance(table, dict) and "file" in table:
+            return {**table, "file": str(self._in_job(table["file"]))}
+        return table
+
+    def _in_job(self, path: str) -> Path:
+        """A path on the server; a relative one is inside the job's own folder."""
+        if Path(path).is_absolute():
+            return Path(path)
         context = self._context()
         workspace = context.get_engine().get_workspace()
-        return Path(workspace.get_run_dir(context.get_job_id())) / folder
+        return Path(workspace.get_run_dir(context.get_job_id())) / path
 
     def _global_model(self) -> Mapping[str, Any]:
         found = self._context().get_prop(AppConstants.GLOBAL_MODEL)

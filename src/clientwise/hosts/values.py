@@ -13,6 +13,7 @@ from ..core.criteria import CRITERIA, Criterion, is_fixed
 from ..core.guard import inspect_values
 from ..core.objective.problem import Problem
 from .arrays import Layout
+from .weights import ByClient
 
 Client = str | int
 Measure = Callable[[dict[str, Any]], float]
@@ -38,6 +39,7 @@ class ClientValues:
         measured_here: functions of a client's arrays, by criterion, for what the server measures.
         max_change: factor by which a claim about a client's data may differ from its first claim.
         problem: what the model predicts; it bounds what is measured.
+        stated: functions of a client and of what came with its update, by criterion.
     """
 
     def __init__(
@@ -46,13 +48,16 @@ class ClientValues:
         measured_here: Mapping[str, Measure],
         max_change: float,
         problem: Problem,
+        stated: Mapping[str, ByClient] | None = None,
     ) -> None:
+        self._stated = stated or {}
         self._criteria = {one.name: one for one in criteria}
         self.claimed = [one for one in criteria if one.measured_by == "client"]
         for name in measured_here.keys() - {one.name for one in self.claimed}:
             raise ValueError(f"measured_here: {name} is none of the criteria that clients claim")
         # The values that must come with every update
-        self.asked = tuple(one.name for one in self.claimed if one.name not in measured_here)
+        known_here = {*measured_here, *self._stated}
+        self.asked = tuple(one.name for one in self.claimed if one.name not in known_here)
         self._measured_here = measured_here
         self._max_change = max_change
         self._problem = problem
@@ -81,6 +86,8 @@ class ClientValues:
             self._compare(client, self._criteria[name], found[name])
         for name in self._measured_here:
             found[name] = self._measure(name, layout, tensors)
+        for name, function in self._stated.items():
+            found[name] = self._within_bounds(name, function(client, values))
         return found
 
     def ignored(self, values: Mapping[str, Any]) -> dict[str, str]:
@@ -129,7 +136,9 @@ class ClientValues:
             raise ValueError(f"{name} of its model cannot be measured: {error}") from error
 
     def _measured(self, name: str, arrays: dict[str, Any]) -> float:
-        value = float(self._measured_here[name](arrays))
+        return self._within_bounds(name, float(self._measured_here[name](arrays)))
+
+    def _within_bounds(self, name: str, value: float) -> float:
         high = self._criteria[name].high(self._problem)
         require(inspect_values(name, torch.tensor([value], dtype=torch.float64), high))
         return value

@@ -28,6 +28,8 @@ MOST_VALUES, MOST_PRODUCTS = (
     5 * 10**9,
 )
 
+GROUPS = 2  # of channels in a layer, each normalised: many would have few values in small images
+
 
 def initialised(network: Callable[[], nn.Module], seed: int) -> nn.Module:
     """The network with the random parameters of a seed."""
@@ -149,14 +151,14 @@ def fully_convolutional(
     middle: Annotated[Widths, MinLen(1)] = (512, 512),
     batch_norm: bool = True,
 ) -> nn.Module:
-    """An image to an image of the same size, whose sum is a count: P3's counting network (3,727,105 parameters).
+    """An image to images of the same size: P3's counting network (3,727,105 parameters), or masks (segmentation).
 
     3×3 convolutions that halve the image, a middle, and as many that double it: the fully convolutional
     regression network of Xie, Noble and Zisserman (2016), with a second middle layer as in P3.
 
     Args:
         input_shape: (channels, height, width) of an image.
-        num_outputs: must be height · width.
+        num_outputs: height · width, times the number of images.
         channels: of the convolutions that halve the image.
         middle: of the convolutions between.
         batch_norm: whether batch normalisation follows each convolution.
@@ -165,9 +167,10 @@ def fully_convolutional(
         raise ValueError(
             f"model fully_convolutional halves images {len(channels)} times, got samples of shape {input_shape}"
         )
-    if num_outputs != math.prod(input_shape[1:]):
+    images, rest = divmod(num_outputs, math.prod(input_shape[1:]))
+    if rest or not images:
         raise ValueError(
-            f"model fully_convolutional gives one value per pixel, but {num_outputs} are to be predicted"
+            f"model fully_convolutional gives values for every pixel, but {num_outputs} are to be predicted"
         )
 
     def convolution(before: int, after: int, halved: int) -> list[nn.Module]:
@@ -185,7 +188,47 @@ def fully_convolutional(
             nn.Upsample(scale_factor=2),
             *convolution(before, after, len(channels) - doubled),
         ]
-    return nn.Sequential(*layers, nn.Conv2d(channels[0], 1, 1))
+    return nn.Sequential(*layers, nn.Conv2d(channels[0], images, 1))
+
+
+@MODELS.register("resnet18")
+def resnet18(
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    *,
+    width: Width = 64,
+    norm: Literal["group", "batch"] = "group",
+) -> nn.Module:
+    """ResNet-18 for small images, as CIFAR-10's: 3×3 stem, no max-pooling (11,173,962 parameters for 10 classes).
+
+    He et al., Deep Residual Learning for Image Recognition (2016). Batch norm is replaced by group norm, since
+    the statistics of clients with different data do not average well (Hsieh et al., 2020).
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        num_outputs: classes, or values to predict.
+        width: channels of the first stage; each of the three after it has twice as many.
+        norm: "group" for two groups of channels a layer (Reddi et al., 2021), "batch" for batch norm as published.
+
+    Example:
+        >>> resnet18((3, 32, 32), 10, width=8)(torch.zeros(5, 3, 32, 32)).shape
+        torch.Size([5, 10])
+    """
+    if len(input_shape) != 3:
+        raise ValueError(
+            f"model resnet18 needs images (channels, height, width), got samples of shape {input_shape}"
+        )
+    pixels = math.prod(input_shape[1:])
+    _check_layer("the first convolution", width * pixels, 9 * max(width, input_shape[0]))
+    layers: list[nn.Module] = [*_normed(input_shape[0], width, 3, 1, norm), nn.ReLU()]
+    before = width
+    for stage in range(4):
+        after = width * 2**stage
+        layers.append(_Residual(before, after, 2 if stage else 1, norm))
+        layers.append(_Residual(after, after, 1, norm))
+        before = after
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_outputs)]
+    return nn.Sequential(*layers, *head)
 
 
 @MODELS.register("lstm")
@@ -243,6 +286,35 @@ def _check_layer(layer: str, values: int, products: int) -> None:
             f"{layer} makes {values:,} values of a sample, of {products:,} products each: "
             f"{MOST_VALUES:,} values and {MOST_PRODUCTS:,} products at most; make it smaller"
         )
+
+
+def _normed(
+    before: int, after: int, kernel: int, stride: int, norm: Literal["group", "batch"]
+) -> list[nn.Module]:
+    """A convolution, and the norm of its channels."""
+    convolution = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
+    if norm == "batch":
+        return [convolution, nn.BatchNorm2d(after)]
+    return [convolution, nn.GroupNorm(math.gcd(GROUPS, after), after)]
+
+
+class _Residual(nn.Module):
+    """Two convolutions, and what they are given added to what they make."""
+
+    def __init__(
+        self, before: int, after: int, stride: int, norm: Literal["group", "batch"]
+    ) -> None:
+        super().__init__()
+        first = _normed(before, after, 3, stride, norm)
+        self.body = nn.Sequential(*first, nn.ReLU(), *_normed(after, after, 3, 1, norm))
+        is_same = before == after and stride == 1
+        self.shortcut = nn.Sequential(*([] if is_same else _normed(before, after, 1, stride, norm)))
+        self.last = nn.ReLU()
+
+    def forward(self, values: Tensor) -> Tensor:
+        """relu(body(x) + shortcut(x))."""
+        outputs: Tensor = self.last(self.body(values) + self.shortcut(values))
+        return outputs
 
 
 class _Reader(nn.Module):

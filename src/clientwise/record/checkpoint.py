@@ -21,13 +21,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core.objective.loss import LossRecord
+from ..core.objective.loss import Loss, LossRecord
 from ..core.types import ServerState
 from ..errors import RunError
 from ..writing import write_atomically
 
 CHECKPOINT_VERSION = 2
 POLICY = "policy."  # prefix of what the bounds remember
+BEST = "engine.lane.best"  # the model of the best round, where `keep` says so
+BEST_ROUND = "engine.lane.best_round"
+BY_CLIENT = ("memory.", "evidence.", "privacy.", "sampling.", POLICY)  # a row for each client
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def save_checkpoint(
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
-    text = json.dumps(asdict(scalars))
+    text = json.dumps(asdict(scalars) | {"loss": scalars.loss.plain()})
     header = {
         "version": str(CHECKPOINT_VERSION),
         "state": text,
@@ -103,7 +106,7 @@ def load_checkpoint(
     state = ServerState(
         round_num=content.scalars.round_num,
         model=tensors["model"],
-        loss=content.scalars.loss.loss(),
+        loss=_loss(path, content.scalars.loss),
         memory=_under("memory.", tensors),
         priority=content.scalars.priority,
         quality=content.scalars.quality,
@@ -112,17 +115,31 @@ def load_checkpoint(
         rule_state=_under("rule.", tensors),
         privacy=_under("privacy.", tensors),
         policy=_under(POLICY, tensors) if first.policy else {},
+        sampling=_under("sampling.", tensors),
     )
     return state, _under("engine.", tensors)
 
 
-def load_model(path: Path) -> tuple[int, Tensor]:
-    """Read the last round of a lane, and the model [d] after it."""
+def _loss(path: Path, record: LossRecord) -> Loss:
+    try:
+        return record.loss()
+    except ValueError as error:
+        raise _refused(path, f"not a checkpoint of this run ({error})") from None
+
+
+def load_model(path: Path, *, best: bool = False) -> tuple[int, Tensor]:
+    """Read the last round of a lane, and the model [d] after it.
+
+    With `best`, read the best round and its model, where the lane keeps it.
+    """
     content = _read(path, torch.device("cpu"))
-    if "model" not in content.tensors:
+    tensors = content.tensors
+    if "model" not in tensors:
         raise _refused(path, "not a checkpoint of clientwise (it has no model)")
     _refuse_damage(path, content)
-    return content.scalars.round_num, content.tensors["model"]
+    if best and {BEST, BEST_ROUND} <= tensors.keys():
+        return int(tensors[BEST_ROUND]), tensors[BEST]
+    return content.scalars.round_num, tensors["model"]
 
 
 def _read(path: Path, device: torch.device) -> _Content:
@@ -173,8 +190,7 @@ def _fits(name: str, saved: Tensor, expected: Tensor) -> bool:
 
     One with a value per client may be shorter: clients may have joined since.
     """
-    by_client = name.startswith(("memory.", "evidence.", "privacy.", POLICY))
-    if by_client and saved.dim() > 0 and len(saved) < len(expected):
+    if name.startswith(BY_CLIENT) and saved.dim() > 0 and len(saved) < len(expected):
         expected = expected[: len(saved)]
     return saved.dtype == expected.dtype and saved.shape == expected.shape
 
@@ -205,6 +221,7 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
         **_prefixed("rule.", state.rule_state),
         **_prefixed("privacy.", state.privacy),
         **_prefixed(POLICY, state.policy),
+        **_prefixed("sampling.", state.sampling),
     }
 
 

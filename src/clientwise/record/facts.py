@@ -21,6 +21,7 @@ from .structure import refuse_programs
 
 LONGEST_OF_ORIGIN = 2**29  # bytes
 BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggregator` recorded
+BEST_OF_LANE = "best of lane "  # before the lane's number: a fact that is a `BestRow`
 FLOAT_BYTES = 4
 
 
@@ -45,6 +46,9 @@ class RunFacts(BaseModel, strict=True, populate_by_name=True):
     reported_on: str = _written("reported on", "held-out samples")
     report_samples: int | None = _written("reported samples", None)
     report_rarest: int | None = _written("reported samples of the rarest class", None)
+    constant_metric: float | None = _written("metric of a constant prediction", None)
+    weigh_samples: int | None = _written("samples to weigh by", None)
+    num_classes: int | None = _written("classes", None)
     changes: list[Change] = []
     begun: str = ""
     initial_model: str = _written("initial model", "")
@@ -70,6 +74,8 @@ def facts_of_run(
     computed: str,
     report_samples: int | None = None,
     report_rarest: int | None = None,
+    constant_metric: float | None = None,
+    weigh_samples: int | None = None,
     target: float | None = None,
     client_targets: Sequence[float] = (),
 ) -> dict[str, Any]:
@@ -85,6 +91,8 @@ def facts_of_run(
         computed: how clients are trained, in words.
         report_samples: how many these samples are, where that is known.
         report_rarest: of the class that has fewest of them.
+        constant_metric: what a model gets on these samples that predicts the same for all.
+        weigh_samples: how many held-out samples weights may depend on, where that is known.
         target: value of the metric for rounds-to-target.
         client_targets: values of the metric for the clients' own.
     """
@@ -102,6 +110,9 @@ def facts_of_run(
         reported_on=reported_on,
         report_samples=report_samples,
         report_rarest=report_rarest,
+        constant_metric=constant_metric,
+        weigh_samples=weigh_samples,
+        num_classes=problem.num_classes,
         computed=computed,
     )
     return facts.model_dump(by_alias=True, exclude_unset=True)

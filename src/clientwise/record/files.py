@@ -11,6 +11,7 @@ from pathlib import Path
 
 CONFIG = "config.toml"
 VERSIONS = "versions.json"
+BEST = "best.safetensors"  # the best model of another framework's run; see `hosts/best.py`
 
 
 def plain_name(text: str) -> str:

@@ -38,6 +38,24 @@ def about_section(runs: Sequence[RunFolder]) -> Section:
     return Section(SECTION, "What was run", "", [facts])
 
 
+def data_line(run: RunFolder) -> str:
+    """The data in one line: clients, samples, classes, and what is held out."""
+    seed = min((lane.seed for lane in run.lanes), default=-1)
+    found = run.client_sizes(seed)
+    facts = [counted(found.clients, "client")]
+    if found.samples:
+        facts.append(counted(found.samples, "training sample"))
+    if run.num_classes:
+        facts.append(counted(run.num_classes, "class", "classes"))
+    held_out = []
+    if run.weigh_samples:
+        held_out.append(f"{run.weigh_samples:,} to weigh by")
+    if run.report_samples:
+        held_out.append(f"{run.report_samples:,} to report on")
+    line = f"Data ({data_name(run)}): {', '.join(facts)}"
+    return f"{line}; held-out samples: {', '.join(held_out)}" if held_out else line
+
+
 def config_section(runs: Sequence[RunFolder]) -> Section:
     """Every key of the resolved config, where there is one run."""
     rows: list[list[Content]] = []
@@ -71,6 +89,7 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "tuning", tuning
     yield "seeds", _ranges(seeds)
     yield "rounds", f"{run.rounds:,}"
+    yield from _best_rounds(run)
     yield "metric", f"{run.metric} on {run.reported_on}"
     if run.begun:
         yield "started", run.begun
@@ -84,6 +103,20 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "note", _text(config.note)
     if config.tags:
         yield "tags", _text(config.tags)
+
+
+def _best_rounds(run: RunFolder) -> Iterator[tuple[str, str]]:
+    """Which lanes stopped early, and whose model is not that of the last round."""
+    found = run.best_of_lanes
+    for lane in run.lanes:
+        if (best := found.get(lane.lane)) is None:
+            continue
+        name = f"{lane.method}, seed {lane.seed}"
+        if best.stopped:
+            lowest = f"the held-out loss was lowest in round {best.round}"
+            yield "stopped early", f"{name}: after round {best.last} of {run.rounds}; {lowest}"
+        if best.kept and best.round is not None:
+            yield "model kept", f"{name}: that of round {best.round}, by its held-out loss"
 
 
 def tuning_in_words(config: RecordedConfig, methods: Sequence[str]) -> str:

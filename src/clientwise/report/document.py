@@ -122,6 +122,8 @@ class Document:
     seeds: Sequence[int] | None = None
     state: str | None = None
     rounds: int | None = None
+    data: str | None = None  # one line about it
+    curve: Chart | None = None  # a small one for the head of the page
 
 
 def tabulate(
@@ -271,6 +273,6 @@ def in_time(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 seed`, `2 seeds`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 seed`, `2 seeds`, `2 classes`."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

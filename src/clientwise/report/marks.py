@@ -23,6 +23,7 @@ COLOURS = (
     "#B8A900",
 )
 GREY = "#999999"
+FAINT = "#A6A6A6"  # of lines without a name; it is no method's colour
 # Cividis from the lowest to the highest value, for heat maps on the page and on paper.
 HEAT_COLOURS = (
     "#00224E",

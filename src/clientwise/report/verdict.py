@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+
+import numpy
 
 from ..core.reasons import likely_cause
 from ..experiment.checks.steps import unequal_steps
@@ -38,6 +40,8 @@ TOO_FEW = (
     "Enlarge server_set.fraction, or give more test samples."
 )
 STILL_IMPROVES = 0.01  # of the metric
+LEAST_ROUNDS = 3  # with fewer, nothing is said about a method that has not learned anything
+FLAT = 1e-4  # of the metric
 LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
 NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
 NOT_COMPARED = "not compared: they share no round of the same seed on the same data"
@@ -50,6 +54,8 @@ def headline(series: Sequence[Series]) -> list[str]:
         *_changes(series),
         *_refused(series),
         *_diverged(series),
+        *_at_chance(series),
+        *_unchanged(series),
         *_unequal_steps(series),
         *_unequal_tuning(series),
     ]
@@ -81,6 +87,7 @@ def _comparisons(
     yield from _unequal_rounds(series)
     yield from _left_out_seeds(series)
     yield from _compared(known, baseline, differences)
+    yield from _same_predictions(series, baseline)
     yield from _undertrained(known, baseline)
     yield from _significantly_worse(series, baseline, differences)
 
@@ -171,6 +178,78 @@ def _diverged(series: Sequence[Series]) -> list[str]:
     if lines:
         lines.append("Try a smaller training.learning_rate.")
     return lines
+
+
+def _at_chance(series: Sequence[Series]) -> Iterator[str]:
+    """Methods that end no better than a model that predicts the same for all samples."""
+    found = [one for one in series if _is_at_chance(one)]
+    if not found:
+        return
+    named = ", ".join(f"{one.label} ({one.unit.text(one.mean_metric)})" for one in found)
+    guessed = found[0].unit.text(found[0].run.constant_metric)
+    yield (
+        f"At chance: {named}. Predicting the same for all samples gives {guessed}. "
+        "Try another training.learning_rate, more rounds, or another evaluation.metric."
+    )
+
+
+def _is_at_chance(one: Series) -> bool:
+    """Whether a trained method ends at a constant prediction's metric, or a standard error above."""
+    run = one.run
+    guessed = run.constant_metric
+    has_ended = one.last_round == run.rounds >= LEAST_ROUNDS
+    is_trained = one.learned and not one.diverged
+    if not (has_ended and is_trained) or guessed is None or one.mean_metric is None:
+        return False
+    if not run.higher_is_better:
+        return one.mean_metric >= guessed
+    error = 0.0
+    if run.is_share and run.report_samples and 0 < guessed < 1:
+        error = math.sqrt(guessed * (1 - guessed) / run.report_samples)
+    return one.mean_metric <= guessed + error
+
+
+def _unchanged(series: Sequence[Series]) -> Iterator[str]:
+    """Methods whose metric is the same in every round of every seed, though their model changed."""
+    found = [
+        f"{one.label} ({one.unit.text(one.mean_metric)})"
+        for one in series
+        if one.learned and not one.run.initial_model and all(map(_is_flat, one.metric.values()))
+    ]
+    if found:
+        yield (
+            f"{series[0].run.metric} is the same in all rounds: {', '.join(found)}. Nothing was learned. Try a "
+            "larger training.learning_rate."
+        )
+
+
+def _is_flat(curve: Mapping[int, float]) -> bool:
+    """Whether a curve of several rounds is a level line below the best that there is."""
+    if len(curve) < LEAST_ROUNDS:
+        return False
+    low, high = min(curve.values()), max(curve.values())
+    return high - low <= FLAT * abs(high) and high != 1.0
+
+
+def _same_predictions(series: Sequence[Series], baseline: Series) -> Iterator[str]:
+    """Methods that decide on every sample as the baseline does, as far as the record shows."""
+    same = [one.label for one in series if one is not baseline and _decides_alike(one, baseline)]
+    if same:
+        yield (
+            f"{', '.join(same)}: same predictions as {baseline.label} (equal {baseline.run.metric} in every "
+            "round, and right on the same samples in the best one)."
+        )
+
+
+def _decides_alike(one: Series, other: Series) -> bool:
+    if one.run is not other.run or one.metric != other.metric:
+        return False
+    for seed in one.metric:
+        ours = one.run.best_round(one.method, seed)
+        theirs = other.run.best_round(other.method, seed)
+        if ours is None or theirs is None or not numpy.array_equal(ours.right, theirs.right):
+            return False
+    return bool(one.metric)
 
 
 def _unequal_steps(series: Sequence[Series]) -> list[str]:

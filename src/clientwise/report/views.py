@@ -10,7 +10,7 @@ from ..record.database import reading
 from ..record.lock import is_locked
 from ..record.reading.folder import RunFolder
 from . import sections
-from .about import about_section, config_section
+from .about import about_section, config_section, data_line
 from .audit.pages import audit_client, audit_round
 from .document import (
     Chart,
@@ -18,9 +18,9 @@ from .document import (
     Section,
     counted,
 )
-from .sections.curves import metric_chart
+from .sections.curves import head_chart, metric_chart
 from .sections.weights import hostile_chart
-from .series import Series, series_of
+from .series import Series, is_unmeasured, series_of
 from .verdict import NOTHING_YET, headline
 
 __all__ = [
@@ -78,6 +78,8 @@ def _overview(runs: Sequence[RunFolder]) -> Document:
         state="running" if is_running else run_state(first),
         seeds=_seeds(series),
         rounds=max(one.last_round for one in series),
+        data=data_line(first) if len(runs) == 1 else None,
+        curve=None if is_unmeasured(series) else head_chart(series),
         lead=[*_warnings(runs), *headline(series)],
         sections=[section for section in shown if section.items],
     )

@@ -93,7 +93,7 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
     """Check a score on twenty clients with random criteria.
 
     It must be finite, 0 or more, independent of the order of the clients, and must not fall when a
-    criterion rises (P1, Eq. 7). Where it has terms, they must add up to it.
+    criterion rises (P1 Eq. 7). Where it has terms, they must add up to it.
 
     Args:
         score: the score.

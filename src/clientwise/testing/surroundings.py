@@ -23,8 +23,10 @@ from ..core.objective.metrics import (
     Measure,
     confusion,
     error_sums,
+    label_counts,
     measured,
     pair_counts,
+    pixel_counts,
 )
 from ..core.objective.problem import PREDICTED, Classification, Problem
 from ..core.seeding import seeded_default_generator
@@ -67,7 +69,7 @@ def check_metric(name: str, **options: Any) -> None:
         f"or one of {', '.join(PREDICTED)}; it declares {sorted(declared.needs)}"
     )
     if declared.from_scores:
-        scores, targets = _scores()
+        scores, targets = _scores(predicted[0])
         counts: tuple[Tensor, ...] = (scores, targets)
     else:
         counts = (_counts(predicted[0]),)
@@ -115,8 +117,10 @@ def _check_declared_range(name: str, declared: Measure, values: Tensor) -> None:
 
 def _targets(problem: str) -> Tensor:
     random = torch.Generator().manual_seed(1)
-    if problem == "classes":
+    if problem in ("classes", "masks"):  # a mask of one pixel
         return torch.arange(SAMPLES) % CLASSES
+    if problem == "labels":
+        return (torch.arange(SAMPLES)[:, None] % torch.arange(2, 2 + CLASSES) == 0).float()
     return 1 + torch.rand(SAMPLES, generator=random)
 
 
@@ -131,14 +135,21 @@ def _counts(predicted: str) -> Tensor:
     if predicted == "numbers":
         predictions = torch.where(is_wrong, 3 * targets, targets)
         return error_sums(targets.expand(4, -1), predictions)
+    if predicted == "labels":
+        signs = torch.where(is_wrong, -1.0, 1.0)[..., None]
+        return label_counts(targets, signs * (2 * targets - 1))
+    if predicted == "masks":
+        predictions = torch.where(is_wrong, (targets + 1) % CLASSES, targets)
+        return pixel_counts(targets.expand(4, -1), predictions, CLASSES)
     risks = torch.where(is_wrong, targets, -targets)  # the higher, the sooner
     return pair_counts(targets, risks)
 
 
-def _scores() -> tuple[Tensor, Tensor]:
-    """Logits [4, N, C] of four models, the first perfect, the last the opposite, and the classes [N]."""
-    targets = _targets("classes")
-    right = nn.functional.one_hot(targets, CLASSES).double()
+def _scores(predicted: str) -> tuple[Tensor, Tensor]:
+    """Logits [4, N, C] of four models, the first perfect, the last the opposite, and the classes [N] or labels."""
+    targets = _targets(predicted)
+    is_class = targets.ndim == 1
+    right = (nn.functional.one_hot(targets, CLASSES) if is_class else targets).double()
     noise = torch.rand(SAMPLES, CLASSES, generator=torch.Generator().manual_seed(2)).double()
     return torch.stack([right, right + noise, noise, -right]), targets
 

@@ -140,7 +140,7 @@ def q_fair(
         The rescaled updates [n, d].
     """
     losses = gathered.criteria["start_loss"].clamp(min=1e-10)
-    curvature = q * losses ** (q - 1) * _norms(gathered) ** 2 / gathered.training.learning_rate
+    curvature = q * losses ** (q - 1) * _norms(gathered) ** 2 / gathered.training.rate
     return scaled(gathered, losses**q / (weights @ (losses**q + curvature)))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from annotated_types import Ge, Le
@@ -23,7 +23,7 @@ Tau = Annotated[float, Ge(1e-12), Le(1e12)]  # neither it nor its square is lost
 StepState = Mapping[str, Tensor]
 SUMS = "sums"  # of `BestOf`: the decayed sums of losses [s], beside the states of its steps
 ServerStep = Callable[..., tuple[Tensor, StepState]]
-SERVER_STEPS: Registry[ServerStep] = Registry(
+SERVER_STEPS: Registry[Callable[..., Any]] = Registry(
     "server step", "server_steps", "Application of the aggregate to the model"
 )
 
@@ -198,14 +198,14 @@ class BestOf:
         after = {name: value for name, value in state.items() if name == SUMS}
         for index, step in enumerate(self._taken):
             prefix = f"{index}."
-            own = {
+            before = {
                 name.removeprefix(prefix): value
                 for name, value in state.items()
                 if name.startswith(prefix)
             }
-            moved, own = step(model, mean, own)
+            moved, kept = step(model, mean, before)
             models.append(moved)
-            after |= {prefix + name: value for name, value in own.items()}
+            after |= {prefix + name: value for name, value in kept.items()}
         return torch.stack(models), after
 
     def choose(self, losses: Tensor, state: StepState) -> tuple[int, StepState]:

@@ -62,7 +62,7 @@ def _row_norms(rows: Tensor) -> Tensor:
     "server_performance",
     measured_by="server",
     needs={"server_set"},
-    high=lambda problem, metric: min(ANY, highest_performance(metric or problem.usual_metric)),
+    high=lambda problem, metric: min(ANY, highest_performance(metric or problem.weighed_by)),
 )
 def server_performance(
     arrivals: Arrivals, *, metric: Annotated[str | None, Names(METRICS)] = None
@@ -71,7 +71,7 @@ def server_performance(
 
     Args:
         arrivals: models [n, d], and who evaluates them.
-        metric: a registered metric; None takes the problem's usual one.
+        metric: a registered metric; None takes the problem's: accuracy, RMSE (MAPE if that is the metric), concordance.
 
     Returns:
         Values [n]: the metric, or 1/(error + 10⁻⁶).

@@ -13,12 +13,14 @@ from typing import Literal
 
 import torch
 
-from ...registry import PositiveFloat, Registry, needs
+from ...registry import Declaration, PositiveFloat, Registry
 from ..types import Evaluation
 from .loss import (
     CrossEntropy,
+    FocalLoss,
     Loss,
     RobustLoss,
+    SquaredError,
     robust_loss,
 )
 from .metrics import (
@@ -37,13 +39,28 @@ class Adapted:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class AdapterDeclaration(Declaration):
+    """What a loss adapter declares beside its needs."""
+
+    takes: tuple[str, ...] = ()  # the losses that it can adapt; empty: any
+    sets_class_weights: bool = False
+
+
 LossAdapter = Callable[..., Adapted]
 LOSS_ADAPTERS: Registry[LossAdapter] = Registry(
     "loss adapter", "adapt_loss", "Changes of the next round's loss"
 )
 
 
-@LOSS_ADAPTERS.register("class_weights", needs("classes", "server_set"))
+@LOSS_ADAPTERS.register(
+    "class_weights",
+    AdapterDeclaration(
+        frozenset({"classes", "server_set"}),
+        takes=(CrossEntropy.kind, FocalLoss.kind),
+        sets_class_weights=True,
+    ),
+)
 def class_weights(
     loss: Loss,
     evaluation: Evaluation,
@@ -56,19 +73,19 @@ def class_weights(
     If the set has no sample of a class, its κ is 1 and the record says so.
 
     Args:
-        loss: cross-entropy, of this round.
+        loss: of this round: cross-entropy or focal. Its class weights are replaced.
         evaluation: of the new model; its counts are a confusion matrix [1, C, C].
         epsilon: ε; κ is at most 1/ε.
         by: the quality of a class: its F1 or its recall.
 
     Returns:
-        Cross-entropy with the class weights κ [C].
+        The loss with the class weights κ [C].
     """
     counts = evaluation.counts[0]
     lacking = counts.sum(-1) == 0
     quality = per_class_f1(counts) if by == "f1" else per_class_recall(counts)
     kappa = torch.where(lacking, 1.0, 1.0 / (quality + epsilon))
-    adapted = CrossEntropy(tuple(kappa.tolist()))
+    adapted = loss.weighted(tuple(kappa.tolist()))
     missing = ", ".join(map(str, lacking.nonzero().flatten().tolist()))
     if not missing:
         return Adapted(adapted)
@@ -77,7 +94,12 @@ def class_weights(
     )
 
 
-@LOSS_ADAPTERS.register("robust_shape", needs("numbers", "server_set"))
+@LOSS_ADAPTERS.register(
+    "robust_shape",
+    AdapterDeclaration(
+        frozenset({"numbers", "server_set"}), takes=(RobustLoss.kind, SquaredError.kind)
+    ),
+)
 def robust_shape(loss: Loss, evaluation: Evaluation, *, scale: PositiveFloat = 1.0) -> Adapted:
     """Shape α of the general robust loss from the tails of the model's errors on the server's set (P3 III.B).
 

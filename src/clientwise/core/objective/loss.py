@@ -1,55 +1,109 @@
-"""Losses that clients train with. A loss travels with the task and is kept in checkpoints."""
+"""Losses that clients train with. A loss travels with the task and is kept in checkpoints.
+
+`LOSSES` has a function for every kind of loss, which makes it from its options. A new kind is a class
+`Loss` and such a function, registered under the `kind` of the class. Its record is then written and
+read without further code.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from ...registry import NonNegativeFloat, PositiveFloat, Registry, needs
+
 ClassWeights = tuple[float, ...] | None  # κ of P3 Eq. 2, one per class; None: all 1
+# As an option: a list with a weight for each class, or the inverse of its frequency
+Weights: TypeAlias = list[float] | Literal["balanced"] | None
+BALANCED = "balanced"
+
+# A loss is made from the training samples of each class over all clients [C], None where they are not
+# known, and from its options.
+MakeLoss = Callable[..., "Loss"]
+LOSSES: Registry[MakeLoss] = Registry("loss", "losses", "Losses that clients train with")
 
 
 @dataclass(frozen=True)
 class LossRecord:
-    """A loss as it is written into requests and checkpoints: flat, the same keys for every kind."""
+    """A loss as it is written into requests and checkpoints.
 
-    kind: Literal["cross_entropy", "robust", "cox"]
+    Args:
+        kind: its name in `LOSSES`.
+        class_weights: κ.
+        shape: of `robust`, which has no other options.
+        scale: of `robust`.
+        options: all other options of its kind.
+    """
+
+    kind: str
     class_weights: ClassWeights = None
     shape: float = 2.0
     scale: float = 1.0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def loss(self) -> Loss:
-        """The loss that was written."""
-        if self.kind == "robust":
-            return RobustLoss(self.shape, self.scale)
-        if self.kind == "cox":
-            return CoxLoss()
-        return CrossEntropy(self.class_weights)
+        """The loss that was written; ValueError where there is no such loss."""
+        if self.kind not in LOSSES:
+            raise ValueError(f"unknown loss {self.kind!r}")
+        options = dict(self.options)
+        if self.kind == RobustLoss.kind:
+            options |= {"shape": self.shape, "scale": self.scale}
+        if self.class_weights is not None:
+            options["class_weights"] = list(self.class_weights)
+        try:
+            return LOSSES.get(self.kind)(None, **options)
+        except TypeError:
+            raise ValueError(f"loss {self.kind!r} does not take these options") from None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it. Version 0.2.0 has no `options`: they are left out where there are none."""
+        plain = {one.name: getattr(self, one.name) for one in fields(self)}
+        if not self.options:
+            del plain["options"]
+        return plain
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> LossRecord:
+        """What `plain` returned, as JSON gives it back; TypeError for other keys."""
+        weights = plain["class_weights"]
+        weights = None if weights is None else tuple(weights)
+        return LossRecord(**{**plain, "class_weights": weights})
 
 
 class Loss(ABC):
     """The loss of one round."""
 
+    kind: str  # its name in `LOSSES`
     class_weights: ClassWeights = None
     # A sample's loss depends on its batch, so batches cannot be joined
     compares_samples: bool = False
+    # Whether a CUDA graph can repeat it; code of a user may read values on the CPU
+    can_be_captured: bool = True
 
     @abstractmethod
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Loss of every sample [N], from outputs [N, ...] and targets [N, ...]."""
 
-    @abstractmethod
     def record(self) -> LossRecord:
-        """How the loss is written into requests and checkpoints."""
+        """How the loss is written into requests and checkpoints: its kind and the fields of its class."""
+        options = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
+        options.pop("class_weights", None)
+        return LossRecord(self.kind, class_weights=self.class_weights, options=options)
+
+    def weighted(self, class_weights: ClassWeights) -> Loss:
+        """The same loss with these class weights instead of its own."""
+        return replace(self, class_weights=class_weights)  # type: ignore[type-var]
 
     def unweighted(self) -> Loss:
         """The same loss with all class weights 1."""
-        return self
+        return self if self.class_weights is None else self.weighted(None)
 
     @torch.no_grad()
     def with_gradient(
@@ -71,25 +125,13 @@ class Loss(ABC):
 class CrossEntropy(Loss):
     """Cross-entropy of logits [N, C], times the weight κ of the sample's class (P3 Eq. 2)."""
 
+    kind = "cross_entropy"
     class_weights: ClassWeights = None
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """κ_y · −log softmax(outputs)_y."""
         losses = functional.cross_entropy(class_scores(outputs), targets, reduction="none")
-        if self.class_weights is None:
-            return losses
-        return (
-            losses
-            * torch.tensor(self.class_weights, dtype=losses.dtype, device=losses.device)[targets]
-        )
-
-    def record(self) -> LossRecord:
-        """With the class weights."""
-        return LossRecord("cross_entropy", class_weights=self.class_weights)
-
-    def unweighted(self) -> Loss:
-        """Plain cross-entropy."""
-        return CrossEntropy()
+        return _times_class_weights(losses, self.class_weights, targets)
 
     @torch.no_grad()
     def with_gradient(
@@ -112,35 +154,263 @@ class CrossEntropy(Loss):
 
 
 @dataclass(frozen=True)
-class RobustLoss(Loss):
-    """Barron's general robust loss, mean over the numbers of a sample; see `robust_loss`."""
+class FocalLoss(Loss):
+    """Cross-entropy times (1 − p)^γ, p the probability of the true class (Lin et al., 2017)."""
 
+    kind = "focal"
+    gamma: float = 2.0
+    class_weights: ClassWeights = None
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """κ_y · −(1 − p_y)^γ · log p_y."""
+        losses = functional.cross_entropy(class_scores(outputs), targets, reduction="none")
+        # 1 − p; above zero, since the slope of x^γ at zero is infinite for γ < 1
+        missed = (-torch.expm1(-losses)).clamp(min=torch.finfo(losses.dtype).tiny)
+        return _times_class_weights(missed.pow(self.gamma) * losses, self.class_weights, targets)
+
+
+class NumberLoss(Loss):
+    """A loss of errors, mean over the numbers of a sample."""
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean of ρ(outputs − targets)."""
+        errors = (outputs.reshape(targets.shape) - targets).reshape(len(targets), -1)
+        return self.of_errors(errors).mean(1)
+
+    @abstractmethod
+    def of_errors(self, errors: Tensor) -> Tensor:
+        """ρ of every error [N, V]."""
+
+
+@dataclass(frozen=True)
+class RobustLoss(NumberLoss):
+    """Barron's general robust loss; see `robust_loss`."""
+
+    kind = "robust"
     shape: float = 2.0  # α; 2 is the squared error
     scale: float = 1.0  # c: errors beyond it count as outliers
 
-    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """ρ(outputs − targets, α, c)."""
-        errors = (outputs.reshape(targets.shape) - targets).reshape(len(targets), -1)
-        return robust_loss(errors, self.shape, self.scale).mean(1)
+    def of_errors(self, errors: Tensor) -> Tensor:
+        """ρ(x, α, c)."""
+        return robust_loss(errors, self.shape, self.scale)
 
     def record(self) -> LossRecord:
-        """With shape and scale."""
-        return LossRecord("robust", shape=self.shape, scale=self.scale)
+        """With shape and scale where version 0.2.0 has them."""
+        return LossRecord(self.kind, shape=self.shape, scale=self.scale)
+
+
+@dataclass(frozen=True)
+class SquaredError(NumberLoss):
+    """The mean squared error."""
+
+    kind = "mse"
+
+    def of_errors(self, errors: Tensor) -> Tensor:
+        """x²."""
+        return errors.square()
+
+
+@dataclass(frozen=True)
+class AbsoluteError(NumberLoss):
+    """The mean absolute error."""
+
+    kind = "mae"
+
+    def of_errors(self, errors: Tensor) -> Tensor:
+        """|x|."""
+        return errors.abs()
+
+
+@dataclass(frozen=True)
+class HuberLoss(NumberLoss):
+    """Huber's loss (1964): quadratic up to `delta`, linear beyond."""
+
+    kind = "huber"
+    delta: float = 1.0
+
+    def of_errors(self, errors: Tensor) -> Tensor:
+        """x²/2 up to δ, δ·(|x| − δ/2) beyond."""
+        return functional.huber_loss(
+            errors, torch.zeros_like(errors), reduction="none", delta=self.delta
+        )
 
 
 @dataclass(frozen=True)
 class CoxLoss(Loss):
     """Cox's negative partial log-likelihood; see `cox_losses`."""
 
+    kind = "cox"
     compares_samples = True
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Of every event, against the samples of the same batch."""
         return cox_losses(outputs.reshape(targets.shape), targets)
 
+
+@dataclass(frozen=True)
+class BinaryCrossEntropy(Loss):
+    """Binary cross-entropy of logits [N, L] and labels [N, L] of 0 and 1, mean over the labels of a sample."""
+
+    kind = "binary_cross_entropy"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """mean_l −log σ(±outputs_l)."""
+        logits = outputs.reshape(targets.shape)
+        losses = functional.binary_cross_entropy_with_logits(
+            logits, targets.to(logits.dtype), reduction="none"
+        )
+        return losses.mean(1)
+
+
+@dataclass(frozen=True)
+class PixelCrossEntropy(Loss):
+    """Cross-entropy of logits [N, C, H, W] and masks [N, H, W], mean over the pixels of a sample."""
+
+    kind = "pixel_cross_entropy"
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """mean over pixels of −log softmax(outputs)_y."""
+        scores = pixel_scores(outputs, targets.shape[1:])
+        losses = functional.cross_entropy(scores, targets.long(), reduction="none")
+        return losses.flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class FunctionLoss(Loss):
+    """A loss that was given in Python: a function of outputs and targets.
+
+    Args:
+        kind: the name under which the function is registered.
+        function: of outputs [N, ...] and targets [N, ...]. It returns a loss per sample [N], or several
+            per sample [N, ...], of which the mean is taken.
+        compares_samples: whether a sample's loss may depend on its batch.
+    """
+
+    kind: str
+    function: Callable[[Tensor, Tensor], Tensor]
+    compares_samples: bool = True
+    can_be_captured = False
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean of each sample's losses; ValueError where they are not one per sample."""
+        if outputs.numel() == targets.numel():
+            outputs = outputs.reshape(
+                targets.shape
+            )  # [N, 1] and [N] would be compared pair by pair
+        if isinstance(self.function, torch.nn.Module):
+            self.function.to(outputs.device)  # it may have class weights
+        losses = self.function(outputs, targets)
+        if not isinstance(losses, Tensor) or losses.shape[:1] != targets.shape[:1]:
+            given = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"{self.kind} must return a loss for each of {len(targets)} samples, returned {given}: "
+                'use reduction="none"'
+            )
+        return losses.reshape(len(targets), -1).mean(1)
+
     def record(self) -> LossRecord:
-        """It has no options."""
-        return LossRecord("cox")
+        """Its name alone: whoever reads it must have the function."""
+        return LossRecord(self.kind)
+
+
+LabelCounts = Tensor | None  # training samples of each class over all clients [C]
+
+
+@LOSSES.register(CrossEntropy.kind, needs("classes"))
+def cross_entropy(counts: LabelCounts, *, class_weights: Weights = None) -> Loss:
+    """Cross-entropy (the default of classification).
+
+    Args:
+        counts: training samples of each class [C].
+        class_weights: a weight for each class, or "balanced": N/(C·n_c), so that all classes count the same.
+    """
+    return CrossEntropy(_weights(class_weights, counts))
+
+
+@LOSSES.register(FocalLoss.kind, needs("classes"))
+def focal(
+    counts: LabelCounts, *, gamma: NonNegativeFloat = 2.0, class_weights: Weights = None
+) -> Loss:
+    """Focal loss: cross-entropy times (1 − p)^gamma, so that easy samples count less (Lin et al., 2017).
+
+    Args:
+        counts: training samples of each class [C].
+        gamma: γ; 0 is cross-entropy.
+        class_weights: a weight for each class, or "balanced": N/(C·n_c), so that all classes count the same.
+    """
+    return FocalLoss(gamma, _weights(class_weights, counts))
+
+
+@LOSSES.register(SquaredError.kind, needs("numbers"))
+def mse(counts: LabelCounts) -> Loss:
+    """Squared error (the default of regression)."""
+    return SquaredError()
+
+
+@LOSSES.register(AbsoluteError.kind, needs("numbers"))
+def mae(counts: LabelCounts) -> Loss:
+    """Absolute error."""
+    return AbsoluteError()
+
+
+@LOSSES.register(HuberLoss.kind, needs("numbers"))
+def huber(counts: LabelCounts, *, delta: PositiveFloat = 1.0) -> Loss:
+    """Huber's loss: half the squared error up to `delta`, linear beyond (Huber, 1964).
+
+    Args:
+        counts: not used.
+        delta: the error from which the loss is linear, in units of the target.
+    """
+    return HuberLoss(delta)
+
+
+@LOSSES.register(RobustLoss.kind, needs("numbers"))
+def robust(counts: LabelCounts, *, shape: float = 2.0, scale: PositiveFloat = 1.0) -> Loss:
+    """Barron's general robust loss (2019).
+
+    Args:
+        counts: not used.
+        shape: α. 2 is the squared error; with a smaller α, outliers have less effect.
+        scale: c: errors beyond it count as outliers.
+    """
+    return RobustLoss(shape, scale)
+
+
+@LOSSES.register(CoxLoss.kind, needs("times"))
+def cox(counts: LabelCounts) -> Loss:
+    """Cox's negative partial log-likelihood (the default of survival)."""
+    return CoxLoss()
+
+
+@LOSSES.register(BinaryCrossEntropy.kind, needs("labels"))
+def binary_cross_entropy(counts: LabelCounts) -> Loss:
+    """Binary cross-entropy of every label (the default of multi-label problems)."""
+    return BinaryCrossEntropy()
+
+
+@LOSSES.register(PixelCrossEntropy.kind, needs("masks"))
+def pixel_cross_entropy(counts: LabelCounts) -> Loss:
+    """Cross-entropy of every pixel (the default of segmentation)."""
+    return PixelCrossEntropy()
+
+
+def _weights(given: Weights, counts: LabelCounts) -> ClassWeights:
+    """κ of every class. A class without training samples has weight 1 if weights are balanced."""
+    if given is None:
+        return None
+    if not isinstance(given, str):
+        return tuple(given)
+    if counts is None:
+        raise ValueError('class_weights = "balanced" needs the label counts of the clients')
+    balanced = counts.sum() / (len(counts) * counts.clamp(min=1))
+    return tuple(torch.where(counts > 0, balanced.double(), 1.0).tolist())
+
+
+def _times_class_weights(losses: Tensor, weights: ClassWeights, classes: Tensor) -> Tensor:
+    """Losses [N], each times the weight of its class."""
+    if weights is None:
+        return losses
+    return losses * torch.tensor(weights, dtype=losses.dtype, device=losses.device)[classes]
 
 
 def class_scores(outputs: Tensor) -> Tensor:
@@ -150,6 +420,14 @@ def class_scores(outputs: Tensor) -> Tensor:
         if outputs.shape[-1] == 1
         else outputs
     )
+
+
+def pixel_scores(outputs: Tensor, pixels: torch.Size) -> Tensor:
+    """Logits [N, C, H, W] of outputs [N, ...]. A single channel is the logit of class 1 against 0."""
+    scores = outputs.reshape(len(outputs), -1, *pixels)
+    if scores.shape[1] > 1:
+        return scores
+    return torch.cat([torch.zeros_like(scores), scores], dim=1)
 
 
 def cox_losses(scores: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Metrics, computed from counts: a confusion matrix, sums of errors, or counts of pairs.
+"""Metrics, computed from counts: a confusion matrix, sums of errors, counts of pairs, labels or pixels.
 
 Counts of several clients add up, so no sample leaves a client. Every metric takes counts with any leading
 dimensions [...] and returns one value for each. `Problem` says which counts a kind of problem has.
@@ -34,12 +34,12 @@ def measure(
     """The declaration of a metric for problems that predict `of`.
 
     Args:
-        of: "classes", "numbers" or "times".
+        of: "classes", "numbers", "times", "labels" or "masks".
         is_error: lower values are better.
         is_share: values are in [0, 1], or a relative error, and shown in percent; otherwise they are numbers.
-        from_scores: the metric receives all scores and targets instead of counts; for classes alone.
+        from_scores: the metric receives all scores and targets instead of counts; for classes and labels alone.
     """
-    if from_scores and of != "classes":
+    if from_scores and of not in ("classes", "labels"):
         raise ValueError(f"a metric of {of} is computed from counts, not from scores")
     return Measure(frozenset({of}), is_error=is_error, is_share=is_share, from_scores=from_scores)
 
@@ -68,14 +68,21 @@ def confusion(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:
 
 
 def error_sums(targets: Tensor, predictions: Tensor) -> Tensor:
-    """Sums [..., 4] over N values: 1, |e|, e², |e|/|y|, of predictions and targets [..., N].
+    """Sums [..., 7] over N values: 1, |e|, e², |e|/|y|, max(y, 0), max(−y, 0), y².
+
+    Predictions and targets are [..., N]. All sums are zero or more, so a claimed negative one is refused.
 
     >>> error_sums(torch.tensor([2.0, 4.0]), torch.tensor([3.0, 2.0])).tolist()
-    [2.0, 3.0, 5.0, 1.0]
+    [2.0, 3.0, 5.0, 1.0, 6.0, 0.0, 20.0]
     """
     error = (predictions - targets).double().abs()
     relative = relative_error(targets, predictions)
-    return torch.stack([torch.ones_like(error), error, error.square(), relative], dim=-1).sum(-2)
+    truth = targets.double().expand(error.shape)
+    above = truth.clamp(min=0)
+    below = truth.neg().clamp(min=0)
+    ones = torch.ones_like(error)
+    sums = [ones, error, error.square(), relative, above, below, truth.square()]
+    return torch.stack(sums, dim=-1).sum(-2)
 
 
 def relative_error(targets: Tensor, predictions: Tensor) -> Tensor:
@@ -114,9 +121,45 @@ def pair_counts(targets: Tensor, scores: Tensor) -> Tensor:
     return counts
 
 
+def label_counts(targets: Tensor, scores: Tensor) -> Tensor:
+    """Counts [..., L, 4] of samples by label: right and there, wrong and there, wrong and not there, right and not.
+
+    Targets are [N, L] of 0 and 1, scores [..., N, L] logits. A label is predicted where its logit is above 0.
+
+    >>> label_counts(torch.tensor([[1, 0], [1, 1]]), torch.tensor([[2.0, 1.0], [-1.0, 3.0]])).tolist()
+    [[1, 1, 0, 0], [1, 0, 1, 0]]
+    """
+    there = targets > 0
+    said = scores > 0
+    cells = [there & said, there & ~said, ~there & said, ~there & ~said]
+    return torch.stack([cell.sum(-2) for cell in cells], dim=-1)
+
+
+def pixel_counts(targets: Tensor, predictions: Tensor, num_classes: int) -> Tensor:
+    """Counts [..., C, 3] of pixels by class: in the mask, predicted, and both, of masks [..., P].
+
+    >>> pixel_counts(torch.tensor([0, 1, 1]), torch.tensor([0, 0, 1]), 2).tolist()
+    [[1, 2, 1], [2, 1, 1]]
+    """
+
+    def by_class(classes: Tensor, counted: Tensor) -> Tensor:
+        sums = torch.zeros(
+            *classes.shape[:-1], num_classes, dtype=torch.int64, device=classes.device
+        )
+        return sums.scatter_add_(-1, classes, counted)
+
+    ones = torch.ones_like(predictions)
+    both = (predictions == targets).long()
+    return torch.stack(
+        [by_class(targets, ones), by_class(predictions, ones), by_class(targets, both)], dim=-1
+    )
+
+
 @METRICS.register("accuracy", OF_CLASSES)
 def accuracy(counts: Tensor) -> Tensor:
     """Share of samples classified correctly.
+
+    P1 Eq. 10.
 
     Args:
         counts: confusion matrices [..., C, C] (row: true class, column: predicted class).
@@ -228,7 +271,7 @@ def mape(counts: Tensor) -> Tensor:
     """Mean absolute percentage error, as a fraction (regression).
 
     Args:
-        counts: error sums [..., 4].
+        counts: error sums [..., 7].
 
     Returns:
         Values [...], zero or more.
@@ -245,7 +288,7 @@ def mae(counts: Tensor) -> Tensor:
     """Mean absolute error (regression).
 
     Args:
-        counts: error sums [..., 4].
+        counts: error sums [..., 7].
 
     Returns:
         Values [...], zero or more.
@@ -258,12 +301,53 @@ def mse(counts: Tensor) -> Tensor:
     """Mean squared error (regression).
 
     Args:
-        counts: error sums [..., 4].
+        counts: error sums [..., 7].
 
     Returns:
         Values [...], zero or more.
     """
     return _ratio(counts[..., 2], counts[..., 0])
+
+
+@METRICS.register("rmse", measure("numbers", is_error=True, is_share=False))
+def rmse(counts: Tensor) -> Tensor:
+    """Root mean squared error, in the unit of the targets (regression).
+
+    Args:
+        counts: error sums [..., 7].
+
+    Returns:
+        Values [...], zero or more.
+
+    Example:
+        >>> found = rmse(error_sums(torch.tensor([2.0, 4.0]), torch.tensor([5.0, 0.0])))
+        >>> round(found.item() ** 2, 6)
+        12.5
+    """
+    return mse(counts).sqrt()
+
+
+@METRICS.register("r2", measure("numbers", is_share=False))
+def r2(counts: Tensor) -> Tensor:
+    """Coefficient of determination R² = 1 − Σe² / Σ(y − ȳ)² (regression).
+
+    Of several numbers a sample, the sums are over all of them. Targets that are all equal have 0.
+
+    Args:
+        counts: error sums [..., 7].
+
+    Returns:
+        Values [...], at most 1; below 0 where the mean of the targets predicts better.
+
+    Example:
+        >>> r2(error_sums(torch.tensor([2.0, 4.0]), torch.tensor([2.0, 3.0]))).item()
+        0.5
+    """
+    total = counts[..., 4] - counts[..., 5]
+    spread = counts[..., 6] - _ratio(total.square(), counts[..., 0])
+    # A difference of large sums: what is left of equal targets is rounding
+    varies = spread > 1e-12 * counts[..., 6]
+    return torch.where(varies, 1 - counts[..., 2] / spread.clamp(min=1e-300), 0.0)
 
 
 @METRICS.register("concordance", measure("times"))
@@ -283,6 +367,130 @@ def concordance(counts: Tensor) -> Tensor:
     return torch.where(counts[..., 1] == 0, 0.5, _ratio(counts[..., 2], counts[..., 1]))
 
 
+@METRICS.register("average_precision", measure("labels", from_scores=True))
+def average_precision(scores: Tensor, targets: Tensor) -> Tensor:
+    """Area under the precision-recall curve, mean over the labels that occur (macro PR-AUC); 0 where none does.
+
+    The precision at the score of a sample that has the label, mean over these samples. It is for
+    `evaluation.metric`; counts are not enough to compute it.
+
+    Args:
+        scores: logits [..., N, L].
+        targets: labels [N, L], 0 or 1.
+
+    Returns:
+        Values [...] in [0, 1].
+
+    Example:
+        >>> scores = torch.tensor([[0.9], [0.8], [0.1]])
+        >>> round(average_precision(scores, torch.tensor([[1], [0], [1]])).item(), 6)
+        0.833333
+    """
+    scores = scores.double().nan_to_num(nan=-torch.inf)
+    areas = []
+    for label in range(scores.shape[-1]):
+        here = targets[:, label] > 0
+        if not bool(here.any()):
+            continue
+        every = scores[..., label].sort(-1).values
+        mine = scores[..., here, label].sort(-1).values
+        as_high = every.shape[-1] - torch.searchsorted(every, mine)
+        right = mine.shape[-1] - torch.searchsorted(mine, mine)
+        areas.append((right.double() / as_high).mean(-1))
+    if not areas:
+        return torch.zeros(scores.shape[:-2], dtype=torch.float64)
+    return torch.stack(areas).mean(0)
+
+
+@METRICS.register("label_macro_f1", measure("labels"))
+def label_macro_f1(counts: Tensor) -> Tensor:
+    """Mean F1 over the labels that occur or were predicted (multi-label; a label is predicted from 50% on).
+
+    Args:
+        counts: by label, see `label_counts`, [..., L, 4].
+
+    Returns:
+        Values [...] in [0, 1].
+    """
+    right, missed, false, _ = counts.unbind(-1)
+    involved = (right + missed + false > 0).sum(-1)
+    return _ratio(2 * right, 2 * right + missed + false).sum(-1) / involved.clamp(min=1)
+
+
+@METRICS.register("label_micro_f1", measure("labels"))
+def label_micro_f1(counts: Tensor) -> Tensor:
+    """F1 over all labels together (multi-label; a label is predicted from 50% on).
+
+    Args:
+        counts: by label, see `label_counts`, [..., L, 4].
+
+    Returns:
+        Values [...] in [0, 1].
+
+    Example:
+        >>> label_micro_f1(torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0]])).item()
+        0.6666666666666666
+    """
+    right, missed, false, _ = counts.sum(-2).unbind(-1)
+    return _ratio(2 * right, 2 * right + missed + false)
+
+
+@METRICS.register("label_accuracy", measure("labels"))
+def label_accuracy(counts: Tensor) -> Tensor:
+    """Share of labels predicted right, there or not (1 − Hamming loss, multi-label).
+
+    Args:
+        counts: by label, see `label_counts`, [..., L, 4].
+
+    Returns:
+        Values [...] in [0, 1].
+    """
+    right = counts[..., 0] + counts[..., 3]
+    return _ratio(right.sum(-1), counts.sum((-2, -1)))
+
+
+@METRICS.register("dice", measure("masks"))
+def dice(counts: Tensor) -> Tensor:
+    """Dice coefficient 2·|A∩B| / (|A|+|B|), mean over the classes that occur or were predicted (segmentation).
+
+    Class 0, often the background, counts as any other. Pixels of all samples of a holder are counted together.
+
+    Args:
+        counts: pixels by class, see `pixel_counts`, [..., C, 3].
+
+    Returns:
+        Values [...] in [0, 1].
+
+    Example:
+        >>> dice(torch.tensor([[2, 2, 2], [4, 4, 2]])).item()
+        0.75
+    """
+    held, said, both = counts.unbind(-1)
+    involved = (held + said > 0).sum(-1)
+    return _ratio(2 * both, held + said).sum(-1) / involved.clamp(min=1)
+
+
+@METRICS.register("iou", measure("masks"))
+def iou(counts: Tensor) -> Tensor:
+    """Intersection over union |A∩B| / |A∪B|, mean over the classes that occur or were predicted (segmentation).
+
+    Class 0, often the background, counts as any other. Pixels of all samples of a holder are counted together.
+
+    Args:
+        counts: pixels by class, see `pixel_counts`, [..., C, 3].
+
+    Returns:
+        Values [...] in [0, 1].
+
+    Example:
+        >>> iou(torch.tensor([[2, 2, 2], [4, 4, 2]])).item() * 6
+        4.0
+    """
+    held, said, both = counts.unbind(-1)
+    involved = (held + said > 0).sum(-1)
+    return _ratio(both, held + said - both).sum(-1) / involved.clamp(min=1)
+
+
 def per_class_f1(counts: Tensor) -> Tensor:
     """F1 of every class [..., C]; zero for a class that neither occurs nor is predicted."""
     return _ratio(2 * counts.diagonal(dim1=-2, dim2=-1), counts.sum(-1) + counts.sum(-2))
@@ -294,7 +502,7 @@ def per_class_recall(counts: Tensor) -> Tensor:
 
 
 def performance(name: str, counts: Tensor) -> Tensor:
-    """A metric as a quality, where higher is better: the metric, or 1/(error + 10⁻⁶).
+    """A metric as a quality, zero or more and higher where better: the metric, or 1/(error + 10⁻⁶).
 
     >>> performance("accuracy", torch.tensor([[3, 1], [0, 4]])).item()
     0.875
@@ -302,7 +510,9 @@ def performance(name: str, counts: Tensor) -> Tensor:
     if measured(name).from_scores:
         raise ValueError(f"{name} needs the scores of all samples: it is for evaluation.metric")
     value = METRICS.get(name)(counts)
-    return 1.0 / (value + SMALLEST_ERROR) if measured(name).is_error else value
+    if measured(name).is_error:
+        return 1.0 / (value + SMALLEST_ERROR)
+    return value.clamp(min=0)
 
 
 def highest_performance(name: str) -> float:

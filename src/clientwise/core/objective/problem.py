@@ -1,6 +1,6 @@
 """Kinds of problem: what a model predicts, and how predictions are scored, counted and reported.
 
-Everything that differs between classification, regression and survival is stated here, once. Other
+Everything that differs between classification, regression, survival, multi-label and segmentation is stated here. Other
 files ask the problem; none of them compares its kind.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -17,23 +17,31 @@ from torch import Tensor
 from ...registry import Need
 from ..types import Evaluation
 from .loss import (
+    BinaryCrossEntropy,
     CoxLoss,
     CrossEntropy,
     Loss,
+    PixelCrossEntropy,
     RobustLoss,
     class_scores,
     cox_losses,
+    pixel_scores,
 )
 from .metrics import (
     METRICS,
     confusion,
     error_sums,
+    label_counts,
     measured,
     pair_counts,
+    pixel_counts,
     relative_error,
 )
 
-PREDICTED: tuple[Need, ...] = ("classes", "numbers", "times")
+PREDICTED: tuple[Need, ...] = ("classes", "numbers", "times", "labels", "masks")
+NEAR_ZERO = (
+    0.01  # of the mean size of the targets: relative errors are then a hundred times as large
+)
 Judged = tuple[Tensor, Tensor, Tensor]  # losses, values and counts; see `Problem.judge`
 
 
@@ -67,10 +75,12 @@ class Problem(ABC):
 
     kind: ClassVar[str]  # as texts call it
     predicts: ClassVar[Need]  # what parts can need of a problem
-    usual_metric: ClassVar[str]
+    usual_metric: ClassVar[str]  # of a problem that names none, as run folders have it
+    default_metric: ClassVar[str] = ""  # of a config that names none; empty: the usual one
     loss: ClassVar[Loss]  # before a method adapts it
     counts_dtype: ClassVar[torch.dtype] = torch.float64
     shows: ClassVar[tuple[str, ...]] = ()  # columns of the record that only this kind fills
+    is_dense: ClassVar[bool] = False  # outputs are as large as images: few are held at a time
 
     @property
     def recorded(self) -> str:
@@ -82,9 +92,30 @@ class Problem(ABC):
         )
 
     @property
+    def described(self) -> str:
+        """What is predicted, for the user."""
+        return self.kind
+
+    @property
     def metric(self) -> str:
         """Name of the metric that test sets are scored with."""
         return self.scored_by or self.usual_metric
+
+    @property
+    def weighed_by(self) -> str:
+        """Name of the metric by which criteria judge models, unless they name another."""
+        if self.scored_by and self.scored_by == self.default_metric:
+            return self.scored_by
+        return self.usual_metric
+
+    def by(self, metric: str | None) -> Self:
+        """The same problem, scored by the metric of a config; None: by the default."""
+        wanted = metric or self.default_metric
+        return replace(self, scored_by="" if wanted == self.usual_metric else wanted)
+
+    def unfit_for(self, metric: str, targets: Tensor) -> str | None:
+        """Why values of a metric would mean nothing for these targets, and what to use; None if they fit."""
+        return None
 
     @property
     def higher_is_better(self) -> bool:
@@ -134,6 +165,10 @@ class Problem(ABC):
         """Predictions of a network's outputs [N, ...]: probabilities [N, C], numbers or risks."""
         return outputs
 
+    def decided(self, predictions: Tensor) -> Tensor:
+        """Predictions as `run.predict` gives them: classes [N], numbers, risks, labels or masks."""
+        return predictions.squeeze(1) if predictions.shape[1:] == (1,) else predictions
+
     @abstractmethod
     def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
         """Predictions as columns of a table, with the names of the classes where there are any."""
@@ -142,9 +177,22 @@ class Problem(ABC):
         """How many values one sample adds to the counts."""
         return target_shape.numel()
 
+    @property
+    def values_kept(self) -> int:
+        """How many values of a sample are kept until `evaluation`."""
+        return self.counts_shape[-1] if self.scored_by else 1
+
     def num_outputs(self, target_shape: torch.Size) -> int:
         """How many outputs the network has for a sample with a target of this shape."""
         return target_shape.numel()
+
+    def takes(self, output_shape: torch.Size, target_shape: torch.Size) -> bool:
+        """Whether a network's output for a sample has a shape that fits."""
+        return output_shape.numel() == self.num_outputs(target_shape)
+
+    @abstractmethod
+    def why_outputs(self, targets: Tensor, returned: int) -> str:
+        """Why targets [N, ...] need their number of outputs, and what to do where they may be meant otherwise."""
 
     def classes_of(self, targets: Tensor) -> Tensor:
         """Class of every sample [N]; all zero where there are no classes."""
@@ -180,6 +228,11 @@ class Classification(Problem):
     shows = ("macro_f1", "per_class_f1")
 
     @property
+    def described(self) -> str:
+        """With the number of classes."""
+        return f"{self.kind} of {self.num_classes} classes"
+
+    @property
     def counts_shape(self) -> tuple[int, ...]:
         """A confusion matrix [C, C]."""
         return self.num_classes, self.num_classes
@@ -211,6 +264,10 @@ class Classification(Problem):
         """Probabilities of the classes [N, C]."""
         return class_scores(outputs).softmax(-1)
 
+    def decided(self, predictions: Tensor) -> Tensor:
+        """The most probable class [N]."""
+        return predictions.argmax(1)
+
     def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
         """The most probable class, and the probability of each."""
         chosen = [classes[index] for index in predictions.argmax(-1).tolist()]
@@ -223,6 +280,20 @@ class Classification(Problem):
     def num_outputs(self, target_shape: torch.Size) -> int:
         """One per class; two classes take one output, the logit of the second (see `class_scores`)."""
         return 1 if self.num_classes == 2 else self.num_classes
+
+    def takes(self, output_shape: torch.Size, target_shape: torch.Size) -> bool:
+        """Two classes may have an output each."""
+        return output_shape.numel() in (self.num_outputs(target_shape), self.num_classes)
+
+    def why_outputs(self, targets: Tensor, returned: int) -> str:
+        """The labels."""
+        least, largest = int(targets.min()), int(targets.max())
+        if least == 1:
+            return "labels begin at 1: subtract 1 from all of them"
+        if least == largest:
+            return f"all labels are {least}"
+        hint = "; for numbers to predict, pass floats" if returned == 1 else ""
+        return f"labels are integers from {least} to {largest}, which are classes{hint}"
 
     def classes_of(self, targets: Tensor) -> Tensor:
         """The targets."""
@@ -250,7 +321,7 @@ class Classification(Problem):
 
 @dataclass(frozen=True)
 class Regression(Problem):
-    """One or more numbers a sample. Counted by error sums: samples, |e|, e², |e|/|y|.
+    """One or more numbers a sample. Counted by error sums, see `error_sums`.
 
     Args:
         sums: the prediction is the sum of an image, as a density sums to a count (P3 3.B).
@@ -261,15 +332,32 @@ class Regression(Problem):
     kind = "regression"
     predicts = "numbers"
     usual_metric = "mape"
+    default_metric = "rmse"
     loss = RobustLoss()
 
     @property
     def counts_shape(self) -> tuple[int, ...]:
-        """Error sums [4]."""
-        return (4,)
+        """Error sums [7]."""
+        return (7,)
+
+    def unfit_for(self, metric: str, targets: Tensor) -> str | None:
+        """A relative error means nothing where targets come near zero, or lie on both sides of it."""
+        declared = measured(metric)
+        if not (declared.is_error and declared.is_share) or not len(targets):
+            return None
+        truths = targets.flatten(1).sum(1) if self.sums else targets.flatten()
+        sizes = truths.double().abs()
+        mean = float(sizes.mean())
+        near = int((sizes < NEAR_ZERO * mean).sum())
+        instead = f"{metric} divides by the target; use 'rmse' or 'mae'"
+        if near or not mean:
+            return f"{near:,} of {len(sizes):,} targets are near 0 (the mean size is {mean:.3g}), and {instead}"
+        if bool((truths > 0).any()) and bool((truths < 0).any()):
+            return f"targets go from {float(truths.min()):.3g} to {float(truths.max()):.3g}, and {instead}"
+        return None
 
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
-        """Values are relative errors [c, B]; the error sums [c, B, 4] where another metric needs them."""
+        """Values are relative errors [c, B]; the error sums [c, B, 7] where another metric needs them."""
         count = len(outputs)
         losses = _losses(self.loss, outputs, targets)
         truths = targets.expand(count, *targets.shape)
@@ -301,6 +389,12 @@ class Regression(Problem):
     def values_per_sample(self, target_shape: torch.Size) -> int:
         """One where an image is summed, otherwise one per number."""
         return 1 if self.sums else target_shape.numel()
+
+    def why_outputs(self, targets: Tensor, returned: int) -> str:
+        """One per number."""
+        return (
+            f"targets are floats of shape {tuple(targets.shape)}; for classes, pass integers from 0"
+        )
 
     def mirrored(self, targets: Tensor) -> Tensor:
         """min + max − y."""
@@ -348,6 +442,10 @@ class Survival(Problem):
         """The risk."""
         return {"risk": predictions.flatten().tolist()}
 
+    def why_outputs(self, targets: Tensor, returned: int) -> str:
+        """One risk."""
+        return "one risk for each sample"
+
     def mirrored(self, targets: Tensor) -> Tensor:
         """Times mirrored between the smallest and the largest; whether the event happened stays."""
         if not len(targets):
@@ -364,6 +462,196 @@ class Survival(Problem):
             raise ValueError(f"more pairs than {num_samples:.12g} samples have")
 
 
+@dataclass(frozen=True)
+class Multilabel(Problem):
+    """Any of `num_labels` labels a sample, [N, L] of 0 and 1. Counted by label: right or wrong, there or not."""
+
+    num_labels: int = 0
+
+    kind = "multilabel"
+    predicts = "labels"
+    usual_metric = "average_precision"
+    loss = BinaryCrossEntropy()
+    counts_dtype = torch.int64
+
+    @property
+    def recorded(self) -> str:
+        """With the number of labels."""
+        return (
+            f"Problem(kind={self.kind!r}, labels={self.num_labels}, scored_by={self.scored_by!r})"
+        )
+
+    @property
+    def described(self) -> str:
+        """With the number of labels."""
+        return f"{self.kind} of {self.num_labels} labels"
+
+    @property
+    def weighed_by(self) -> str:
+        """Of counts, and above 0 for a model that predicts no label yet."""
+        return "label_accuracy"
+
+    @property
+    def counts_shape(self) -> tuple[int, ...]:
+        """By label [L, 4], see `label_counts`."""
+        return self.num_labels, 4
+
+    def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
+        """Values are the scores [c, B, L]."""
+        scores = outputs.reshape(len(outputs), *targets.shape)
+        return _losses(self.loss, outputs, targets), scores, label_counts(targets, scores)
+
+    def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
+        """Average precision of every client, or the metric that was chosen."""
+        losses, scores, counts = judged
+        metric = METRICS.get(self.metric)
+        from_scores = measured(self.metric).from_scores
+        values = []
+        for mine, targets in _by_client(scores, samples):
+            if from_scores:
+                values.append(metric(mine, targets))
+            else:
+                values.append(metric(label_counts(targets, mine)))
+        by_client = torch.stack(values, 1).double()
+        mean_losses = _client_means(losses, samples)
+        return Evaluation(samples.sizes, by_client, mean_losses, counts, sample_losses=losses)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Probabilities of the labels [N, L]."""
+        return outputs.sigmoid()
+
+    def decided(self, predictions: Tensor) -> Tensor:
+        """Labels [N, L]: 1 from a probability of 50% on."""
+        return (predictions >= 0.5).long()
+
+    def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
+        """The probability of each label."""
+        names = classes or [f"label {number}" for number in range(predictions.shape[1])]
+        columns = zip(names, predictions.T.tolist(), strict=True)
+        return {f"probability of {name}": column for name, column in columns}
+
+    def values_per_sample(self, target_shape: torch.Size) -> int:
+        """A sample counts once for every label."""
+        return 1
+
+    @property
+    def values_kept(self) -> int:
+        """The scores."""
+        return self.num_labels
+
+    def why_outputs(self, targets: Tensor, returned: int) -> str:
+        """One per label."""
+        return f"targets of shape {tuple(targets.shape)} are labels, each 0 or 1, with a logit each"
+
+    def mirrored(self, targets: Tensor) -> Tensor:
+        """1 − y."""
+        return 1 - targets
+
+    def check_counts(self, counts: Tensor, num_samples: float, values_per_sample: int = 1) -> None:
+        """Every label counts all samples."""
+        are_whole = torch.equal(counts, counts.round())
+        if not are_whole or bool((counts.sum(-1) != num_samples).any()):
+            raise ValueError(f"counts that do not add up to {num_samples:.12g} samples")
+
+
+@dataclass(frozen=True)
+class Segmentation(Problem):
+    """One of `mask_classes` classes for every pixel, masks [N, H, W]. Counted by class: see `pixel_counts`."""
+
+    mask_classes: int = 2
+
+    kind = "segmentation"
+    predicts = "masks"
+    usual_metric = "dice"
+    loss = PixelCrossEntropy()
+    counts_dtype = torch.int64
+    is_dense = True
+
+    @property
+    def recorded(self) -> str:
+        """With the number of classes."""
+        return f"Problem(kind={self.kind!r}, classes={self.mask_classes}, scored_by={self.scored_by!r})"
+
+    @property
+    def described(self) -> str:
+        """With the number of classes."""
+        return f"{self.kind} of {self.mask_classes} classes, 0 (background) included"
+
+    @property
+    def counts_shape(self) -> tuple[int, ...]:
+        """Pixels by class [C, 3]: in the mask, predicted, and both."""
+        return self.mask_classes, 3
+
+    def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
+        """Values are the counts of every sample [c, B, 3·C]: outputs are not kept."""
+        count = len(outputs)
+        losses = _losses(self.loss, outputs, targets)
+        scores = pixel_scores(outputs.flatten(0, 1), targets.shape[1:])
+        predictions = scores.argmax(1).view(count, len(targets), -1)
+        truths = targets.flatten(1).long().expand(count, -1, -1)
+        by_sample = pixel_counts(truths, predictions, self.mask_classes)
+        return losses, by_sample.flatten(2), by_sample.sum(1)
+
+    def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
+        """Dice coefficient of every client, over all its pixels, or the metric that was chosen."""
+        losses, values, counts = judged
+        sums = _client_sums(values, samples)
+        by_client = sums.view(*sums.shape[:2], *self.counts_shape)
+        measured_values = METRICS.get(self.metric)(by_client).double()
+        mean_losses = _client_means(losses, samples)
+        return Evaluation(samples.sizes, measured_values, mean_losses, counts, sample_losses=losses)
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """Probabilities of the classes [N, C, H, W]."""
+        return pixel_scores(outputs, outputs.shape[-2:]).softmax(1)
+
+    def decided(self, predictions: Tensor) -> Tensor:
+        """Masks [N, H, W]: the most probable class of every pixel."""
+        return predictions.argmax(1)
+
+    def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
+        """The masks."""
+        return {"mask": self.decided(predictions).tolist()}
+
+    @property
+    def values_kept(self) -> int:
+        """The counts of pixels."""
+        return 3 * self.mask_classes
+
+    def num_outputs(self, target_shape: torch.Size) -> int:
+        """One per class and pixel; two classes take one, the logit of the second."""
+        channels = 1 if self.mask_classes == 2 else self.mask_classes
+        return channels * target_shape.numel()
+
+    def takes(self, output_shape: torch.Size, target_shape: torch.Size) -> bool:
+        """[C, H, W]; of two classes also [1, H, W] or [H, W]."""
+        allowed = [(self.mask_classes, *target_shape)]
+        if self.mask_classes == 2:
+            allowed += [(1, *target_shape), tuple(target_shape)]
+        return tuple(output_shape) in allowed
+
+    def why_outputs(self, targets: Tensor, returned: int) -> str:
+        """A logit per class and pixel."""
+        shape = ["N", str(self.mask_classes), *map(str, targets.shape[1:])]
+        return (
+            f"masks of shape {tuple(targets.shape)} with {self.mask_classes} classes take outputs "
+            f"[{', '.join(shape)}]"
+        )
+
+    def mirrored(self, targets: Tensor) -> Tensor:
+        """C − 1 − y."""
+        return self.mask_classes - 1 - targets
+
+    def check_counts(self, counts: Tensor, num_samples: float, values_per_sample: int = 1) -> None:
+        """All pixels have a class, and one is predicted for all of them."""
+        pixels = num_samples * values_per_sample
+        held, said, both = counts.unbind(-1)
+        are_whole = torch.equal(counts, counts.round())
+        add_up = bool((held.sum(-1) == pixels).all()) and bool((said.sum(-1) == pixels).all())
+        if not are_whole or not add_up or bool((both > torch.minimum(held, said)).any()):
+            raise ValueError(f"counts that do not add up to {num_samples:.12g} samples")
+
+
 def named_problem(kind: str, num_classes: int) -> Problem:
     """The problem that texts call `kind`; ValueError where there is none.
 
@@ -374,6 +662,8 @@ def named_problem(kind: str, num_classes: int) -> Problem:
         Classification.kind: lambda: Classification(num_classes),
         Regression.kind: Regression,
         Survival.kind: Survival,
+        Multilabel.kind: lambda: Multilabel(num_labels=num_classes),
+        Segmentation.kind: lambda: Segmentation(mask_classes=num_classes),
     }
     if kind not in known:
         raise ValueError(f"unknown kind of problem {kind!r}")

@@ -19,12 +19,15 @@ from ..folder import (
 
 NUM_CLASSES, PIXELS = 62, 28 * 28
 MOST_BYTES = 2**29  # of a file, which LEAF fills with a hundred writers
-GET = "it is written by LEAF's data/femnist/preprocess.sh (train/ and test/ with -t sample, all_data/ without a split)"
+GET = (
+    "you need your own copy: LEAF's data/femnist/preprocess.sh writes it (train/ and test/ with "
+    "-t sample, all_data/ without a split)"
+)
 
 
 @DATASETS.register("femnist")
 def femnist(data_dir: Path | None) -> Samples:
-    """Handwritten letters and digits of 28×28 pixels in 62 classes, from LEAF's JSON files.
+    """Handwritten letters and digits of 28×28 pixels in 62 classes, from your own copy of LEAF's JSON files.
 
     Each writer is an id.
     """
@@ -67,8 +70,11 @@ def _read_folder(folder: Path, writers: dict[str, int]) -> list[numpy.ndarray]:
             content = json.loads(text)
             announced = zip(content["users"], content["num_samples"], strict=True)
             for user, count in announced:
-                pixels = numpy.array(content["user_data"][user]["x"], numpy.float32)
-                classes = numpy.array(content["user_data"][user]["y"], numpy.int64)
+                own = content["user_data"][user]
+                if count == 0 and own == {"x": [], "y": []}:  # a writer of the other split alone
+                    continue
+                pixels = numpy.array(own["x"], numpy.float32)
+                classes = numpy.array(own["y"], numpy.int64)
                 if pixels.shape != (count, PIXELS) or classes.shape != (count,):
                     raise ValueError(
                         f"{user} should have {count} images of {PIXELS} pixels and as many classes"

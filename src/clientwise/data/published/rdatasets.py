@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.objective.problem import Classification
 from ...errors import MissingPackageError, needing, shortened
 from ...registry import closest
 from ..cache import Writer
@@ -54,7 +55,7 @@ def rdatasets(
     Returns:
         Samples whose inputs [N, columns] become [N, F] once clients hold them.
     """
-    if above is not None and kind != "classification":
+    if above is not None and kind != Classification.kind:
         raise DataError('`above` makes classes of numbers: it needs kind = "classification"')
     path = _find(item)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("clientwise")
 MOST_NAMED = 5  # wrong columns, or categories, in a message
+FAR = 10  # standard deviations
 MOST_NEEDED = 30  # columns of the model in a message
 
 
@@ -107,10 +108,28 @@ def remarks(rows: NewRows, encoding: Encoding) -> Iterator[str]:
                 f"Column {shortened(column.name)!r} is empty in {_counted(count, 'row')}, and was in no "
                 "row that the model learned from: predictions for such rows are less reliable."
             )
+    yield from _far_away(rows, encoding)
     if encoding.by_client:
         yield (
             "The clients' numbers were scaled by their own statistics, these rows by those of all clients "
             '(standardise = "client").'
+        )
+
+
+def _far_away(rows: NewRows, encoding: Encoding) -> Iterator[str]:
+    """One line for all columns with numbers far from those that the model learned from."""
+    found = []
+    for index, column in enumerate(encoding.columns):
+        is_scaled = (column.mean, column.deviation) != (0.0, 1.0)  # otherwise nothing is known
+        if column.categories or not is_scaled:
+            continue
+        far = numpy.abs(rows.values[:, index] - column.mean) > FAR * column.deviation
+        if far.any():
+            found.append(f"{shortened(column.name, 40)} ({_counted(int(far.sum()), 'row')})")
+    if found:
+        yield (
+            f"More than {FAR} standard deviations from the mean of the training samples: {_listed(found)}. "
+            "Predictions for such rows are not reliable; are they in the same units?"
         )
 
 

@@ -103,6 +103,15 @@ class StackedNetwork:
         ):
             parameter.gradient_matrix, parameter.gradient = blocks
 
+    def clip_gradients(self, limit: float) -> None:
+        """Scale the gradient of every model down to a norm of `limit`."""
+        gradients = [one.gradient_matrix for one in self._parameters]
+        squares = torch.stack([one.square().flatten(1).sum(1) for one in gradients]).sum(0)
+        norms = squares.sqrt().clamp(min=torch.finfo(squares.dtype).tiny)
+        factors = (limit / norms).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors[:, None, None])
+
     def load(self, models: Tensor) -> None:
         """Make models [g, d] the first g."""
         for parameter, layer in zip(self._parameters, self.spec.layers, strict=True):

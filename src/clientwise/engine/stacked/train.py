@@ -21,6 +21,7 @@ from ..optimizers import (
     is_plain_sgd,
     make_optimizer,
     restart,
+    set_rate,
     state_of,
 )
 from .network import StackedNetwork
@@ -39,6 +40,7 @@ class StackedTrainer:
         self._use_graphs = use_graphs
         self._recipe: tuple[LocalTraining, Loss] | None = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self._rate = 0.0
         self._anchor = self._correction = network.parameter.detach()
         self._tables: dict[str, Tensor] = {}
         self._schedule: BatchSchedule | None = None
@@ -77,19 +79,23 @@ class StackedTrainer:
 
     def _prepare(self, training: LocalTraining, loss: Loss) -> None:
         """A fresh optimizer, and graphs that belong to this task."""
-        if self._recipe != (training, loss):
+        recipe = training.recipe, loss
+        if self._recipe != recipe:
             self._recipe, self._step_graphs, self._optimizer, self._schedule = (
-                (training, loss),
+                recipe,
                 {},
                 None,
                 None,
             )
-            if not is_plain_sgd(training):
+            if not is_plain_sgd(training, self.network.parameter.device):
                 self.network.make_gradient()
                 self._optimizer = make_optimizer(self.network.parameter, training)
                 self._anchor = torch.zeros_like(self.network.parameter)
                 self._correction = torch.zeros_like(self.network.parameter)
         restart(self._optimizer)
+        self._rate = training.rate
+        if training.rate_factor is not None:
+            set_rate(self._optimizer, self._rate)
 
     def _lay_out(self, job: TrainJob) -> None:
         """Write the tensors that the steps read."""
@@ -203,7 +209,7 @@ class StackedTrainer:
         self._tables["losses"][:, :count].index_copy_(0, now, batch_losses[None])
         network.backward(
             gradient.view(outputs.shape),
-            training.learning_rate if self._optimizer is None else None,
+            self._rate if self._optimizer is None else None,
         )
         if self._optimizer is not None:
             assert network.parameter.grad is not None
@@ -213,6 +219,8 @@ class StackedTrainer:
                 )
             if training.control_variates:
                 network.parameter.grad.add_(self._correction)
+            if training.clip_gradients is not None:
+                network.clip_gradients(training.clip_gradients)
             self._optimizer.step()
         network.draws.step.add_(1)
 

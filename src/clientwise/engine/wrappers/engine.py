@@ -48,6 +48,11 @@ class WrappingEngine:
         return self.inner.train_sizes
 
     @property
+    def label_counts(self) -> Tensor:
+        """See `core.engine.CountsLabels`."""
+        return self.inner.label_counts
+
+    @property
     def noise_key(self) -> bytes:
         """See `LocalEngine.noise_key`."""
         return self.inner.noise_key

@@ -88,10 +88,7 @@ def _loaded(experiment: Experiment, data: Part, folder: Path | None) -> Samples:
 
 def scored(experiment: Experiment, samples: Samples) -> Samples:
     """The samples with the metric that the experiment asks for."""
-    metric = experiment.evaluation.metric
-    if metric in (None, samples.problem.usual_metric):
-        return samples
-    return replace(samples, problem=replace(samples.problem, scored_by=metric))
+    return replace(samples, problem=samples.problem.by(experiment.evaluation.metric))
 
 
 def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, ...]:

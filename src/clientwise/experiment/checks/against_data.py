@@ -11,8 +11,10 @@ import torch
 from ...attacks import ATTACKS
 from ...core.counterfactuals import MOST_CLIENTS
 from ...core.method import Method
+from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
+from ...core.transforms import TRANSFORMS, TransformDeclaration
 from ...core.types import ModelSpec
 from ...data.federated import FederatedData, Holdings, Samples
 from ...engine.device import pick_device, refuse_impossible
@@ -67,7 +69,8 @@ def _data_issues(
     divided = own_data or divide_samples(experiment, samples, seed)
     names = names_of(divided, samples)
     issues = [
-        *_problem_issues(experiment, samples.problem),
+        *_problem_issues(experiment, samples),
+        *dict.fromkeys(_transform_issues(experiment, samples)),
         *_client_issues(experiment, len(divided.train), names),
         *secure_data_issues(experiment, samples.problem, len(divided.train)),
         *private_data_issues(experiment, samples),
@@ -134,26 +137,70 @@ def _without_server_set(experiment: Experiment, engine: HostileEngine) -> dict[i
     }
 
 
-def _problem_issues(experiment: Experiment, problem: Problem) -> Iterator[Issue]:
+def _problem_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
     """Targets, metrics and parts that do not fit the problem."""
+    problem = samples.problem
     evaluation = experiment.evaluation
     targets = {"target": [evaluation.target or 0], "client_targets": evaluation.client_targets}
     for key, values in targets.items():
         highest = max(values, default=0)
         if problem.higher_is_better and problem.is_share and highest > 1:
             yield f"evaluation.{key} = {highest}", f"{problem.metric} is at most 1"
-    yield from _metric_issues(problem)
+    yield from _metric_issues(samples)
     for index, method in enumerate(experiment.methods):
         for key, registry, part in method.parts():
-            yield from _unfit(f"methods[{index}].{key}", registry, part, problem)
+            yield from _unfit(f"methods[{index}].{key}", registry, part, samples)
+    yield from dict.fromkeys(_loss_issues(experiment, samples))
     for index, group in enumerate(experiment.hostile):
         for part in group.attack:
-            yield from _unfit(f"hostile[{index}].attack", ATTACKS, part, problem)
+            yield from _unfit(f"hostile[{index}].attack", ATTACKS, part, samples)
 
 
-def _metric_issues(problem: Problem) -> Iterator[Issue]:
+def _loss_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
+    """Losses that do not fit the problem, and class weights for another number of classes."""
+    for index, method in enumerate(experiment.methods):
+        key = "training.loss"
+        if dict(method.training)["loss"] is not None:
+            key = f"methods[{index}].training.loss"
+        part = experiment.training.changed(method.training)["loss"]
+        if part is None:
+            continue
+        unfit = list(_unfit(key, LOSSES, part, samples))
+        yield from unfit
+        weights = part.options.get("class_weights")
+        if unfit or not isinstance(weights, list):
+            continue
+        if len(weights) != samples.problem.num_classes:
+            counts = f"has {len(weights)} weights for {samples.problem.num_classes} classes"
+            yield f"{key}.class_weights", counts
+        elif min(weights) <= 0:
+            message = "every weight must be greater than 0"
+            yield f"{key}.class_weights = {min(weights):g}", message
+
+
+def _transform_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
+    """Transforms that move pixels where there are none, or where the targets would have to move, too."""
+    for method in experiment.build_methods():
+        part = method.training.transform
+        declared = TRANSFORMS.declared(part.name) if part else None
+        if part is None or not isinstance(declared, TransformDeclaration):
+            continue
+        if declared.moves_pixels and samples.inputs.ndim < 3:
+            yield (
+                "training.transform",
+                f"{part.name} needs images, and a sample is a row of numbers",
+            )
+        elif declared.moves_pixels and samples.targets.ndim > 2:
+            yield (
+                "training.transform",
+                f"{part.name} moves the inputs, and the targets are images, too",
+            )
+
+
+def _metric_issues(samples: Samples) -> Iterator[Issue]:
     key = "evaluation.metric"
-    unfit = list(_unfit(key, METRICS, Part(problem.metric, {}), problem))
+    problem = samples.problem
+    unfit = list(_unfit(key, METRICS, Part(problem.metric, {}), samples))
     if unfit:
         yield from unfit
     elif (value := _beyond_one(problem)) is not None:
@@ -176,15 +223,18 @@ def _beyond_one(problem: Problem) -> float | None:
     return next((value for value in values.tolist() if not -EXACT <= value <= 1 + EXACT), None)
 
 
-def _unfit(key: str, registry: Registry[Any], part: Part, problem: Problem) -> Iterator[Issue]:
-    """What a part, or a part that its options name, needs and this problem does not have."""
+def _unfit(key: str, registry: Registry[Any], part: Part, samples: Samples) -> Iterator[Issue]:
+    """What a part, or a part that its options name, needs and these samples do not have."""
+    problem = samples.problem
     for option in registry.options(part.name):
         named = option.names_part_of
         value = part.options.get(option.name)
         if named is not None and value is not None:
-            yield from _unfit(f"{key}.{option.name}", named, Part(value, {}), problem)
+            yield from _unfit(f"{key}.{option.name}", named, Part(value, {}), samples)
     lacking = problem.lacks(registry.declared(part.name).needs)
     if not lacking:
+        if registry is METRICS and (why := problem.unfit_for(part.name, samples.targets)):
+            yield key, why
         return
     fitting = [name for name in registry if problem.predicts in registry.declared(name).needs]
     instead = f"; use {' or '.join(map(repr, fitting))}" if fitting else ""

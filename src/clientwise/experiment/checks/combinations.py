@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from ...attacks import ATTACKS
 from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.method import Method
+from ...core.objective.adapt_loss import LOSS_ADAPTERS, AdapterDeclaration
+from ...core.optimizers import OPTIMIZERS, declared_of, is_elementwise, is_plain, part_of
+from ...core.types import LocalTraining
 from ...core.weights.priority import MAX_CRITERIA
 from ...core.weights.weighting import check_normaliser
 from ...registry import suggest
 from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.schema import Experiment
-from ..config.settings import HostileClients
+from ..config.settings import HostileClients, Training
 from .privacy import deployed_privacy_issues, privacy_issues
 from .secure import secure_issues
 
+TRIED_ROUNDS = 10_000  # of a schedule
 LOCAL = 'use engine = "local"'
 TAKES_TIME = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'
 NO_SAMPLES = "needs samples to weigh by: set server_set.fraction > 0 and report_fraction < 1"
@@ -35,6 +42,8 @@ def config_issues(experiment: Experiment) -> list[Issue]:
         *_counterfactual_issues(experiment),
         *_hostile_issues(experiment),
     ]
+    for key in _without_loss(experiment):
+        issues.append((key, "needs held-out samples: set server_set.fraction > 0"))
     if experiment.devices and experiment.federation.sampling == "poisson":
         hint = '"poisson" may ask no client, and such a round has no duration: leave out [devices]'
         issues.append(("federation.sampling", hint))
@@ -49,6 +58,17 @@ def config_issues(experiment: Experiment) -> list[Issue]:
         ]
         issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
     return issues
+
+
+def _without_loss(experiment: Experiment) -> Iterator[str]:
+    """The keys that read a held-out loss, where no samples are held out."""
+    judged = experiment.server_holds_samples or experiment.clients_test
+    if judged or experiment.server_set.source == "contributed":
+        return
+    if experiment.stop_early is not None:
+        yield "stop_early"
+    if experiment.keep == "best":
+        yield "keep"
 
 
 def _tuning_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
@@ -183,9 +203,13 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
         yield "score", str(error)
         return
     yield from _training_issues(method, experiment)
+    yield from _adapter_issues(settings, experiment.training)
+    yield from _server_training_issues(settings)
     yield from _part_issues(settings, method)
     if method.adjust:
         yield from _adjust_issues(settings, method, experiment)
+    if method.sampling:
+        yield from _by_score_issues(method, experiment)
     yield from _clock_issues(settings, method, experiment)
     yield from privacy_issues(settings, method, experiment)
     yield from secure_issues(settings, method, experiment)
@@ -195,8 +219,12 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
 
 def _training_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
     training = method.training
-    if training.optimizer == "adam" and training.momentum:
-        yield "training.momentum", 'needs optimizer = "sgd"; adam has its own momentum'
+    if training.momentum and not declared_of(training.optimizer).takes_momentum:
+        own = f"{part_of(training.optimizer).name} has its own momentum"
+        yield "training.momentum", f'needs optimizer = "sgd"; {own}'
+    yield from _optimizer_issues(training)
+    yield from _loss_issues(method, experiment)
+    yield from _schedule_issues(method, experiment.rounds)
     if (training.sample_clip is None) != (training.sample_noise is None):
         yield "training.sample_clip", "and training.sample_noise go together: give both or none"
     if training.sample_clip and training.control_variates:
@@ -204,12 +232,75 @@ def _training_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
     if not training.control_variates:
         return
     key = "training.control_variates"
-    if training.optimizer != "sgd" or training.momentum or training.proximal:
+    if not is_plain(training.optimizer) or training.momentum or training.proximal:
         yield key, "need plain sgd: no adam, no momentum, no proximal term"
     if experiment.engine == "flower":
         yield key, f"are kept by the clients, and clients on Flower keep no state: {LOCAL}"
     if method.pace.keeps_late:
         yield key, "are renewed when a client trains: late updates cannot be kept"
+
+
+def _optimizer_issues(training: LocalTraining) -> Iterator[Issue]:
+    """Options that an optimizer does not take. With the defaults there are none to try."""
+    part = part_of(training.optimizer)
+    if not part.options and is_elementwise(part):
+        return
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    try:
+        OPTIMIZERS.get(part.name)([parameter], training.rate, training, **part.options)
+    except (ValueError, TypeError) as error:
+        yield "training.optimizer", f"{part.name}: {error}"
+
+
+def _loss_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    """A loss that the method cannot adapt, or that needs what the server does not know."""
+    if method.counts_labels:
+        key = "training.loss.class_weights"
+        hint = '"balanced" needs the label counts of all clients'
+        if experiment.engine == "flower" or experiment.flower.clients:
+            yield key, f"{hint}, which stay on their nodes: give a list of weights"
+        if method.privacy or method.secure or method.training.sample_clip:
+            yield key, f"{hint}, which no noise or mask protects: give a list of weights"
+
+
+def _adapter_issues(settings: MethodSettings, training: Training) -> Iterator[Issue]:
+    """A loss that `adapt_loss` cannot change."""
+    loss = training.changed(settings.training)["loss"]
+    if settings.adapt_loss is None or loss is None:
+        return
+    declared = LOSS_ADAPTERS.declared(settings.adapt_loss.name)
+    if not isinstance(declared, AdapterDeclaration):
+        return
+    adapts = f"adapt_loss = {settings.adapt_loss.name!r}"
+    if declared.takes and loss.name not in declared.takes:
+        taken = " or ".join(map(repr, declared.takes))
+        yield "training.loss", f"{adapts} changes {taken}, not {loss.name!r}: remove one of them"
+    elif declared.sets_class_weights and loss.options.get("class_weights"):
+        yield "training.loss.class_weights", f"{adapts} replaces them: remove one of them"
+
+
+def _server_training_issues(settings: MethodSettings) -> Iterator[Issue]:
+    tune = settings.fine_tune
+    for key in ("loss", "schedule"):
+        if tune is not None and getattr(tune, key) is not None:
+            hint = "the server trains with that of the clients: set it in [training]"
+            yield f"fine_tune.{key}", hint
+
+
+def _schedule_issues(method: Method, rounds: int) -> Iterator[Issue]:
+    """Factors that are no numbers from 0 on; a user's own function may return or raise anything."""
+    if method.schedule is None:
+        return
+    for round_num in range(1, min(rounds, TRIED_ROUNDS) + 1):
+        try:
+            factor = float(method.schedule(round_num))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            yield "training.schedule", f"failed for round {round_num}: {reason}"
+            return
+        if not 0 <= factor < math.inf:
+            yield "training.schedule", f"is {factor:g} in round {round_num}: must be 0 or more"
+            return
 
 
 def _part_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
@@ -244,6 +335,16 @@ def _adjust_issues(
         )
     if not experiment.clients_test:
         yield "adjust", f"evaluates on the clients' test sets: {TEST_SETS}"
+
+
+def _by_score_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
+    """What a method that draws its clients cannot go with."""
+    assert method.sampling is not None
+    if experiment.federation.sampling == "poisson":
+        yield "sampling", 'draws cohorts of a fixed size: set federation.sampling = "fixed"'
+    if method.adjust and method.sampling.averages_equally:
+        hint = "has no effect on equal weights: remove it, or set sampling.average"
+        yield "adjust", f'{hint} = "score"'
 
 
 def _clock_issues(

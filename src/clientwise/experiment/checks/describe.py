@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import statistics
 
+import torch
+
 from ...core.aggregation.adapters import pairs_of
 from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
@@ -13,7 +15,7 @@ from ...data.federated import FederatedData, Samples
 from ...data.summary import summarise
 from ...data.tables.hints import column_hints
 from ...engine.device import gpu_memory, memory_errors_explained, pick_device
-from ...engine.executor import DeviceExecutor
+from ...engine.executor import DeviceExecutor, why_alone
 from ...limits import gigabytes
 from ...models.size import count_parameters
 from ..build.clients import build_data
@@ -25,7 +27,7 @@ from .doubts import doubts
 from .policy import policy_doubts
 from .privacy import describe_privacy, held_out_doubts
 from .round_memory import fixed_bytes, gpu_bytes, largest_round
-from .steps import count_steps, steps_in_words, unequal_steps
+from .steps import count_steps, steps_in_words, total_steps, unequal_steps
 
 SUM_BYTES = 8  # of a float64
 WORTH_SAYING = 10**8  # bytes
@@ -53,6 +55,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
+        "training": _training(experiment, executor),
         "on Ray": _travels(experiment, data, plan, executor.spec, bool(hostile)),
         "memory": _memory(experiment, data, executor),
         "methods": ", ".join(names),
@@ -61,6 +64,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "privacy": _privacy(experiment, data, plan),
         "record": _record(experiment, data, plan),
         "work": _work(experiment),
+        "cost": _cost(experiment, data, plan, executor.spec),
     }
     found = [(title, text) for title, text in lines.items() if text]
     warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
@@ -81,6 +85,24 @@ def _model(experiment: Experiment, executor: DeviceExecutor) -> str:
     if pairs := len(pairs_of(executor.spec)):
         text += f", LoRA adapters of {pairs} layers among them"
     return text
+
+
+def _training(experiment: Experiment, executor: DeviceExecutor) -> str:
+    """Which methods train one client after the other, where the network would allow more at once."""
+    if executor.mode != "stacked":
+        return ""
+    problem = executor.samples.problem
+    counts = torch.ones(problem.num_classes)  # the values of class weights do not matter here
+    reasons: dict[str, list[str]] = {}
+    for method in experiment.build_methods():
+        loss = method.first_loss(problem, counts)
+        if (why := why_alone(method.training, loss)) is not None:
+            reasons.setdefault(why, []).append(method.name)
+    lines = []
+    for why, names in reasons.items():
+        of = "" if len(names) == len(experiment.methods) else f" ({', '.join(names)})"
+        lines.append(f"one client after the other{of}: {why}")
+    return f"\n{'':<12}".join(lines)
 
 
 def _data(experiment: Experiment, samples: Samples, data: FederatedData) -> str:
@@ -252,5 +274,18 @@ def _work(experiment: Experiment) -> str:
     return " × ".join(_counted(count, what) for what, count in counts.items())
 
 
+def _cost(experiment: Experiment, data: FederatedData, plan: Plan, spec: ModelSpec) -> str:
+    """What the run takes in all, whatever the machine; nothing where the samples are elsewhere."""
+    if not _has_client_data(data):
+        return ""
+    rounds = len(experiment.methods) * len(experiment.seeds) * experiment.rounds
+    steps = total_steps(experiment, data, plan.cohort_size)
+    federated = [method for method in experiment.build_methods() if method.control is None]
+    cohorts = len(federated) * len(experiment.seeds) * experiment.rounds
+    sent = _megabytes(cohorts * plan.cohort_size * FLOAT_BYTES * spec.size)
+    models = f"{sent} of models to the clients and as much back"
+    return f"{_counted(rounds, 'round')} in all: about {steps:,} training steps, {models}"
+
+
 def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

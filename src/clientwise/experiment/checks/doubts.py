@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +12,13 @@ from ...data.arrays import channels_last_hint
 from ...data.federated import FederatedData
 from ...engine.executor import DeviceExecutor
 from ...models.call import outputs_of
+from ..build.engine import build_plan
 from ..build.network import foreign_types
 from ..config.methods import MethodSettings
 from ..config.named import near_miss, own_keys
 from ..config.schema import Experiment
 from .adapters import adapter_doubts
+from .combinations import needs_server_set
 from .data_doubts import data_doubts
 
 MOST_VALUES = 20  # different targets of a regression that may be classes
@@ -23,6 +26,8 @@ FEW_SAMPLES = 10  # of a class
 MOST_NAMED = 3  # of clients, in a line
 TRIED_SAMPLES = 16  # that the network predicts
 ROUNDING = 1e-4  # of probabilities that sum to 1
+FEWEST_TO_WEIGH = 20  # held-out samples
+ABOUT_METHODS = ("name", "tuned")  # what a method is called and where it is from, not what it does
 
 
 def doubts(
@@ -33,6 +38,8 @@ def doubts(
 ) -> list[str]:
     """What is probably not meant, found by the data and the network of one seed."""
     found = list(_about_names(experiment.methods))
+    found += _about_sampling(experiment, data.num_clients)
+    found += _about_equal_methods(experiment.methods)
     if len(hostile) == data.num_clients:
         found.append(f"all {data.num_clients} clients are hostile: no honest update is sent")
     if not len(data.train.indices):  # the server of a deployment
@@ -42,12 +49,30 @@ def doubts(
         *data_doubts(data),
         *_about_targets(data),
         *_about_clients(data),
+        *_about_weighing(experiment, data),
         *_about_pictures(data),
         *_about_types(experiment, executor),
         *_about_outputs(data, executor),
         *_about_single_samples(experiment, data, executor),
         *adapter_doubts(experiment, executor.spec),
     ]
+
+
+def _about_sampling(experiment: Experiment, num_clients: int) -> Iterator[str]:
+    """Methods that draw clients by their scores: what that does to the model."""
+    plan = build_plan(experiment, num_clients, experiment.seeds[0])
+    for method in experiment.build_methods():
+        if method.sampling is None:
+            continue
+        if plan.cohort_size >= plan.members(num_clients):
+            said = "a round asks all clients, so none is drawn by its score"
+            yield f"{method.name}: {said}. Set federation.fraction, or remove sampling"
+        elif method.sampling.averages_equally:
+            said = "clients with higher scores are drawn more often: the model favours their data"
+            yield f"{method.name}: {said} (docs/methods.md)"
+        else:
+            said = "clients with higher scores are drawn more often and weigh more"
+            yield f'{method.name}: {said}: a criterion counts twice. Set sampling.average = "uniform"'
 
 
 def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
@@ -64,6 +89,26 @@ def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
             yield f"the methods {other!r} and {name!r} differ in upper and lower case alone"
 
 
+def _about_equal_methods(methods: Sequence[MethodSettings]) -> Iterator[str]:
+    """Methods with the same settings under two names."""
+    known: list[tuple[str, dict[str, Any]]] = []
+    for method in methods:
+        settings = {key: one for key, one in method.to_dict().items() if key not in ABOUT_METHODS}
+        other = next((name for name, same in known if same == settings), None)
+        if other is not None:
+            yield f"the methods {other!r} and {method.name!r} have the same settings: they give the same results"
+        known.append((method.name, settings))
+
+
+def _about_weighing(experiment: Experiment, data: FederatedData) -> Iterator[str]:
+    """Too few held-out samples for methods that use them."""
+    count = len(data.weigh.targets) if data.weigh is not None else 0
+    using = [method.name for method in experiment.methods if needs_server_set(method)]
+    if using and 0 < count < FEWEST_TO_WEIGH:
+        said = f"{', '.join(using[:MOST_NAMED])}: the server weighs by {count} held-out samples"
+        yield f"{said}, fewer than {FEWEST_TO_WEIGH}: weights then depend on chance. Give or hold out more samples"
+
+
 def _about_targets(data: FederatedData) -> Iterator[str]:
     targets = data.samples.targets
     if data.samples.problem.num_classes:
@@ -74,27 +119,29 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
         if data.samples.table and _may_be_numbers(data.samples.table.classes, len(targets)):
             classes = len(data.samples.table.classes)
             said = f"the target has {classes} different numbers, and each of them is a class"
-            yield f'{said}. To predict a number: kind = "regression"'
+            yield f'{said}. To predict a number: kind = "regression" (a column of a frame: astype(float))'
         return
     if data.samples.problem.predicts != "numbers":
         return
     if targets.ndim == 2 and targets.shape[1] > 1 and _are_probabilities(targets):
         said = f"targets of shape {tuple(targets.shape)} sum to 1 like probabilities, and are predicted as numbers"
         yield f"{said}. For classes give integers: targets.argmax(1)"
+    if targets.ndim > 2 and bool(((targets == 0) | (targets == 1)).all()):
+        said = (
+            f"targets of shape {tuple(targets.shape)} are all 0 or 1, and are predicted as numbers"
+        )
+        yield f"{said}. For masks give integers: targets.long()"
     if targets.ndim > 1:
         return
-    zeros = int((targets == 0).sum())
-    problem = data.samples.problem
-    if zeros and problem.is_share and not problem.higher_is_better:  # a relative error
-        name = problem.metric.upper()
-        said = f"{zeros:,} of {len(targets):,} targets are 0, and the metric {name} divides by the target"
-        yield f"{said}: its values are huge. Set another evaluation.metric"
     values = sorted(set(targets.tolist()))
     if len(values) <= MOST_VALUES and all(value.is_integer() for value in values):
         shown = ", ".join(f"{value:g}" for value in values[:MOST_NAMED])
         more = ", ..." if len(values) > MOST_NAMED else ""
         said = f"targets have {len(values)} different values ({shown}{more}) and are predicted as numbers"
-        yield f'{said}. For classes give integers; in a table, kind = "classification"'
+        yield (
+            f"{said}. For classes give integers (a column of a frame: astype(int)); in a config with "
+            'a table, kind = "classification"'
+        )
 
 
 def _are_probabilities(rows: Tensor) -> bool:
@@ -145,10 +192,14 @@ def _about_types(experiment: Experiment, executor: DeviceExecutor) -> Iterator[s
 
 def _about_outputs(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
     """Probabilities where the loss needs logits: it applies a softmax or sigmoid itself."""
+    instead = "the loss applies it again, and training is slow. Return logits, without that layer"
+    if data.samples.problem.predicts in ("labels", "masks"):
+        last = list(executor.flat.module.modules())[-1]
+        if isinstance(last, nn.Sigmoid | nn.Softmax | nn.Softmax2d):
+            yield f"the network ends in a {type(last).__name__.lower()}: {instead}"
     if not data.samples.problem.num_classes:
         return
     outputs = _outputs(data, executor)
-    instead = "the loss applies it again, and training is slow. Return logits, without that layer"
     if outputs.shape[-1] > 1:
         sums = outputs.sum(-1)
         if bool((outputs >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):

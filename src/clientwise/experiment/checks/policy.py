@@ -56,6 +56,8 @@ def unmet_rounds(bounds: Bounds, method: Method, plan: Plan, num_clients: int) -
     """The rounds whose cohort cannot meet the bounds even if all its updates are accepted, and why."""
     if bounds.is_plain or method.pace.buffer or plan.rounds is None:
         return {}
+    if method.sampling:  # cohorts are not known before the run
+        return {}
     tried: dict[tuple[tuple[int, ...], frozenset[int]], str | None] = {}
     memory = bounds.first_memory(num_clients)
     unmet = {}

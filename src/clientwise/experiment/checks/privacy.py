@@ -29,6 +29,11 @@ def privacy_issues(
     if privacy is None:
         return
     yield from _other_releases(method, experiment)
+    if method.sampling:
+        yield (
+            "sampling",
+            "draws some clients more often, and ε assumes that all are alike: remove it",
+        )
     if privacy.noise_multiplier is None and privacy.epsilon is None:
         hint = "is missing: give it, or give epsilon, and `check` says which multiplier spends that"
         yield "privacy.noise_multiplier", hint

@@ -102,8 +102,7 @@ def _judged_bytes(plan: Plan, data: FederatedData, clients: int) -> int:
         judges = clients
         samples = int(data.test.sizes.sort(descending=True).values[:clients].sum())
     problem = data.samples.problem
-    if problem.scored_by:  # all scores of a sample are results
-        samples *= problem.counts_shape[-1]
+    samples *= problem.values_kept
     counts = math.prod(problem.counts_shape)
     return SAMPLE_BYTES * samples + JUDGE_BYTES * judges + COUNT_BYTES * counts
 

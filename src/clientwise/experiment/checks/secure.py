@@ -29,6 +29,7 @@ REFUSED = {
     "every update: use a fixed order of priority",
     "brake": "keeps the old model after its sum is known, and the next sum of updates of the same model "
     "would differ by the clients that dropped out: remove it",
+    "sampling": "draws clients by criteria that the server does not see under secure aggregation: remove it",
     "pace": "lets updates of other rounds in, and masks cancel within one round: remove it",
     "control": "has no clients that send anything: remove secure_aggregation",
     "privacy": "noise of the server is added after the sum is known to it, and noise of the clients "

@@ -44,6 +44,21 @@ def count_steps(experiment: Experiment, data: Iterable[FederatedData]) -> list[S
     return found
 
 
+def total_steps(experiment: Experiment, data: FederatedData, cohort: int) -> int:
+    """About how many steps the whole run trains: the mean client's, times the clients of a round."""
+    sizes = data.train.sizes[data.train.sizes > 0]
+    weighing = len(data.weigh.indices) if data.weigh else 0
+    in_round = 0.0
+    for settings in experiment.methods:
+        method = settings.build(experiment.training)
+        in_round += _server_steps(settings, method, weighing)
+        if method.control == "pooled":
+            in_round += float(method.training.num_steps(sizes.sum()))
+        elif method.control is None or method.control == "alone":
+            in_round += cohort * float(method.training.num_steps(sizes).double().mean())
+    return round(in_round * experiment.rounds * len(experiment.seeds))
+
+
 def _server_steps(settings: MethodSettings, method: Method, samples: int) -> int:
     """Steps on the server's samples; evidence that needs them learns weights, not a model."""
     training = method.fine_tune

@@ -12,6 +12,7 @@ from ...core.aggregation.rules import Rule, fault_in
 from ...core.criteria import Arrivals, ClientFacts, Criterion
 from ...core.method import Method
 from ...core.objective.problem import Problem
+from ...core.optimizers import is_elementwise
 from ...core.seeding import client_keys
 from ...core.types import Evaluation, LocalTraining
 from ...data.arrays import NamedInput, channels_last_hint
@@ -84,33 +85,15 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
         yield "model", f"does not take samples {_described(samples)} ({_explained(error, samples)})"
         return
     wanted = count_outputs(samples)
-    if output.numel() not in (wanted, samples.problem.num_classes):
-        # Two classes may have an output each.
+    shape = output.shape[1:] if output.ndim > 1 else output.shape
+    if not samples.problem.takes(shape, samples.targets.shape[1:]):
         returned = f"{output.numel()} number{'s' * (output.numel() != 1)}"
         needed = f"{wanted} {'is' if wanted == 1 else 'are'} needed"
-        yield (
-            "model",
-            f"returns {returned} for a sample; {needed}: {_why_so_many(samples, output.numel())}",
-        )
-
-
-def _why_so_many(samples: Samples, returned: int) -> str:
-    """Why the targets need so many outputs, and what to do where the targets may be meant otherwise."""
-    problem = samples.problem
-    targets = samples.targets
-    if problem.num_classes:
-        least, largest = int(targets.min()), int(targets.max())
-        if least == 1:
-            return "labels begin at 1: subtract 1 from all of them"
-        if least == largest:
-            return f"all labels are {least}"
-        hint = "; for numbers to predict, pass floats" if returned == 1 else ""
-        return f"labels are integers from {least} to {largest}, which are classes{hint}"
-    if problem.predicts == "numbers":
-        return (
-            f"targets are floats of shape {tuple(targets.shape)}; for classes, pass integers from 0"
-        )
-    return "one risk for each sample"
+        if output.numel() == wanted:
+            returned = f"numbers of shape {tuple(shape)}"
+            needed = "another shape is needed"
+        why = samples.problem.why_outputs(samples.targets, output.numel())
+        yield "model", f"returns {returned} for a sample; {needed}: {why}"
 
 
 def _parameter_issues(module: nn.Module) -> Iterator[Issue]:
@@ -200,14 +183,41 @@ def _training_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Itera
         losses=[engine.problem.loss],
     )
     (result,) = executor.train([job])
+    who = engine.data.called(client)
     if isinstance(result, Exception):
         reason = _explained(result, executor.samples)
         if "does not require grad" in reason:
             reason += (
                 "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
             )
-        who = engine.data.called(client)
         yield "model", f"cannot be trained on {count} samples of {who} ({reason})"
+        return
+    for key, one in _with_options(methods, engine, job).items():
+        (result,) = executor.train([one])
+        if isinstance(result, Exception):
+            reason = _first_line(result)
+            yield key, f"fails on {count} samples of {who} ({reason})"
+
+
+def _with_options(
+    methods: Sequence[Method], engine: EmbeddedEngine, job: TrainJob
+) -> dict[str, TrainJob]:
+    """The job with each loss, transform and optimizer that a user may have written, by key."""
+    jobs: dict[str, TrainJob] = {}
+    for index, method in enumerate(methods):
+        training = method.training
+        place = f"methods[{index}].training"
+        if method.loss is not None:
+            counts = engine.label_counts if method.counts_labels else None
+            loss = method.first_loss(engine.problem, counts)
+            jobs[f"{place}.loss"] = replace(job, losses=[loss])
+        if training.transform is not None:
+            transformed = replace(job.training, transform=training.transform)
+            jobs[f"{place}.transform"] = replace(job, training=transformed)
+        if not is_elementwise(training.optimizer):
+            optimized = replace(job.training, optimizer=training.optimizer)
+            jobs[f"{place}.optimizer"] = replace(job, training=optimized)
+    return jobs
 
 
 def _executor(engine: EmbeddedEngine) -> DeviceExecutor:
@@ -259,7 +269,7 @@ def _arrivals(clients: Sequence[int], method: Method, engine: EmbeddedEngine) ->
         memory={name: one.first(engine.num_clients)[rows] for name, one in method.memories.items()},
         attributes={name: values[rows] for name, values in engine.attributes.items()},
         server_update=lambda: torch.zeros_like(engine.initial_model),
-        metric=engine.problem.usual_metric,
+        metric=engine.problem.weighed_by,
         seconds=torch.ones(len(rows), dtype=torch.float64),
         ages=torch.zeros(len(rows), dtype=torch.float64),
     )

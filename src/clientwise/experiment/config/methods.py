@@ -17,6 +17,7 @@ from ...core.fixed_point import SecureAggregation
 from ...core.method import Adapters, Control, Method
 from ...core.objective.adapt_loss import LOSS_ADAPTERS
 from ...core.privacy import Privacy
+from ...core.sampling import SAMPLINGS
 from ...core.types import LocalTraining
 from ...core.weights.bounds import Bounds
 from ...core.weights.priority import ADJUSTMENTS
@@ -123,6 +124,10 @@ class MethodSettings(ConfigTable):
         description="Average the products B·A of LoRA adapters, or A and B by themselves "
         "(docs/huggingface.md).",
     )
+    sampling: Annotated[Part, PartOf(SAMPLINGS)] | None = Field(
+        None,
+        description="How clients are drawn (docs/methods.md). Default: uniformly.",
+    )
     tuned: Tuned | None = Field(
         None,
         description="How values of this method were found; `clientwise tune` writes it.",
@@ -182,6 +187,8 @@ class MethodSettings(ConfigTable):
             adapt_loss=make_if_named(LOSS_ADAPTERS, self.adapt_loss),
             server_step=make(SERVER_STEPS, self.server_step),
             training=training.build(self.training),
+            loss=training.changed(self.training)["loss"],
+            schedule=training.schedule_of(self.training),
             control=self.control,
             brake=self.brake,
             fine_tune=self._server_training(training),
@@ -191,6 +198,7 @@ class MethodSettings(ConfigTable):
             secure=self.secure_aggregation,
             adapters=self.adapters,
             uses_sums=isinstance(NORMALISERS.declared(normalise.name), DividesBySums),
+            sampling=make_if_named(SAMPLINGS, self.sampling),
             compares_pairs=any("pairs" in kind.needs(part) for _, kind, part in self.parts()),
         )
 

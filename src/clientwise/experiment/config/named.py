@@ -41,7 +41,7 @@ def pick(methods: Any, chosen: Any, where: str) -> Any:
         chosen = [chosen]
     if chosen == methods or not _is_list_of_names(chosen):
         return chosen
-    known = {_name_of(method): method for method in methods} if isinstance(methods, list) else {}
+    known = {name_of(method): method for method in methods} if isinstance(methods, list) else {}
     names = _split(chosen, known)
     for name in names:
         if name not in known and _known(name) is None:
@@ -75,7 +75,8 @@ def _split(texts: list[str], known: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _name_of(method: Any) -> str:
+def name_of(method: Any) -> str:
+    """The name of a method as a config has it: a text or a table."""
     if isinstance(method, Mapping):
         return str(method.get("name", method.get("like")))
     return str(method)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import hashlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ...core.criteria import CRITERIA, Arrivals, ClientFacts, CriterionDeclaration
+from ...core.objective.loss import LOSSES, FunctionLoss, Loss
+from ...core.optimizers import OPTIMIZERS
+from ...core.schedules import SCHEDULES
+from ...core.transforms import TRANSFORMS
+from ...core.types import LocalTraining
 from ...core.weights.scores import SCORES, Score
 from ...registry import Declaration, Need, Registry
 from .messages import refuse
 
+UNREDUCED = "none"  # the `reduction` of a loss of PyTorch that gives a loss per sample
 # What a function of `Arrivals` needs, by the attributes that it reads.
 NEEDED_BY: dict[str, Need] = {
     "evaluation": "server_set",
@@ -40,7 +49,116 @@ def named(registry: Registry[Any], given: object) -> Any:
     if isinstance(given, Score) and registry is SCORES:
         _adopt(registry, type(given).__name__, type(given), Declaration())
         return {"name": type(given).__name__, **_options(given)}
+    if registry is OPTIMIZERS:
+        return _optimizer(given)
+    if registry in (LOSSES, SCHEDULES, TRANSFORMS) and callable(given):
+        return _callable(registry, given)
     return _adopted(registry, given) if inspect.isroutine(given) else given
+
+
+def _optimizer(given: object) -> Any:
+    """A class of `torch.optim`, or a `partial` of one with its options, as a name and options."""
+    found = given.func if isinstance(given, partial) else given
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+        if isinstance(found, torch.optim.Optimizer):
+            hint = f"every client has its own: pass the class, torch.optim.{type(found).__name__}"
+            refuse([("", hint)])
+        return given
+    made: Any = found  # the arguments of a class are its own
+    options = dict(given.keywords) if isinstance(given, partial) else {}
+    if "lr" in options or (isinstance(given, partial) and given.args):
+        refuse([("", f"{made.__name__}: pass the rate as learning_rate=, and options by name")])
+    try:
+        parameter = torch.nn.Parameter(torch.ones(2))
+        parameter.grad = torch.ones(2)
+        made([parameter], lr=0.1, **options).step()
+    except Exception as error:  # a class of a user may raise anything
+        reason = " ".join(str(error).split())
+        refuse([("", f"{made.__name__} cannot be used: {type(error).__name__}: {reason}")])
+
+    def make(parameters: Any, rate: Any, training: LocalTraining, **others: Any) -> Any:
+        shared = {"momentum": training.momentum, "weight_decay": training.weight_decay}
+        set_there = {key: value for key, value in shared.items() if value}
+        plain = {key: tuple(one) if isinstance(one, list) else one for key, one in others.items()}
+        return made(parameters, lr=rate, **{**plain, **set_there})
+
+    known = list(inspect.signature(made).parameters.values())[1:]  # the first are the parameters
+    kept = [
+        one.replace(kind=one.KEYWORD_ONLY, annotation=Any)
+        for one in known
+        if one.name != "lr" and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+    ]
+    make.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+    make.function = made  # type: ignore[attr-defined]
+    _adopt(OPTIMIZERS, made.__name__, make, Declaration())
+    plain = {key: list(one) if isinstance(one, tuple) else one for key, one in options.items()}
+    return {"name": made.__name__, **plain}
+
+
+def _callable(registry: Registry[Any], given: Callable[..., Any]) -> str:
+    """A function, a `partial` or an object that can be called, as a loss, schedule or transform."""
+    if isinstance(given, type):
+        refuse([("", f"{given.__name__} is a class: pass an object of it, {given.__name__}(...)")])
+    name = _called(registry, given)
+    source = given.func if isinstance(given, partial) else given
+    if not inspect.isroutine(source):
+        source = type(source)
+    if registry is LOSSES:
+        _refuse_reduced(given)
+        given = copy.deepcopy(given)  # a module follows the data to their device
+    by_sample = source.__module__ == "torch.nn.modules.loss"
+
+    def make_loss(counts: Any) -> Loss:
+        return FunctionLoss(name, given, compares_samples=not by_sample)
+
+    def apply(argument: Any) -> Any:
+        return given(argument)
+
+    part: Any = make_loss if registry is LOSSES else apply
+    part.function = source
+    part.__doc__ = inspect.getdoc(source) or name
+    _adopt(registry, name, part, Declaration())
+    return name
+
+
+def _called(registry: Registry[Any], given: Callable[..., Any]) -> str:
+    """The name of a function or object, with the plain options that it was made with."""
+    if isinstance(given, partial):
+        inner = _called(registry, given.func)
+        return f"{inner}({_listed(given.keywords)})" if given.keywords else inner
+    if inspect.isroutine(given):
+        name = given.__name__
+        if not name.isidentifier():
+            hint = f"a lambda has no name for the record: write the {registry.kind} with def"
+            refuse([("", hint)])
+        return name
+    options = {key: one for key, one in vars(given).items() if not key.startswith("_")}
+    if isinstance(given, torch.nn.Module):
+        del options["training"]
+        options |= dict(given.state_dict())
+    listed = _listed(options)
+    return f"{type(given).__name__}({listed})" if listed else type(given).__name__
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    """Options in the name of a part: numbers, texts, and the digests of tensors."""
+    plain = {}
+    for key, one in options.items():
+        if isinstance(one, str | int | float):
+            plain[key] = str(one)
+        elif isinstance(one, Tensor):
+            content = one.detach().cpu().contiguous().numpy().tobytes()
+            plain[key] = hashlib.blake2b(content, digest_size=4).hexdigest()
+    return ", ".join(f"{key}={one}" for key, one in plain.items())
+
+
+def _refuse_reduced(given: object) -> None:
+    """A loss that averages over the batch: shares of samples and class weights need each sample's loss."""
+    reduction = getattr(given, "reduction", UNREDUCED)
+    if reduction != UNREDUCED:
+        name = type(given).__name__
+        hint = f'needs a loss per sample: pass nn.{name}(reduction="none")'
+        refuse([("", f"reduction = {reduction!r} of {name}: {hint}")])
 
 
 def _options(given: object) -> dict[str, Any]:

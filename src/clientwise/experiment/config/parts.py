@@ -84,6 +84,16 @@ class PartOf:
         return read_part(self.registry, value)
 
 
+class PlainPartOf(PartOf):
+    """Marks a key that takes a part, which stays a name where it has no options of its own."""
+
+    def read(self, value: Any) -> str | Part:  # type: ignore[override]
+        """The name, or the part where an option differs from its default."""
+        part = read_part(self.registry, value)
+        defaults = {option.name: option.default for option in self.registry.options(part.name)}
+        return part.name if part.options == defaults else part
+
+
 class DrawnFrom(PartOf):
     """Marks a key that takes a distribution, or a number: the same value for all clients."""
 

@@ -29,6 +29,7 @@ from .settings import (
     HostileClients,
     RecordSettings,
     ServerSet,
+    StopEarly,
     Training,
 )
 from .tables import ConfigTable
@@ -70,6 +71,15 @@ class Experiment(ConfigTable):
     keep_every: Count = Field(
         0,
         description="Keep the best model, and one after every so many rounds. 0: only the last.",
+    )
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description='The model that is used after the run. "best": that of the round with the lowest '
+        "loss on the samples the server weighs by.",
+    )
+    stop_early: StopEarly | None = Field(
+        None,
+        description="End a method's run where that loss no longer falls: see [stop_early]. Default: off.",
     )
     initial_model: str | None = Field(
         None,
@@ -173,8 +183,12 @@ class Experiment(ConfigTable):
     def functions(self) -> dict[str, Callable[..., Any]]:
         """The functions and classes that were given in Python instead of a name, by kind and name."""
         found = {}
+        training: list[tuple[Registry[Any], Part]] = list(self.training.parts())
         for method in self.methods:
             parts: list[tuple[Registry[Any], Part]] = [(CRITERIA, one) for one in method.criteria]
+            parts += [*training, *method.training.parts()]
+            if method.fine_tune:
+                parts += method.fine_tune.parts()
             for registry, part in [*parts, (SCORES, method.score)]:
                 if registry.is_adopted(part.name):
                     given = registry.get(part.name)
@@ -231,6 +245,15 @@ class Experiment(ConfigTable):
         changed = self.model_copy(update={"methods": [MethodSettings.model_validate(method)]})
         changed._names_methods = False
         return changed
+
+    def spanning(self) -> Experiment:
+        """The same with schedules that span all rounds, where the config does not say how many."""
+        methods = []
+        for method in self.methods:
+            changed = method.training.spanning(self.rounds)
+            methods.append(method.model_copy(update={"training": changed}))
+        training = self.training.spanning(self.rounds)
+        return self.model_copy(update={"training": training, "methods": methods})
 
     def for_data(self, weigh: object | None) -> Experiment:
         """The same for the user's own data: without samples to weigh by, the default is FedAvg."""

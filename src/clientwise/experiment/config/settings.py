@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ...attacks import ATTACKS
 from ...core.clock import Seconds
+from ...core.objective.loss import LOSSES
+from ...core.optimizers import OPTIMIZERS
+from ...core.schedules import SCHEDULES, ScheduleDeclaration
 from ...core.seeding import generator
+from ...core.transforms import TRANSFORMS
 from ...core.types import LocalTraining
 from ...data.arrays import MOST_CLASSES
 from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
 from ...data.division import OfficialTest
 from ...data.tables.encoding import Encoding, InputColumn
-from ...registry import OpenShare, Part, PositiveFloat, PositiveInt, Share, suggest
-from .parts import DrawnFrom, PartOf
+from ...registry import (
+    NonNegativeFloat,
+    OpenShare,
+    Part,
+    PositiveFloat,
+    PositiveInt,
+    Registry,
+    Share,
+    suggest,
+)
+from .parts import DrawnFrom, PartOf, PlainPartOf, make, read_part
 from .tables import ConfigTable, fields_of, optional_fields_of, with_fields
 from .values import Count, Fraction, MetricName, SampleSize
 
@@ -30,23 +43,99 @@ _BATCH_SIZE = (  # TOML has no None
 )
 
 
-@with_fields(fields_of(LocalTraining) | {"batch_size": _BATCH_SIZE})
-class Training(ConfigTable):
+T = TypeVar("T", bound="_TrainingTable")
+_REGISTRIES: dict[str, Registry[Any]] = {  # by key of [training]
+    "optimizer": OPTIMIZERS,
+    "loss": LOSSES,
+    "schedule": SCHEDULES,
+    "transform": TRANSFORMS,
+}
+_LOCAL = fields_of(LocalTraining)
+del _LOCAL["rate_factor"]  # follows from the schedule
+_OTHER = {  # as TOML has them, and what `LocalTraining` does not have
+    "batch_size": _BATCH_SIZE,
+    "optimizer": (
+        Annotated[str | Part, PlainPartOf(OPTIMIZERS)],
+        _LOCAL["optimizer"][1],
+    ),
+    "transform": (
+        Annotated[Part, PartOf(TRANSFORMS)] | None,
+        _LOCAL["transform"][1],
+    ),
+    "loss": (
+        Annotated[Part, PartOf(LOSSES)] | None,
+        Field(
+            None,
+            description="The loss that clients train with. Default: cross_entropy, mse (regression) or "
+            "cox (survival). Evaluation always uses the default.",
+        ),
+    ),
+    "schedule": (
+        Annotated[str | Part, PlainPartOf(SCHEDULES)],
+        Field("constant", description="The learning rate by round, as a factor on it."),
+    ),
+}
+
+
+def _as_part(value: str | Part) -> Part:
+    return Part(value, {}) if isinstance(value, str) else value
+
+
+class _TrainingTable(ConfigTable):
+    """[training], or changes of it."""
+
+    def parts(self) -> Iterator[tuple[Registry[Any], Part]]:
+        """The parts that are named, each with its registry."""
+        for key, registry in _REGISTRIES.items():
+            value = getattr(self, key)
+            if value is not None:
+                yield registry, _as_part(value)
+
+    def spanning(self: T, rounds: int) -> T:
+        """The same with the rounds of the run, where a schedule spans all of them."""
+        schedule = getattr(self, "schedule")  # noqa: B009  (a field of the subclass)
+        if schedule is None:
+            return self
+        part = _as_part(schedule)
+        declared = SCHEDULES.declared(part.name)
+        spans = declared.spans if isinstance(declared, ScheduleDeclaration) else None
+        if spans is None or part.options.get(spans) is not None:
+            return self
+        full = read_part(SCHEDULES, {"name": part.name, **part.options, spans: rounds})
+        return self.model_copy(update={"schedule": full})
+
+
+@with_fields(_LOCAL | _OTHER)
+class Training(_TrainingTable):
     """How every client trains."""
 
     def build(self, *changes: TrainingOverride) -> LocalTraining:
         """These options with changes, of which later ones win."""
-        options = self.model_dump()
-        for change in changes:
-            given = change.model_dump(exclude_none=True)
-            options |= {key: value for key, value in given.items() if key in options}
+        options = self.changed(*changes)
         if options["batch_size"] == "full":
             options["batch_size"] = None
-        return LocalTraining(**options)
+        return LocalTraining(**{key: options[key] for key in _LOCAL})
+
+    def changed(self, *changes: TrainingOverride) -> dict[str, Any]:
+        """The keys of the table after changes."""
+        options = dict(self)
+        for change in changes:
+            given = {key: value for key, value in change if value is not None}
+            options |= {key: value for key, value in given.items() if key in options}
+        return options
+
+    def schedule_of(self, *changes: TrainingOverride) -> Callable[[int], float] | None:
+        """The factor of the learning rate by round; None where it is 1 in all rounds."""
+        part = _as_part(self.changed(*changes)["schedule"])
+        declared = SCHEDULES.declared(part.name)
+        if isinstance(declared, ScheduleDeclaration) and declared.is_constant:
+            return None
+        made: Callable[[int], float] = make(SCHEDULES, part)
+        return made
 
 
 @with_fields(optional_fields_of(Training))
-class TrainingOverride(ConfigTable):
+class TrainingOverride(_TrainingTable):
     """What one method trains differently; see [training]."""
 
 
@@ -117,7 +206,8 @@ class EvaluationSettings(ConfigTable):
     metric: MetricName | None = Field(
         None,
         description="Metric for tables, targets, P2's search and `tune`. "
-        "Default: accuracy, MAPE (regression) or concordance (survival).",
+        "Default: accuracy, RMSE (regression), concordance (survival), average precision "
+        "(multi-label) or Dice (segmentation).",
     )
     clients_every: Count = Field(
         1,
@@ -146,6 +236,17 @@ class EvaluationSettings(ConfigTable):
         [],
         description="Values of the metric for P1's tables, which count the rounds until 10% to 90% "
         "of the clients reach them. Default: `target`.",
+    )
+
+
+class StopEarly(ConfigTable):
+    """When a run ends before its last round: by the loss on the samples the server weighs by."""
+
+    rounds: PositiveInt = Field(
+        5, description="Stop after so many rounds in a row without a lower loss."
+    )
+    min_delta: NonNegativeFloat = Field(
+        0.0, description="By how much a loss must be lower than the lowest one before."
     )
 
 

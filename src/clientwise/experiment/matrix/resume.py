@@ -16,7 +16,13 @@ from ..build.clients import build_data
 from ..checks.against_data import validate
 from ..config.schema import Experiment
 from ..running.origin import compare_origin
-from ..running.resume import changed_keys, config_so_far, extended, refused_differences
+from ..running.resume import (
+    changed_keys,
+    config_so_far,
+    extended,
+    refused_differences,
+    with_metric_of,
+)
 from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
 
 
@@ -52,9 +58,10 @@ def unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> list
     for index, cell in enumerate(matrix.cells):
         try:
             before = config_so_far(folder / cell.folder)
-            for difference in refused_differences(before, cell.experiment) if before else ():
+            now = with_metric_of(folder / cell.folder, cell.experiment)
+            for difference in refused_differences(before, now) if before else ():
                 differing.setdefault(difference.sentence, []).append(cell.name)
-            if before is None or _lacks(folder / cell.folder, before, cell.experiment):
+            if before is None or _lacks(folder / cell.folder, before, now):
                 todo.append(index)
                 continue
             lanes = {(one.name, seed) for one in before.methods for seed in before.seeds}

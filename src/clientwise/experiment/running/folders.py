@@ -10,7 +10,7 @@ import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
 from ...errors import RunError
-from ...record.files import CONFIG, plain_name
+from ...record.files import BEST, CONFIG, plain_name
 from ...record.reading.reader import is_finished
 from ...record.toml_text import read_table
 from ...writing import make_folder, write_atomically
@@ -59,7 +59,7 @@ def claim(folder: Path, resume: bool) -> None:
     """Make the folder, so that it can be locked. A folder with other files is refused."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not (folder / CONFIG).is_file():  # the first file of a run, so it is looked for last
-        if names - {".lock", f"{CONFIG}.part"}:
+        if names - {".lock", f"{CONFIG}.part", BEST, f"{BEST}.part"}:
             raise RunError(f"{folder}: not empty, and not a run of clientwise")
         if resume and not names:
             raise RunError(f"{folder}: there is no run here to resume")

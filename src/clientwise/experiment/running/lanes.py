@@ -19,12 +19,14 @@ from ...core.method import Method, Plan
 from ...core.round import first_state, run_round
 from ...core.types import RoundRecord, ServerState
 from ...engine.scheduler import Scheduler
+from ...record.facts import BEST_OF_LANE
 from ...record.writer import Store
 from ...secrecy.accountant import accountant_of
 from ..build.engine import build_plan
 from ..config.schema import Experiment
 from ..config.tables import to_plain
 from ..trackers import LaneInfo, Trackers
+from .held_out import PREFIX, HeldOut, held_out_loss
 
 SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
 
@@ -51,13 +53,17 @@ class Round:
     engine_state: Mapping[str, Tensor]
     record: RoundRecord
     seconds: float
+    held_out: float | None = None  # the loss, where the run stops or keeps models by it
 
     @staticmethod
-    def run(state: ServerState, method: Method, plan: Plan, engine: Engine) -> Round:
-        """Run one round and measure its time."""
+    def run(
+        state: ServerState, method: Method, plan: Plan, engine: Engine, *, watched: bool = False
+    ) -> Round:
+        """Run one round and measure its time; where it is `watched`, with the held-out loss."""
         began = time.perf_counter()
         state, record = run_round(state, method, plan, engine)
-        return Round(state, engine.state(), record, time.perf_counter() - began)
+        loss = held_out_loss(engine, state, record) if watched else None
+        return Round(state, engine.state(), record, time.perf_counter() - began, loss)
 
 
 class Lane:
@@ -87,10 +93,13 @@ class Lane:
         )
         self._accountant = accountant_of(method, self._plan, engine.num_clients)
         self.state = first_state(engine.initial_model, method, engine)
+        self._held_out = HeldOut(experiment)
         saved = store.load_checkpoint(self._lane, self.state)
         if saved is not None:
-            self.state, engine_state = saved
-            engine.load_state(engine_state)
+            self.state, tensors = saved
+            self._held_out.load(tensors)
+            own = {name: one for name, one in tensors.items() if not name.startswith(PREFIX)}
+            engine.load_state(own)
         self.engine_state: Mapping[str, Tensor] = engine.state()
         if self._secret and method.noises_mean:
             self._count_lost_releases()
@@ -100,7 +109,7 @@ class Lane:
 
     @property
     def is_done(self) -> bool:
-        """Whether all rounds have been run, or the privacy budget is spent."""
+        """Whether all rounds have been run, it stops early, or the privacy budget is spent."""
         return self.ends_after(self.state)
 
     @property
@@ -114,7 +123,7 @@ class Lane:
 
     def ends_after(self, state: ServerState) -> bool:
         """Whether there is no round after `state`."""
-        if state.round_num >= self.rounds:
+        if state.round_num >= self.rounds or self._held_out.stops_after(state.round_num):
             return True
         privacy = self.method.privacy
         if self._accountant is None or privacy is None or privacy.epsilon is None:
@@ -134,10 +143,26 @@ class Lane:
 
     def run_round(self, state: ServerState) -> Round:
         """Run the round after `state`. It is recorded only by `keep`."""
-        return self.accounted(Round.run(state, self.method, self._plan, self.engine))
+        watched = self._held_out.is_used
+        return self.accounted(
+            Round.run(state, self.method, self._plan, self.engine, watched=watched)
+        )
 
     def accounted(self, done: Round) -> Round:
-        """The round with the privacy that all rounds so far have spent."""
+        """The round with the privacy that all rounds so far have spent, and why it is the last one."""
+        return self._with_privacy(self._with_loss(done))
+
+    def _with_loss(self, done: Round) -> Round:
+        if done.held_out is None:
+            return done
+        round_num = done.state.round_num
+        self._held_out.add(done.state, done.held_out)
+        if round_num >= self.rounds or not self._held_out.stops_after(round_num):
+            return done
+        notes = (*done.record.notes, self._held_out.last_words(round_num))
+        return replace(done, record=replace(done.record, notes=notes))
+
+    def _with_privacy(self, done: Round) -> Round:
         released = done.record.released
         if released is None or self._accountant is None:
             return done
@@ -155,11 +180,11 @@ class Lane:
             releases = self.state.privacy["releases"] + lost
             privacy = {**self.state.privacy, "releases": releases}
             self.state = replace(self.state, privacy=privacy)
-            self._store.save_checkpoint(self._lane, self.state, self.engine_state)
+            self._store.save_checkpoint(self._lane, self.state, self._kept_tensors())
 
     def prefetch(self, round_num: int) -> None:
         """Tell the engine the cohort of a round, where it is known beforehand."""
-        if self.engine.clock is None and not self._secret:
+        if self.engine.clock is None and not self._secret and self.method.sampling is None:
             cohort = self._plan.cohort(self.engine.num_clients, round_num)
             self.engine.prefetch(cohort)
 
@@ -197,16 +222,23 @@ class Lane:
             self._save()
 
     def _save(self) -> None:
-        self._store.save_checkpoint(self._lane, self.state, self.engine_state)
+        self._store.save_checkpoint(self._lane, self.state, self._kept_tensors())
         every = self._experiment.keep_every
         if every:
             problem = self.engine.problem
             self._store.drop_models(self._lane, self.state.round_num, every, problem)
         self._saved_at = time.monotonic()
 
+    def _kept_tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds beside the state."""
+        return {**self.engine_state, **self._held_out.state(self.state.round_num)}
+
     def end(self) -> None:
         """Save a checkpoint and end tracking, after the last round or an interruption."""
         self._save()
+        if self._held_out.is_used and self.state.round_num:
+            fact = self._held_out.fact(self.state.round_num)
+            self._store.set_facts({f"{BEST_OF_LANE}{self._lane}": fact})
         self._trackers.end(self._info, self.is_done)
         if self.is_done:
             self._store.finish_lane(self._lane)

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import platform
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors import safe_open
+from torch import nn
 
 from ...data.federated import FederatedData
 from ...errors import RunError
@@ -41,6 +43,7 @@ class Origin:
     initial_model: str = ""  # the fingerprint of its file; "" is a random one
     left: list[str] = field(default_factory=list)  # members that have left a deployment
     frozen: str = ""  # the digest of the network's frozen parameters; "" where it has none
+    network: str = ""  # the fingerprint of a network that was given in Python; "" where none was
     # The fingerprints of functions that were given in Python instead of a name, by kind and name
     functions: dict[str, str] = field(default_factory=dict)
     # Whether `data` are fingerprints of what was given. Those of 0.2.0 are of what was computed from it.
@@ -136,7 +139,8 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
     origin = replace(compared.now, data=known | compared.now.data)
     store.set_facts({"origin": vars(origin)})
     if experiment.functions:
-        given = {name: one.__module__ for name, one in experiment.functions.items()}
+        # Code that is run as a text may have no name of a module.
+        given = {name: one.__module__ or "text" for name, one in experiment.functions.items()}
         store.set_facts({"functions": given})
     if experiment.initial_model:
         described = _described(Path(experiment.initial_model), origin.initial_model)
@@ -155,9 +159,12 @@ def _whole(store: Store, seed: int, own: Sequence[str], is_changed: bool) -> str
 def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origin:
     initial = experiment.initial_model
     frozen = ""
+    network = ""
     if data:
         seed = experiment.seeds[0]
-        frozen = frozen_digest(build_module(experiment, data[seed].samples, seed))
+        module = build_module(experiment, data[seed].samples, seed)
+        frozen = frozen_digest(module)
+        network = _network_code(module) if experiment.own_model else ""
     return Origin(
         versions=versions(),
         plugins={name: _code(name) for name in experiment.plugins},
@@ -165,6 +172,7 @@ def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origi
         initial_model=_digest([Path(initial)]) if initial else "",
         left=experiment.flower.left,
         frozen=frozen,
+        network=network,
         functions={name: _function_code(one) for name, one in experiment.functions.items()},
         of_given=True,
     )
@@ -235,6 +243,8 @@ def _differences(before: Origin, now: Origin) -> Iterator[str]:
         yield "another initial model"
     if now.data and not same_frozen(before.frozen, now.frozen):
         yield "other frozen parameters of the network"
+    if before.network and now.network and before.network != now.network:
+        yield "other code or layers of the network"
     for name in COMPARED:
         if before.versions.get(name) != now.versions[name]:
             yield f"{name} {now.versions[name]}, not {before.versions.get(name)}"
@@ -301,6 +311,20 @@ def _function_code(function: Callable[..., Any]) -> str:
     except (OSError, TypeError):  # typed at a prompt
         source = function.__qualname__
     return hashlib.blake2b(source.encode(), digest_size=8).hexdigest()
+
+
+def _network_code(module: nn.Module) -> str:
+    """The fingerprint of a network's layers, and of the functions of its own classes."""
+    kinds = {kind for layer in module.modules() for kind in type(layer).__mro__}
+    codes = sorted(
+        _function_code(function)
+        for kind in kinds
+        if not kind.__module__.startswith(("torch.", "clientwise.", "builtins"))
+        for function in vars(kind).values()
+        if inspect.isfunction(function)
+    )
+    layers = re.sub(r" at 0x[0-9a-f]+", "", repr(module))  # addresses differ in every process
+    return hashlib.blake2b("\n".join([layers, *codes]).encode(), digest_size=8).hexdigest()
 
 
 def _described(path: Path, fingerprint: str) -> str:

@@ -27,6 +27,7 @@ from ..build.engine import build_engine, build_executor, build_plan
 from ..build.samples import load_samples
 from ..load import load_experiment
 from ..trackers import Trackers
+from .held_out import HeldOut
 from .lanes import Lane, Round
 
 CONNECT_SECONDS = 10
@@ -39,21 +40,21 @@ class Remote:
         self, config: Mapping[str, Any], own_data: FederatedData | None, method: str, seed: int
     ) -> None:
         self._given = config, own_data, method, seed
-        self._built: tuple[Method, Plan, EmbeddedEngine] | None = None
+        self._built: tuple[Method, Plan, EmbeddedEngine, bool] | None = None
 
     def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> Round:
         """Run a round from the state that the driver has of this lane."""
         # Not before: Ray would report an error of the constructor as the death of the actor
         if self._built is None:
             self._built = _build(*self._given)
-        method, plan, engine = self._built
+        method, plan, engine, watched = self._built
         engine.load_state(engine_state)
-        return Round.run(state, method, plan, engine)
+        return Round.run(state, method, plan, engine, watched=watched)
 
 
 def _build(
     config: Mapping[str, Any], own_data: FederatedData | None, name: str, seed: int
-) -> tuple[Method, Plan, EmbeddedEngine]:
+) -> tuple[Method, Plan, EmbeddedEngine, bool]:
     """What runs a lane, made in its own process."""
     experiment = load_experiment(config)
     samples = own_data.samples if own_data else load_samples(experiment)
@@ -63,7 +64,7 @@ def _build(
     method = built.for_clients(data.names, data.num_clients)
     engine = build_engine(experiment, data, hostile, seed, executor, method)
     plan = build_plan(experiment, data.num_clients, seed, method.control)
-    return method, plan, engine
+    return method, plan, engine, HeldOut(experiment).is_used
 
 
 @contextmanager

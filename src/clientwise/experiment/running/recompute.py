@@ -16,8 +16,7 @@ from ...record.files import CONFIG
 from ...record.reading.folder import RunFolder
 from ...record.reading.rows import CriterionRow, ParticipantRow
 from ..config.methods import BOUNDS
-from ..load import load_experiment
-from .resume import changed_keys, config_so_far
+from .resume import changed_keys, config_so_far, written_config
 
 TOLERANCE = 1e-9  # of a weight, a score or a normalised criterion
 
@@ -53,7 +52,7 @@ def recompute(run: RunFolder, members: Mapping[tuple[str, int, int], int]) -> Re
     if recorded is None:
         found.faults.append("the config of the run is missing")
         return found
-    written = load_experiment(run.folder / CONFIG)
+    written = written_config(run.folder)
     for key in changed_keys(recorded.to_dict(), written.to_dict()):
         found.faults.append(f"{CONFIG}, {key}: was changed")
     methods = {method.name: method for method in recorded.build_methods()}
@@ -133,8 +132,13 @@ def _faults(
     omitted = run.omitted(*lane_round)
     scales = torch.tensor(omitted.scales) if omitted else method.normaliser(raw)
     normalised = divide(raw, scales.double())
-    scores = method.score.with_order(order)(method.names, normalised)
-    prior = scores / omitted.scores if omitted and omitted.scores else to_weights(scores)
+    score = method.score.with_order(order)
+    scores = score(method.names, normalised)
+    prior = to_weights(method.averaging(score)(method.names, normalised))
+    if omitted and method.averaging(score) is not score:
+        prior = torch.full_like(scores, 1 / (len(accepted) + omitted.accepted))
+    elif omitted and omitted.scores:
+        prior = scores / omitted.scores
     posterior = _column([row.posterior for row in accepted])
     weights = prior if posterior is None else posterior
     if bounds and weights.any() and not omitted:

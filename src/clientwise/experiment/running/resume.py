@@ -39,6 +39,7 @@ MAY_CHANGE = frozenset(
     }
 )
 MAY_GROW = frozenset({"rounds", "seeds", "methods", "flower.left"})  # see `extended`
+OLD_METRIC = "mape"  # of regression, in runs whose config names no metric
 MEMBERS = ("flower.clients", "flower.left")
 
 
@@ -52,7 +53,7 @@ def config_so_far(folder: Path) -> Experiment | None:
     if not path.is_file():
         return None
     refuse_run_of_host(folder)
-    written = load_experiment(path)
+    written = written_config(folder)
     text = recorded_fact(folder, FACT)
     if text is None:
         return written
@@ -61,12 +62,26 @@ def config_so_far(folder: Path) -> Experiment | None:
         raise _edited(path, ["plugins"])
     table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
     table |= {"note": written.note, "tags": written.tags}  # which `clientwise note` changes
-    recorded = _recorded_experiment(folder, table)
+    recorded = with_metric_of(folder, _recorded_experiment(folder, table))
     found = [one.sentence for one in refused_differences(recorded, written)]
     found += _removed(recorded, written)
     if found:
         raise _edited(path, found)
     return recorded
+
+
+def written_config(folder: Path) -> Experiment:
+    """The config in the file of a run folder."""
+    return with_metric_of(folder, load_experiment(folder / CONFIG))
+
+
+def with_metric_of(folder: Path, experiment: Experiment) -> Experiment:
+    """The experiment with the metric of its run, where it names none: up to 0.2.0 regression had MAPE."""
+    evaluation = experiment.evaluation
+    if evaluation.metric is not None or recorded_fact(folder, "metric") != json.dumps(OLD_METRIC):
+        return experiment
+    changed = evaluation.model_copy(update={"metric": OLD_METRIC})
+    return experiment.model_copy(update={"evaluation": changed})
 
 
 def refuse_run_of_host(folder: Path) -> None:

@@ -9,12 +9,14 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from ...attacks import Hostile
 from ...core.engine import Engine
 from ...core.method import Method
+from ...core.objective.guessing import constant_metric
 from ...core.types import RoundRecord
 from ...data.federated import FederatedData, Samples
 from ...data.tables.hints import column_hints
@@ -47,7 +49,14 @@ from .machine import facts_of, in_words, record_machine
 from .origin import Origin, compare_origin, record_origin, versions
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
-from .resume import FACT, changed_keys, config_so_far, extended, refuse_other_config
+from .resume import (
+    FACT,
+    changed_keys,
+    config_so_far,
+    extended,
+    refuse_other_config,
+    with_metric_of,
+)
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
@@ -88,6 +97,7 @@ def run(
     if resume and out is not None:
         before = config_so_far(Path(out))
         if before is not None:
+            experiment = with_metric_of(Path(out), experiment)
             refuse_other_config(Path(out), before, experiment)
             experiment = extended(before, experiment)
     if data is not None:
@@ -244,19 +254,24 @@ class _Seeds:
         found = doubts(self._experiment, own.data, own.hostile, own.executor)
         return [*found, *policy_doubts(self._experiment, own.data, seed)]
 
-    def reporting_size(self, seed: int) -> dict[str, int]:
-        """How many samples results are about, and how many of the rarest class, as `facts_of_run` takes them."""
+    def held_out_facts(self, seed: int) -> dict[str, Any]:
+        """About the samples that weights and results depend on, as `facts_of_run` takes them."""
         own = self._made[seed]
+        facts: dict[str, Any] = {}
+        if own.data.weigh is not None:
+            facts["weigh_samples"] = len(own.data.weigh.targets)
         held = own.data.report
         if held is None and not own.hostile:
             held = own.data.test
         if held is None or not len(held.targets):
-            return {}
-        size = {"report_samples": len(held.targets)}
-        num_classes = own.data.samples.problem.num_classes
+            return facts
+        facts["report_samples"] = len(held.targets)
+        problem = own.data.samples.problem
+        facts["constant_metric"] = constant_metric(problem, held.targets)
+        num_classes = problem.num_classes
         if num_classes:
-            size["report_rarest"] = int(held.targets.bincount(minlength=num_classes).min())
-        return size
+            facts["report_rarest"] = int(held.targets.bincount(minlength=num_classes).min())
+        return facts
 
     def __getitem__(self, seed: int) -> _Seed:
         return self._made[seed]
@@ -323,7 +338,7 @@ class _RunSession:
             num_values=self._first.spec.size,
             reported_on="the honest clients' own test data" if on_clients else "held-out samples",
             computed=str(self._first),
-            **self._seeds.reporting_size(self._experiment.seeds[0]),
+            **self._seeds.held_out_facts(self._experiment.seeds[0]),
             target=self._experiment.evaluation.target,
             client_targets=self._experiment.evaluation.client_targets,
         )
@@ -420,7 +435,7 @@ class _RunSession:
 
     def _tell(self, lane: Lane, record: RoundRecord) -> None:
         self._done += 1
-        if lane.is_done:  # perhaps early, by its privacy budget
+        if lane.is_done:  # perhaps early, by its loss or its privacy budget
             self._total -= lane.rounds - record.round_num
         if self._on_round is None:
             return

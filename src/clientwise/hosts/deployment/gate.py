@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
@@ -19,8 +18,9 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor
 
-from ...core.objective.loss import LossRecord
-from ...core.objective.problem import Problem
+from ...core.method import Method
+from ...core.objective.loss import LOSSES, LossRecord
+from ...core.objective.problem import Classification, Problem, Regression
 from ...core.types import Evaluation, Updates
 from ...data.federated import FederatedData, Holdings
 from ...engine.wrappers.engine import EmbeddedEngine
@@ -348,8 +348,9 @@ def refuse_other_work(experiment: Experiment, request: Request) -> None:
     for method in experiment.build_methods():
         criteria = all(part in method.client_criteria for part in task.criteria)
         loss = _fits(task.loss.record(), experiment.flower.class_count)
-        loss &= method.adapt_loss is not None or _is_plain(task.loss.record())
-        same_work = (task.training, task.noise) == (method.training, method.local_noise)
+        loss &= _is_of(method, task.loss.record(), experiment.flower.class_count)
+        training = method.scheduled(method.training, round_num)
+        same_work = (task.training, task.noise) == (training, method.local_noise)
         if criteria and loss and same_work:
             return
     raise RefusedError(
@@ -391,16 +392,18 @@ def _fits(loss: LossRecord, classes: int) -> bool:
 
     Where a class had no weight, the error would tell whether this node has rows of that class.
     """
-    if not classes:
-        return loss.kind != "cross_entropy"
+    for_classes = "classes" in LOSSES.declared(loss.kind).needs
     weights = loss.class_weights
-    return loss.kind == "cross_entropy" and (weights is None or len(weights) == classes)
+    return for_classes == bool(classes) and (weights is None or len(weights) == classes)
 
 
-def _is_plain(loss: LossRecord) -> bool:
-    """Whether a loss is one that no method adapted."""
-    usual = type(loss)(loss.kind)
-    return bool(asdict(loss) == asdict(usual))
+def _is_of(method: Method, loss: LossRecord, classes: int) -> bool:
+    """Whether a loss is the one that a method begins with; an adapted one may have other weights or shape."""
+    problem = Classification(classes) if classes else Regression()
+    first = method.first_loss(problem).record()
+    if method.adapt_loss is None:
+        return loss == first
+    return (loss.kind, loss.options) == (first.kind, first.options)
 
 
 def _rows(models: Tensor) -> Tensor:

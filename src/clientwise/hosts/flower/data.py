@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 import torch
 
+from ...core.objective.problem import Regression
 from ...data.datasets import DataError
 from ...data.federated import FederatedData, Holdings
 from ...data.npz import check_attributes, inputs_and_targets, read_npz
@@ -299,6 +300,7 @@ def data_held_by(
         [held[client].train if client in held else nothing for client in clients],
         [held[client].test if client in held else nothing for client in clients],
         num_classes=classes or None,
+        problem=None if classes else Regression.kind,
         sample_attributes={
             name: [
                 held[client].sample_attributes[name] if client in held else [] for client in clients

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..aggregate import Aggregate
 from ..aggregator import MAX_CLIENTS, SIZE, Aggregator, AggregatorOptions
+from ..best import BestModel, KeepBest
 from ..metrics import Metric
 from .strategy import Weighted, _record
 
@@ -30,7 +31,9 @@ class MethodStrategy(Weighted):
         max_nodes: nodes that may take part; evidence keeps three numbers for each.
         max_test_samples: largest test set size accepted from a client.
         record: file to which each round is appended as one line of JSON.
-        options: `num_classes`, `learning_rate`, `seed`, `max_change` and `folder` of `cw.Aggregator`.
+        keep_best: as in `Weighted`.
+        options: `num_classes`, `learning_rate`, `seed`, `max_change`, `folder` and `weights` of
+            `cw.Aggregator`.
 
     Attributes:
         rounds: `RoundWeights` of every training round so far.
@@ -47,6 +50,7 @@ class MethodStrategy(Weighted):
         max_nodes: int = MAX_CLIENTS,
         max_test_samples: int = 100_000,
         record: str | Path | None = None,
+        keep_best: KeepBest | None = None,
         **options: Unpack[AggregatorOptions],
     ) -> None:
         if type(strategy).aggregate_train is not FedAvg.aggregate_train:
@@ -55,7 +59,8 @@ class MethodStrategy(Weighted):
         aggregator = Aggregator(
             method, model=model, weigh=samples, max_clients=max_nodes, **options
         )
-        self._set_up(strategy, aggregator, max_test_samples, record)
+        best = None if keep_best is None else BestModel(keep_best, options.get("folder"))
+        self._set_up(strategy, aggregator, max_test_samples, record, best)
 
     def _values(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
         """The metrics of a reply; Flower's own number of examples is the dataset's size."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -31,14 +33,17 @@ from torch import Tensor
 from ...core.criteria import ClientFacts, measure_clients
 from ...core.weights.scores import Score
 from ...errors import plain
+from ...record.best_file import Best
 from ...registry import Part
 from ..aggregate import Aggregate
 from ..aggregator import MAX_REASON, Aggregator, AggregatorOptions
+from ..best import BestModel, KeepBest, in_bounds
 from ..metrics import Metric, keep_common
 from ..values import number_in
 
 log = logging.getLogger("flwr.clientwise")
 WEIGHT = "clientwise-weight"  # the metric under which the wrapped strategy finds a reply's weight
+EvaluateOnServer = Callable[[int, ArrayRecord], MetricRecord | None]
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 WITHOUT_WEIGHTS = (
     FedMedian,
@@ -114,12 +119,17 @@ class Weighted(Strategy):
             is measured on the server.
         score: how the criteria become one number; `Prioritized` by default.
         normalise: how each criterion is scaled across clients; the score's own default if None.
+        sampling: how nodes are drawn for training, such as `{"name": "by_score", "floor": 0.1}`. By
+            default, the wrapped strategy draws them. It still says how many.
         measured_here: functions of a reply's arrays, by criterion, for what the server measures
             itself. A client's claim for such a criterion is ignored.
         max_test_samples: largest test set size accepted from a client.
         record: file to which each round is appended as one line of JSON.
-        options: `num_classes` (the upper bound of `label_diversity`), `max_change` and `folder` of
-            `cw.Aggregator`.
+        keep_best: a metric by which the best model so far is kept, or a table, as in
+            `cw.Aggregator`. It is a metric of `evaluate_fn`, or without one of the clients'
+            evaluation.
+        options: `num_classes` (the upper bound of `label_diversity`), `max_change`, `folder` and
+            `weights` of `cw.Aggregator`; the last one stands instead of `criteria`.
 
     Attributes:
         rounds: `RoundWeights` of every training round so far.
@@ -130,29 +140,37 @@ class Weighted(Strategy):
         self,
         strategy: FedAvg,
         *,
-        criteria: Sequence[str],
+        criteria: Sequence[str] | None = None,
         score: Score | None = None,
         normalise: str | None = None,
+        sampling: str | Mapping[str, Any] | None = None,
         measured_here: Mapping[str, Callable[[ArrayRecord], float]] | None = None,
         max_test_samples: int = 100_000,
         record: str | Path | None = None,
+        keep_best: KeepBest | None = None,
         **options: Unpack[AggregatorOptions],
     ) -> None:
+        if criteria is None and options.get("weights") is None:
+            raise ValueError("give `criteria`, or `weights`")
         if not isinstance(strategy, FedAvg) or isinstance(strategy, WITHOUT_WEIGHTS):
             kind = type(strategy).__name__
             raise TypeError(
                 f"{kind} takes no weighted mean: use FedAvg, FedProx, FedAdam or the like"
             )
         functions = {name: _of_record(one) for name, one in (measured_here or {}).items()}
+        table: dict[str, Any] = {"name": "Weighted", "like": "FedAvg"}
+        if sampling is not None:
+            table["sampling"] = sampling
         aggregator = Aggregator(
-            {"name": "Weighted", "like": "FedAvg"},
+            table,
             criteria=criteria,
             score=score,
             normalise=normalise,
             measured_here=functions,
             **options,
         )
-        self._set_up(strategy, aggregator, max_test_samples, record)
+        best = None if keep_best is None else BestModel(keep_best, options.get("folder"))
+        self._set_up(strategy, aggregator, max_test_samples, record, best)
 
     def _set_up(
         self,
@@ -160,6 +178,7 @@ class Weighted(Strategy):
         aggregator: Aggregator,
         max_test_samples: int,
         record: str | Path | None,
+        best: BestModel | None,
     ) -> None:
         self.rounds: dict[int, RoundWeights] = {}
         self.evaluations: dict[int, RoundEvaluation] = {}
@@ -168,20 +187,65 @@ class Weighted(Strategy):
         self._max_test_samples = max_test_samples
         self._test_sizes: dict[int, int] = {}  # of every node's first evaluation
         self._record = None if record is None else Path(record)
+        self._best = best
+        self._server_evaluates = False
+        # The model that clients evaluate, for `keep_best`
+        self._evaluated: ArrayRecord | None = None
+
+    @property
+    def best(self) -> Best | None:
+        """Round and value of the best model so far, with `keep_best`; None before the first."""
+        return None if self._best is None else self._best.best
 
     def start(self, *arguments: Any, **options: Any) -> Result:
         """As every strategy does; the run folder is closed at the end."""
+        given = inspect.signature(super().start).bind(*arguments, **options)
+        evaluate = given.arguments.get("evaluate_fn")
+        self._server_evaluates = evaluate is not None
+        if evaluate is not None and self._best is not None:
+            given.arguments["evaluate_fn"] = self._watched(evaluate)
         try:
-            return super().start(*arguments, **options)
+            return super().start(*given.args, **given.kwargs)
         finally:
             self._aggregator.close()
+
+    def _watched(self, evaluate: EvaluateOnServer) -> EvaluateOnServer:
+        """The server's evaluation, by which the best model is kept."""
+
+        def watched(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            found = evaluate(server_round, arrays)
+            self._offer(server_round, arrays, found)
+            return found
+
+        return watched
+
+    def _offer(self, server_round: int, arrays: ArrayRecord, found: MetricRecord | None) -> None:
+        """Keep a model where its evaluation is the best so far."""
+        if self._best is None:
+            return
+        metric = self._best.metric
+        value = None if found is None else found.get(metric)
+        if not isinstance(value, Real):
+            log.warning("round %d: keep_best: the evaluation has no %s", server_round, metric)
+            return
+        self._best.offer(_arrays(arrays), float(value), server_round)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the wrapped strategy does. The model is kept, since replies are compared with it."""
+        messages = self._strategy.configure_train(server_round, arrays, config, grid)
+        if self._aggregator.draws_clients:
+            messages = self._readdressed(list(messages), grid)
         self._aggregator.begin(_arrays(arrays))
-        return self._strategy.configure_train(server_round, arrays, config, grid)
+        return messages
+
+    def _readdressed(self, messages: list[Message], grid: Grid) -> list[Message]:
+        """The wrapped strategy's messages, to as many nodes that are drawn by their scores."""
+        nodes = self._aggregator.choose(grid.get_node_ids(), len(messages))
+        for message, node in zip(messages, nodes, strict=False):
+            message.metadata.dst_node_id = int(node)
+        return messages[: len(nodes)]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
         """Measure, weigh, and aggregate by the wrapped strategy.
@@ -250,6 +314,7 @@ class Weighted(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the wrapped strategy does."""
+        self._evaluated = arrays
         return self._strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
@@ -282,7 +347,10 @@ class Weighted(Strategy):
         if not any(sizes.values()):
             return None
         messages = [message for message, _ in accepted.values()]
-        return self._strategy.aggregate_evaluate(server_round, messages)
+        averaged = self._strategy.aggregate_evaluate(server_round, messages)
+        if self._evaluated is not None and not self._server_evaluates:
+            self._offer(server_round, self._evaluated, averaged)
+        return averaged
 
     def _read_evaluation(self, message: Message) -> tuple[Message, dict[str, Metric]]:
         """A reply's metrics; ValueError where they cannot be true."""
@@ -298,7 +366,16 @@ class Weighted(Strategy):
             raise ValueError(f"{size:.12g} test samples, with max_test_samples = {limit}")
         if first not in (None, size):
             raise ValueError(f"{size:.12g} test samples, {first} in its first answer")
+        self._refuse_impossible(metrics)
         return message, dict(metrics)
+
+    def _refuse_impossible(self, metrics: MetricRecord) -> None:
+        """ValueError where a node's value would decide on the best model and cannot be true."""
+        if self._best is None or self._best.metric not in metrics:
+            return
+        metric = self._best.metric
+        if not in_bounds(metric, metrics[metric]):
+            raise ValueError(f"{metric} = {metrics[metric]} cannot be true")
 
     def _write_down(
         self, kind: str, server_round: int, found: RoundWeights | RoundEvaluation

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from platform import python_version
 from typing import Any
@@ -72,10 +72,10 @@ def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = N
 
 def plain_request(request: Request) -> dict[str, Any]:
     """A request as JSON can hold it, without the digest of frozen parameters."""
-    plain = asdict(request)
+    plain = asdict(replace(request, task=None))
     del plain["frozen"]
     if request.task is not None:
-        plain["task"]["loss"] = asdict(request.task.loss.record())
+        plain["task"] = request.task.plain()
     return plain
 
 
@@ -86,10 +86,8 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
     frozen = str(asked.get(FROZEN, ""))
     task = plain.pop("task")
     if task is not None:
-        task["training"] = LocalTraining(**task["training"])
-        weights = task["loss"].pop("class_weights")
-        weights = None if weights is None else tuple(weights)
-        task["loss"] = LossRecord(class_weights=weights, **task["loss"]).loss()
+        task["training"] = LocalTraining.read(task["training"])
+        task["loss"] = LossRecord.read(task["loss"]).loss()
         task["criteria"] = tuple(Part(**part) for part in task["criteria"])
         noise = task["noise"]
         task["noise"] = LocalNoise(**noise) if noise else None

@@ -26,7 +26,8 @@ class ClientReader(RunReader):
         """How many clients a seed has, and how many training samples."""
         (found,) = self._rows(
             ClientSizes,
-            "SELECT COUNT(*), MIN(num_train), MAX(num_train) FROM clients WHERE seed = ?",
+            """SELECT COUNT(*), MIN(num_train), MAX(num_train), SUM(num_train)
+               FROM clients WHERE seed = ?""",
             seed,
         )
         return found

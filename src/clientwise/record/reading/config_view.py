@@ -178,6 +178,7 @@ class RecordedMethod:
     tuned: Mapping[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
     privacy: Mapping[str, Any] = field(default_factory=dict)  # empty without
     is_secret: bool = False  # secure aggregation
+    sampling: Part | None = None  # how it draws clients; None: uniformly
 
     @property
     def trains_on_server(self) -> bool:
@@ -248,6 +249,7 @@ def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
         tuned=_table(table.get("tuned")),
         privacy=_table(table.get("privacy")),
         is_secret=bool(_table(table.get("secure_aggregation"))),
+        sampling=_part(table.get("sampling")),
     )
 
 

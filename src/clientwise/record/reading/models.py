@@ -34,18 +34,20 @@ class ModelReader(RoundReader):
         Args:
             method: the method.
             seed: the seed.
-            after: the round after which it was kept, or "best"; by default the last one.
+            after: the round after which it was kept, or "best"; by default the last one, or the best
+                by its held-out loss with `keep = "best"`.
 
         Returns:
             The round, and the model's tensors by name.
         """
+        self.lane(method, seed)  # RunError where there is none
         about = self.model_facts(seed)
         path = self._model_path(method, seed, after)
         if not path.exists():
             raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
         if path.is_symlink() or path.parent.is_symlink():
             raise RunError(f"{path}: leads out of the run folder, through a link")
-        round_num, vector = load_model(path)
+        round_num, vector = load_model(path, best=not isinstance(after, int))
         if vector.numel() != sum(math.prod(shape) for _, shape in about.tensors):
             raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")
         return round_num, about.named(vector)
@@ -85,7 +87,9 @@ class ModelReader(RoundReader):
         if after is None:
             return checkpoint_path(self.folder, lane)
         kept = kept_rounds(self.folder, lane)
-        if after == self.rounds and after not in kept and self.finished:
+        if after == "best" and not kept and lane in self.best_of_lanes:
+            return checkpoint_path(self.folder, lane)
+        if after == self._last_round(method, seed) and after not in kept:
             return checkpoint_path(self.folder, lane)  # the last one is always kept
         wanted = self._best_of(kept, method, seed) if after == "best" else after
         if wanted in kept:
@@ -94,6 +98,13 @@ class ModelReader(RoundReader):
         if kept:
             known = f"kept are those after {', '.join(map(str, kept))}"
         raise RunError(f"{self.id}: {method}, seed {seed}, has no model of round {after}: {known}")
+
+    def _last_round(self, method: str, seed: int) -> int | None:
+        """The last round of a lane that has ended."""
+        for one in self.progress():
+            if (one.method, one.seed) == (method, seed) and one.finished:
+                return one.rounds
+        return None
 
     def _best_of(self, kept: list[int], method: str, seed: int) -> int | None:
         """The best of the kept rounds by the reported metric; None where none was measured."""

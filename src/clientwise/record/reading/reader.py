@@ -13,15 +13,17 @@ from pydantic import FailFast, Json, TypeAdapter, ValidationError
 from ...errors import NotBegunError, RunError, shortened
 from ...registry import suggest
 from ..database import reading, time_limit
-from ..facts import NEEDED, RunFacts
+from ..facts import BEST_OF_LANE, NEEDED, RunFacts
 from ..lock import is_locked
 from ..migrations import refuse_older, version_of
 from ..schema import DATABASE
 from .frames import FRAMES, FrameName
-from .rows import LaneProgress, LaneRow
+from .rows import BestRow, LaneProgress, LaneRow
 
 MOST_SECONDS = 10.0  # of processor time, for one query
 MOST_ROWS = 2_000_000  # of one query
+
+_BEST = TypeAdapter(BestRow)
 
 Row = TypeVar("Row", bound=tuple[Any, ...])
 T = TypeVar("T")
@@ -70,7 +72,8 @@ def refuse_damaged(folder: Path, lanes: Collection[tuple[str, int]]) -> None:
     rounds = {(one.method, one.seed): one.rounds for one in run.progress()}
     for method, seed in lanes:
         known = rounds.get((method, seed), 0)
-        if known != run.rounds:
+        best = run.best_of_lanes.get(run.lane(method, seed)) if known else None
+        if known != run.rounds and not (best and best.stopped and best.last == known):
             raise run._damage(f"{known} of {run.rounds} rounds of {method}, seed {seed}")
 
 
@@ -96,6 +99,9 @@ class RunReader:
         self.reported_on = facts.reported_on
         self.report_samples = facts.report_samples  # their number; of the first seed
         self.report_rarest = facts.report_rarest  # of the rarest class
+        self.constant_metric = facts.constant_metric  # of predicting the same for all samples
+        self.weigh_samples = facts.weigh_samples  # held-out ones that weights may depend on
+        self.num_classes = facts.num_classes  # None where it is not known, or has none
         self.changes = facts.changes  # of data, code or versions, accepted when it was resumed
         # Those that computed it; the column `machine` of `rounds` counts them from 1
         self.machines = facts.machines
@@ -113,6 +119,22 @@ class RunReader:
         self.has_clock = self._exists("SELECT 1 FROM clock LIMIT 1")  # whether clients take time
         ended = self._number("SELECT COUNT(*) FROM lanes WHERE finished")
         self.finished = ended == self.num_lanes
+
+    @property
+    def best_of_lanes(self) -> dict[int, BestRow]:
+        """The best round by the held-out loss, by lane, where the run stops or keeps models by it."""
+        rows = self._rows(
+            tuple[str, str],
+            "SELECT key, value FROM facts WHERE key LIKE ?",
+            f"{BEST_OF_LANE}%",
+        )
+        try:
+            return {
+                int(key.removeprefix(BEST_OF_LANE)): _BEST.validate_json(value)
+                for key, value in rows
+            }
+        except ValueError as error:
+            raise self._damage(str(error).splitlines()[0]) from None
 
     @property
     def methods(self) -> list[str]:
@@ -139,7 +161,8 @@ class RunReader:
                 return lane.lane
         if method not in self.methods:
             raise RunError(f"{self.id}: no method {method!r}{suggest(method, self.methods)}")
-        raise RunError(f"{self.id}: no seed {seed} of {method}")
+        known = ", ".join(map(str, self.seeds(method)))
+        raise RunError(f"{self.id}: no seed {seed} of {method}; known: {known}")
 
     def progress(self) -> list[LaneProgress]:
         """How far every lane is."""

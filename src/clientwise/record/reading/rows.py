@@ -214,6 +214,7 @@ class ClientSizes(NamedTuple):
     clients: int
     smallest: int | None  # None without any client
     largest: int | None
+    samples: int | None  # of all clients together
 
 
 class LoweredRow(NamedTuple):
@@ -316,6 +317,16 @@ class CostRow(NamedTuple):
     evaluations: float
     testing_rounds: float
     rounds: int
+
+
+@dataclass(frozen=True)
+class BestRow:
+    """The round of a lane with the lowest held-out loss."""
+
+    round: int | None  # None: no loss is known
+    last: int  # the last round so far
+    stopped: bool  # whether the lane stopped early
+    kept: bool  # whether the best model is the one that is used
 
 
 class BestRound(NamedTuple):

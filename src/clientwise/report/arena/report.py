@@ -10,6 +10,7 @@ from ..document import Document, counted
 from ..output.export import write_items
 from ..output.figures import require_matplotlib
 from ..output.html import write_html
+from ..output.paper import COLUMN
 from ..statistics import Difference
 from ..units import Unit
 from .standings import (
@@ -31,12 +32,13 @@ def write_arena(
     folder: Path,
     out: Path,
     on_file: Callable[[Path], None] = lambda path: None,
+    width: float = COLUMN,
 ) -> Path:
-    """The report on disk: a page, heat maps as PNG and SVG, tables as CSV, Markdown and LaTeX."""
+    """The report on disk: a page, heat maps as PNG, SVG and PDF, tables as CSV, Markdown and LaTeX."""
     require_matplotlib()
     document = arena(folder)
     page = write_html(document, {"round": {}, "client": {}}, out / "report.html")
-    write_items(document, out, on_file)
+    write_items(document, out, on_file, width)
     return page
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...core.criteria import CRITERIA, is_claimed
-from ...core.weights.scores import SCORES, Score
+from ...core.sampling import SAMPLINGS, ByScore
+from ...core.weights.scores import SCORES, Equal, Score
 from ...core.weights.weighting import (
     NORMALISERS,
     Normaliser,
@@ -262,6 +263,14 @@ def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> We
         score.check(names)
     except ValueError:
         return None
+    description = described(parts.score)
+    if parts.sampling is not None:
+        sampling: ByScore | None = build(SAMPLINGS, parts.sampling)
+        if sampling is None:
+            return None
+        if sampling.averages_equally:
+            description = f"equal weights, since clients were drawn by their score ({description})"
+            score = Equal()
     part = parts.normaliser or Part(score.default_normaliser, {})
     if part.name not in NORMALISERS:
         return None
@@ -270,7 +279,7 @@ def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> We
         normaliser(torch.ones(1, len(names)))
     except ValueError:
         return None
-    return Weighing(names, score, normaliser, described(parts.score))
+    return Weighing(names, score, normaliser, description)
 
 
 @dataclass(frozen=True)

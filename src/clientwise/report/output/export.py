@@ -1,4 +1,4 @@
-"""A report on disk: an HTML page, figures (PNG, SVG) and tables (CSV, Markdown, LaTeX)."""
+"""A report on disk: an HTML page, figures (PNG, SVG, PDF) and tables (CSV, Markdown, LaTeX)."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from ..views import (
 from .figures import draw, require_matplotlib
 from .html import write_html
 from .latex import as_latex
+from .paper import COLUMN, draw_for_print
 
 MAX_AUDITED_ROUNDS = 40  # per method and seed; `clientwise serve` shows all of them
 MAX_AUDITED_CLIENTS = 100
@@ -39,8 +40,16 @@ def write_report(
     runs: Sequence[RunFolder],
     folder: Path,
     on_file: Callable[[Path], None] = lambda path: None,
+    width: float = COLUMN,
 ) -> Path:
-    """Write the report on one run, or several compared, and return the path of its page."""
+    """Write the report on one run, or several compared, and return the path of its page.
+
+    Args:
+        runs: at least one.
+        folder: the folder of the report.
+        on_file: called after each file.
+        width: of PDF figures, in inches.
+    """
     require_matplotlib()
     document = overview(runs)
     carried = audits(runs)
@@ -48,12 +57,17 @@ def write_report(
     carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
     page = write_html(document, carried, folder / "report.html")
     on_file(page)
-    write_items(document, folder, on_file)
+    write_items(document, folder, on_file, width)
     return page
 
 
-def write_items(document: Document, folder: Path, on_file: Callable[[Path], None]) -> None:
-    """Every figure as PNG and SVG, every table as CSV, Markdown and LaTeX."""
+def write_items(
+    document: Document,
+    folder: Path,
+    on_file: Callable[[Path], None],
+    width: float = COLUMN,
+) -> None:
+    """Every figure as PNG, SVG and PDF, every table as CSV, Markdown and LaTeX."""
     for kind in ("figures", "tables"):
         make_folder(folder / kind)
     used: set[str] = set()
@@ -61,14 +75,15 @@ def write_items(document: Document, folder: Path, on_file: Callable[[Path], None
         for item in section.items:
             name = _file_name(f"{section.id}-{item.id}", used)
             if isinstance(item, Chart):
-                _write_figure(item, folder / "figures", name)
+                _write_figure(item, folder / "figures", name, width)
             else:
                 _write_table(item, folder / "tables", name)
             on_file(folder / name)
 
 
-def _write_figure(chart: Chart, folder: Path, name: str) -> None:
+def _write_figure(chart: Chart, folder: Path, name: str, width: float) -> None:
     draw([chart], folder / f"{name}.png", folder / f"{name}.svg")
+    draw_for_print(chart, folder / f"{name}.pdf", width)
 
 
 def _write_table(table: Table, folder: Path, name: str) -> None:

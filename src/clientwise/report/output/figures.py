@@ -66,13 +66,14 @@ def draw_into(figure: Figure, charts: Sequence[Chart]) -> None:
     figure.set_size_inches(6.4 * len(charts), 4.4)
     for number, chart in enumerate(charts, start=1):
         axes = figure.add_subplot(1, len(charts), number)
-        _draw_mark(axes, chart.mark)
-        axes.set_title(_short(chart.title), fontsize=11, parse_math=False)
+        draw_mark(axes, chart.mark)
+        axes.set_title(short(chart.title), fontsize=11, parse_math=False)
         for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
             label.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 
 
-def _draw_mark(axes: Axes, mark: Mark) -> None:
+def draw_mark(axes: Axes, mark: Mark) -> None:
+    """Draw what a chart shows, without its title."""
     match mark:
         case Lines():
             _draw_lines(axes, mark)
@@ -97,7 +98,7 @@ def _draw_lines(axes: Axes, mark: Lines) -> None:
             line.y,
             linestyle=_STYLES[line.dash],
             color=line.colour,
-            label=_short(line.name, 36),
+            label=short(line.name, 36),
             linewidth=1.8,
             marker="o" if len(line.x) == 1 else None,
         )
@@ -113,7 +114,7 @@ def _draw_lines(axes: Axes, mark: Lines) -> None:
         return
     if mark.x.label == "round":  # there is no round 2.5
         axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-    _add_legend(axes, beside=len(names) > MANY_LINES)
+    add_legend(axes, beside=len(names) > MANY_LINES)
 
 
 def _draw_bands(axes: Axes, lines: Sequence[Line]) -> None:
@@ -142,15 +143,15 @@ def _draw_bars(axes: Axes, mark: Bars) -> None:
         widths = [end - start for start, end in zip(starts, group.ends, strict=True)]
         middles = [row + offset for row in rows]
         axes.barh(middles, widths, height, left=starts, color=group.colour, label=group.name)
-    axes.set_yticks(rows, [_short(name, 30) for name in mark.categories], fontsize=7)
+    axes.set_yticks(rows, [short(name, 30) for name in mark.categories], fontsize=7)
     axes.invert_yaxis()
     axes.axvline(mark.reference, color="#999999", linewidth=0.8)
     _finish_x(axes, mark.axis)
-    _add_legend(axes, beside=True)
+    add_legend(axes, beside=True)
 
 
 def _draw_boxes(axes: Axes, mark: Boxes) -> None:
-    names = [_short(box.name, 20) for box in mark.boxes]
+    names = [short(box.name, 20) for box in mark.boxes]
     values = [box.values for box in mark.boxes]
     axes.boxplot(values, tick_labels=names, widths=0.6, orientation="horizontal")
     axes.invert_yaxis()
@@ -247,13 +248,13 @@ def _within(ends: tuple[float, float], axis: Axis) -> tuple[float, float]:
     return max(ends[0], low), min(ends[1], high)
 
 
-def _add_legend(axes: Axes, *, beside: bool) -> None:
+def add_legend(axes: Axes, *, beside: bool, size: float = 9) -> None:
     """A grid and a legend, beside the picture where it would cover it."""
     axes.grid(alpha=0.3)
     if beside:
-        legend = axes.legend(fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
+        legend = axes.legend(fontsize=size, loc="center left", bbox_to_anchor=(1, 0.5))
     else:
-        legend = axes.legend(fontsize=9, loc="best")
+        legend = axes.legend(fontsize=size, loc="best")
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -262,7 +263,7 @@ def _known(values: Sequence[float | None]) -> list[float]:
     return [math.nan if value is None else value for value in values]
 
 
-def _short(text: str, length: int = 60) -> str:
+def short(text: str, length: int = 60) -> str:
     """A name cut to a length; matplotlib hides names that begin with an underscore."""
     if len(text) > length:
         text = f"{text[: length - 1]}…"

@@ -1,7 +1,7 @@
 """Documents as the page reads them (`report/page/app.js`):
 
     document = {"title", "lead": [str], "sections": [section]}; an overview has "id", "subtitle",
-               "isComparison", "seeds", "state" and "rounds" as well
+               "isComparison", "seeds", "state", "rounds", "data" and "curve" (a chart) as well
     section  = {"id", "title", "lead", "items": [chart | table]}; with "seed" if it shows only one
     chart    = {"kind": "chart", "id", "title", "alt", "data": traces, "layout"}   (see `plotly.py`)
     table    = {"kind": "table", "id", "title", "columns": [{"label", "numeric", "lower"}],
@@ -40,6 +40,8 @@ def as_json(document: Document) -> Json:
         "seeds": document.seeds,
         "state": document.state,
         "rounds": document.rounds,
+        "data": document.data,
+        "curve": _item(document.curve) if document.curve else None,
     }
     return {
         "title": document.title,

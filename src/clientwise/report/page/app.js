@@ -648,7 +648,10 @@ function numbersOf({ data, layout }) {
 
 const redrawAll = (width) => Promise.all([...charts.values()].map((chart) => chart.draw(width)));
 
-DARK.addEventListener("change", () => redrawAll());
+DARK.addEventListener("change", () => {
+  redrawAll();
+  drawCurve(byId("curve"), shownContent?.curve);
+});
 addEventListener("beforeprint", () => {
   printing = true;
   redrawAll(660); // a page of A4 or letter paper between its margins
@@ -709,11 +712,61 @@ function makeSection(level, prefix) {
   };
 }
 
+/** The curve in the head of the page, as SVG: it is there before Plotly is. */
+function drawCurve(holder, item) {
+  holder.hidden = !item;
+  if (!item) return;
+  const lines = item.data.filter((trace) => !trace.meta?.range);
+  const finite = (values) => values.filter(Number.isFinite);
+  const ends = (values) => [Math.min(...finite(values)), Math.max(...finite(values))];
+  const [left, right] = ends(lines.flatMap((line) => line.x));
+  const [low, high] = ends(lines.flatMap((line) => line.y));
+  if (!Number.isFinite(low) || !Number.isFinite(left)) {
+    holder.hidden = true;
+    return;
+  }
+  const across = (x) => (100 * (x - left)) / (right - left || 1);
+  const up = (y) => 2 + (96 * (high - y)) / (high - low || 1);
+  const look = theme();
+  const svg = (tag, attributes) => {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    return made;
+  };
+  const picture = svg("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": true });
+  const colourOf = ({ line }) => look.swap[line.color.toLowerCase()] ?? line.color;
+  const isNamed = ({ line }) => line.color !== OTHERS;
+  for (const line of lines) {
+    const known = line.x.map((x, index) => [x, line.y[index]]).filter(([, y]) => Number.isFinite(y));
+    const points = known.map(([x, y]) => `${across(x).toFixed(2)},${up(y).toFixed(2)}`);
+    if (points.length === 1) points.push(`100,${up(known[0][1]).toFixed(2)}`); // one round: a level
+    const width = isNamed(line) ? 2.5 : 1;
+    picture.append(svg("polyline", { points: points.join(" "), stroke: colourOf(line), "stroke-width": width }));
+  }
+  const percent = item.layout.yaxis.tickformat?.includes("%");
+  const shown = (y) => (percent ? `${(100 * y).toFixed(0)}%` : `${Number(y.toPrecision(3))}`);
+  const scale = element("span", { class: "scale" }, element("span", {}, shown(high)), element("span", {}, shown(low)));
+  const key = lines.filter(isNamed).toReversed().map((line) => {
+    const name = element("span", {}, legendName(line.name));
+    name.style.setProperty("--own", colourOf(line));
+    return name;
+  });
+  const others = lines.length - key.length;
+  if (others) key.push(element("span", { class: "others" }, `${others} other${others > 1 ? "s" : ""}`));
+  const title = element("span", { class: "curve-title" }, `${item.title}, round ${left} to ${right}`);
+  const plot = element("span", { class: "curve-plot" }, scale, picture);
+  holder.setAttribute("aria-label", item.alt);
+  holder.replaceChildren(title, plot, element("span", { class: "key" }, ...key));
+}
+const OTHERS = "#A6A6A6"; // the colour of lines that are not named: `FAINT` in report/marks.py
+
 /** Renders documents, one after the other, into the elements whose ids begin with a prefix. */
 function makePage(prefix, level, sectionPrefix) {
   const title = byId(`${prefix}title`);
   const subtitle = byId(`${prefix}subtitle`);
   const lead = byId(`${prefix}lead`);
+  const data = byId(`${prefix}data`); // an audit has neither this nor a curve
+  const curve = byId(`${prefix}curve`);
   const sections = byId(`${prefix}sections`);
   const views = new Map();
   return {
@@ -721,6 +774,8 @@ function makePage(prefix, level, sectionPrefix) {
       keepingFocus(() => {
         title.textContent = content.title;
         subtitle.textContent = content.subtitle ?? "";
+        if (data) data.textContent = content.data ?? "";
+        if (curve) drawCurve(curve, content.curve);
         const said = [...lead.children].map((line) => line.textContent);
         if (JSON.stringify(said) !== JSON.stringify(content.lead)) {
           lead.replaceChildren(...content.lead.map((line) => element("p", {}, line)));

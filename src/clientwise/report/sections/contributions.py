@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...record.reading.config_view import recorded_config
 from ..differences import signed
@@ -139,11 +139,14 @@ def gains_section(series: Sequence[Series]) -> Section:
     federated = [one for one in series if _control_of(one) is None]
     tables: list[Table] = []
     sentences: list[str] = []
+    compared: list[Series] = []
     for one in federated:
         differences = gains(one, alone)
         if differences:
             tables.append(_gains_table(one, alone, pooled, differences))
-            sentences += _in_sentences(one, differences)
+            sentences += _better_alone(one, differences)
+            compared.append(one)
+    sentences += _worst_clients(compared)
     return Section("gains", "Who gains", " ".join([lead, *sentences]), [*tables])
 
 
@@ -164,25 +167,33 @@ def gains(one: Series, alone: Series) -> dict[str, Difference]:
     return dict(zip(found, holm(list(found.values())), strict=True))
 
 
-def _in_sentences(one: Series, differences: Mapping[str, Difference]) -> list[str]:
-    """Who is significantly better off alone, the worst client, and the spread."""
-    sentences = []
+def _better_alone(one: Series, differences: Mapping[str, Difference]) -> Iterator[str]:
+    """The clients that are significantly better off alone."""
     for name, difference in differences.items():
         if difference.is_significant and difference.mean < 0:
-            sentences.append(
+            yield (
                 f"{name} would be better off alone than with {one.label}: "
                 f"{signed(difference, one.unit)}{one.unit.points}."
             )
-    means = client_means(one)
-    if means:
+
+
+def _worst_clients(series: Sequence[Series]) -> Iterator[str]:
+    """One sentence: the worst client under every method, and the spread."""
+    parts = []
+    for one in series:
+        means = client_means(one)
+        if not means:
+            continue
         pick = min if one.run.higher_is_better else max
         worst = pick(means, key=lambda name: means[name])
         spread = statistics.pstdev(means.values())
-        sentences.append(
-            f"{one.label}: the worst {client_word(one.run)} is {worst} ({one.unit.text(means[worst])}); the standard "
-            f"deviation over the clients is {one.unit.size(spread)}{one.unit.points}."
+        parts.append(
+            f"{one.label}: {worst} ({one.unit.text(means[worst])}; SD {one.unit.size(spread)}"
+            f"{one.unit.points})"
         )
-    return sentences
+    if parts:
+        word = client_word(series[0].run)
+        yield f"Worst {word}, with the standard deviation over all {word}s: {', '.join(parts)}."
 
 
 def _gains_table(

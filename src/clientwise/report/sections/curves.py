@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from ..document import Chart, Section
 from ..lines import line_chart
-from ..marks import MAX_POINTS, Lines
+from ..marks import FAINT, MAX_POINTS, Lines
 from ..scales import rescaled, scales
-from ..series import Series, is_unmeasured
+from ..series import Series, is_unmeasured, rivals
 
 
 def curves_section(series: Sequence[Series]) -> Section:
@@ -37,6 +37,18 @@ def metric_chart(series: Sequence[Series]) -> Chart:
     shown = _curve_chart(series, "metric", title, percent=run.is_share)
     assert isinstance(shown.mark, Lines)
     return replace(shown, mark=replace(shown.mark, reference=run.target))
+
+
+def head_chart(series: Sequence[Series]) -> Chart:
+    """The metric over the rounds in a few pixels: the best method and the baseline stand out."""
+    shown = metric_chart(series)
+    assert isinstance(shown.mark, Lines)
+    best, *_ = rivals(series) or series
+    named = [best.label] if best is series[0] else [best.label, series[0].label]
+    lines = [replace(line, links=None, band=None) for line in shown.mark.lines]
+    others = [replace(line, colour=FAINT, dash="solid") for line in lines if line.name not in named]
+    front = [line for name in reversed(named) for line in lines if line.name == name]
+    return replace(shown, mark=replace(shown.mark, lines=[*others, *front]))
 
 
 def _curve_chart(series: Sequence[Series], column: str, title: str, *, percent: bool) -> Chart:

@@ -13,6 +13,7 @@ from ..series import Series
 from ..statistics import mean_of
 
 MOST_GROUPS = 10  # an attribute with more values is divided at its median
+MOST_ATTRIBUTES = 10  # each is a column
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,10 @@ def jain_index(values: Sequence[float]) -> float | None:
 
 def _attributes(one: Series) -> dict[str, list[str]]:
     """Every client's group by each attribute that the config states and that has several groups."""
-    found = {}
+    found: dict[str, list[str]] = {}
     for name, values in recorded_config(one.run.folder).attributes.items():
         groups = groups_of(values)
-        if len({*groups}) > 1:
+        if len({*groups}) > 1 and len(found) < MOST_ATTRIBUTES:
             found[name] = groups
     return found
 

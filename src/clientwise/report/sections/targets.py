@@ -48,7 +48,9 @@ def target_choices(series: Sequence[Series]) -> list[float]:
     if not medians:
         return []
     target = series[0].unit.rounded(statistics.fmean(medians), up=not run.higher_is_better)
-    return [] if target is None else [target]
+    if target is None or (run.is_share and target in (0, 1)):
+        return []  # all that can be reached: nobody asked for it
+    return [target]
 
 
 def _target_table(series: Sequence[Series], target: float) -> Table:

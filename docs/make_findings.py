@@ -1,0 +1,261 @@
+"""Fill the tables of docs/reproduction.md, the inventory and three figures from docs/results/reproduction.md.
+
+    python docs/make_findings.py
+
+No run folder is needed: the recorded tables are. docs/claims.toml says which cells stand beside which claim.
+`docs/make_reproduction.py` calls this after it has filled the recorded tables.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+DOCS = Path(__file__).parent
+BLOCK = re.compile(r"<!-- run (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+TABLE = re.compile(r"^\*\*(.+)\*\*\n\n((?:\|.*\n)+)", re.MULTILINE)
+ABOUT = re.compile(r"^\*(?P<size>[^*]+), evaluated on [^*]*; (?P<date>[\d-]+)\.\*$", re.MULTILINE)
+CELL = re.compile(r"\{([^{}]+)\}")
+FINDINGS = re.compile(r"(<!-- findings (P\d) -->\n).*?(<!-- end -->)", re.DOTALL)
+INVENTORY = re.compile(r"(<!-- inventory -->\n).*?(<!-- end -->)", re.DOTALL)
+NOT_RUN = "not run yet"
+MOST_NAMED = 3  # methods of a figure that its text names one by one
+
+Grid = Mapping[str, Mapping[str, str]]  # the cells of a table, by row and column
+Drawing = Callable[[Figure, Mapping[str, "Recorded"]], str]  # returns what it shows, in words
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The block of a run on docs/results/reproduction.md."""
+
+    size: str  # "5 seeds, 200 rounds"
+    date: str
+    tables: Mapping[str, Grid]  # by title
+
+    def table(self, part: str) -> Grid:
+        """The first table whose title contains `part`."""
+        for title, grid in self.tables.items():
+            if part in title:
+                return grid
+        raise KeyError(f"no table with {part!r} in its title")
+
+
+def main(docs: Path = DOCS) -> None:
+    """Fill both pages, and draw the figures."""
+    results = docs / "results" / "reproduction.md"
+    recorded = read(results.read_text(encoding="utf-8"))
+    claims = tomllib.loads((docs / "claims.toml").read_text(encoding="utf-8"))
+
+    def fill(place: re.Match[str]) -> str:
+        paper = place[2]
+        table = findings(claims["claims"], paper, recorded)
+        picture = Path("results", "reproduction", f"after-{paper.lower()}.png")
+        alt = draw(FIGURES[paper], recorded, docs / picture)
+        return f"{place[1]}\n{table}\n\n![{alt}]({picture.as_posix()})\n\n{place[3]}"
+
+    page = docs / "reproduction.md"
+    text = FINDINGS.sub(fill, page.read_text(encoding="utf-8"))
+    page.write_text(text, encoding="utf-8")
+    rows = inventory(claims["inventory"], recorded)
+    text = INVENTORY.sub(
+        lambda place: f"{place[1]}\n{rows}\n\n{place[2]}", results.read_text(encoding="utf-8")
+    )
+    results.write_text(text, encoding="utf-8")
+
+
+def read(page: str) -> dict[str, Recorded]:
+    """The recorded runs of docs/results/reproduction.md, by name."""
+    found = {}
+    for name, block in BLOCK.findall(page):
+        about = ABOUT.search(block)
+        if about is None:
+            continue
+        tables = {title: _grid(lines) for title, lines in TABLE.findall(block)}
+        found[name] = Recorded(about["size"], about["date"], tables)
+    return found
+
+
+def _grid(lines: str) -> dict[str, dict[str, str]]:
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")] for line in lines.splitlines()
+    ]
+    return {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+
+
+def filled(template: str, recorded: Mapping[str, Recorded]) -> str:
+    """A text with its {RUN | TABLE | ROW | COLUMN} replaced by the recorded cells."""
+
+    def cell(place: re.Match[str]) -> str:
+        run, table, row, column = (part.strip() for part in place[1].split("|"))
+        try:
+            return recorded[run].table(table)[row][column]
+        except KeyError as error:
+            raise LookupError(f"docs/claims.toml: {{{place[1]}}}: there is no {error}") from None
+
+    return re.sub(r"(?<![\w.])-(?=\d)", "−", CELL.sub(cell, template))
+
+
+def findings(
+    claims: Sequence[Mapping[str, str]], paper: str, recorded: Mapping[str, Recorded]
+) -> str:
+    """The table of a paper: what it claims, what it printed, what is recorded here."""
+    lines = [
+        "| paper | claim | published | here | seeds | holds? |",
+        "|:--|:--|:--|:--|--:|:--|",
+    ]
+    for claim in claims:
+        if claim["where"].startswith(paper):
+            published = filled(claim["published"], recorded)
+            here = NOT_RUN
+            seeds = "–"
+            quoted = runs_of(claim["here"])
+            if recorded.keys() >= {*quoted}:
+                here = filled(claim["here"], recorded)
+                seeds = recorded[quoted[0]].size.partition(" ")[0]
+            cells = (claim["where"], claim["claim"], published, here, seeds, claim["verdict"])
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def runs_of(template: str) -> list[str]:
+    """The runs that a text quotes.
+
+    >>> runs_of("{p3-1a | accuracy | AdaFed | round 2} in round 2")
+    ['p3-1a']
+    """
+    return [cell.partition("|")[0].strip() for cell in CELL.findall(template)]
+
+
+def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded]) -> str:
+    """Every experiment of the papers: its file, its command, its result, and what is missing."""
+    lines = [
+        "| experiment | file | command | recorded | date | smaller than the paper's because |",
+        "|:--|:--|:--|:--|:--|:--|",
+    ]
+    for row in rows:
+        name = row.get("run", "").partition(":")[0]
+        run = recorded.get(row.get("run", "").replace(":", "-"))
+        path = row.get("file", f"../../experiments/{name}.toml")
+        command = row.get("command", f"run_all.py RUNS {row.get('run')}")
+        size, date = NOT_RUN, "–"
+        if run:
+            size, date = run.size, run.date
+        elif not name:
+            size = "–"
+        cells = (row["what"], f"[{Path(path).stem}]({path})", f"`{command}`", size, date)
+        lines.append(f"| {' | '.join(cells)} | {row.get('why', '–')} |")
+    return "\n".join(lines)
+
+
+# Figures in the style of the papers' own ----------------------------------------------------------------------------
+
+
+def curves(axes: Axes, grid: Grid, methods: Sequence[str]) -> str:
+    """Draw the recorded rounds of methods with their intervals; what they show, in words."""
+    said = []
+    ends = []
+    for method in methods:
+        label = method.replace(">", " ≻ ")
+        cells = {
+            int(column.removeprefix("round ")): percent(text)
+            for column, text in grid[method].items()
+            if column.startswith("round ")
+        }
+        means = [mean for mean, _ in cells.values()]
+        margins = [margin for _, margin in cells.values()]
+        axes.errorbar([*cells], means, margins, label=label, marker="o", markersize=3, capsize=2)
+        said.append(f"{label} from {means[0]:.1f}% to {means[-1]:.1f}%")
+        ends.append(means[-1])
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    if len(methods) > MOST_NAMED:
+        return f"all {len(methods)} methods end at {min(ends):.1f} to {max(ends):.1f}%"
+    return "; ".join(said)
+
+
+def percent(text: str) -> tuple[float, float]:
+    """Mean and half-width of the interval, in percent.
+
+    >>> percent("97.2% ± 0.3"), percent("9.9%")
+    ((97.2, 0.3), (9.9, 0.0))
+    """
+    mean, _, margin = text.partition(" ± ")
+    return float(mean.removesuffix("%")), float(margin or 0)
+
+
+def like_p1(figure: Figure, recorded: Mapping[str, Recorded]) -> str:
+    """P1's Figure 2: the clients' test accuracy over the rounds of communication, by method."""
+    figure.set_size_inches(9.6, 3.6)
+    said = []
+    shown = {"p1-mnist-iid-long": "(a) MNIST, IID", "p1-mnist-shards": "(b) MNIST, Non-IID"}
+    for place, (name, title) in enumerate(shown.items(), start=1):
+        axes = figure.add_subplot(1, 2, place)
+        grid = recorded[name].table("accuracy")
+        said.append(f"{title}: {curves(axes, grid, [*grid])}")
+        axes.set(title=title, xlabel="round of communication", ylabel="test global accuracy, %")
+    return f"After Figure 2 of P1, accuracy over the rounds. {'. '.join(said)}."
+
+
+def like_p2(figure: Figure, recorded: Mapping[str, Recorded]) -> str:
+    """P2's Table 1 as lines: rounds until a share of the devices reaches 75%, published and here."""
+    figure.set_size_inches(9.6, 3.6)
+    grid = recorded["p2-digits-by-writer"].table("75% accuracy")
+    shares = ("20%", "30%", "40%", "50%", "70%", "75%")
+    methods = ("DS", "MD>DS>LD", "online from MD>DS>LD")
+    said = []
+    for place, (suffix, title) in enumerate(((", published", "published"), ("", "here")), start=1):
+        axes = figure.add_subplot(1, 2, place)
+        lines = []
+        for method in methods:
+            row = grid[f"{method}{suffix}"]
+            rounds = [float(row[share]) for share in shares]
+            label = method.replace(">", " ≻ ")
+            axes.plot(shares, rounds, label=label, marker="o", markersize=3)
+            lines.append(f"{label} {rounds[0]:g} to {rounds[-1]:g} rounds")
+        said.append(f"{title}: {', '.join(lines)}")
+        data = "FEMNIST, 62 classes" if suffix else "digits by writer"
+        axes.set(title=f"{title} ({data})", xlabel="devices", ylabel="rounds to 75% accuracy")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    return f"After Table 1 of P2, 20 to 75% of the devices. {'. '.join(said)}."
+
+
+def like_p3(figure: Figure, recorded: Mapping[str, Recorded]) -> str:
+    """P3's Figures 2, 3 and 6: the server model's accuracy over communication rounds."""
+    figure.set_size_inches(12.8, 3.6)
+    shown = {
+        "p3-1a": "Simulation 1.A",
+        "p3-1b": "Simulation 1.B",
+        "p3-1c": "Simulation 1.C",
+    }
+    said = []
+    for place, (name, title) in enumerate(shown.items(), start=1):
+        axes = figure.add_subplot(1, 3, place)
+        grid = recorded[name].table("accuracy")
+        said.append(f"{title}: {curves(axes, grid, ('AdaFed', 'FedAvg'))}")
+        axes.set(title=title, xlabel="Communication rounds", ylabel="Accuracy, %")
+    return f"After Figures 2, 3 and 6 of P3, accuracy over the rounds. {'. '.join(said)}."
+
+
+def draw(like: Drawing, recorded: Mapping[str, Recorded], path: Path) -> str:
+    """Draw a figure, which carries what it shows as text."""
+    figure = Figure(layout="constrained")
+    alt = like(figure, recorded)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Description": alt})
+    return alt
+
+
+FIGURES: dict[str, Drawing] = {"P1": like_p1, "P2": like_p2, "P3": like_p3}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Runs that end by their held-out loss, and the model of the best round."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import clientwise as cw
+from clientwise.core.objective.loss import CrossEntropy
+from clientwise.core.types import ServerState
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.held_out import HeldOut
+from clientwise.record.reading.reader import refuse_damaged
+
+CONFIG: dict[str, Any] = {
+    "data": "digits",
+    "model": "linear",
+    "rounds": 12,
+    "partition": {"name": "iid", "clients": 4},
+    "methods": ["FedAvg"],
+    "training": {"learning_rate": 3.0, "optimizer": "adam"},  # too large: the loss jumps
+    "device": "cpu",
+}
+STOPS = {**CONFIG, "stop_early": {"rounds": 3}, "keep": "best"}
+
+
+def held_out(losses: list[float], **settings: Any) -> HeldOut:
+    found = HeldOut(load_experiment({**CONFIG, "keep": "best", "stop_early": settings}))
+    for round_num, loss in enumerate(losses, 1):
+        found.add(ServerState(round_num, torch.full((2,), round_num), CrossEntropy()), loss)
+    return found
+
+
+def stop(losses: list[float], **settings: Any) -> int | None:
+    found = held_out(losses, **settings)
+    rounds = range(1, len(losses) + 1)
+    return next((one for one in rounds if found.stops_after(one)), None)
+
+
+def test_it_stops_after_rounds_in_a_row_without_a_lower_loss() -> None:
+    assert stop([5, 4, 4, 5, 3, 3, 3, 3], rounds=3) == 8
+    assert stop([5, 4, 4, 5, 3, 3, 3, 3], rounds=2) == 4
+    assert stop([5, 4, 3, 2, 1], rounds=1) is None
+    assert stop([5, 4.8, 4.6, 4.4, 4.2], rounds=3, min_delta=0.5) is None  # 4.4 is lower than 4.5
+    assert stop([5, 4.8, 4.6, 4.4, 4.2], rounds=3, min_delta=0.7) == 4
+    assert stop([math.nan, math.nan, math.nan], rounds=2) == 2
+    assert stop([5, math.nan, 4, math.nan, math.nan], rounds=2) == 5
+
+
+def test_the_best_round_is_the_first_with_the_lowest_loss() -> None:
+    found = held_out([3, math.nan, 1, 2, 1], rounds=9)
+    assert [found.best(until) for until in (0, 1, 2, 3, 5)] == [None, 1, 1, 3, 3]
+    assert held_out([math.nan], rounds=9).best(1) is None
+
+
+def test_a_checkpoint_behind_the_last_round_has_its_own_best_model() -> None:
+    """Rounds are written while the next one runs."""
+    found = held_out([3, 2, 1], rounds=9)
+    state = found.state(2)
+    assert state["lane.best"].tolist() == [2, 2]
+    assert int(state["lane.best_round"]) == 2
+    assert state["lane.held_out"].tolist() == [3, 2]
+    assert found.state(3)["lane.best"].tolist() == [3, 3]
+    again = held_out([], rounds=9)
+    again.load(state)
+    assert again.best(2) == 2
+    assert again.state(2)["lane.best"].tolist() == [2, 2]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    cw.run(STOPS, folder, progress=False)
+    return folder
+
+
+def vector(run: cw.Run, after: Any = None) -> torch.Tensor:
+    _, tensors = run.trained("FedAvg", 1, after)
+    return torch.cat([one.flatten() for one in tensors.values()])
+
+
+@pytest.mark.bits
+def test_the_kept_model_is_that_of_the_best_round(stopped: Path, tmp_path: Path) -> None:
+    run = cw.Run(stopped)
+    best, _ = run.trained("FedAvg", 1)
+    last = len(run.frame("rounds"))
+    assert last == best + 3 < 12
+    plain = cw.run({**CONFIG, "rounds": best}, tmp_path / "best", progress=False)
+    assert torch.equal(vector(run), vector(plain))
+    assert torch.equal(vector(run, "best"), vector(plain))
+    longer = cw.run({**CONFIG, "rounds": last}, tmp_path / "last", progress=False)
+    assert torch.equal(vector(run, last), vector(longer))
+    assert not torch.equal(vector(run), vector(longer))
+    module = torch.cat([one.detach().flatten() for one in run.module.parameters()])
+    assert torch.equal(module, vector(run))
+    kept = run.frame("rounds")["loss"].tolist()
+    assert kept == longer.frame("rounds")["loss"].tolist()
+
+
+def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
+    run = cw.Run(stopped)
+    best, _ = run.trained("FedAvg", 1)
+    last = best + 3
+    assert run.finished
+    (note,) = run.notes("FedAvg")[-1]
+    assert note == (
+        f"stopped early: the held-out loss did not fall for 3 rounds; it was lowest in round {best}"
+    )
+    page = run.report(tmp_path).read_text(encoding="utf-8")
+    assert f"after round {last} of 12; the held-out loss was lowest in round {best}" in page
+    assert f"that of round {best}, by its held-out loss" in page
+    refuse_damaged(stopped, [("FedAvg", 1)])
+
+
+def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:
+    before = cw.Run(stopped).frame("rounds")
+    told: list[Any] = []
+    for rounds in (12, 15):
+        config = {**STOPS, "rounds": rounds}
+        cw.run(config, stopped, resume=True, progress=False, on_round=told.append)
+        after = cw.Run(stopped)
+        assert after.finished
+        assert after.frame("rounds").equals(before)
+    assert not told
+
+
+@pytest.mark.bits
+def test_a_resumed_run_stops_in_the_same_round(stopped: Path, tmp_path: Path) -> None:
+    whole = cw.Run(stopped)
+    best, _ = whole.trained("FedAvg", 1)
+    for rounds in (best - 1, best + 1, 12):
+        config = {**STOPS, "rounds": rounds}
+        cw.run(config, tmp_path / "run", resume=rounds >= best, progress=False)
+    again = cw.Run(tmp_path / "run")
+    assert again.frame("rounds")["loss"].tolist() == whole.frame("rounds")["loss"].tolist()
+    assert torch.equal(vector(again), vector(whole))
+
+
+def test_lanes_side_by_side_stop_on_their_own(tmp_path: Path) -> None:
+    config = {**STOPS, "seeds": [1, 2], "methods": ["FedAvg", "FedYogi"]}
+    told: list[Any] = []
+    run = cw.run(config, tmp_path / "run", progress=False, on_round=told.append)
+    counts = run.frame("rounds").groupby(["method", "seed"]).size().to_dict()
+    assert len({*counts.values()}) > 1
+    assert run.finished
+    assert told[-1].done == told[-1].total == sum(counts.values())
+
+
+def test_without_held_out_samples_it_is_refused() -> None:
+    config = {**STOPS, "server_set": {"fraction": 0.0}, "evaluation": {"test_fraction": 0.0}}
+    with pytest.raises(cw.ClientwiseError) as caught:
+        load_experiment(config)
+    assert "stop_early: needs held-out samples" in str(caught.value)
+    assert "keep: needs held-out samples" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"stop_early": {"rounds": 0}}, "stop_early.rounds = 0: must be greater than 0"),
+        ({"stop_early": {"min_delta": -1.0}}, "stop_early.min_delta = -1.0: must be at least 0"),
+        ({"stop_early": {"patience": 5}}, "stop_early.patience: unknown option"),
+        ({"keep": "bset"}, "keep = 'bset': must be 'last' or 'best'"),
+    ],
+)
+def test_what_is_out_of_range_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(cw.ClientwiseError) as caught:
+        load_experiment({**CONFIG, **options})
+    assert said in str(caught.value)
+
+
+def test_by_default_no_round_is_evaluated_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = load_experiment(CONFIG)
+    assert not HeldOut(experiment).is_used
+    assert not HeldOut(experiment).stops_after(12)
+    assert HeldOut(experiment).state(3) == {}

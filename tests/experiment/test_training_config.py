@@ -1,0 +1,312 @@
+"""[training] in a config, in `cw.fit` and in `cw.run`: what it takes, what it refuses, and that runs repeat."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import clientwise as cw
+from clientwise.core.objective.loss import CrossEntropy, FocalLoss
+from clientwise.core.round import first_state
+from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.engine import build_engine, build_executor
+from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.load import load_experiment
+
+CONFIG: dict[str, Any] = {
+    "data": "digits",
+    "model": "linear",
+    "rounds": 3,
+    "partition": {"name": "dirichlet", "clients": 4, "concentration": 1.0},
+    "methods": ["FedAvg"],
+    "device": "cpu",
+}
+ADAPTS = {"name": "P3", "like": "FedAvg", "adapt_loss": "class_weights"}
+
+
+def per_sample(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def mean_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def halved(round_num: int) -> float:
+    return 0.5 ** (round_num - 1)
+
+
+def negative(round_num: int) -> float:
+    return 1.0 - round_num
+
+
+def broken(round_num: int) -> float:
+    raise KeyError("no rate")
+
+
+def jitter(inputs: torch.Tensor) -> torch.Tensor:
+    return inputs + 0.3 * torch.randn_like(inputs)
+
+
+def one_sample(inputs: torch.Tensor) -> torch.Tensor:
+    return inputs[:1]
+
+
+def losses(folder: Path) -> list[float]:
+    found: list[float] = cw.Run(folder).frame("rounds")["loss"].tolist()
+    return found
+
+
+def run(tmp_path: Path, name: str, **options: Any) -> list[float]:
+    return losses(Path(cw.run(CONFIG, tmp_path / name, progress=False, **options)))
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "adamw": {"optimizer": {"name": "adamw", "beta1": 0.8}, "weight_decay": 0.1},
+    "a class of PyTorch": {"optimizer": functools.partial(torch.optim.RMSprop, alpha=0.9)},
+    "cosine": {"schedule": "cosine"},
+    "a function as schedule": {"schedule": halved, "optimizer": "adam"},
+    "clipped": {"clip_gradients": 0.1},
+    "balanced": {"loss": {"name": "focal", "gamma": 1.0, "class_weights": "balanced"}},
+    "a function as loss": {"loss": per_sample},
+    "a module as loss": {"loss": nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)},
+    "a transform": {"transform": {"name": "shift", "pixels": 1}},
+    "a function as transform": {"transform": jitter},
+}
+
+
+@pytest.mark.bits
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+    options = {"learning_rate": 0.02, **OPTIONS[name]}
+    if options.get("schedule") == "cosine":  # spans the rounds of the run, which grow here
+        options["schedule"] = {"name": "cosine", "rounds": 3}
+    whole = run(tmp_path, "whole", **options)
+    assert whole != run(tmp_path, "plain", learning_rate=0.02)
+    for rounds in (1, 3):
+        cw.run(
+            CONFIG, tmp_path / "cut", resume=rounds > 1, progress=False, **options, rounds=rounds
+        )
+    assert losses(tmp_path / "cut") == whole
+
+
+def test_methods_may_train_differently_in_one_run(tmp_path: Path) -> None:
+    """Lanes are joined where they do the same; each has its own rate, loss and optimizer."""
+    own = [
+        {"name": "FedAvg"},
+        {"name": "cosine", "like": "FedAvg", "training": {"schedule": "cosine"}},
+        {"name": "focal", "like": "FedAvg", "training": {"loss": "focal", "optimizer": "adam"}},
+    ]
+    together = cw.run({**CONFIG, "methods": own}, tmp_path / "all", progress=False)
+    frame = together.frame("rounds")
+    for index, method in enumerate(own):
+        alone = cw.run({**CONFIG, "methods": [method]}, tmp_path / str(index), progress=False)
+        expected = alone.frame("rounds")["loss"].tolist()
+        assert frame[frame["method"] == method["name"]]["loss"].tolist() == expected
+
+
+def test_a_cosine_spans_the_rounds_of_the_run(tmp_path: Path) -> None:
+    config = {**CONFIG, "training": {"schedule": "cosine"}}
+    assert load_experiment(config).to_dict()["training"]["schedule"]["rounds"] == 3
+    cw.run(config, tmp_path / "run", progress=False)
+    with pytest.raises(cw.ClientwiseError, match=r"training\.schedule\.rounds"):
+        cw.run({**config, "rounds": 5}, tmp_path / "run", resume=True, progress=False)
+
+
+def test_the_default_is_written_as_version_0_2_wrote_it() -> None:
+    training = load_experiment(CONFIG).to_dict()["training"]
+    assert training["optimizer"] == "sgd"
+    assert not {"loss", "transform", "clip_gradients", "rate_factor"} & training.keys()
+
+
+def test_balanced_weights_come_from_the_labels_of_all_clients() -> None:
+    config = {**CONFIG, "loss": None, "training": {"loss": {"name": "cross_entropy"}}}
+    del config["loss"]
+    config["training"]["loss"]["class_weights"] = "balanced"
+    experiment = load_experiment(config)
+    data, hostile = build_data(experiment, load_samples(experiment), 1)
+    executor = build_executor(experiment, data.samples, torch.device("cpu"))
+    (method,) = experiment.build_methods()
+    engine = build_engine(experiment, data, hostile, 1, executor, method)
+    state = first_state(engine.initial_model, method, engine)
+    counts = data.train.targets.bincount(minlength=10)
+    expected = len(data.train.targets) / (10 * counts.double())
+    assert isinstance(state.loss, CrossEntropy)
+    assert state.loss.class_weights == pytest.approx(expected.tolist())
+
+
+def test_class_weights_of_p3_change_a_focal_loss(tmp_path: Path) -> None:
+    config = {**CONFIG, "methods": [{**ADAPTS, "training": {"loss": "focal"}}]}
+    folder = cw.run(config, tmp_path / "run", progress=False)
+    (method,) = load_experiment(config).build_methods()
+    assert method.loss is not None
+    assert method.first_loss(None) == FocalLoss(2.0)  # type: ignore[arg-type]
+    rows = folder.query("SELECT class_weights FROM rounds ORDER BY round_num")
+    assert len({weights for (weights,) in rows}) == 3
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown optimizer": ({"optimizer": "adm"}, "unknown optimizer 'adm'; did you mean 'adam'"),
+    "unknown loss": ({"loss": "fokal"}, "unknown loss 'fokal'; did you mean 'focal'"),
+    "unknown schedule": ({"schedule": "cosin"}, "unknown schedule 'cosin'; did you mean 'cosine'"),
+    "unknown transform": ({"transform": "flop"}, "unknown transform 'flop'; did you mean 'flip'"),
+    "unknown option": (
+        {"loss": {"name": "focal", "gama": 1.0}},
+        "training.loss.gama: unknown option; did you mean 'gamma'",
+    ),
+    "needs a closure": ({"optimizer": torch.optim.LBFGS}, "LBFGS cannot be used: TypeError"),
+    "a rate in a partial": (
+        {"optimizer": functools.partial(torch.optim.RMSprop, lr=0.1)},
+        "RMSprop: pass the rate as learning_rate=",
+    ),
+    "an optimizer that was made": (
+        {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)},
+        "pass the class, torch.optim.SGD",
+    ),
+    "nesterov without momentum": (
+        {"optimizer": {"name": "sgd", "nesterov": True}},
+        "Nesterov momentum requires a momentum",
+    ),
+    "momentum of adamw": (
+        {"optimizer": "adamw", "momentum": 0.9},
+        'needs optimizer = "sgd"; adamw has its own momentum',
+    ),
+    "a key that the class lacks": (
+        {"optimizer": torch.optim.Adagrad, "momentum": 0.9},
+        "unexpected keyword argument 'momentum'",
+    ),
+    "another problem": (
+        {"loss": "mse"},
+        "mse needs numbers to predict, and this is classification; use 'cross_entropy' or 'focal'",
+    ),
+    "negative gamma": (
+        {"loss": {"name": "focal", "gamma": -1.0}},
+        "gamma = -1.0: must be at least",
+    ),
+    "weights for two classes": (
+        {"loss": {"name": "cross_entropy", "class_weights": [1.0, 2.0]}},
+        "training.loss.class_weights: has 2 weights for 10 classes",
+    ),
+    "a weight of zero": (
+        {"loss": {"name": "cross_entropy", "class_weights": [0.0] + [1.0] * 9}},
+        "training.loss.class_weights = 0: every weight must be greater than 0",
+    ),
+    "a mean as loss": ({"loss": mean_loss}, 'returned (): use reduction="none"'),
+    "a module with a mean": (
+        {"loss": nn.CrossEntropyLoss()},
+        'pass nn.CrossEntropyLoss(reduction="none")',
+    ),
+    "a class as loss": (
+        {"loss": nn.MSELoss},
+        "MSELoss is a class: pass an object of it, MSELoss(...)",
+    ),
+    "a lambda": ({"loss": lambda outputs, targets: outputs}, "a lambda has no name for the record"),
+    "a loss on Flower": (
+        {"loss": per_sample, "engine": "flower"},
+        "other processes cannot use your loss per_sample; register it in a plugin",
+    ),
+    "balanced on Flower": (
+        {"loss": {"name": "cross_entropy", "class_weights": "balanced"}, "engine": "flower"},
+        "label counts of all clients, which stay on their nodes: give a list of weights",
+    ),
+    "weights beside those of P3": (
+        {"loss": {"name": "focal", "class_weights": "balanced"}, "methods": [ADAPTS]},
+        "adapt_loss = 'class_weights' replaces them: remove one of them",
+    ),
+    "a loss that P3 cannot weigh": (
+        {"loss": per_sample, "methods": [ADAPTS]},
+        "changes 'cross_entropy' or 'focal', not 'per_sample'",
+    ),
+    "a loss of the server": (
+        {"methods": [{"name": "own", "like": "FedAvg", "fine_tune": {"loss": "focal"}}]},
+        "fine_tune.loss: the server trains with that of the clients",
+    ),
+    "a negative rate": ({"schedule": negative}, "schedule: is -1 in round 2: must be 0 or more"),
+    "a schedule that fails": ({"schedule": broken}, "failed for round 1: KeyError"),
+    "no rounds of a step": ({"schedule": {"name": "step"}}, "training.schedule.every: is missing"),
+    "a norm of zero": ({"clip_gradients": 0.0}, "must be greater than 0"),
+    "a transform that drops samples": ({"transform": one_sample}, "training.transform: fails on"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    options, said = REFUSED[name]
+    with pytest.raises(cw.ClientwiseError) as caught:
+        cw.run(CONFIG, tmp_path / "run", progress=False, **options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_modules_with_other_weights_are_other_losses(tmp_path: Path) -> None:
+    def weighted(weight: float) -> nn.Module:
+        weights = torch.ones(10)
+        weights[0] = weight
+        return nn.CrossEntropyLoss(weight=weights, reduction="none")
+
+    own: list[Any] = [
+        {"name": str(weight), "like": "FedAvg", "training": {"loss": weighted(weight)}}
+        for weight in (1.0, 50.0)
+    ]
+    config = {**CONFIG, "methods": [{"name": "plain", "like": "FedAvg"}, *own], "mode": "loop"}
+    frame = cw.run(config, tmp_path / "run", progress=False).frame("rounds")
+    by_method = {name: group["loss"].tolist() for name, group in frame.groupby("method")}
+    assert by_method["1.0"] == by_method["plain"]
+    assert by_method["50.0"] != by_method["plain"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, ""),
+        ({"optimizer": "adamw", "clip_gradients": 1.0, "schedule": "cosine"}, ""),
+        ({"optimizer": torch.optim.RMSprop}, "the optimizer RMSprop may combine values of a model"),
+        ({"transform": "flip"}, "the transform flip draws for one client at a time"),
+        ({"loss": per_sample}, "the loss per_sample may compare the samples of a batch"),
+    ],
+)
+def test_check_says_why_clients_train_one_after_the_other(
+    options: dict[str, Any], said: str
+) -> None:
+    lines = describe(load_experiment({**CONFIG, "training": options}))
+    assert any(line.startswith("device      cpu: many clients at once") for line in lines)
+    found = [line for line in lines if line.startswith("training ")]
+    assert found == ([f"training    one client after the other: {said}"] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "said"),
+    [
+        (torch.randn(40, 6), torch.arange(40) % 2, "flip needs images, and a sample is a row"),
+        (torch.randn(40, 1, 4, 4), torch.rand(40, 4, 4), "and the targets are images, too"),
+    ],
+)
+def test_pixels_are_moved_only_where_targets_stay_right(
+    inputs: torch.Tensor, targets: torch.Tensor, said: str
+) -> None:
+    sites = [(inputs[:20], targets[:20]), (inputs[20:], targets[20:])]
+    network = nn.Sequential(nn.Flatten(), nn.LazyLinear(int(targets[0].numel()) + 1))
+    network(inputs)
+    with pytest.raises(cw.ClientwiseError, match=said):
+        cw.fit(network, sites, rounds=1, method="FedAvg", progress=False, transform="flip")
+
+
+@pytest.mark.bits
+def test_fit_takes_the_same_keywords(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(90, 5), torch.randint(0, 3, (90,))
+    sites = [(inputs[i : i + 30], targets[i : i + 30]) for i in (0, 30, 60)]
+    network = nn.Linear(5, 3)
+    options: dict[str, Any] = {"optimizer": torch.optim.RMSprop, "schedule": halved}
+    options |= {"loss": per_sample, "transform": jitter, "clip_gradients": 1.0}
+    one = cw.fit(network, sites, rounds=2, method="FedAvg", progress=False, **options)
+    assert one.config["training"]["optimizer"] == "RMSprop"
+    two = cw.fit(network, sites, rounds=2, method="FedAvg", progress=False, **options)
+    assert torch.equal(one.module.weight, two.module.weight)

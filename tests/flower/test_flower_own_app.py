@@ -1,0 +1,220 @@
+"""What users of Flower ask of a strategy: the best model, weights of their own, nodes drawn by score.
+
+The apps are real and their nodes are in this process; only the transport is missing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("flwr", reason="needs clientwise[flower]")
+
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, Result
+from grid import LoopGrid
+from safetensors.torch import load_file
+
+from clientwise.core.sampling import ByScore
+from clientwise.flower import MethodStrategy, Weighted
+from clientwise.record.best_file import Best
+from clientwise.record.reading.folder import RunFolder
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
+FIRST = 1000  # the first node's id
+START = ArrayRecord({"w": Array(numpy.zeros(2, "float32"))})
+
+
+class NodesGrid(LoopGrid):
+    """Every node has a partition of its own, and answers at once."""
+
+    def __init__(self, app: ClientApp, count: int) -> None:
+        super().__init__(app)
+        self.count = count
+        self.asked: list[list[int]] = []  # nodes of every training round
+
+    def get_node_ids(self) -> Iterable[int]:
+        return range(FIRST, FIRST + self.count)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        listed = list(messages)
+        if listed and listed[0].metadata.message_type == "train":
+            self.asked.append(sorted(one.metadata.dst_node_id for one in listed))
+        return [self._answered(one) for one in listed]
+
+    def _answered(self, message: Message) -> Message:
+        node = message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = f"to {node}"
+        own = {"partition-id": node - FIRST, "num-partitions": self.count}
+        reply = self.app(message, Context(1, node, own, RecordDict(), {}))
+        reply.metadata.__dict__["_src_node_id"] = node
+        return reply
+
+
+def numbers_app() -> ClientApp:
+    """Node k moves the model by k + 1 and has 10·(k + 1) examples; the best model is 5."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        node = int(context.node_config["partition-id"])
+        ((name, before),) = message.content.array_records["arrays"].items()
+        metrics = MetricRecord({"num-examples": 10 * (node + 1), "quality": float(node)})
+        arrays = ArrayRecord({name: Array((before.numpy() + node + 1).astype("float32"))})
+        return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        (array,) = message.content.array_records["arrays"].values()
+        value = float(array.numpy().flat[0])
+        node = int(context.node_config["partition-id"])
+        accuracy = 7.0 if node == 2 else max(0.0, 1 - abs(value - 5) / 10)
+        metrics = MetricRecord({"num-examples": 10, "accuracy": accuracy})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def run(strategy: Weighted, nodes: int = 3, rounds: int = 4, **options: Any) -> NodesGrid:
+    grid = NodesGrid(numbers_app(), nodes)
+    found = strategy.start(grid, START, num_rounds=rounds, **options)
+    assert isinstance(found, Result)
+    return grid
+
+
+def test_the_best_model_by_the_clients_evaluation(tmp_path: Path) -> None:
+    """A share above 1 cannot be true: that node is refused, and does not choose the model."""
+    folder = tmp_path / "run"
+    strategy = Weighted(
+        FedAvg(), weights=lambda node, metrics: 1.0, keep_best="accuracy", folder=folder
+    )
+    run(strategy)  # the models are 2, 4, 6 and 8; 4 and 6 are as good
+    assert strategy.best == Best("accuracy", pytest.approx(0.9), 2, lower=False)
+    assert load_file(folder / "best.safetensors")["w"].tolist() == [4.0, 4.0]
+    assert strategy.evaluations[2].refusals == {FIRST + 2: "accuracy = 7.0 cannot be true"}
+    assert RunFolder(folder).finished
+
+
+def test_the_servers_evaluation_decides_and_a_restart_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "best.safetensors"
+    table = {"metric": "error", "file": str(file)}
+
+    def error_from(best: float) -> Any:
+        def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            if server_round == 4:
+                return None
+            return MetricRecord({"error": abs(float(arrays["w"].numpy()[0]) - best)})
+
+        return evaluate
+
+    first = Weighted(FedAvg(), weights=lambda node, metrics: 1.0, keep_best=table)
+    run(first, evaluate_fn=error_from(5.0))
+    assert first.best == Best("error", 1.0, 2, lower=True)
+    again = Weighted(FedAvg(), weights=lambda node, metrics: 1.0, keep_best=table)
+    run(again, rounds=2, evaluate_fn=error_from(3.0))
+    assert again.best == Best("error", 1.0, 2, lower=True)  # 2 is as good, and later
+    assert load_file(file)["w"].tolist() == [4.0, 4.0]
+    run(
+        Weighted(FedAvg(), weights={FIRST: 1.0}, keep_best=table), 2, 1, evaluate_fn=error_from(1.5)
+    )
+    assert load_file(file)["w"].tolist() == [1.0, 1.0]
+
+
+def test_weights_by_node_survive_dropouts() -> None:
+    strategy = Weighted(
+        FedAvg(fraction_train=0.5), weights={FIRST: 2.0, FIRST + 1: 1.0, FIRST + 2: 1}
+    )
+    grid = run(strategy, nodes=4, rounds=6)
+    for round_num, asked in enumerate(grid.asked, 1):
+        found = strategy.rounds[round_num]
+        known = {node: {FIRST: 2.0}.get(node, 1.0) for node in asked if node < FIRST + 3}
+        total = sum(known.values())
+        assert found.weights == pytest.approx({node: one / total for node, one in known.items()})
+        assert found.refusals.keys() == set(asked) - known.keys()
+    with pytest.raises(ValueError, match="give `criteria`, or `weights`"):
+        Weighted(FedAvg())
+
+
+def test_a_function_of_the_replies_metrics_weighs() -> None:
+    strategy = Weighted(FedAvg(), weights=lambda node, metrics: metrics["num-examples"] ** 0.5)
+    run(strategy, rounds=1)
+    roots = numpy.sqrt([10.0, 20.0, 30.0])
+    found = strategy.rounds[1].weights
+    shares = [found[FIRST + number] for number in range(3)]
+    assert shares == pytest.approx((roots / roots.sum()).tolist())
+
+
+def drawn(rounds: int, seed: int = 1, floor: float = 0.2) -> tuple[Weighted, list[list[int]]]:
+    strategy = Weighted(
+        FedAvg(fraction_train=0.25),
+        criteria=["quality"],
+        sampling={"name": "by_score", "floor": floor},
+        seed=seed,
+    )
+    return strategy, run(strategy, nodes=8, rounds=rounds).asked
+
+
+def test_nodes_are_drawn_by_score() -> None:
+    strategy, asked = drawn(rounds=150)
+    assert all(len(nodes) == 2 for nodes in asked)
+    counts = Counter(node - FIRST for nodes in asked[50:] for node in nodes)
+    scores = torch.arange(8, dtype=torch.float64)  # their quality
+    for node, probability in enumerate(ByScore(floor=0.2).probabilities(scores, 2).tolist()):
+        deviation = (100 * probability * (1 - probability)) ** 0.5
+        assert abs(counts[node] - 100 * probability) < 4 * deviation + 1
+    assert set(strategy.rounds[150].weights.values()) == {0.5}  # a criterion counts once
+
+
+def test_the_nodes_follow_from_the_seed() -> None:
+    asked = drawn(rounds=5)[1]
+    assert drawn(rounds=5)[1] == asked
+    assert drawn(rounds=5, seed=2)[1] != asked
+
+
+def test_the_example_runs_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.chdir(tmp_path)
+    from digits_app import client_app, server_app
+
+    grid = NodesGrid(client_app.app, 4)
+    server_app.app(grid, Context(1, 1, {}, RecordDict(), {"num-server-rounds": 3}))
+    said = capsys.readouterr().out
+    assert "round 3: weights" in said
+    assert "best: Best(metric='accuracy'" in said
+    model = server_app.make_model()
+    model.load_state_dict(load_file(tmp_path / "best.safetensors"))
+    for name in [name for name in sys.modules if name.startswith("digits_app")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_method_draws_and_keeps_its_best(tmp_path: Path) -> None:
+    network = nn.Linear(2, 1, bias=False)
+    inputs = torch.eye(2)
+    table = {"name": "mine", "like": "FedAvg", "sampling": "by_score"}
+    strategy = MethodStrategy(
+        FedAvg(fraction_train=0.5),
+        model=network,
+        samples=(inputs, 5 * inputs.sum(1, keepdim=True)),
+        method=table,
+        keep_best="accuracy",
+        folder=tmp_path / "run",
+    )
+    grid = NodesGrid(numbers_app(), 4)
+    start = ArrayRecord({"weight": Array(numpy.zeros((1, 2), "float32"))})
+    strategy.start(grid, start, num_rounds=3)
+    assert all(len(asked) == 2 for asked in grid.asked)
+    assert strategy.best is not None
+    assert load_file(tmp_path / "run" / "best.safetensors")["weight"].shape == (1, 2)

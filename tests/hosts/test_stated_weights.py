@@ -1,0 +1,140 @@
+"""`cw.Aggregator(weights=...)`: weights by client, or by a function of what came with an update."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+import clientwise as cw
+from clientwise.record.reading.folder import RunFolder
+
+SENT = {"w": numpy.zeros(2, "float32")}
+
+
+def model(value: float) -> dict[str, numpy.ndarray]:
+    return {"w": numpy.full(2, value, "float32")}
+
+
+UPDATES = {"site-1": model(1.0), "site-2": model(4.0), "site-3": model(7.0)}
+WEIGHTS = {"site-1": 2.0, "site-2": 1.0, "site-3": 1.0}
+
+
+def test_an_absent_client_takes_no_share(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with cw.Aggregator("FedAvg", weights=WEIGHTS, folder=folder) as aggregator:
+        assert aggregator.asks_for == ()
+        everyone = aggregator.aggregate(SENT, UPDATES)
+        assert everyone.weights == {"site-1": 0.5, "site-2": 0.25, "site-3": 0.25}
+        present = {name: UPDATES[name] for name in ("site-1", "site-3")}
+        without = aggregator.aggregate(SENT, present)
+    assert without.weights == pytest.approx({"site-1": 2 / 3, "site-3": 1 / 3})
+    assert without.model["w"] == pytest.approx([3.0, 3.0])
+    run = RunFolder(folder)
+    shown = {row.name: row.weight for row in run.participants("FedAvg", 1, 2)}
+    assert shown == pytest.approx({"site-1": 2 / 3, "site-3": 1 / 3})
+
+
+def test_a_client_that_the_mapping_does_not_name_is_refused() -> None:
+    aggregator = cw.Aggregator("FedAvg", weights=WEIGHTS)
+    done = aggregator.aggregate(SENT, {**UPDATES, "site-4": model(9.0)})
+    assert done.refusals == {"site-4": "has no weight: `weights` does not name it"}
+    assert sum(done.weights.values()) == pytest.approx(1)
+
+
+def test_a_function_of_metrics() -> None:
+    def by_loss(client: str, metrics: dict[str, Any]) -> float:
+        return float(1 / metrics["loss"])
+
+    values = {"site-1": {"loss": 0.5}, "site-2": {"loss": 1.0}, "site-3": {}}
+    aggregator = cw.Aggregator("FedAvg", weights=by_loss)
+    done = aggregator.aggregate(SENT, UPDATES, values)
+    assert done.weights == pytest.approx({"site-1": 2 / 3, "site-2": 1 / 3})
+    assert done.refusals == {"site-3": "weights failed: KeyError: 'loss'"}
+
+
+def test_the_weights_are_the_prior_of_the_evidence() -> None:
+    """Bounds and rules of the method apply to stated weights as to others."""
+    table = {"name": "mine", "like": "FedAvg", "bounds": {"cap": 0.4}}
+    done = cw.Aggregator(table, weights=WEIGHTS).aggregate(SENT, UPDATES)
+    assert done.steps["site-1"].prior == 0.5
+    assert done.weights == pytest.approx({"site-1": 0.4, "site-2": 0.3, "site-3": 0.3})
+
+
+def test_a_claim_of_the_client_does_not_count() -> None:
+    done = cw.Aggregator("FedAvg", weights=WEIGHTS).aggregate(
+        SENT, UPDATES, {"site-2": {"weight": 1e9}}
+    )
+    assert done.weights["site-2"] == 0.25
+    assert any("site-2 claims weight = 1000000000.0" in remark for remark in done.remarks)
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ({}, "all zero"),
+        ({"a": 0, "b": 0.0}, "all zero"),
+        ({"a": -1.0, "b": 2.0}, "'a' has -1: must be 0 to 1e"),
+        ({"a": math.nan}, "'a' has nan"),
+        ({"a": math.inf}, "'a' has inf"),
+        ({"a": 10**400}, "'a' has inf"),
+        ({"a": "2"}, "'a' has a str, which is not a number"),
+        ({"a": None}, "'a' has a NoneType"),
+        ([1.0, 2.0], "must be a dict by client or a function, got list"),
+        (lambda client: 1.0, "must take two arguments"),
+    ],
+)
+def test_weights_that_no_round_can_use_are_refused_at_once(weights: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as error:
+        cw.Aggregator("FedAvg", weights=weights)
+    assert "\n" not in str(error.value)
+
+
+def test_all_clients_need_a_weight_where_they_are_named() -> None:
+    with pytest.raises(ValueError, match=r"leave out 'site-4' of `clients`"):
+        cw.Aggregator("FedAvg", weights=WEIGHTS, clients=[*WEIGHTS, "site-4"])
+    with pytest.raises(ValueError, match=r"'site-3' is none of `clients`"):
+        cw.Aggregator("FedAvg", weights=WEIGHTS, clients=["site-1", "site-2"])
+    with pytest.raises(ValueError, match="instead of criteria"):
+        cw.Aggregator("FedAvg", weights=WEIGHTS, criteria=["dataset_size"])
+
+
+def test_a_round_with_zero_weights_keeps_the_model() -> None:
+    aggregator = cw.Aggregator("FedAvg", weights={"site-1": 0.0, "site-2": 1.0})
+    done = aggregator.aggregate(model(3.0), {"site-1": model(1.0)})
+    assert not done.is_new
+    assert done.model["w"].tolist() == [3.0, 3.0]
+    assert done.remarks
+
+
+def test_whatever_a_function_gives_is_a_weight_or_a_refusal() -> None:
+    """2,000 values: usable ones get their share, the others a reason in one line."""
+    draw = random.Random(7)
+    odd = [math.nan, math.inf, -math.inf, -1e-300, 1e13, 10**400, "1", None, [1.0], True, 0, 1e-320]
+    aggregator = cw.Aggregator("FedAvg", weights=lambda client, metrics: metrics["given"])
+    for _ in range(200):
+        given = {}
+        for number in range(10):
+            given[f"c{number}"] = draw.choice(odd) if draw.random() < 0.5 else draw.uniform(0, 9)
+        done = aggregator.aggregate(
+            SENT,
+            {client: model(1.0) for client in given},
+            {client: {"given": value} for client, value in given.items()},
+        )
+        usable = {
+            client: float(value)
+            for client, value in given.items()
+            if isinstance(value, int | float) and 0 <= value <= 1e12
+        }
+        total = sum(usable.values())
+        assert done.weights.keys() == usable.keys()
+        assert done.refusals.keys() == given.keys() - usable.keys()
+        assert not any("\n" in reason for reason in done.refusals.values())
+        if total > 1e-300:
+            expected = {client: value / total for client, value in usable.items()}
+            assert done.weights == pytest.approx(expected)
+            assert done.model["w"] == pytest.approx([1.0, 1.0])
