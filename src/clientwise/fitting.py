@@ -109,6 +109,11 @@ def fit(
     """
     if isinstance(clients, nn.Module):
         raise ClientwiseError("the network comes first: cw.fit(network, clients)")
+    for key in ("data", "partition"):
+        if key in options:
+            raise ConfigError(
+                "config", [(key, "of cw.run: the clients of cw.fit have their samples")]
+            )
     config = {"rounds": rounds, **options}
     if isinstance(config.get("attributes"), Mapping):
         config["attributes"] = _in_order(config["attributes"], clients)
@@ -312,6 +317,9 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             issues.append((key, f"is a key of {inside[0]}: pass {inside[0]}={{{key!r}: ...}}"))
         elif key in ALIASES:
             issues.append((key, f"unknown keyword; did you mean {ALIASES[key]!r}?"))
+        elif key == "class_weights":
+            hint = "loss={'name': 'cross_entropy', 'class_weights': ...}"
+            issues.append((key, f"is an option of the loss: pass {hint}"))
         elif key in _OF_FIT:
             issues.append((key, f"is an argument of cw.fit(network, clients, {key}=...)"))
         elif key not in known:

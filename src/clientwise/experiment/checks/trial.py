@@ -14,6 +14,7 @@ from ...core.method import Method
 from ...core.objective.problem import Problem
 from ...core.optimizers import is_elementwise
 from ...core.seeding import client_keys
+from ...core.transforms import MOVING
 from ...core.types import Evaluation, LocalTraining
 from ...data.arrays import NamedInput, channels_last_hint
 from ...data.federated import FederatedData, Samples
@@ -192,11 +193,29 @@ def _training_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Itera
             )
         yield "model", f"cannot be trained on {count} samples of {who} ({reason})"
         return
+    is_finite = bool(result.models.isfinite().all())
+    yield from _moving_issues(methods, engine)
     for key, one in _with_options(methods, engine, job).items():
         (result,) = executor.train([one])
         if isinstance(result, Exception):
             reason = _first_line(result)
             yield key, f"fails on {count} samples of {who} ({reason})"
+        elif is_finite and not bool(result.models.isfinite().all()):
+            yield (
+                key,
+                f"gives NaN or Inf: after one step on {count} samples of {who}, so does the model",
+            )
+
+
+def _moving_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Iterator[Issue]:
+    """Transforms that move the pixels of images whose masks stay."""
+    if engine.data.train.targets.ndim < 3:
+        return
+    for index, method in enumerate(methods):
+        transform = method.training.transform
+        if transform is not None and transform.name in MOVING:
+            message = f"{transform.name} moves the pixels of the images, and not those of the masks"
+            yield f"methods[{index}].training.transform", f"{message}: use 'noise', or none"
 
 
 def _with_options(

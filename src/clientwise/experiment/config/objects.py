@@ -95,6 +95,13 @@ def _optimizer(given: object) -> Any:
 
 def _callable(registry: Registry[Any], given: Callable[..., Any]) -> str:
     """A function, a `partial` or an object that can be called, as a loss, schedule or transform."""
+    if isinstance(given, type):
+        made = f"a function, or an object, as {given.__name__}(...)"
+        if given.__module__ == "torch.nn.modules.loss":
+            made = f'nn.{given.__name__}(reduction="none")'
+        elif registry is SCHEDULES:
+            made = "a function of the round's number"
+        refuse([("", f"{given.__name__} is a class: pass {made}")])
     name = _called(registry, given)
     source = given.func if isinstance(given, partial) else given
     if not inspect.isroutine(source):
