@@ -28,6 +28,7 @@ BALANCED = "balanced"
 # known, and from its options.
 MakeLoss = Callable[..., "Loss"]
 LOSSES: Registry[MakeLoss] = Registry("loss", "losses", "Losses that clients train with")
+UNREDUCED = "none"  # the `reduction` of a loss of PyTorch that gives a loss per sample
 
 
 @dataclass(frozen=True)
@@ -301,7 +302,7 @@ class FunctionLoss(Loss):
             raise ValueError(f"{self._asked(targets)}, returned {type(losses).__name__}")
         if losses.shape[:1] != targets.shape[:1]:
             hint = 'use reduction="none"'
-            if getattr(self.function, "reduction", None) == "none":
+            if getattr(self.function, "reduction", None) == UNREDUCED:
                 shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
                 hint = f"it does not fit {shapes} of {str(targets.dtype).removeprefix('torch.')}"
             raise ValueError(f"{self._asked(targets)}, returned {tuple(losses.shape)}: {hint}")
