@@ -162,6 +162,8 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run, tmp_pat
         (["a", "b"], "these are no samples"),
         ({"a": torch.zeros(4, 5)}, r"the network takes one array, got \{'a': \(5,\)\}"),
         (None, "these are no samples"),
+        (torch.full((4, 5), torch.nan), "4 of 4 samples have values that are not finite.*row 0"),
+        (part(4), "a tuple of 2: pass the inputs alone, without targets"),
     ],
 )
 def test_what_cannot_be_predicted(run: cw.Run, inputs: Any, said: str) -> None:
@@ -636,6 +638,26 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"model": nn.Linear(5, 1), "clients": [(X, -1.0 - Y)] * 2, "survival": True},
         "no event has happened",
     ),
+    "a time of zero": (
+        {"model": nn.Linear(5, 1), "clients": [(X, 1.0 * Y)] * 2, "survival": True},
+        r"\d+ of 120 times are 0: a time must be greater than 0",
+    ),
+    "one sample beside the server's": (
+        {"clients": {"north": GOOD, "west": part(1)}, "held_out": GOOD, "test": GOOD},
+        "west: too few samples to train and to test on; .* give them two samples or more",
+    ),
+    "a partition of given clients": (
+        {"partition": {"name": "iid", "clients": 5}},
+        "partition: of cw.run: the clients of cw.fit have their samples",
+    ),
+    "class weights without a loss": (
+        {"class_weights": "balanced"},
+        "class_weights: is an option of the loss: pass loss=",
+    ),
+    "one server step to choose from": (
+        {"method": {"name": "x", "server_step": {"name": "best_of", "steps": ["adam"]}}},
+        r"methods\[0\].server_step: steps must have at least two",
+    ),
     "pairs with names": ({"clients": list(sites().items())}, r"pass dict\(clients\)"),
     "several targets": (
         {"clients": [frame(40)] * 2, "target": ["y"]},
@@ -778,6 +800,42 @@ def test_what_has_learned_nothing_is_said(tmp_path: Path) -> None:
     lead = " ".join(overview([trained]).lead)
     assert "At chance" not in lead
     assert "in all rounds" not in lead
+
+
+def test_methods_that_stop_early_are_compared_at_their_ends() -> None:
+    torch.manual_seed(1)
+    methods = ["FedAvg", "Recommended"]
+    options = {**QUICK, "rounds": 12, "learning_rate": 3.0, "methods": methods, "seeds": [1, 2]}
+    ends = {"stop_early": {"rounds": 1}, "keep": "best"}
+    run = cw.fit(net(), sites(), held_out=part(50), test=part(80), **options, **ends)
+    rounds = run.frame("rounds").groupby(["method", "seed"])["metric"]
+    assert rounds.size().nunique() > 1
+    for line in run.summary():
+        assert line.metric == rounds.last()[line.method].tolist()
+    text = repr(run)
+    assert re.search(
+        r"FedAvg stopped early, after round \d+ \(seed 1\), \d+ \(seed 2\) of 12", text
+    )
+    assert re.search(r"FedAvg: predictions and exports use the model of round \d+ \(seed", text)
+    assert re.search(r"has the highest accuracy \([\d.]+% in", text)
+    assert "ot ranked" not in text
+
+
+@pytest.mark.parametrize("rate", [1e3, 1e6])
+def test_a_run_that_diverges_needs_no_larger_rate(rate: float) -> None:
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+    options = {**QUICK, "rounds": 3, "learning_rate": rate, "method": "FedAvg"}
+    run = cw.fit(network, sites(), **options)
+    assert re.search("try a smaller training.learning_rate|NaN or Inf", repr(run))
+    assert "larger" not in repr(run)
+
+
+def test_unknown_classes_are_called_by_their_names(caplog: pytest.LogCaptureFixture) -> None:
+    named = frame(40)
+    with caplog.at_level(logging.WARNING):
+        cw.fit("linear", [named] * 2, test=named.assign(y="maybe"), target="y", **QUICK)
+    assert "are of classes that no client trains on: 'maybe'" in caplog.text
 
 
 def test_few_held_out_samples_are_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
 from .errors import ClientwiseError, ConfigError, shortened
+from .experiment.config.objects import loss_with
 from .experiment.config.presets import merge
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
@@ -109,6 +110,11 @@ def fit(
     """
     if isinstance(clients, nn.Module):
         raise ClientwiseError("the network comes first: cw.fit(network, clients)")
+    for key in ("data", "partition"):
+        if key in options:
+            raise ConfigError(
+                "config", [(key, "of cw.run: the clients of cw.fit have their samples")]
+            )
     config = {"rounds": rounds, **options}
     if isinstance(config.get("attributes"), Mapping):
         config["attributes"] = _in_order(config["attributes"], clients)
@@ -312,6 +318,10 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
             issues.append((key, f"is a key of {inside[0]}: pass {inside[0]}={{{key!r}: ...}}"))
         elif key in ALIASES:
             issues.append((key, f"unknown keyword; did you mean {ALIASES[key]!r}?"))
+        elif key not in known and (loss := loss_with(key)):
+            issues.append(
+                (key, f"is an option of the loss: pass loss={{'name': {loss!r}, {key!r}: ...}}")
+            )
         elif key in _OF_FIT:
             issues.append((key, f"is an argument of cw.fit(network, clients, {key}=...)"))
         elif key not in known:

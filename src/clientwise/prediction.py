@@ -131,6 +131,8 @@ def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ..
     try:
         if isinstance(given, Dataset | DataLoader):
             given, _ = read_block(given, "inputs")
+        if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "shape"):
+            raise ValueError("a tuple of 2: pass the inputs alone, without targets")
         if isinstance(given, Mapping):
             values, parts = pack(given)
         else:
@@ -147,6 +149,12 @@ def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ..
         wanted = ", ".join(["N", *map(str, about.input_shape)])
         raise ClientwiseError(
             f"predict: samples must have shape ({wanted}), got {tuple(values.shape)}{hint}"
+        )
+    rows = (~values.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
+    if rows:
+        raise ClientwiseError(
+            f"predict: {len(rows):,} of {len(values):,} samples have values that are not finite numbers, the "
+            f"first is row {rows[0]}; correct them, or leave those samples out"
         )
     return values, parts
 

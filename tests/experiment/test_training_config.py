@@ -6,6 +6,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -52,6 +53,22 @@ def broken(round_num: int) -> float:
 
 def jitter(inputs: torch.Tensor) -> torch.Tensor:
     return inputs + 0.3 * torch.randn_like(inputs)
+
+
+def nothing(inputs: torch.Tensor) -> None:
+    inputs + 1
+
+
+def as_numpy(inputs: torch.Tensor) -> Any:
+    return inputs.numpy()
+
+
+def not_a_number(inputs: torch.Tensor) -> torch.Tensor:
+    return inputs * torch.nan
+
+
+def no_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return per_sample(outputs, targets) * torch.nan
 
 
 def one_sample(inputs: torch.Tensor) -> torch.Tensor:
@@ -202,10 +219,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": nn.CrossEntropyLoss()},
         'pass nn.CrossEntropyLoss(reduction="none")',
     ),
-    "a class as loss": (
-        {"loss": nn.MSELoss},
-        "MSELoss is a class: pass an object of it, MSELoss(...)",
-    ),
     "a lambda": ({"loss": lambda outputs, targets: outputs}, "a lambda has no name for the record"),
     "a loss on Flower": (
         {"loss": per_sample, "engine": "flower"},
@@ -231,6 +244,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a schedule that fails": ({"schedule": broken}, "failed for round 1: KeyError"),
     "no rounds of a step": ({"schedule": {"name": "step"}}, "training.schedule.every: is missing"),
     "a norm of zero": ({"clip_gradients": 0.0}, "must be greater than 0"),
+    "a class as loss": (
+        {"loss": nn.CrossEntropyLoss},
+        'CrossEntropyLoss is a class: pass nn.CrossEntropyLoss(reduction="none")',
+    ),
+    "a class as schedule": (
+        {"schedule": torch.optim.lr_scheduler.StepLR},
+        "StepLR is a class: pass a function of the round's number",
+    ),
+    "a loss that is NaN": ({"loss": no_loss}, "training.loss: gives NaN or Inf"),
+    "a transform to NaN": ({"transform": not_a_number}, "training.transform: gives NaN or Inf"),
+    "a transform to nothing": ({"transform": nothing}, "it must return the changed batch"),
+    "a transform to an array": ({"transform": as_numpy}, "must return a tensor"),
     "a transform that drops samples": ({"transform": one_sample}, "training.transform: fails on"),
 }
 
@@ -310,3 +335,49 @@ def test_fit_takes_the_same_keywords(tmp_path: Path) -> None:
     assert one.config["training"]["optimizer"] == "RMSprop"
     two = cw.fit(network, sites, rounds=2, method="FedAvg", progress=False, **options)
     assert torch.equal(one.module.weight, two.module.weight)
+
+
+FLAT = torch.randn(40, 6), torch.arange(40) % 2
+IMAGES = torch.randn(40, 1, 4, 4)
+MASKS = IMAGES, (IMAGES[:, 0] > 0).long()
+TOKENS = torch.randint(0, 9, (40, 6)), torch.arange(40) % 2
+
+
+@pytest.mark.parametrize(
+    ("network", "samples", "options", "said"),
+    [
+        (nn.Linear(6, 2), FLAT, {"transform": "flip"}, "flip needs images"),
+        (nn.Linear(6, 2), FLAT, {"transform": "shift"}, "got samples of shape (6,)"),
+        (nn.Conv2d(1, 2, 1), MASKS, {"transform": "flip"}, "and not those of the masks"),
+        (
+            nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(12, 2)),
+            TOKENS,
+            {"transform": "noise"},
+            "noise needs samples of floats",
+        ),
+        (
+            nn.Linear(6, 1),
+            (FLAT[0], FLAT[0][:, 0]),
+            {"loss": nn.CrossEntropyLoss(reduction="none")},
+            "it does not fit outputs (8,) and targets (8,) of float32",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_the_samples(
+    network: nn.Module, samples: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(cw.ClientwiseError) as caught:
+        cw.fit(network, [samples] * 2, rounds=1, device="cpu", **options)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def in_numpy(inputs: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(inputs.numpy() + numpy.zeros(1))  # float64
+
+
+def test_losses_of_pytorch_take_masks_and_transforms_may_return_float64() -> None:
+    loss = nn.CrossEntropyLoss(reduction="none")
+    options = {"loss": loss, "transform": in_numpy, "learning_rate": 0.5, "rounds": 4}
+    run = cw.fit(nn.Conv2d(1, 2, 1), [MASKS] * 2, device="cpu", **options)
+    assert (run.predict(MASKS[0]) == MASKS[1].numpy()).mean() > 0.8

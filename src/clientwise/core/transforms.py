@@ -34,8 +34,9 @@ def flip(inputs: Tensor) -> Tensor:
     """Mirror each image horizontally with probability 1/2.
 
     Args:
-        inputs: images [B, ..., width].
+        inputs: images [B, ..., height, width].
     """
+    _refuse_no_images("flip", inputs)
     mirrored = torch.rand(len(inputs), device=inputs.device) < 0.5
     return torch.where(_per_sample(mirrored, inputs), inputs.flip(-1), inputs)
 
@@ -48,6 +49,7 @@ def shift(inputs: Tensor, *, pixels: PositiveInt = 4) -> Tensor:
         inputs: images [B, ..., height, width].
         pixels: the largest shift.
     """
+    _refuse_no_images("shift", inputs)
     batch, device = len(inputs), inputs.device
     height, width = inputs.shape[-2:]
     padded = torch.nn.functional.pad(inputs, (pixels,) * 4)
@@ -68,7 +70,31 @@ def noise(inputs: Tensor, *, deviation: PositiveFloat = 0.1) -> Tensor:
         inputs: [B, ...].
         deviation: standard deviation, in units of the inputs.
     """
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        raise ValueError("noise needs samples of floats, one array of them")
     return inputs + deviation * torch.randn_like(inputs)
+
+
+def applied(transform: Transform, inputs: Any) -> Any:
+    """What a transform makes of a batch; ValueError where the network cannot take it as a batch."""
+    changed = transform(inputs)
+    if changed is None:
+        raise ValueError("the transform returned None: it must return the changed batch")
+    if isinstance(inputs, Tensor) and not isinstance(changed, Tensor):
+        found = type(changed).__name__
+        raise ValueError(f"the transform must return a tensor, as it gets one; it returned {found}")
+    if isinstance(inputs, Tensor) and changed.dtype != inputs.dtype:
+        # As the network takes them: an array of NumPy in between makes float64
+        return changed.to(inputs.dtype)
+    return changed
+
+
+def _refuse_no_images(name: str, inputs: object) -> None:
+    if not isinstance(inputs, Tensor):
+        raise ValueError(f"{name} needs one array of images, and the network takes several inputs")
+    if inputs.ndim < 3:
+        shape = tuple(inputs.shape[1:])
+        raise ValueError(f"{name} needs images (..., height, width), got samples of shape {shape}")
 
 
 def _per_sample(values: Tensor, inputs: Tensor) -> Tensor:

@@ -310,6 +310,12 @@ def _as_times(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem
         raise ValueError(
             f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
         )
+    if bool((targets == 0).any()):
+        count = int((targets == 0).sum())
+        raise ValueError(
+            f"{count:,} of {len(targets):,} times are 0: a time must be greater than 0, or less where the "
+            "event had not happened by then"
+        )
     if len(targets) and bool((targets < 0).all()):
         raise ValueError(
             "all times are negative, so no event has happened: there is nothing to learn"

@@ -82,7 +82,7 @@ class OwnData:
             test_fraction=0.0 if self.tests else test_fraction,
             server_fraction=server_fraction,
         )
-        self._refuse_vanished(drawn)
+        self._refuse_vanished(drawn, is_server_given=not server_fraction)
         cut = round(len(drawn.server) * report_fraction / server_fraction) if server_fraction else 0
         report = drawn.server[:cut] if self.report is None else self.report
         weigh = drawn.server[cut:] if self.held_out is None else self.held_out
@@ -104,7 +104,7 @@ class OwnData:
             samples, inputs=samples.inputs[own], targets=samples.targets[own], ids=ids, given=None
         )
 
-    def _refuse_vanished(self, drawn: Division) -> None:
+    def _refuse_vanished(self, drawn: Division, *, is_server_given: bool) -> None:
         """DataError where clients have too few samples left to train and to test on."""
         assert self.samples.ids is not None
         every = set(self.samples.ids[: self.num_samples].tolist())
@@ -112,9 +112,13 @@ class OwnData:
         names = [self._called(client) for client in sorted(every - there)]
         if names:
             more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            apart = ", of those that are not set apart for the server"
+            hint = "pass held_out= and test="
+            if is_server_given:
+                apart, hint = "", "give them two samples or more"
             raise DataError(
-                f"{', '.join(names[:MOST_NAMED])}{more}: too few samples to train and to test on, of those that "
-                "are not set apart for the server; leave these clients out, or pass held_out= and test="
+                f"{', '.join(names[:MOST_NAMED])}{more}: too few samples to train and to test on{apart}; "
+                f"leave these clients out, or {hint}"
             )
 
     def _called(self, client: int) -> str:

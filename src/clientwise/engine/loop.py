@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.objective.loss import Loss
 from ..core.optimizers import is_elementwise
 from ..core.seeding import mixed, seeded_default_generator, standard_normal
-from ..core.transforms import TRANSFORMS
+from ..core.transforms import TRANSFORMS, applied
 from ..core.types import LocalTraining
 from ..data.federated import Inputs, Samples
 from ..models.call import outputs_of
@@ -209,7 +209,7 @@ class LoopBackend:
         module = self._flat.module
         inputs = self._samples.network_inputs(indices)
         if self._transform is not None:
-            inputs = self._transform(inputs)
+            inputs = applied(self._transform, inputs)
         if self._dtype == torch.bfloat16:
             with torch.autocast(indices.device.type, torch.bfloat16):
                 outputs = outputs_of(module, inputs).float()

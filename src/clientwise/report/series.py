@@ -76,9 +76,18 @@ class Series:
         """The last round of any seed."""
         return max(self.summary.rounds)
 
+    @property
+    def ended(self) -> int:
+        """The last round that the results of any seed stand for; see `MethodSummary.ended`."""
+        return max(self.summary.ended)
+
     def rounds(self, seed: int) -> int:
         """Rounds done with a seed."""
         return self.summary.rounds[self.summary.seeds.index(seed)]
+
+    def ended_with(self, seed: int) -> int:
+        """The last round that the results of a seed stand for."""
+        return self.summary.ended[self.summary.seeds.index(seed)]
 
     @functools.cached_property
     def arrived(self) -> ArrivedRow:
@@ -92,10 +101,17 @@ class Series:
 
     @functools.cached_property
     def metric(self) -> dict[int, dict[int, float]]:
-        """The metric by seed and round; read once, since all pairs of methods are compared."""
+        """The metric by seed and round; read once, since all pairs of methods are compared.
+
+        Where training stopped early, the model stays: so does its metric, to the end of the run.
+        """
         found = {}
         for seed in self.summary.seeds:
-            found[seed] = dict(self.run.curve("metric", self.method, seed))
+            curve = dict(self.run.curve("metric", self.method, seed))
+            for round_num in range(self.rounds(seed), self.ended_with(seed)):
+                if round_num in curve:
+                    curve[round_num + 1] = curve[round_num]
+            found[seed] = curve
         return found
 
     @functools.cached_property
@@ -164,19 +180,19 @@ def _restricted(one: Series, seeds: set[int]) -> Series:
 
 
 def _farthest(series: Sequence[Series]) -> list[Series]:
-    """Those that have run as many rounds as any."""
-    most = max((one.last_round for one in series), default=0)
-    return [one for one in series if one.last_round == most > 0]
+    """Those that have run as many rounds as any, or stopped early."""
+    most = max((one.ended for one in series), default=0)
+    return [one for one in series if one.ended == most > 0]
 
 
 def _shared_by_all(series: Sequence[Series]) -> set[int]:
     """The seeds that all have run equally far, on the same data."""
     if not series:
         return set()
-    most = max(one.last_round for one in series)
+    most = max(one.ended for one in series)
     done = []
     for one in series:
-        ended = [seed for seed in one.summary.seeds if one.rounds(seed) == most]
+        ended = [seed for seed in one.summary.seeds if one.ended_with(seed) == most]
         done.append({(seed, one.run.data.get(seed)) for seed in ended})
     return {seed for seed, _ in set.intersection(*done)}
 

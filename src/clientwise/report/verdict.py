@@ -56,6 +56,7 @@ def headline(series: Sequence[Series]) -> list[str]:
         *_diverged(series),
         *_at_chance(series),
         *_unchanged(series),
+        *_best_models(series),
         *_unequal_steps(series),
         *_unequal_tuning(series),
     ]
@@ -197,7 +198,7 @@ def _is_at_chance(one: Series) -> bool:
     """Whether a trained method ends at a constant prediction's metric, or a standard error above."""
     run = one.run
     guessed = run.constant_metric
-    has_ended = one.last_round == run.rounds >= LEAST_ROUNDS
+    has_ended = one.ended == run.rounds and one.last_round >= LEAST_ROUNDS
     is_trained = one.learned and not one.diverged
     if not (has_ended and is_trained) or guessed is None or one.mean_metric is None:
         return False
@@ -214,13 +215,51 @@ def _unchanged(series: Sequence[Series]) -> Iterator[str]:
     found = [
         f"{one.label} ({one.unit.text(one.mean_metric)})"
         for one in series
-        if one.learned and not one.run.initial_model and all(map(_is_flat, one.metric.values()))
+        if one.learned
+        and not one.run.initial_model
+        and not _has_failed(one)
+        and all(map(_is_flat, one.metric.values()))
     ]
     if found:
         yield (
-            f"{series[0].run.metric} is the same in all rounds: {', '.join(found)}. Nothing was learned. Try a "
-            "larger training.learning_rate."
+            f"{series[0].run.metric} is the same in all rounds: {', '.join(found)}. Try a larger "
+            "training.learning_rate, more rounds, or another evaluation.metric."
         )
+
+
+def _has_failed(one: Series) -> bool:
+    """Whether training diverged, updates were refused or the model stayed: other lines have the cause."""
+    return bool(one.diverged) or any(one.summary.refused) or bool(one.run.kept(one.method))
+
+
+def _best_models(series: Sequence[Series]) -> Iterator[str]:
+    """Methods that stopped early, and those whose model is not that of the last round."""
+    for one in series:
+        found = one.run.best_of_lanes
+        if not found:
+            continue
+        lanes = {seed: found.get(one.run.lane(one.method, seed)) for seed in one.metric}
+        best = {seed: row for seed, row in lanes.items() if row is not None}
+        stopped = [f"{row.last} (seed {seed})" for seed, row in best.items() if row.stopped]
+        if stopped:
+            yield (
+                f"{one.label} stopped early, after round {', '.join(stopped)} of {one.run.rounds}: the held-out "
+                "loss no longer fell."
+            )
+        kept = {
+            seed: row.round
+            for seed, row in best.items()
+            if row.kept and row.round is not None and row.round != row.last
+        }
+        curves = one.metric
+        values = [curves[seed][number] for seed, number in kept.items() if number in curves[seed]]
+        if values:
+            rounds = ", ".join(f"{number} (seed {seed})" for seed, number in kept.items())
+            value = one.unit.text(statistics.fmean(values))
+            yield (
+                f"{one.label}: predictions and exports use the model of round {rounds}, which has the lowest "
+                f"held-out loss ({one.run.metric} {value}). The results below are of the last round."
+            )
 
 
 def _is_flat(curve: Mapping[int, float]) -> bool:
@@ -293,6 +332,8 @@ def _verdict(known: Sequence[Series], differences: Differences) -> str:
 
 def _last_round(one: Series) -> str:
     """The round that a result is of; while a run goes on, also how many there will be."""
+    if one.summary.ended != one.summary.rounds:  # of each seed another one
+        return "its last round"
     if one.last_round < one.run.rounds:
         return f"round {one.last_round:,} of {one.run.rounds:,}"
     return f"round {one.last_round}"
@@ -401,8 +442,8 @@ def _refused_only_hostile(one: Series) -> bool:
 
 def _unequal_rounds(series: Sequence[Series]) -> Iterator[str]:
     """Which methods are not ranked because they have run fewer rounds."""
-    most = max(one.last_round for one in series)
-    behind = [f"{one.label} {one.last_round}" for one in series if one.last_round < most]
+    most = max(one.ended for one in series)
+    behind = [f"{one.label} {one.last_round}" for one in series if one.ended < most]
     if behind:
         yield (
             f"Not all methods have run {most} rounds: {', '.join(behind)}. These are not ranked; "

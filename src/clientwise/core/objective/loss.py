@@ -28,6 +28,7 @@ BALANCED = "balanced"
 # known, and from its options.
 MakeLoss = Callable[..., "Loss"]
 LOSSES: Registry[MakeLoss] = Registry("loss", "losses", "Losses that clients train with")
+UNREDUCED = "none"  # the `reduction` of a loss of PyTorch that gives a loss per sample
 
 
 @dataclass(frozen=True)
@@ -299,14 +300,21 @@ class FunctionLoss(Loss):
             )  # [N, 1] and [N] would be compared pair by pair
         if isinstance(self.function, torch.nn.Module):
             self.function.to(outputs.device)  # it may have class weights
+        if targets.dtype == torch.uint8:  # masks, which losses of PyTorch take as int64
+            targets = targets.long()
         losses = self.function(outputs, targets)
-        if not isinstance(losses, Tensor) or losses.shape[:1] != targets.shape[:1]:
-            given = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            raise ValueError(
-                f"{self.kind} must return a loss for each of {len(targets)} samples, returned {given}: "
-                'use reduction="none"'
-            )
+        if not isinstance(losses, Tensor):
+            raise ValueError(f"{self._asked(targets)}, returned {type(losses).__name__}")
+        if losses.shape[:1] != targets.shape[:1]:
+            hint = 'use reduction="none"'
+            if getattr(self.function, "reduction", None) == UNREDUCED:
+                shapes = f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)}"
+                hint = f"it does not fit {shapes} of {str(targets.dtype).removeprefix('torch.')}"
+            raise ValueError(f"{self._asked(targets)}, returned {tuple(losses.shape)}: {hint}")
         return losses.reshape(len(targets), -1).mean(1)
+
+    def _asked(self, targets: Tensor) -> str:
+        return f"{self.kind} must return a loss for each of {len(targets)} samples"
 
     def record(self) -> LossRecord:
         """Its name alone: whoever reads it must have the function."""

@@ -20,6 +20,7 @@ from ...core.weights.weighting import check_normaliser
 from ...registry import suggest
 from ..config.messages import Issue
 from ..config.methods import MethodSettings
+from ..config.parts import make
 from ..config.schema import Experiment
 from ..config.settings import HostileClients, Training
 from .privacy import deployed_privacy_issues, privacy_issues
@@ -196,6 +197,11 @@ def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
     names = [part.called for part in settings.criteria]
     for name in _twice(names):
         yield "criteria", f"{name} is listed twice; give one of them another name with `as`"
+    try:
+        make(SERVER_STEPS, settings.server_step)
+    except ValueError as error:
+        yield "server_step", str(error)
+        return
     try:
         method = settings.build(experiment.training)
         method.score.check(names)

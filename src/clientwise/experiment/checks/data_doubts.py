@@ -81,11 +81,17 @@ def _about_unknown_classes(data: FederatedData) -> Iterator[str]:
             continue
         unknown = held.targets[~torch.isin(held.targets, known)]
         if len(unknown) > NOTABLE * len(held.targets):
-            listed = _listed([str(one) for one in torch.unique(unknown).tolist()])
+            listed = _listed([_class(data, one) for one in torch.unique(unknown).tolist()])
             said = f"{len(unknown):,} of {len(held.targets):,} samples that the server {what}"
             yield f"{said} are of classes that no client trains on: {listed}"
         if what == "weighs by" and len(torch.unique(held.targets)) == 1:
-            yield f"all samples that the server weighs by are of class {int(held.targets[0])}"
+            yield f"all samples that the server weighs by are of class {_class(data, int(held.targets[0]))}"
+
+
+def _class(data: FederatedData, number: int) -> str:
+    """A class by its name in the table, or its number."""
+    table = data.samples.table
+    return repr(table.classes[number]) if table is not None else str(number)
 
 
 def _about_equal_rows(data: FederatedData) -> Iterator[str]:

@@ -192,11 +192,17 @@ def _training_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Itera
             )
         yield "model", f"cannot be trained on {count} samples of {who} ({reason})"
         return
+    is_finite = bool(result.models.isfinite().all())
     for key, one in _with_options(methods, engine, job).items():
         (result,) = executor.train([one])
         if isinstance(result, Exception):
             reason = _first_line(result)
             yield key, f"fails on {count} samples of {who} ({reason})"
+        elif is_finite and not bool(result.models.isfinite().all()):
+            yield (
+                key,
+                f"gives NaN or Inf: after one step on {count} samples of {who}, so does the model",
+            )
 
 
 def _with_options(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...core.criteria import CRITERIA, Arrivals, ClientFacts, CriterionDeclaration
-from ...core.objective.loss import LOSSES, FunctionLoss, Loss
+from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss, Loss
 from ...core.optimizers import OPTIMIZERS
 from ...core.schedules import SCHEDULES
 from ...core.transforms import TRANSFORMS
@@ -24,7 +24,6 @@ from ...core.weights.scores import SCORES, Score
 from ...registry import Declaration, Need, Registry
 from .messages import refuse
 
-UNREDUCED = "none"  # the `reduction` of a loss of PyTorch that gives a loss per sample
 # What a function of `Arrivals` needs, by the attributes that it reads.
 NEEDED_BY: dict[str, Need] = {
     "evaluation": "server_set",
@@ -54,6 +53,15 @@ def named(registry: Registry[Any], given: object) -> Any:
     if registry in (LOSSES, SCHEDULES, TRANSFORMS) and callable(given):
         return _callable(registry, given)
     return _adopted(registry, given) if inspect.isroutine(given) else given
+
+
+def loss_with(option: str) -> str | None:
+    """The first loss that has an option of this name."""
+    for name in LOSSES:
+        known = inspect.signature(LOSSES.get(name)).parameters.get(option)
+        if known is not None and known.kind is known.KEYWORD_ONLY:
+            return name
+    return None
 
 
 def _optimizer(given: object) -> Any:
@@ -98,7 +106,12 @@ def _optimizer(given: object) -> Any:
 def _callable(registry: Registry[Any], given: Callable[..., Any]) -> str:
     """A function, a `partial` or an object that can be called, as a loss, schedule or transform."""
     if isinstance(given, type):
-        refuse([("", f"{given.__name__} is a class: pass an object of it, {given.__name__}(...)")])
+        made = f"a function, or an object, as {given.__name__}(...)"
+        if given.__module__ == "torch.nn.modules.loss":
+            made = f'nn.{given.__name__}(reduction="none")'
+        elif registry is SCHEDULES:
+            made = "a function of the round's number"
+        refuse([("", f"{given.__name__} is a class: pass {made}")])
     name = _called(registry, given)
     source = given.func if isinstance(given, partial) else given
     if not inspect.isroutine(source):

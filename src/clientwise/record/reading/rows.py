@@ -365,6 +365,9 @@ class MethodSummary:
     method: str
     seeds: list[int]
     rounds: list[int]  # done so far
+    ended: list[
+        int
+    ]  # the same; where training stopped early, all rounds of the run, since the model stays
     metric: list[float | None]  # at the last round, on the reporting set
     macro_f1: list[float | None]
     # Metrics on the honest clients' own test sets. Deciles need 20 clients or more.

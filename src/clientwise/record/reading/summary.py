@@ -36,14 +36,17 @@ class SummaryReader(RoundReader, WeightReader, ClientReader):
         totals = [by_seed[seed] for seed in seeds]
         refused = self._refused(method)
         # Round 3 of one seed and round 30 of another do not compare: only the farthest seeds count.
-        most_rounds = max((one.rounds for one in totals), default=0)
-        farthest = {one.seed for one in totals if one.rounds == most_rounds}
+        stopped = self._stopped(method)
+        ended = [self.rounds if one.seed in stopped else one.rounds for one in totals]
+        most_rounds = max(ended, default=0)
+        farthest = {seed for seed, last in zip(seeds, ended, strict=True) if last == most_rounds}
         clients = self._metrics_of_clients(method, farthest)
         to_target = {seed: self.rounds_to(self.target, method, seed) for seed in seeds}
         return MethodSummary(
             method=method,
             seeds=seeds,
             rounds=[one.rounds for one in totals],
+            ended=ended,
             metric=self._last("metric", method, farthest),
             macro_f1=self._last("macro_f1", method, farthest),
             worst_client=[_worst(clients[seed]) for seed in seeds],
@@ -58,6 +61,16 @@ class SummaryReader(RoundReader, WeightReader, ClientReader):
             refused=[refused[seed] for seed in seeds],
             seconds=[one.seconds for one in totals],
         )
+
+    def _stopped(self, method: str) -> set[int]:
+        """The seeds with which a method stopped early."""
+        found = self.best_of_lanes
+        seeds = set()
+        for lane in self.lanes:
+            best = found.get(lane.lane)
+            if lane.method == method and best is not None and best.stopped:
+                seeds.add(lane.seed)
+        return seeds
 
     def _totals(self, method: str) -> dict[int, _Totals]:
         rows = self._rows(

@@ -59,7 +59,7 @@ def _by_seed(one: Series) -> list[dict[int, float]]:
     """The clients' metrics, of every seed that is as far as the farthest."""
     found: dict[int, dict[int, float]] = {}
     for seed in one.summary.seeds:
-        if one.rounds(seed) == one.last_round:
+        if one.ended_with(seed) == one.ended:
             found[seed] = {}
     for row in one.run.client_metrics(one.method):
         if row.seed in found:
