@@ -347,8 +347,18 @@ TOKENS = torch.randint(0, 9, (40, 6)), torch.arange(40) % 2
     ("network", "samples", "options", "said"),
     [
         (nn.Linear(6, 2), FLAT, {"transform": "flip"}, "flip needs images"),
-        (nn.Linear(6, 2), FLAT, {"transform": "shift"}, "got samples of shape (6,)"),
-        (nn.Conv2d(1, 2, 1), MASKS, {"transform": "flip"}, "and not those of the masks"),
+        (
+            nn.Linear(6, 2),
+            FLAT,
+            {"transform": "shift"},
+            "shift needs images, and a sample is a row of numbers",
+        ),
+        (
+            nn.Conv2d(1, 2, 1),
+            MASKS,
+            {"transform": "flip"},
+            "flip moves the inputs, and the targets are images, too",
+        ),
         (
             nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(12, 2)),
             TOKENS,
