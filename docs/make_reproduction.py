@@ -4,6 +4,7 @@
 
 RUNS contains the folders p3-1a, p3-1b-paper ... (see experiments/run_all.py). The results of run NAME replace the text
 between `<!-- run NAME -->` and `<!-- end -->`. The table of all quick presets replaces the text after `<!-- quick -->`.
+`<!-- between A B -->` compares the methods of run A with those of run B.
 Text and table rows of runs that are missing in RUNS do not change. Quick runs are included when they are finished.
 Then `docs/make_findings.py` fills docs/reproduction.md from the page.
 """
@@ -37,6 +38,7 @@ from clientwise.report.statistics import (
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+BETWEEN = re.compile(r"(<!-- between (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 QUICK = re.compile(r"(<!-- quick -->\n).*?(<!-- end -->)", re.DOTALL)
 DEVICES = (20, 30, 40, 50, 70, 75)  # percent of the clients: the columns of P2's Table 1
 Row = list[str]
@@ -60,7 +62,14 @@ def main(runs: Path, docs: Path = DOCS) -> None:
         paper = published.get(re.sub("-(long|quick)$", "", name), {})
         return f"{place[1]}\n{block(run, paper, picture)}\n{place[3]}"
 
+    def fill_between(place: re.Match[str]) -> str:
+        one, other = runs / place[2], runs / place[3]
+        if not (is_finished(one) and is_finished(other)):
+            return place[0]
+        return f"{place[1]}\n{between(cw.Run(one), cw.Run(other))}\n\n{place[4]}"
+
     text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
+    text = BETWEEN.sub(fill_between, text)
     finished = [folder for folder in sorted(runs.glob("*-quick")) if is_finished(folder)]
     if finished:
         print(
@@ -95,6 +104,24 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
     draw([metric_chart(series)], picture)
     parts.append(f"![{metric_chart(series).alt}](reproduction/{picture.name})")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def between(run: cw.Run, other: cw.Run) -> str:
+    """What the methods of both runs lose in the second, paired by seed, and what its hostile clients weigh."""
+    second = {one.label: one for one in series_of([other])}
+    rows = []
+    for one in series_of([run]):
+        if one.label not in second:
+            continue
+        against = second[one.label]
+        metric = paired_difference(one.summary.metric, against.summary.metric)
+        macro_f1 = paired_difference(one.summary.macro_f1, against.summary.macro_f1)
+        if metric is None or macro_f1 is None or one.summary.seeds != against.summary.seeds:
+            raise ValueError(f"{run.name} and {other.name}: the seeds of {one.label} differ")
+        hostile = interval(against.summary.hostile_weight)
+        rows.append([one.label, change(metric, 100), change(macro_f1, digits=3), hostile])
+    head = ["method", f"{run.metric}, points", "macro F1", "weight of the hostile clients, all rounds"]
+    return markdown(f"{run.name} minus {other.name}, last round, paired by seed", head, rows)
 
 
 def keeps_75(run: cw.Run) -> bool:
@@ -326,13 +353,13 @@ def _cells(table: Contingency) -> tuple[int, int, int, int]:
     return table.both_wrong, table.only_ours, table.only_theirs, table.both_right
 
 
-def change(difference: Difference, factor: float = 1) -> str:
+def change(difference: Difference, factor: float = 1, digits: int = 1) -> str:
     """A difference ± half-width of its 95% confidence interval."""
-    mean = f"{round(factor * difference.mean, 1) + 0.0:+.1f}"  # no −0.0
+    mean = f"{round(factor * difference.mean, digits) + 0.0:+.{digits}f}"  # no −0.0
     return (
         f"{mean} (one seed)"
         if difference.margin is None
-        else f"{mean} ± {factor * difference.margin:.1f}"
+        else f"{mean} ± {factor * difference.margin:.{digits}f}"
     )
 
 

@@ -423,6 +423,12 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     assert "gain, P1's rule" in ours
 
     run = cw.Run(folder)
+    longer = cw.Run(cw.run(tiny | {"name": "p3-1c", "rounds": 4}, tmp_path / "runs" / "p3-1c"))
+    lost = [
+        run.curve("metric", "DS", seed)[-1][1] - longer.curve("metric", "DS", seed)[-1][1]
+        for seed in (1, 2)
+    ]
+    assert f"| DS | {50 * sum(lost):+.1f} ± " in make_reproduction.between(run, longer)
     series, target = series_of([cw.Run(tmp_path / "packed" / folder.name)]), 0.3
     printed = {"DS": [22, 29, 25.5, 39, 62, 50.5, 304, 0, 0], "mean of both": [*range(1, 10)]}
     table = make_reproduction.devices(
