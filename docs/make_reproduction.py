@@ -120,7 +120,12 @@ def between(run: cw.Run, other: cw.Run) -> str:
             raise ValueError(f"{run.name} and {other.name}: the seeds of {one.label} differ")
         hostile = interval(against.summary.hostile_weight)
         rows.append([one.label, change(metric, 100), change(macro_f1, digits=3), hostile])
-    head = ["method", f"{run.metric}, points", "macro F1", "weight of the hostile clients, all rounds"]
+    head = [
+        "method",
+        f"{run.metric}, points",
+        "macro F1",
+        "weight of the hostile clients, all rounds",
+    ]
     return markdown(f"{run.name} minus {other.name}, last round, paired by seed", head, rows)
 
 
