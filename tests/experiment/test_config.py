@@ -82,6 +82,20 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
     assert len(found) == 13
 
 
+def test_a_value_of_another_type_is_told_what_it_must_be(tiny: dict[str, Any]) -> None:
+    tiny["model"] = {"name": "mlp", "hidden": 32}
+    tiny["training"] |= {"stop_early": 2, "loss": {"name": "focal", "class_weights": {"0": 1}}}
+    tiny["stop_early"] = 2
+    tiny["hostile"] = {"clients": 1, "attack": "sign_flip"}
+    found = dict(issues(tiny))
+    assert found["model.hidden = 32"] == "must be a list: [32]."
+    assert found["training.loss.class_weights = {'0': 1}"] == "must be a list or 'balanced'."
+    elsewhere = "unknown option; it is an option of the experiment, outside of all tables"
+    assert found["training.stop_early"] == elsewhere
+    assert found["stop_early = 2"] == "must be a table with the options rounds, min_delta."
+    assert any("[[hostile]] instead of [hostile]" in rule for rule in found.values())
+
+
 def test_a_misspelt_key_is_not_missing_as_well(tiny: dict[str, Any]) -> None:
     tiny["ronds"] = tiny.pop("rounds")
     assert issues(tiny) == [("ronds", "unknown option; did you mean 'rounds'?")]

@@ -38,7 +38,6 @@ _RULES = {  # pydantic's error types; the words in braces are its context
     "is_instance_of": "must be a {class}",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
-    "list_type": "must be a list",
     "literal_error": "must be {expected}",
     "mapping_type": "must be a table",
     "model_type": "must be a table",
@@ -77,7 +76,11 @@ def issues_of(error: ValidationError, table: type[BaseModel] | None = None) -> l
             found.append(("", f"{_rule(detail)}, got {_shown(detail['input'])}"))
             continue
         shown = f"{key} = {_shown(detail['input'])}"
-        wrong.setdefault(shown, []).append(_rule(detail))
+        rule = _rule(detail)
+        options = _keys_at(table, key_path) if detail["type"] == "model_type" else []
+        if options:
+            rule += f" with the options {', '.join(options)}"
+        wrong.setdefault(shown, []).append(rule)
         if detail["type"] in _RANGES:
             typical[shown] = _typical_values(table, key_path)
     for shown, rules in wrong.items():
@@ -107,7 +110,10 @@ def _issues_about_keys(
     if detail["type"] == "missing":
         return [(key, "is missing")]
     if detail["type"] == "extra_forbidden":
-        hint = suggest(str(key_path[-1]), _keys_at(table, key_path[:-1]))
+        *parent, unknown = key_path
+        hint = suggest(str(unknown), _keys_at(table, parent))
+        if parent and unknown in _keys_at(table, []):
+            hint = "; it is an option of the experiment, outside of all tables"
         return [(key, f"unknown option{hint}")]
     return [(_joined(key, inner), message) for inner, message in detail["ctx"]["issues"]]
 
@@ -150,13 +156,21 @@ def _rule(detail: ErrorDetails) -> str:
     """What a value must be."""
     if detail["type"] == "too_short" and detail["ctx"]["min_length"] == 1:
         return "must not be empty"
-    if detail["type"] == "list_type" and isinstance(detail["input"], dict):
-        return f"must be a list of tables: write [[{detail['loc'][-1]}]] instead of [{detail['loc'][-1]}]"
+    if detail["type"] == "list_type" or detail.get("ctx", {}).get("class") == "Sequence":
+        return _list_instead_of(detail["input"], detail["loc"][-1])
     rule = _RULES.get(detail["type"])
     if rule is None:
         return detail["msg"][0].lower() + detail["msg"][1:]
     context = {key: _limit(value) for key, value in detail.get("ctx", {}).items()}
     return rule.format(**context)
+
+
+def _list_instead_of(value: Any, key: int | str) -> str:
+    if isinstance(value, dict) and not _is_type(key):
+        return f"must be a list of tables: write [[{key}]] instead of [{key}]"
+    if isinstance(value, (int, float)):
+        return f"must be a list: [{_shown(value)}]"
+    return "must be a list"
 
 
 def _limit(value: Any) -> str:
