@@ -212,6 +212,7 @@ def test_tune_prints_trials_and_writes_a_config(config: Path, tmp_path: Path) ->
     assert "FedAvg: no value changed\n" in output
     assert f"Run it with: clientwise run {tuned}" in output.replace("python -m ", "")
     assert "control_variates" not in tuned.read_text(), "defaults are not written out"
+    assert "rounds = 3\n" in tuned.read_text(), "--rounds is of the trials"
     assert "ok:" in clientwise("check", tuned)
     assert "exists already" in clientwise("tune", config, *rates, "--out", tuned, expect=2)
     assert "write KEY=VALUE" in clientwise("tune", config, "--over", "a", expect=2)

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -118,6 +119,12 @@ OverOption = Annotated[
 ]
 TrialsOption = Annotated[
     int | None, typer.Option(help="Trials of every method. Default: 20.", show_default=False)
+]
+TrialRoundsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Rounds of every trial; the written config keeps its own.", show_default=False
+    ),
 ]
 TrialSeedsOption = Annotated[
     str | None,
@@ -245,7 +252,7 @@ def tune(
     seeds: TrialSeedsOption = None,
     by: ByOption = None,
     sampler: SamplerOption = None,
-    rounds: RoundsOption = None,
+    rounds: TrialRoundsOption = None,
     out_file: TunedFileOption = None,
     device: DeviceOption = None,
     methods: MethodsOption = None,
@@ -291,6 +298,11 @@ def tune(
     print_lines(f"Failed: {line}" for line in found.failed)
     for line in found.at_an_end():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
+    if rounds is not None:  # of the trials only
+        keys["rounds"] = None
+        as_written, _ = load_tuning(file, changes, preset, options, **keys)
+        tuned = found.experiment.model_copy(update={"rounds": as_written.rounds})
+        found = replace(found, experiment=tuned)
     with writing_to(path):
         toml = tuned_toml(found, file, changes, preset, **keys)
         write_atomically(path, toml.encode())
