@@ -466,8 +466,7 @@ def dice(counts: Tensor) -> Tensor:
         0.75
     """
     held, said, both = counts.unbind(-1)
-    involved = (held + said > 0).sum(-1)
-    return _ratio(2 * both, held + said).sum(-1) / involved.clamp(min=1)
+    return _over_involved(_ratio(2 * both, held + said), held + said)
 
 
 @METRICS.register("iou", measure("masks"))
@@ -483,12 +482,16 @@ def iou(counts: Tensor) -> Tensor:
         Values [...] in [0, 1].
 
     Example:
-        >>> iou(torch.tensor([[2, 2, 2], [4, 4, 2]])).item() * 6
-        4.0
+        >>> round(iou(torch.tensor([[2, 2, 2], [4, 4, 2]])).item(), 6)
+        0.666667
     """
     held, said, both = counts.unbind(-1)
-    involved = (held + said > 0).sum(-1)
-    return _ratio(both, held + said - both).sum(-1) / involved.clamp(min=1)
+    return _over_involved(_ratio(both, held + said - both), held + said)
+
+
+def _over_involved(values: Tensor, pixels: Tensor) -> Tensor:
+    """The mean of values [..., C] over the classes that have pixels [..., C]; the others have the value 0."""
+    return values.sum(-1) / (pixels > 0).sum(-1).clamp(min=1)
 
 
 def per_class_f1(counts: Tensor) -> Tensor:

@@ -315,14 +315,16 @@ def _function_code(function: Callable[..., Any]) -> str:
 
 def _network_code(module: nn.Module) -> str:
     """The fingerprint of a network's layers, and of the functions of its own classes."""
-    kinds = {kind for layer in module.modules() for kind in type(layer).__mro__}
-    codes = sorted(
-        _function_code(function)
-        for kind in kinds
-        if not kind.__module__.startswith(("torch.", "clientwise.", "builtins"))
-        for function in vars(kind).values()
-        if inspect.isfunction(function)
-    )
+    kinds: set[type] = set()
+    for layer in module.modules():
+        kinds.update(type(layer).__mro__)
+    codes = []
+    for kind in kinds:
+        if kind.__module__.startswith(("torch.", "clientwise.", "builtins")):
+            continue
+        functions = filter(inspect.isfunction, vars(kind).values())
+        codes += [_function_code(function) for function in functions]
+    codes.sort()
     layers = re.sub(r" at 0x[0-9a-f]+", "", repr(module))  # addresses differ in every process
     return hashlib.blake2b("\n".join([layers, *codes]).encode(), digest_size=8).hexdigest()
 
