@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parent
 BLOCK = re.compile(r"<!-- run (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+BETWEEN = re.compile(r"<!-- between (\S+) (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+HEADING = re.compile(r"^#{2,3} (.+)$", re.MULTILINE)
 TABLE = re.compile(r"^\*\*(.+)\*\*\n\n((?:\|.*\n)+)", re.MULTILINE)
 ABOUT = re.compile(r"^\*(?P<size>[^*]+), evaluated on [^*]*; (?P<date>[\d-]+)\.\*$", re.MULTILINE)
 CELL = re.compile(r"\{([^{}]+)\}")
@@ -35,6 +37,7 @@ Drawing = Callable[[Figure, Mapping[str, "Recorded"]], str]  # returns what it s
 class Recorded:
     """The block of a run on docs/results/reproduction.md."""
 
+    section: str  # the heading above it
     size: str  # "5 seeds, 200 rounds"
     date: str
     tables: Mapping[str, Grid]  # by title
@@ -71,15 +74,23 @@ def main(docs: Path = DOCS) -> None:
 
 
 def read(page: str) -> dict[str, Recorded]:
-    """The recorded runs of docs/results/reproduction.md, by name."""
+    """The recorded runs of docs/results/reproduction.md by name, and their comparisons as "ONE OTHER"."""
     found = {}
-    for name, block in BLOCK.findall(page):
+    for place in BLOCK.finditer(page):
+        name, block = place.groups()
         about = ABOUT.search(block)
         if about is None:
             continue
-        tables = {title: _grid(lines) for title, lines in TABLE.findall(block)}
-        found[name] = Recorded(about["size"], about["date"], tables)
+        *_, section = HEADING.findall(page[: place.start()])
+        found[name] = Recorded(section, about["size"], about["date"], _tables(block))
+    for one, other, block in BETWEEN.findall(page):
+        if one in found:
+            found[f"{one} {other}"] = replace(found[one], tables=_tables(block))
     return found
+
+
+def _tables(block: str) -> dict[str, Grid]:
+    return {title: _grid(lines) for title, lines in TABLE.findall(block)}
 
 
 def _grid(lines: str) -> dict[str, dict[str, str]]:
@@ -136,22 +147,33 @@ def runs_of(template: str) -> list[str]:
 def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded]) -> str:
     """Every experiment of the papers: its file, its command, its result, and what is missing."""
     lines = [
-        "| experiment | file | command | recorded | date | smaller than the paper's because |",
-        "|:--|:--|:--|:--|:--|:--|",
+        "| experiment | file | command | recorded | result | date | other than the paper because |",
+        "|:--|:--|:--|:--|:--|:--|:--|",
     ]
     for row in rows:
         name = row.get("run", "").partition(":")[0]
         run = recorded.get(row.get("run", "").replace(":", "-"))
         path = row.get("file", f"../../experiments/{name}.toml")
         command = row.get("command", f"run_all.py RUNS {row.get('run')}")
-        size, date = NOT_RUN, "–"
+        size, result, date = NOT_RUN, "–", "–"
         if run:
-            size, date = run.size, run.date
+            size = f"[{run.size}](#{anchor(run.section)})"
+            result = filled(row["result"], recorded)
+            date = run.date
         elif not name:
             size = "–"
-        cells = (row["what"], f"[{Path(path).stem}]({path})", f"`{command}`", size, date)
+        cells = (row["what"], f"[{Path(path).stem}]({path})", f"`{command}`", size, result, date)
         lines.append(f"| {' | '.join(cells)} | {row.get('why', '–')} |")
     return "\n".join(lines)
+
+
+def anchor(heading: str) -> str:
+    """The address of a heading on its page.
+
+    >>> anchor("MNIST, two shards each (Tables 4 and 5)")
+    'mnist-two-shards-each-tables-4-and-5'
+    """
+    return re.sub(r"[^\w\s-]", "", heading).lower().replace(" ", "-")
 
 
 # Figures in the style of the papers' own ----------------------------------------------------------------------------
@@ -176,7 +198,8 @@ def curves(axes: Axes, grid: Grid, methods: Sequence[str]) -> str:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     if len(methods) > MOST_NAMED:
-        return f"all {len(methods)} methods end at {min(ends):.1f} to {max(ends):.1f}%"
+        span = " to ".join(sorted({f"{min(ends):.1f}", f"{max(ends):.1f}"}, key=float))
+        return f"all {len(methods)} methods end at {span}%"
     return "; ".join(said)
 
 

@@ -159,6 +159,29 @@ def test_every_equation_of_the_papers_is_found_by_its_number() -> None:
         assert any(re.search(rf"{one}(?!\d)", source) for one in cited), f"{name}: {own}"
 
 
+# Their examples, tables and figures.
+SHOWN = {
+    "P1": ("Example 4.1", "Example 4.2", *(f"Table {number}" for number in range(1, 8))),
+    "P2": ("Example 1", "Example 2", "Table 1"),
+    "P3": ("Table 1",),
+}
+FIGURES = {"P1": 3, "P2": 1, "P3": 15}
+SHOWN_ROW = re.compile(
+    r"^\| (P\d) \| (Example|Table|Figure)s? ([\d., ]+) \| .+ \| (.+) \|$", re.MULTILINE
+)
+
+
+def test_every_example_table_and_figure_of_the_papers_is_found_by_its_number() -> None:
+    found = []
+    for paper, kind, numbers, here in SHOWN_ROW.findall(EQUATIONS.read_text(encoding="utf-8")):
+        assert here.strip("– ")
+        found += [(paper, f"{kind} {number}") for number in numbers.split(", ")]
+    wanted = [(paper, one) for paper, shown in SHOWN.items() for one in shown]
+    for paper, last in FIGURES.items():
+        wanted += [(paper, f"Figure {number}") for number in range(1, last + 1)]
+    assert sorted(found) == sorted(wanted)
+
+
 def test_what_docstrings_of_modules_name_exists() -> None:
     wrong = []
     for path in MODULES:

@@ -110,7 +110,7 @@ def robust_shape(loss: Loss, evaluation: Evaluation, *, scale: PositiveFloat = 1
 
     Args:
         loss: the robust loss of this round.
-        evaluation: of the new model; its counts are error sums [1, 4].
+        evaluation: of the new model; its counts are error sums [1, 7].
         scale: c, beyond which errors count as outliers.
 
     Returns:
