@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,47 @@ def test_a_checkpoint_behind_the_last_round_has_its_own_best_model() -> None:
     again.load(state)
     assert again.best(2) == 2
     assert again.state(2)["lane.best"].tolist() == [2, 2]
+
+
+def test_a_round_that_ends_while_a_checkpoint_is_made_keeps_its_model() -> None:
+    """Lanes that train side by side are written by another thread."""
+    found = held_out([3, 2], rounds=9)
+
+    class Interrupted(dict[int, torch.Tensor]):
+        def _add(self) -> None:
+            if 3 not in self:
+                found.add(ServerState(3, torch.full((2,), 3), CrossEntropy()), 1)
+
+        def __iter__(self) -> Iterator[int]:
+            seen = list(super().__iter__())
+            self._add()
+            return iter(seen)
+
+        def items(self) -> Any:
+            seen = list(super().items())
+            self._add()
+            return seen
+
+    found._models = Interrupted(found._models)
+    assert found.state(2)["lane.best"].tolist() == [2, 2]
+    assert found.state(3)["lane.best"].tolist() == [3, 3]
+
+
+def test_a_lane_that_runs_all_its_rounds_has_not_stopped_early(tmp_path: Path) -> None:
+    """It does once rounds are added that are not run."""
+    config = {**CONFIG, "stop_early": {"rounds": 2, "min_delta": 1e6}}
+    for rounds, stopped in ((3, False), (5, True)):
+        config["rounds"] = rounds
+        run = cw.run(config, tmp_path / "run", resume=rounds > 3, progress=False)
+        assert len(run.frame("rounds")) == 3
+        (row,) = run.best_of_lanes.values()
+        assert row.stopped is stopped
+        page = run.report(tmp_path / "page").read_text(encoding="utf-8")
+        assert ("stopped early" in page) is stopped
+    told: list[Any] = []
+    config["seeds"] = [1, 2]
+    cw.run(config, tmp_path / "run", resume=True, progress=False, on_round=told.append)
+    assert told[-1].done == told[-1].total == 6
 
 
 @pytest.fixture(scope="module")

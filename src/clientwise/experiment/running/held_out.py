@@ -34,6 +34,7 @@ class HeldOut:
 
     def __init__(self, experiment: Experiment) -> None:
         self.keeps_best = experiment.keep == "best"
+        self._rounds = experiment.rounds
         self._stop = experiment.stop_early
         self._losses: list[float] = []  # of round 1, 2, ...
         self._models: dict[int, Tensor] = {}  # of the best rounds that a checkpoint may still need
@@ -84,7 +85,9 @@ class HeldOut:
         state = {LOSSES: torch.tensor(self._losses[:until], dtype=torch.float64)}
         best = self.best(until)
         if self.keeps_best and best is not None:
-            self._models = {key: one for key, one in self._models.items() if key >= best}
+            for earlier in list(self._models):  # a copy: `add` may run in another thread
+                if earlier < best:
+                    del self._models[earlier]
             state[BEST] = self._models[best]
             state[BEST_ROUND] = torch.tensor(best)
         return state
@@ -101,6 +104,6 @@ class HeldOut:
         return {
             "round": self.best(round_num),
             "last": round_num,
-            "stopped": self.stops_after(round_num),
+            "stopped": round_num < self._rounds and self.stops_after(round_num),
             "kept": self.keeps_best,
         }
