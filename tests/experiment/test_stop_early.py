@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,10 @@ from clientwise.core.types import ServerState
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.held_out import HeldOut
 from clientwise.record.reading.reader import refuse_damaged
+from clientwise.report.document import Chart
+from clientwise.report.marks import Line, Lines
+from clientwise.report.sections.curves import metric_chart
+from clientwise.report.series import series_of
 
 CONFIG: dict[str, Any] = {
     "data": "digits",
@@ -113,6 +117,11 @@ def test_a_lane_that_runs_all_its_rounds_has_not_stopped_early(tmp_path: Path) -
     assert told[-1].done == told[-1].total == 6
 
 
+def _lines(chart: Chart) -> Sequence[Line]:
+    assert isinstance(chart.mark, Lines)
+    return chart.mark.lines
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped") / "run"
@@ -190,6 +199,12 @@ def test_lanes_side_by_side_stop_on_their_own(tmp_path: Path) -> None:
     assert len({*counts.values()}) > 1
     assert run.finished
     assert told[-1].done == told[-1].total == sum(counts.values())
+    for one in series_of([run]):
+        (line,) = _lines(metric_chart([one]))
+        assert line.band is not None, "both seeds are in the line, the one that stopped first too"
+        assert line.band.seeds == 2
+        assert line.y[-1] == pytest.approx(one.mean_metric)
+        assert max(line.x) == one.last_round
 
 
 def test_without_held_out_samples_it_is_refused() -> None:
