@@ -76,28 +76,45 @@ def test_a_checkpoint_behind_the_last_round_has_its_own_best_model() -> None:
     assert again.state(2)["lane.best"].tolist() == [2, 2]
 
 
-def test_a_round_that_ends_while_a_checkpoint_is_made_keeps_its_model() -> None:
+def test_a_round_that_ends_while_models_are_forgotten_keeps_its_own() -> None:
     """Lanes that train side by side are written by another thread."""
     found = held_out([3, 2], rounds=9)
 
     class Interrupted(dict[int, torch.Tensor]):
-        def _add(self) -> None:
-            if 3 not in self:
-                found.add(ServerState(3, torch.full((2,), 3), CrossEntropy()), 1)
-
         def __iter__(self) -> Iterator[int]:
             seen = list(super().__iter__())
-            self._add()
+            found.add(ServerState(3, torch.full((2,), 3), CrossEntropy()), 1)
             return iter(seen)
 
         def items(self) -> Any:
-            seen = list(super().items())
-            self._add()
-            return seen
+            return [(key, self[key]) for key in self]
 
     found._models = Interrupted(found._models)
+    found.forget(2)
+    assert sorted(found._models.keys()) == [2, 3]
     assert found.state(2)["lane.best"].tolist() == [2, 2]
     assert found.state(3)["lane.best"].tolist() == [3, 3]
+
+
+def test_models_that_no_checkpoint_needs_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where checkpoints are rare: the loss may fall in thousands of rounds."""
+    most = 0
+    forget = HeldOut.forget
+
+    def watched(self: HeldOut, until: int) -> None:
+        nonlocal most
+        forget(self, until)
+        most = max(most, len(self._models))
+
+    monkeypatch.setattr(HeldOut, "forget", watched)
+    config = {**CONFIG, "training": {}, "keep": "best", "checkpoint_seconds": 1e6}
+    run = cw.run(config, tmp_path / "run", progress=False)
+    losses = run.frame("rounds")["loss"].tolist()
+    assert losses == sorted(losses, reverse=True)
+    assert run.trained("FedAvg", 1)[0] == 12
+    assert 1 <= most <= 2, "of 12"
 
 
 def test_a_lane_that_runs_all_its_rounds_has_not_stopped_early(tmp_path: Path) -> None:

@@ -78,6 +78,13 @@ class HeldOut:
         text = f"stopped early: the held-out loss did not fall for {self._stop.rounds} rounds"
         return f"{text}; it was lowest in round {best}" if best else text
 
+    def forget(self, until: int) -> None:
+        """Forget the models that no checkpoint after round `until` or a later one holds."""
+        best = self.best(until) or 0
+        for earlier in list(self._models):  # a copy: `add` may run in another thread
+            if earlier < best:
+                del self._models[earlier]
+
     def state(self, until: int) -> dict[str, Tensor]:
         """What a checkpoint after round `until` holds."""
         if not self.is_used:
@@ -85,9 +92,6 @@ class HeldOut:
         state = {LOSSES: torch.tensor(self._losses[:until], dtype=torch.float64)}
         best = self.best(until)
         if self.keeps_best and best is not None:
-            for earlier in list(self._models):  # a copy: `add` may run in another thread
-                if earlier < best:
-                    del self._models[earlier]
             state[BEST] = self._models[best]
             state[BEST_ROUND] = torch.tensor(best)
         return state

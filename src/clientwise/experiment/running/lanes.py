@@ -214,6 +214,7 @@ class Lane:
             self._trackers.log_round(self._info, record, values)
         self.state = done.state
         self.engine_state = done.engine_state
+        self._held_out.forget(self.state.round_num)
         every = self._experiment.keep_every
         if every:
             self._store.keep_model(self._lane, self.state, every, problem)
