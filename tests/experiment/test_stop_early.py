@@ -20,6 +20,7 @@ from clientwise.report.document import Chart
 from clientwise.report.marks import Line, Lines
 from clientwise.report.sections.curves import metric_chart
 from clientwise.report.series import series_of
+from clientwise.report.verdict import headline
 
 CONFIG: dict[str, Any] = {
     "data": "digits",
@@ -182,6 +183,14 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     assert f"after round {last} of 12; the held-out loss was lowest in round {best}" in page
     assert f"that of round {best}, by its held-out loss" in page
     refuse_damaged(stopped, [("FedAvg", 1)])
+
+
+def test_clients_that_train_alone_have_no_model_to_keep(tmp_path: Path) -> None:
+    config = {**STOPS, "methods": ["FedAvg", "Alone"]}
+    run = cw.run(config, tmp_path / "run", progress=False)
+    kept = {lane.method: run.best_of_lanes[lane.lane].kept for lane in run.lanes}
+    assert kept == {"FedAvg": True, "Alone": False}
+    assert not any("Alone: predictions" in line for line in headline(series_of([run])))
 
 
 def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:

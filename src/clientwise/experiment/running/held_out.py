@@ -30,10 +30,15 @@ def held_out_loss(engine: Engine, state: ServerState, record: RoundRecord) -> fl
 
 
 class HeldOut:
-    """The losses of a lane so far, and its best model where that is kept."""
+    """The losses of a lane so far, and its best model where that is kept.
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.keeps_best = experiment.keep == "best"
+    Args:
+        experiment: says when a lane stops, and which model it keeps.
+        has_model: whether there is one model for all clients, which can be kept.
+    """
+
+    def __init__(self, experiment: Experiment, *, has_model: bool = True) -> None:
+        self.keeps_best = experiment.keep == "best" and has_model
         self._rounds = experiment.rounds
         self._stop = experiment.stop_early
         self._losses: list[float] = []  # of round 1, 2, ...
