@@ -20,6 +20,7 @@ import clientwise as cw
 import processes
 from clientwise.data.datasets import digits
 from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.load import load_experiment
 
 
 def clientwise(
@@ -205,6 +206,7 @@ def test_check_says_what_other_seeds_cost(config: Path) -> None:
 def test_tune_prints_trials_and_writes_a_config(config: Path, tmp_path: Path) -> None:
     tuned = tmp_path / "tuned.toml"
     rates = ["--over", "training.learning_rate=0.00001,0.1", "--seeds", "11", "--rounds", "4"]
+    rates += ["--set", "training.schedule=cosine"]
     output = clientwise("tune", config, *rates, "--out", tuned)
     assert "Metrics are on training samples that clients hold back, with seeds 11." in output
     assert "FedAvg: 2 trials" in output
@@ -212,7 +214,9 @@ def test_tune_prints_trials_and_writes_a_config(config: Path, tmp_path: Path) ->
     assert "FedAvg: no value changed\n" in output
     assert f"Run it with: clientwise run {tuned}" in output.replace("python -m ", "")
     assert "control_variates" not in tuned.read_text(), "defaults are not written out"
-    assert "rounds = 3\n" in tuned.read_text(), "--rounds is of the trials"
+    read = load_experiment(tuned).to_dict()
+    spans = read["training"]["schedule"]["rounds"]
+    assert read["rounds"] == spans == 3, "--rounds is of the trials"
     assert "ok:" in clientwise("check", tuned)
     assert "exists already" in clientwise("tune", config, *rates, "--out", tuned, expect=2)
     assert "write KEY=VALUE" in clientwise("tune", config, "--over", "a", expect=2)

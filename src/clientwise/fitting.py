@@ -108,13 +108,7 @@ def fit(
         >>> bool((run.predict(inputs) == labels).mean() > 0.8)
         True
     """
-    if isinstance(clients, nn.Module):
-        raise ClientwiseError("the network comes first: cw.fit(network, clients)")
-    for key in ("data", "partition"):
-        if key in options:
-            raise ConfigError(
-                "config", [(key, "of cw.run: the clients of cw.fit have their samples")]
-            )
+    _refuse_for_run(clients, options)
     config = {"rounds": rounds, **options}
     if isinstance(config.get("attributes"), Mapping):
         config["attributes"] = _in_order(config["attributes"], clients)
@@ -236,6 +230,17 @@ _OF_FIT = (
     "problem",
 )
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines", "signing_key")  # of `run`
+
+
+def _refuse_for_run(clients: object, options: Mapping[str, Any]) -> None:
+    """An error for arguments in another order, or of `run`."""
+    if isinstance(clients, nn.Module):
+        raise ClientwiseError("the network comes first: cw.fit(network, clients)")
+    for key in ("data", "partition"):
+        if key in options:
+            raise ConfigError(
+                "config", [(key, "of cw.run: the clients of cw.fit have their samples")]
+            )
 
 
 def _in_order(attributes: Mapping[str, Any], clients: object) -> dict[str, Any]:

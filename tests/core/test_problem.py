@@ -22,6 +22,7 @@ from clientwise.core.objective.loss import (
 )
 from clientwise.core.objective.problem import (
     Classification,
+    Multilabel,
     Problem,
     Regression,
     Survival,
@@ -72,6 +73,15 @@ def test_another_metric_changes_what_is_better() -> None:
     assert Classification(3).higher_is_better
     assert not Regression().higher_is_better
     assert replace(Classification(3), scored_by="auc") == Classification(3, scored_by="auc")
+
+
+def test_predicted_labels_are_those_that_are_counted() -> None:
+    """Also where a logit is zero, as of a network that begins with zeros."""
+    problem = Multilabel(num_labels=3)
+    logits = torch.tensor([[0.0, 1.0, -1.0]])
+    decided = problem.decided(problem.predictions(logits))
+    _, _, (counts,) = problem.judge(logits[None], torch.ones(1, 3, dtype=torch.int64))
+    assert decided[0].tolist() == counts[:, 0].tolist() == [0, 1, 0]
 
 
 def test_mirrored_targets_stay_in_their_range() -> None:

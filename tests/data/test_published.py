@@ -83,6 +83,9 @@ def test_mnist(small_mnist: Path) -> None:
     assert samples.ids.tolist() == [100 + place // 6 for place in range(60)] + [
         500 + place // 6 for place in range(10)
     ]
+    packed = small_mnist / "mnist" / "qmnist-train-labels-idx2-int.gz"
+    packed.with_suffix("").write_bytes(gzip.decompress(packed.read_bytes()))  # beside it
+    assert torch.equal(load("mnist", small_mnist).ids, samples.ids)
 
 
 def test_mnist_that_is_not_mnist(small_mnist: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import clientwise as cw
 from clientwise.core.aggregation.server_step import BestOf, adam_step, momentum_step
@@ -102,6 +103,28 @@ def test_it_differs_from_either_step_and_resumes_to_the_bit(
     resumed = cw.run(config, tmp_path / "stopped", resume=True)
     sql = "SELECT round_num, metric, loss FROM rounds ORDER BY 1"
     assert resumed.query(sql) == whole.query(sql)
+
+
+def test_a_loss_that_overflows_after_fine_tuning_counts_as_the_worst_of_the_others(
+    tmp_path: Path,
+) -> None:
+    """As without fine-tuning. As the largest float, it would rule the step out for thousands of rounds."""
+    inputs = torch.randn(180, 3, generator=torch.Generator().manual_seed(0))
+    sites = [(part, part.sum(1)) for part in inputs.split(60)]
+    steps = [{"name": "sgd", "learning_rate": 1e25}, "replace"]
+    step = {"name": "best_of", "steps": steps, "decay": 0.5}
+    method = {"name": "best", "like": "FedAvg", "server_step": step, "fine_tune": {"epochs": 1}}
+    cw.fit(
+        torch.nn.Linear(3, 1),
+        sites,
+        rounds=1,
+        methods=[method],
+        out=tmp_path / "run",
+        progress=False,
+    )
+    (checkpoint,) = (tmp_path / "run").rglob("*.safetensors")
+    first, second = load_file(checkpoint)["step.sums"].tolist()
+    assert first == second < 100
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from clientwise.core.types import ServerState
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.held_out import HeldOut
 from clientwise.record.reading.reader import refuse_damaged
+from clientwise.report.document import Chart
+from clientwise.report.marks import Line, Lines
+from clientwise.report.sections.curves import metric_chart
+from clientwise.report.series import series_of
+from clientwise.report.verdict import headline
 
 CONFIG: dict[str, Any] = {
     "data": "digits",
@@ -71,6 +77,69 @@ def test_a_checkpoint_behind_the_last_round_has_its_own_best_model() -> None:
     assert again.state(2)["lane.best"].tolist() == [2, 2]
 
 
+def test_a_round_that_ends_while_models_are_forgotten_keeps_its_own() -> None:
+    """Lanes that train side by side are written by another thread."""
+    found = held_out([3, 2], rounds=9)
+
+    class Interrupted(dict[int, torch.Tensor]):
+        def __iter__(self) -> Iterator[int]:
+            seen = list(super().__iter__())
+            found.add(ServerState(3, torch.full((2,), 3), CrossEntropy()), 1)
+            return iter(seen)
+
+        def items(self) -> Any:
+            return [(key, self[key]) for key in self]
+
+    found._models = Interrupted(found._models)
+    found.forget(2)
+    assert sorted(found._models.keys()) == [2, 3]
+    assert found.state(2)["lane.best"].tolist() == [2, 2]
+    assert found.state(3)["lane.best"].tolist() == [3, 3]
+
+
+def test_models_that_no_checkpoint_needs_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where checkpoints are rare: the loss may fall in thousands of rounds."""
+    most = 0
+    forget = HeldOut.forget
+
+    def watched(self: HeldOut, until: int) -> None:
+        nonlocal most
+        forget(self, until)
+        most = max(most, len(self._models))
+
+    monkeypatch.setattr(HeldOut, "forget", watched)
+    config = {**CONFIG, "training": {}, "keep": "best", "checkpoint_seconds": 1e6}
+    run = cw.run(config, tmp_path / "run", progress=False)
+    losses = run.frame("rounds")["loss"].tolist()
+    assert losses == sorted(losses, reverse=True)
+    assert run.trained("FedAvg", 1)[0] == 12
+    assert 1 <= most <= 2, "of 12"
+
+
+def test_a_lane_that_runs_all_its_rounds_has_not_stopped_early(tmp_path: Path) -> None:
+    """It does once rounds are added that are not run."""
+    config = {**CONFIG, "stop_early": {"rounds": 2, "min_delta": 1e6}}
+    for rounds, stopped in ((3, False), (5, True)):
+        config["rounds"] = rounds
+        run = cw.run(config, tmp_path / "run", resume=rounds > 3, progress=False)
+        assert len(run.frame("rounds")) == 3
+        (row,) = run.best_of_lanes.values()
+        assert row.stopped is stopped
+        page = run.report(tmp_path / "page").read_text(encoding="utf-8")
+        assert ("stopped early" in page) is stopped
+    told: list[Any] = []
+    config["seeds"] = [1, 2]
+    cw.run(config, tmp_path / "run", resume=True, progress=False, on_round=told.append)
+    assert told[-1].done == told[-1].total == 6
+
+
+def _lines(chart: Chart) -> Sequence[Line]:
+    assert isinstance(chart.mark, Lines)
+    return chart.mark.lines
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped") / "run"
@@ -116,6 +185,14 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     refuse_damaged(stopped, [("FedAvg", 1)])
 
 
+def test_clients_that_train_alone_have_no_model_to_keep(tmp_path: Path) -> None:
+    config = {**STOPS, "methods": ["FedAvg", "Alone"]}
+    run = cw.run(config, tmp_path / "run", progress=False)
+    kept = {lane.method: run.best_of_lanes[lane.lane].kept for lane in run.lanes}
+    assert kept == {"FedAvg": True, "Alone": False}
+    assert not any("Alone: predictions" in line for line in headline(series_of([run])))
+
+
 def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:
     before = cw.Run(stopped).frame("rounds")
     told: list[Any] = []
@@ -148,6 +225,12 @@ def test_lanes_side_by_side_stop_on_their_own(tmp_path: Path) -> None:
     assert len({*counts.values()}) > 1
     assert run.finished
     assert told[-1].done == told[-1].total == sum(counts.values())
+    for one in series_of([run]):
+        (line,) = _lines(metric_chart([one]))
+        assert line.band is not None, "both seeds are in the line, the one that stopped first too"
+        assert line.band.seeds == 2
+        assert line.y[-1] == pytest.approx(one.mean_metric)
+        assert max(line.x) == one.last_round
 
 
 def test_without_held_out_samples_it_is_refused() -> None:

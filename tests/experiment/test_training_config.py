@@ -287,6 +287,38 @@ def test_modules_with_other_weights_are_other_losses(tmp_path: Path) -> None:
     assert by_method["50.0"] != by_method["plain"]
 
 
+class Scaled:
+    """A transform whose option does not show in its name."""
+
+    def __init__(self, *factors: float) -> None:
+        self.factors = factors
+
+    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * self.factors[0]
+
+
+def scaled(factor: float) -> Any:
+    def scale(inputs: torch.Tensor) -> torch.Tensor:
+        return inputs * factor
+
+    return scale
+
+
+@pytest.mark.parametrize("kind", [Scaled, scaled, lambda factor: functools.partial(Scaled(factor))])
+def test_one_name_stands_for_one_transform(kind: Any) -> None:
+    def load(*factors: float) -> None:
+        methods: list[Any] = [
+            {"name": str(number), "like": "FedAvg", "training": {"transform": kind(factor)}}
+            for number, factor in enumerate(factors)
+        ]
+        load_experiment({**CONFIG, "methods": methods})
+
+    load(1.0, 1.0)
+    load(2.0)  # another config may use the name anew
+    with pytest.raises(cw.ClientwiseError, match="two different objects are called"):
+        load(1.0, 2.0)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

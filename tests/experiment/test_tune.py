@@ -126,6 +126,33 @@ def test_the_written_config_has_only_what_differs(config: dict[str, Any], tmp_pa
     assert tuned_toml(found, *given) == found.experiment.to_toml()
 
 
+def test_a_schedule_spans_the_rounds_of_the_run_not_of_the_trials(tiny: dict[str, Any]) -> None:
+    """Otherwise its rate would be 0 for the rest of the run."""
+    own = {
+        "name": "own",
+        "like": "FedAvg",
+        "training": {"schedule": {"name": "cosine", "end": 0.5}},
+    }
+    config = tiny | {"rounds": 7, "methods": ["FedAvg", own]}
+    config["training"] = {"schedule": "cosine"}
+    searched = {"own": {"training": {"learning_rate": [0.1]}}}
+    config["tune"] = {
+        "trials": 1,
+        "seeds": [11],
+        "over": {"training": {"schedule": ["cosine"]}},
+        "methods": searched,
+    }
+    tuning = tune(*load_tuning(config, replaced={"rounds": 1}))
+    as_written, _ = load_tuning(config)
+    toml = tuned_toml(tuning.applied_to(as_written), config)
+    again = load_experiment(tomllib.loads(toml))
+    assert again.rounds == 7
+    for method in again.build_methods():
+        assert method.schedule is not None
+        assert [method.schedule(number) for number in (1, 8)] == [1.0, 0.0]
+    assert tomllib.loads(toml)["training"] == {"schedule": "cosine"}
+
+
 def test_the_best_values_are_better_on_what_was_held_back(tiny: dict[str, Any]) -> None:
     tiny |= {"rounds": 4, "methods": ["FedAvg"]}
     rates = {"training": {"learning_rate": [1e-5, 0.1]}}

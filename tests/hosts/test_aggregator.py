@@ -209,6 +209,23 @@ def test_the_result_has_the_form_of_the_global_model() -> None:
     assert done.model["bias"].tolist() == [2, 2]
 
 
+def test_a_module_that_is_trained_in_place_does_not_change_the_global_model() -> None:
+    """The tensors of its `state_dict()` are those that clients train."""
+    module = nn.Linear(2, 1)
+    step = {"name": "momentum", "momentum": 0.5}
+    aggregator = cw.Aggregator({"name": "Own", "like": "FedAvg", "server_step": step})
+    moved = []
+    for _ in range(2):
+        before = module.bias.item()
+        aggregator.begin(module.state_dict())
+        with torch.no_grad():
+            module.bias += 1.0
+        aggregator.accept("north", module.state_dict(), {"dataset_size": 1})
+        module.load_state_dict(aggregator.finish().model)
+        moved.append(module.bias.item() - before)
+    assert moved == pytest.approx([1.0, 1.5])
+
+
 def test_buffers_take_no_server_step() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     sent = module.state_dict()

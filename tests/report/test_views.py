@@ -31,6 +31,7 @@ from clientwise.report.output.terminal import (
     sparkline,
     summary_table,
 )
+from clientwise.report.sections.curves import head_chart
 from clientwise.report.series import series_of
 from clientwise.report.server.served_runs import progress
 from clientwise.report.statistics import (
@@ -616,6 +617,23 @@ def test_a_short_name_is_not_broken_in_a_narrow_terminal(tmp_path: Path) -> None
 def test_colours_and_dashes_tell_methods_apart(shown: cw.Run) -> None:
     looks = {(one.colour, one.dash) for one in series_of([shown])}
     assert len(looks) == 3
+
+
+def test_a_method_without_results_has_no_line_at_the_head(tmp_path: Path) -> None:
+    """It may be the baseline, which is drawn in front where there is one."""
+    run = write_run(tmp_path / "run", 5, {(name, 1): 5 for name in ("FedAvg", "A", "B")})
+
+    def drawn() -> list[str]:
+        mark = head_chart(series_of([run])).mark
+        assert isinstance(mark, Lines)
+        return [line.name for line in mark.lines]
+
+    assert sorted(drawn()) == ["A", "B", "FedAvg"]
+    with contextlib.closing(
+        sqlite3.connect(run.folder / "run.sqlite", isolation_level=None)
+    ) as database:
+        database.execute("UPDATE rounds SET metric = NULL WHERE lane = 1")
+    assert sorted(drawn()) == ["A", "B"]
 
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:

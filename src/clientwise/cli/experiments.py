@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -301,8 +300,7 @@ def tune(
     if rounds is not None:  # of the trials only
         keys["rounds"] = None
         as_written, _ = load_tuning(file, changes, preset, options, **keys)
-        tuned = found.experiment.model_copy(update={"rounds": as_written.rounds})
-        found = replace(found, experiment=tuned)
+        found = found.applied_to(as_written)
     with writing_to(path):
         toml = tuned_toml(found, file, changes, preset, **keys)
         write_atomically(path, toml.encode())

@@ -255,6 +255,6 @@ def tune(models: Tensor, task: Task, cohort: Cohort) -> tuple[Tensor, Tensor | N
     fractions = torch.linspace(0, 1, LINE_SEARCH_POINTS, device=models.device)
     between = models[:, None] + fractions[:, None] * (tuned - models)[:, None]  # [c, points, d]
     losses = cohort.judge(between.flatten(0, 1)).losses[:, 0].reshape(len(models), -1)
-    lowest, points = losses.nan_to_num(nan=torch.inf).min(1)
+    lowest, points = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).min(1)
     rows = torch.arange(len(models), device=models.device)
     return between[rows, points.to(models.device)], lowest

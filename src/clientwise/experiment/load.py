@@ -17,6 +17,7 @@ from .checks.combinations import config_issues
 from .config.messages import Issue, dotted, issues_of
 from .config.methods import MethodSettings
 from .config.named import pick, write_out
+from .config.objects import unique_names
 from .config.presets import apply_preset
 from .config.schema import Experiment
 from .config.values import MOST_PLUGINS
@@ -85,7 +86,8 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
         issues = _load_plugins(table["plugins"], str(table["plugin_dir"]))
     table = {key: value for key, value in table.items() if key != "tune"}
     try:
-        experiment = Experiment.model_validate(table).spanning()
+        with unique_names():
+            experiment = Experiment.model_validate(table).spanning()
         if "methods" not in table:
             experiment = experiment.with_method(write_out([experiment.recommended], where)[0])
     except ValidationError as error:

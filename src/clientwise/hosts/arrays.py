@@ -31,7 +31,7 @@ class Layout:
     def __init__(self, model: Arrays, spec: ModelSpec | None = None) -> None:
         if not isinstance(model, Mapping):
             raise ValueError(f"the global model {NO_NAMES}: pass a dict, such as a state_dict")
-        self._tensors = _tensors(model)  # of the last global model
+        self._tensors = _copied(_tensors(model))  # of the last global model
         self._is_tensor = {name: isinstance(array, Tensor) for name, array in model.items()}
         found = _spec_of(self._tensors)
         self.spec = spec or found
@@ -43,7 +43,7 @@ class Layout:
     def renew(self, model: Arrays) -> None:
         """Take another global model; ValueError where its names, shapes or types differ."""
         try:
-            self._tensors = self.fit(model)
+            self._tensors = _copied(self.fit(model))
         except ValueError as error:
             raise ValueError(f"the global model is not that of the first round: {error}") from None
 
@@ -113,6 +113,11 @@ def _tensors(arrays: Arrays) -> dict[str, Tensor]:
         except (TypeError, ValueError):
             raise ValueError(OTHER_TYPE) from None
     return found
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies: a host may train the module in place whose state it passed."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def _spec_of(tensors: Mapping[str, Tensor]) -> ModelSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
@@ -42,15 +43,39 @@ def line_chart(name: str, title: str, curves: Curves, *, percent: bool) -> Chart
     return Chart(name, title, alt, Lines(lines, ROUNDS, y_axis))
 
 
+def carried_on(one: Series, curves: Sequence[Curve]) -> list[Curve]:
+    """A curve per seed of what a model is worth: where training stopped early, the model stays, and its worth."""
+    longest: Curve = max(curves, key=lambda curve: curve[-1][0] if curve else 0)
+    found = []
+    for seed, curve in zip(one.summary.seeds, curves, strict=True):
+        if one.ended_with(seed) > one.rounds(seed):
+            found.append(_at_rounds([round_num for round_num, _ in longest], curve))
+        else:
+            found.append(curve)
+    return found
+
+
 def has_lines(chart: Chart) -> bool:
     """Whether a chart of curves has any."""
     return isinstance(chart.mark, Lines) and bool(chart.mark.lines)
 
 
+def _at_rounds(rounds: Sequence[int], curve: Curve) -> Curve:
+    """A curve at these rounds, each with the last value so far."""
+    known = [round_num for round_num, _ in curve]
+    found = []
+    for round_num in rounds:
+        passed = bisect_right(known, round_num)
+        if passed:
+            found.append((round_num, curve[passed - 1][1]))
+    return found
+
+
 def _by_round(curves: Sequence[Curve]) -> dict[int, list[float]]:
     """The values of the seeds by round.
 
-    A seed that has only begun is left out: it must not shorten the line of the others.
+    A seed that has only begun is left out: it must not shorten the line of the others. `carried_on`
+    extends those of seeds that stopped early.
     """
     known = [curve for curve in curves if curve]
     farthest = max((curve[-1][0] for curve in known), default=0)

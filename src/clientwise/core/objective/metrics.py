@@ -404,7 +404,7 @@ def average_precision(scores: Tensor, targets: Tensor) -> Tensor:
 
 @METRICS.register("label_macro_f1", measure("labels"))
 def label_macro_f1(counts: Tensor) -> Tensor:
-    """Mean F1 over the labels that occur or were predicted (multi-label; a label is predicted from 50% on).
+    """Mean F1 over the labels that occur or were predicted (multi-label; a label is predicted above 50%).
 
     Args:
         counts: by label, see `label_counts`, [..., L, 4].
@@ -419,7 +419,7 @@ def label_macro_f1(counts: Tensor) -> Tensor:
 
 @METRICS.register("label_micro_f1", measure("labels"))
 def label_micro_f1(counts: Tensor) -> Tensor:
-    """F1 over all labels together (multi-label; a label is predicted from 50% on).
+    """F1 over all labels together (multi-label; a label is predicted above 50%).
 
     Args:
         counts: by label, see `label_counts`, [..., L, 4].

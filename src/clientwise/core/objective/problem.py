@@ -521,8 +521,8 @@ class Multilabel(Problem):
         return outputs.sigmoid()
 
     def decided(self, predictions: Tensor) -> Tensor:
-        """Labels [N, L]: 1 from a probability of 50% on."""
-        return (predictions >= 0.5).long()
+        """Labels [N, L]: 1 above a probability of 50%, as `label_counts` counts them."""
+        return (predictions > 0.5).long()
 
     def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
         """The probability of each label."""

@@ -61,14 +61,14 @@ def _file(data_dir: Path | None, name: str, get: str) -> Path:
 
 
 def _writer_files(folder: Path) -> list[Path]:
-    """QMNIST's files, if both are there."""
-    found = [
-        path
-        for name in WRITER_FILES
-        for path in (folder / name, folder / f"{name}.gz")
-        if path.exists()
-    ]
-    return found if len(found) == len(WRITER_FILES) else []
+    """QMNIST's files, if both are there; each may be packed or not, or both."""
+    found = []
+    for name in WRITER_FILES:
+        there = [path for path in (folder / name, folder / f"{name}.gz") if path.exists()]
+        if not there:
+            return []
+        found.append(there[0])
+    return found
 
 
 def _check(

@@ -7,7 +7,9 @@ import dataclasses
 import hashlib
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -23,6 +25,7 @@ from ...core.types import LocalTraining
 from ...core.weights.scores import SCORES, Score
 from ...registry import Declaration, Need, Registry
 from .messages import refuse
+from .same import do_the_same
 
 # What a function of `Arrivals` needs, by the attributes that it reads.
 NEEDED_BY: dict[str, Need] = {
@@ -30,6 +33,20 @@ NEEDED_BY: dict[str, Need] = {
     "judge": "server_set",
     "server_update": "server_samples",
 }
+
+
+# What names stand for in the config that is being read, by kind and name
+_given: ContextVar[dict[tuple[str, str], object] | None] = ContextVar("_given", default=None)
+
+
+@contextmanager
+def unique_names() -> Iterator[None]:
+    """A context for one config: objects of the same name that do not do the same are refused."""
+    token = _given.set({})
+    try:
+        yield
+    finally:
+        _given.reset(token)
 
 
 def named(registry: Registry[Any], given: object) -> Any:
@@ -46,7 +63,7 @@ def named(registry: Registry[Any], given: object) -> Any:
         if isinstance(part, type) and type(given) is part:
             return {"name": name, **_options(given)}
     if isinstance(given, Score) and registry is SCORES:
-        _adopt(registry, type(given).__name__, type(given), Declaration())
+        _adopt(registry, type(given).__name__, type(given), Declaration(), type(given))
         return {"name": type(given).__name__, **_options(given)}
     if registry is OPTIMIZERS:
         return _optimizer(given)
@@ -98,7 +115,7 @@ def _optimizer(given: object) -> Any:
     ]
     make.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
     make.function = made  # type: ignore[attr-defined]
-    _adopt(OPTIMIZERS, made.__name__, make, Declaration())
+    _adopt(OPTIMIZERS, made.__name__, make, Declaration(), made)
     plain = {key: list(one) if isinstance(one, tuple) else one for key, one in options.items()}
     return {"name": made.__name__, **plain}
 
@@ -113,6 +130,7 @@ def _callable(registry: Registry[Any], given: Callable[..., Any]) -> str:
             made = "a function of the round's number"
         refuse([("", f"{given.__name__} is a class: pass {made}")])
     name = _called(registry, given)
+    as_given = given
     source = given.func if isinstance(given, partial) else given
     if not inspect.isroutine(source):
         source = type(source)
@@ -130,7 +148,7 @@ def _callable(registry: Registry[Any], given: Callable[..., Any]) -> str:
     part: Any = make_loss if registry is LOSSES else apply
     part.function = source
     part.__doc__ = inspect.getdoc(source) or name
-    _adopt(registry, name, part, Declaration())
+    _adopt(registry, name, part, Declaration(), as_given)
     return name
 
 
@@ -198,17 +216,27 @@ def _adopted(registry: Registry[Any], function: Callable[..., Any]) -> str:
         measured_by = _measured_by(function)
         read = getattr(getattr(function, "__code__", None), "co_names", ())
         needs = frozenset(NEEDED_BY[one] for one in read if one in NEEDED_BY)
-        _adopt(registry, name, function, CriterionDeclaration(needs, measured_by=measured_by))
+        declared = CriterionDeclaration(needs, measured_by=measured_by)
+        _adopt(registry, name, function, declared, function)
     elif registry is SCORES:
         members = {"function": staticmethod(function), "__doc__": inspect.getdoc(function) or name}
-        _adopt(registry, name, type(name, (FunctionScore,), members), Declaration())
+        score = type(name, (FunctionScore,), members)
+        _adopt(registry, name, score, Declaration(), function)
     else:
         how = f"register it as a {registry.kind} (docs/own-criterion.md)"
         refuse([("", f"{name} is a function that is not registered: {how}")])
     return name
 
 
-def _adopt(registry: Registry[Any], name: str, part: Any, declared: Declaration) -> None:
+def _adopt(
+    registry: Registry[Any], name: str, part: Any, declared: Declaration, given: object
+) -> None:
+    """Register what was made of a given object; within `unique_names`, refuse another of its name."""
+    known = _given.get()
+    first = given if known is None else known.setdefault((registry.kind, name), given)
+    if not do_the_same(first, given):
+        hint = "give one of them another name"
+        refuse([("", f"two different objects are called {name!r}: {hint}")])
     try:
         registry.adopt(name, part, declared)
     except ValueError as error:

@@ -248,10 +248,7 @@ class Experiment(ConfigTable):
 
     def spanning(self) -> Experiment:
         """The same with schedules that span all rounds, where the config does not say how many."""
-        methods = []
-        for method in self.methods:
-            changed = method.training.spanning(self.rounds)
-            methods.append(method.model_copy(update={"training": changed}))
+        methods = [method.spanning(self.rounds) for method in self.methods]
         training = self.training.spanning(self.rounds)
         return self.model_copy(update={"training": training, "methods": methods})
 

@@ -30,10 +30,16 @@ def held_out_loss(engine: Engine, state: ServerState, record: RoundRecord) -> fl
 
 
 class HeldOut:
-    """The losses of a lane so far, and its best model where that is kept."""
+    """The losses of a lane so far, and its best model where that is kept.
 
-    def __init__(self, experiment: Experiment) -> None:
-        self.keeps_best = experiment.keep == "best"
+    Args:
+        experiment: says when a lane stops, and which model it keeps.
+        has_model: whether there is one model for all clients, which can be kept.
+    """
+
+    def __init__(self, experiment: Experiment, *, has_model: bool = True) -> None:
+        self.keeps_best = experiment.keep == "best" and has_model
+        self._rounds = experiment.rounds
         self._stop = experiment.stop_early
         self._losses: list[float] = []  # of round 1, 2, ...
         self._models: dict[int, Tensor] = {}  # of the best rounds that a checkpoint may still need
@@ -77,6 +83,13 @@ class HeldOut:
         text = f"stopped early: the held-out loss did not fall for {self._stop.rounds} rounds"
         return f"{text}; it was lowest in round {best}" if best else text
 
+    def forget(self, until: int) -> None:
+        """Forget the models that no checkpoint after round `until` or a later one holds."""
+        best = self.best(until) or 0
+        for earlier in list(self._models):  # a copy: `add` may run in another thread
+            if earlier < best:
+                del self._models[earlier]
+
     def state(self, until: int) -> dict[str, Tensor]:
         """What a checkpoint after round `until` holds."""
         if not self.is_used:
@@ -84,7 +97,6 @@ class HeldOut:
         state = {LOSSES: torch.tensor(self._losses[:until], dtype=torch.float64)}
         best = self.best(until)
         if self.keeps_best and best is not None:
-            self._models = {key: one for key, one in self._models.items() if key >= best}
             state[BEST] = self._models[best]
             state[BEST_ROUND] = torch.tensor(best)
         return state
@@ -101,6 +113,6 @@ class HeldOut:
         return {
             "round": self.best(round_num),
             "last": round_num,
-            "stopped": self.stops_after(round_num),
+            "stopped": round_num < self._rounds and self.stops_after(round_num),
             "kept": self.keeps_best,
         }

@@ -93,7 +93,7 @@ class Lane:
         )
         self._accountant = accountant_of(method, self._plan, engine.num_clients)
         self.state = first_state(engine.initial_model, method, engine)
-        self._held_out = HeldOut(experiment)
+        self._held_out = HeldOut(experiment, has_model=method.control != "alone")
         saved = store.load_checkpoint(self._lane, self.state)
         if saved is not None:
             self.state, tensors = saved
@@ -214,6 +214,7 @@ class Lane:
             self._trackers.log_round(self._info, record, values)
         self.state = done.state
         self.engine_state = done.engine_state
+        self._held_out.forget(self.state.round_num)
         every = self._experiment.keep_every
         if every:
             self._store.keep_model(self._lane, self.state, every, problem)

@@ -115,8 +115,12 @@ def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment
     if not found:
         return
     hint = "Resume it with its own config, or choose another output folder"
-    keys = {key for one in found for key in one.keys}
-    of_methods = {key for one in found if one.of_method for key in one.keys}
+    keys: set[str] = set()
+    of_methods: set[str] = set()
+    for one in found:
+        keys.update(one.keys)
+        if one.of_method:
+            of_methods.update(one.keys)
     if of_methods:
         hint += "; give a changed method another name"
     if any(key.split(".")[0] == "bounds" for key in of_methods):

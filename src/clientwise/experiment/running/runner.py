@@ -423,6 +423,8 @@ class _RunSession:
     def _opened(self, lane: Lane) -> Lane:
         """The lane, after its rounds so far were counted."""
         self._done += lane.state.round_num
+        if lane.is_done:  # it stopped early, before the run was resumed
+            self._total -= lane.rounds - lane.state.round_num
         return lane
 
     def _unfinished(self) -> list[Pair]:

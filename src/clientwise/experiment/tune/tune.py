@@ -99,6 +99,14 @@ class Tuning:
     is_share: bool  # whether metrics are shown in percent
     failed: Sequence[str]  # values that are invalid together, and why; a line for each trial
 
+    def applied_to(self, experiment: Experiment) -> Tuning:
+        """The values in an experiment with the same methods, which may have other rounds than the trials."""
+        methods = []
+        for own, tried in zip(experiment.methods, self.experiment.methods, strict=True):
+            changed = with_values(own, self.best[own.name].values, experiment.rounds)
+            methods.append(changed.model_copy(update={"tuned": tried.tuned}))
+        return replace(self, experiment=experiment.model_copy(update={"methods": methods}))
+
     def at_an_end(self) -> Iterator[str]:
         """Where the best value is the least or largest that was allowed: better ones may lie beyond."""
         for method in self.experiment.methods:
@@ -190,7 +198,7 @@ def tune(
                 failed.append(f"{method.name}: {shown}: {reason}")
                 tell(math.inf)
                 continue
-            candidate = with_values(method, values).build(experiment.training)
+            candidate = with_values(method, values, experiment.rounds).build(experiment.training)
             results = []
             for seed in seeds:
                 on_trial(method.name, len(own) + 1, seed)
@@ -212,7 +220,8 @@ def tune(
             by=settings.by,
             sampler=settings.sampler,
         )
-        tuned.append(with_values(method, found).model_copy(update={"tuned": record}))
+        changed = with_values(method, found, experiment.rounds)
+        tuned.append(changed.model_copy(update={"tuned": record}))
     with_best = experiment.model_copy(update={"methods": tuned})
     return Tuning(with_best, trials, best, seeds, samples.problem.is_share, failed)
 
@@ -268,7 +277,7 @@ def _unfit_values(experiment: Experiment, method: MethodSettings, space: Space) 
 def _why_unfit(experiment: Experiment, method: MethodSettings, values: Values) -> str:
     """Why a method does not take these values; "" where it does."""
     try:
-        candidate = with_values(method, values)
+        candidate = with_values(method, values, experiment.rounds)
     except ValidationError as error:
         return "; ".join(message for _, message in issues_of(error, MethodSettings))
     except ConfigError as error:
@@ -277,12 +286,14 @@ def _why_unfit(experiment: Experiment, method: MethodSettings, values: Values) -
     return "; ".join(message for _, message in config_issues(alone))
 
 
-def with_values(method: MethodSettings, values: Mapping[KeyPath, Any]) -> MethodSettings:
-    """A method with other values of some keys."""
+def with_values(
+    method: MethodSettings, values: Mapping[KeyPath, Any], rounds: int
+) -> MethodSettings:
+    """A method with other values of some keys, in an experiment of so many rounds."""
     table = method.to_dict()
     for path, value in values.items():
         set_value(table, path, value, f"tune: {method.name}")
-    return MethodSettings.model_validate(table)
+    return MethodSettings.model_validate(table).spanning(rounds)
 
 
 def target_of(experiment: Experiment) -> float:

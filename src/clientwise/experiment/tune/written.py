@@ -86,7 +86,8 @@ def _short(
             for path, value in found.best[name].values.items():
                 set_value(table, path, value, name)
             table["tuned"] = tuned.tuned.to_dict()
-            if load_method(table, name).to_dict() == tuned.to_dict():
+            as_read = load_method(table, name).spanning(found.experiment.rounds)
+            if as_read.to_dict() == tuned.to_dict():
                 return table
         except ConfigError:
             continue

@@ -15,7 +15,7 @@ from ..document import (
     Table,
     table,
 )
-from ..lines import has_lines, line_chart
+from ..lines import carried_on, has_lines, line_chart
 from ..marks import (
     MAX_POINTS,
     Box,
@@ -215,7 +215,7 @@ def _reached_chart(series: Sequence[Series], percentage: int, words: str) -> Cha
         for seed in one.summary.seeds:
             reached = one.run.reached(one.method, seed, MAX_POINTS)
             of_seeds.append([(round_num, values[index]) for round_num, values in reached])
-        curves.append((one, of_seeds))
+        curves.append((one, carried_on(one, of_seeds)))
     title = f"{series[0].run.metric} that {words} of the clients reach on their own test data"
     percent = series[0].unit.percent
     return line_chart(f"reached-{percentage}", title, curves, percent=percent)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..document import Chart, Section
-from ..lines import line_chart
+from ..lines import carried_on, line_chart
 from ..marks import FAINT, MAX_POINTS, Lines
 from ..scales import rescaled, scales
 from ..series import Series, is_unmeasured, rivals
@@ -45,9 +45,15 @@ def head_chart(series: Sequence[Series]) -> Chart:
     assert isinstance(shown.mark, Lines)
     best, *_ = rivals(series) or series
     named = [best.label] if best is series[0] else [best.label, series[0].label]
-    lines = [replace(line, links=None, band=None) for line in shown.mark.lines]
-    others = [replace(line, colour=FAINT, dash="solid") for line in lines if line.name not in named]
-    front = [line for name in reversed(named) for line in lines if line.name == name]
+    others = []
+    front = []
+    for line in shown.mark.lines:  # a method without results has none
+        plain = replace(line, links=None, band=None)
+        if line.name in named:
+            front.append(plain)
+        else:
+            others.append(replace(plain, colour=FAINT, dash="solid"))
+    front.sort(key=lambda line: named.index(line.name), reverse=True)
     return replace(shown, mark=replace(shown.mark, lines=[*others, *front]))
 
 
@@ -55,5 +61,6 @@ def _curve_chart(series: Sequence[Series], column: str, title: str, *, percent: 
     curves = []
     for one in series:
         seeds = one.summary.seeds
-        curves.append((one, [one.run.curve(column, one.method, s, MAX_POINTS) for s in seeds]))
+        found = [one.run.curve(column, one.method, seed, MAX_POINTS) for seed in seeds]
+        curves.append((one, carried_on(one, found)))
     return line_chart(column, title, curves, percent=percent)
