@@ -400,15 +400,17 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
         def evaluate(models: torch.Tensor) -> Any:
             return executor._evaluate(models, job.indices, job.targets)
 
-        again = [part.clone() for part in stacked_evaluate.evaluate_by_graph(job, models, evaluate)]
+        found = stacked_evaluate.evaluate_by_graph(job, models, evaluate, 100)
+        again = [part.clone() for part in found]
         torch.testing.assert_close(again, list(evaluate(models)))
         assert len(graphs) == expected
-    for limit in ("BATCH", "LARGE", "MAX_GRAPHS"):  # more than one pass, too much to keep, too many
+    for limit in ("LARGE", "MAX_GRAPHS", ""):  # too much to keep, too many, too many samples
         anew = EvaluateJob(job.indices, job.targets, job.owner, job.sizes)
         with monkeypatch.context() as limited:
-            limited.setattr(stacked_evaluate, limit, 0)
+            if limit:
+                limited.setattr(stacked_evaluate, limit, 0)
             for _ in range(3):
-                stacked_evaluate.evaluate_by_graph(anew, models, evaluate)
+                stacked_evaluate.evaluate_by_graph(anew, models, evaluate, 100 if limit else 1)
         assert len(graphs) == 2
 
 
