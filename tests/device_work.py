@@ -40,11 +40,16 @@ class DeviceWork(TorchDispatchMode):
         """Whether a tensor would be on the GPU."""
         return isinstance(value, Tensor) and value.untyped_storage()._cdata in self._marked
 
+    def synchronize(self) -> None:
+        """As of a stream: wait for copies that did not."""
+        self.waits["synchronize"] += 1
+
     def fetch(self, value: Tensor, how: str) -> Tensor:
-        """A copy on the CPU."""
+        """A copy on the CPU; `how` may be empty where nobody waits for it."""
         if not self.is_marked(value):
             return value
-        self.waits[how] += 1
+        if how:
+            self.waits[how] += 1
         with torch.utils._python_dispatch._disable_current_modes():
             return value.detach().clone()
 
@@ -80,12 +85,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceWork]:
 
     def moved(value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         # By name: an engine of a CPU moves tensors to its own device, which would be the GPU
-        return to(work.fetch(value, "to") if "cpu" in args[:1] else value, *args, **kwargs)
+        how = "" if kwargs.get("non_blocking") else "to"
+        return to(work.fetch(value, how) if args[:1] == ("cpu",) else value, *args, **kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(Tensor, "is_cuda", property(work.is_marked))
         patch.setattr(Tensor, "cpu", lambda value: cpu(work.fetch(value, "cpu")))
         patch.setattr(Tensor, "tolist", lambda value: tolist(work.fetch(value, "tolist")))
         patch.setattr(Tensor, "to", moved)
+        patch.setattr(torch.cuda, "current_stream", lambda: work)
         with work:
             yield work
