@@ -303,7 +303,7 @@ class Bench:
         print(work.name, method, json.dumps(_shortened(shown)), flush=True)
 
     def phases(self, work: Work) -> None:
-        """Median milliseconds of the parts of a round; some are within others."""
+        """Mean milliseconds of the parts of a round; some are within others, and some are called several times."""
         took: dict[str, list[float]] = {}
         rounds = self.timed
         with _timed(took, self.device):
@@ -313,7 +313,7 @@ class Bench:
         for name, seconds in took.items():
             each = len(seconds) // (rounds + self.warmup + 1) or 1
             late = seconds[-each * rounds :]
-            found[name] = 1000 * each * statistics.median(late)
+            found[name] = 1000 * sum(late) / rounds
         self.of_work.setdefault(work.name, {})["phases, ms"] = found
         print(work.name, "phases", json.dumps(_shortened(found)), flush=True)
 
@@ -340,6 +340,8 @@ class Bench:
             if process.returncode:
                 raise RuntimeError(f"status {process.returncode} after {found['seconds']:.0f} s")
             found |= json.loads(told.read_text(encoding="utf-8"))
+            if "reserved, GB" in found:  # the driver's context, handles and graphs
+                found["beside PyTorch, GB"] = found["GB"] - found["reserved, GB"]
         self.results["memory"] = found
         print("memory", json.dumps(_shortened(found)), flush=True)
 
@@ -418,9 +420,6 @@ def child(file: Path, out: Path) -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         told["allocated, GB"] = torch.cuda.max_memory_allocated() / 1e9
         told["reserved, GB"] = torch.cuda.max_memory_reserved() / 1e9
-        torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        told["beside PyTorch at the end, GB"] = (total - free - torch.cuda.memory_reserved()) / 1e9
     out.write_text(json.dumps(told), encoding="utf-8")
 
 

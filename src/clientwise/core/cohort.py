@@ -201,7 +201,7 @@ class Cohort:
     def _averages_models(self) -> bool:
         """Whether the aggregate is a mean of models, not of updates; see `candidates.apply_rule`."""
         method = self.method
-        return not (method.before or method.rule or self.pairs or method.noises_mean)
+        return not (method.before or method.rule or self.pairs)
 
     def mean(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The weighted mean of all models [d]."""

@@ -244,10 +244,10 @@ def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
     """The updates times a factor each [n]; buffers are statistics of the data and stay what they are."""
     updates = gathered.updates
     count = gathered.spec.num_parameters
-    scaled = updates * factors.to(updates)[:, None]
+    changed = updates * factors.to(updates)[:, None]
     if count < updates.shape[1]:
-        scaled[:, count:] = updates[:, count:]
-    return Mixed(scaled, factors.double().cpu())
+        changed[:, count:] = updates[:, count:]
+    return Mixed(changed, factors.double().cpu())
 
 
 def mixed(updates: Tensor, shares: ShareBlocks) -> Mixed:
