@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import pytest
 
+import gpu_cost
 import history
 import ours
 import overhead
@@ -174,3 +175,33 @@ def test_round_profile_divides_the_whole_round(layers: tuple[int, ...]) -> None:
     assert min(parts) > 0
     assert sum(parts) == pytest.approx(found["total"])
     assert 0 < round_profile.floor(work) < found["training steps"]
+
+
+def test_what_a_gpu_has_to_do_is_counted_from_shapes() -> None:
+    work = WORKS["W4"]
+    data = gpu_cost.with_server_set(replace(work, clients=20))
+    counted = gpu_cost.count_work(work, data)
+    forward = 2 * (60 * 128 + 128 * 10)
+    training = 3 * forward - 2 * 60 * 128
+    assert counted["parameters"] == 9098
+    local = 1000 * 20 * training
+    tuned = 2 * 4 * 200 * training  # two server steps, four epochs
+    judged = (1001 + 2 * 5) * 200 * forward  # every client and the mean, then two line searches
+    expected = {
+        "FedAvg": local / 1e9,
+        "AdaFed": (local + 1000 * 200 * forward) / 1e9,
+        "Recommended": (local + judged + tuned) / 1e9,
+    }
+    assert counted["GFLOP"] == pytest.approx(expected)
+
+
+def test_a_trace_becomes_numbers_of_a_round() -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm"}
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0, "dur": 1}
+    spans = [(0, 1000), (500, 1000), (3000, 1500)]  # microseconds: two overlap
+    events = [kernel | {"ts": first, "dur": length} for first, length in spans]
+    found = gpu_cost.summary([*events, *[launch] * 6])
+    assert found["kernels"] == 3 / gpu_cost.PROFILED
+    assert found["launches"] == 6 / gpu_cost.PROFILED
+    assert found["busy, ms"] == pytest.approx(3.0 / gpu_cost.PROFILED)
+    assert found["longest, ms"] == pytest.approx({"gemm": 3.5 / gpu_cost.PROFILED})

@@ -15,6 +15,7 @@ from clientwise.core.evidence.history import (
     larger,
     sketch,
 )
+from clientwise.core.evidence.protocol import enlist
 
 SIZE = 5_000
 
@@ -223,3 +224,16 @@ def test_batch_norm_statistics_take_no_server_step(method: str, tmp_path) -> Non
     assert not stayed
     metrics = [value for _, value in run.curve("metric", method, 1)]
     assert len({round(value, 6) for value in metrics}) > 8  # it does not stand still
+
+
+def test_clients_are_enlisted_in_the_order_in_which_they_are_first_seen() -> None:
+    random = torch.Generator().manual_seed(1)
+    ids, known = None, list[int]()
+    for _ in range(5):
+        cohort = torch.randperm(40, generator=random)[:9].tolist()
+        known += [client for client in cohort if client not in known]
+        ids, rows = enlist(ids, cohort)
+        assert ids.tolist() == known
+        assert ids[rows].tolist() == cohort
+    assert [part.tolist() for part in enlist(ids, [])] == [known, []]
+    assert [part.tolist() for part in enlist(None, [])] == [[], []]

@@ -19,9 +19,10 @@ from clientwise.engine.device import Mode, Precision
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.jobs import EvaluateJob, TrainJob
 from clientwise.engine.local import LocalEngine
+from clientwise.engine.stacked import backend, layers
 from clientwise.engine.stacked import evaluate as stacked_evaluate
-from clientwise.engine.stacked import layers
 from clientwise.engine.stacked import train as stacked_train
+from clientwise.engine.stacked.backend import StackedBackend
 from clientwise.engine.stacked.network import StackedNetwork
 from clientwise.engine.stacked.train import StackedTrainer
 from clientwise.errors import ClientwiseError
@@ -400,15 +401,17 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
         def evaluate(models: torch.Tensor) -> Any:
             return executor._evaluate(models, job.indices, job.targets)
 
-        again = [part.clone() for part in stacked_evaluate.evaluate_by_graph(job, models, evaluate)]
+        found = stacked_evaluate.evaluate_by_graph(job, models, evaluate, 100)
+        again = [part.clone() for part in found]
         torch.testing.assert_close(again, list(evaluate(models)))
         assert len(graphs) == expected
-    for limit in ("BATCH", "LARGE", "MAX_GRAPHS"):  # more than one pass, too much to keep, too many
+    for limit in ("LARGE", "MAX_GRAPHS", ""):  # too much to keep, too many, too many samples
         anew = EvaluateJob(job.indices, job.targets, job.owner, job.sizes)
         with monkeypatch.context() as limited:
-            limited.setattr(stacked_evaluate, limit, 0)
+            if limit:
+                limited.setattr(stacked_evaluate, limit, 0)
             for _ in range(3):
-                stacked_evaluate.evaluate_by_graph(anew, models, evaluate)
+                stacked_evaluate.evaluate_by_graph(anew, models, evaluate, 100 if limit else 1)
         assert len(graphs) == 2
 
 
@@ -446,3 +449,42 @@ def test_a_gpu_that_is_suddenly_fuller_takes_fewer_clients(
         models = torch.cat([result[0] for result in executor.train_joined(jobs)])  # type: ignore[index]
     torch.testing.assert_close(models, expected, rtol=1e-4, atol=1e-5)
     assert executor.clients_at_once(task.training, 6) < at_once
+
+
+def test_graphs_of_two_recipes_are_both_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods that train otherwise take turns: to record their graphs in every round takes longer than training."""
+    data, module = clients([6] * 4), NETWORKS["mlp"]()
+    there = DeviceExecutor(data.samples, module, torch.device("cpu"))
+    engine = LocalEngine(data, module, seed=1, executor=there)
+    monkeypatch.setattr(stacked_train, "CudaGraph", Again)
+    made = StackedBackend(
+        module, there.spec, data.samples, torch.device("cpu"), torch.float32, 4096
+    )
+    made._device = torch.device("cuda")  # graphs, and no larger network for fewer models
+    monkeypatch.setattr(
+        made, "_stack", lambda size: StackedNetwork(module, there.spec, size, there.device)
+    )
+    jobs = [
+        engine._train_job(range(count), engine.initial_model, Task(1, training, PLAIN, ()))
+        for count in (4, 2)
+        for training in (
+            LocalTraining(1, 3, learning_rate=0.1, proximal=0.1),
+            LocalTraining(1, 3, learning_rate=0.1),
+        )
+    ]
+    first = [made._trainer(job) for job in jobs]
+    assert len(set(first)) == 4
+    assert [made._trainer(job) for job in jobs] == first
+    monkeypatch.setattr(backend, "MAX_MODELS", 12)
+    assert made._trainer(jobs[0].cut(0, 3)) not in first
+    assert first[0] not in made._trainers.values(), "the one that was not used for longest"
+    assert len(made._trainers) == 4
+
+
+def test_many_small_models_are_evaluated_in_one_pass_on_a_gpu() -> None:
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert backend.evaluated_together(1001, 9098, cpu) == 32
+    assert backend.evaluated_together(1001, 9098, gpu) == 512
+    assert backend.evaluated_together(101, 199_210, gpu) == 128
+    assert backend.evaluated_together(11, 1_663_370, gpu) == 32
+    assert backend.evaluated_together(100, 1_663_370, gpu) == 32, "they would be too large"

@@ -50,7 +50,10 @@ def everything(engine: LocalEngine, task: Task) -> tuple[torch.Tensor, torch.Ten
     )
 
 
-def test_joined_lanes_get_what_they_would_get_alone(executor: DeviceExecutor) -> None:
+@pytest.mark.parametrize("in_one_thread", [False, True])  # as on a GPU
+def test_joined_lanes_get_what_they_would_get_alone(
+    executor: DeviceExecutor, in_one_thread: bool
+) -> None:
     losses = [CrossEntropy(), CrossEntropy(tuple(0.5 + k for k in range(10))), CrossEntropy()]
     rates = [0.1, 0.1, 0.3]  # the third trains otherwise, and cannot be joined
     tasks = [
@@ -59,6 +62,8 @@ def test_joined_lanes_get_what_they_would_get_alone(executor: DeviceExecutor) ->
     ]
     alone = [everything(engine(executor, seed), task) for seed, task in enumerate(tasks)]
     scheduler = Scheduler(executor)
+    if in_one_thread:
+        scheduler._worker = ThreadPoolExecutor(1)
     scheduler.begin_round(3)
     engines = [engine(LaneExecutor(scheduler, lane), lane) for lane in range(3)]
 
@@ -131,3 +136,32 @@ def test_no_more_jobs_are_made_than_are_worked_on(executor: DeviceExecutor) -> N
         most = max(most, made - taken)
     assert made == 20
     assert most <= executor.workers + 2
+
+
+def test_joined_jobs_are_cut_where_they_do_not_fit(
+    executor: DeviceExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of four clients: one has the end of a job and the beginning of the next."""
+    monkeypatch.setattr(executor, "clients_at_once", lambda training, largest: 4)
+    task = Task(1, LocalTraining(1, 16, learning_rate=0.1), CrossEntropy(), ())
+    there = engine(executor, 1)
+    jobs = [
+        there._train_job(some, there.initial_model, task)
+        for some in ([0, 1, 2], [3, 4, 5], [0, 2, 4, 5, 1])
+    ]
+    sizes = []
+    train = executor._train
+
+    def noted(job: TrainJob) -> Any:
+        sizes.append(len(job))
+        return train(job)
+
+    monkeypatch.setattr(executor, "_train", noted)
+    together = executor.train_joined(jobs)
+    assert sorted(sizes) == [3, 4, 4]
+    for job, result in zip(jobs, together, strict=True):
+        (alone,) = executor.train([job])
+        assert not isinstance(result, Exception)
+        assert not isinstance(alone, Exception)
+        torch.testing.assert_close(result.models, alone.models)
+        torch.testing.assert_close(result.losses, alone.losses)

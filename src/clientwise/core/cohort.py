@@ -192,8 +192,16 @@ class Cohort:
         """How far every client's model moved [n, d]; for parts that need the models."""
         if self._moved is None:
             assert isinstance(self._held, Stack)
-            self._moved = torch.stack(self._held.models).sub_(self.state.model)
+            self._moved = self._held.updates(self.state.model)
+            if not self._averages_models:
+                self._held = Stack()  # they are as large as the updates
         return self._moved
+
+    @property
+    def _averages_models(self) -> bool:
+        """Whether the aggregate is a mean of models, not of updates; see `candidates.apply_rule`."""
+        method = self.method
+        return not (method.before or method.rule or self.pairs)
 
     def mean(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The weighted mean of all models [d]."""

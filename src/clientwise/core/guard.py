@@ -62,7 +62,8 @@ def inspect_models(models: Tensor) -> list[str | None]:
     """Why each model [n, d] cannot be averaged; None where it can."""
     # The sum of squares overflows long before a sum of models does: an update that large is as useless as infinity.
     reasons: list[str | None] = [None] * len(models)
-    too_large = ~torch.linalg.vector_norm(models, dim=1).isfinite()
+    norms = torch.linalg.vector_norm(models, dim=1).cpu()  # a GPU is waited for once, here
+    too_large = ~norms.isfinite()
     for row in too_large.nonzero().flatten().tolist():
         reasons[row] = TOO_FAR if bool(models[row].isfinite().all()) else NOT_FINITE
     return reasons

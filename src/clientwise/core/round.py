@@ -256,5 +256,6 @@ def tune(models: Tensor, task: Task, cohort: Cohort) -> tuple[Tensor, Tensor | N
     between = models[:, None] + fractions[:, None] * (tuned - models)[:, None]  # [c, points, d]
     losses = cohort.judge(between.flatten(0, 1)).losses[:, 0].reshape(len(models), -1)
     lowest, points = losses.nan_to_num(nan=torch.inf, posinf=torch.inf).min(1)
-    rows = torch.arange(len(models), device=models.device)
-    return between[rows, points.to(models.device)], lowest
+    # By numbers: a tensor of indices would have to be copied to a GPU first
+    best = [between[row, point] for row, point in enumerate(points.tolist())]
+    return torch.stack(best), lowest

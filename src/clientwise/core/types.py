@@ -225,7 +225,10 @@ class Updates:
 
     @staticmethod
     def joined(chunks: Sequence[Updates]) -> Updates:
-        """Several chunks as one, with the measurements that all of them have."""
+        """Several chunks as one, with the measurements that all of them have. One chunk is not copied."""
+        if len(chunks) == 1:
+            (only,) = chunks
+            return replace(only, failures=(), ages=only.known_ages, notes=())
         shared = list(chunks[0].measurements)
         for chunk in chunks:
             shared = [name for name in shared if name in chunk.measurements]
@@ -431,8 +434,8 @@ class LookBack:
 
     def kept_in(self, memory: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A copy of the evidence's memory with the new past directions."""
-        after = {name: values.clone() for name, values in memory.items()}
-        return {**after, **self.memory}
+        same = {name: values.clone() for name, values in memory.items() if name not in self.memory}
+        return {**same, **self.memory}
 
 
 @dataclass(frozen=True)

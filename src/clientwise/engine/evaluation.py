@@ -14,6 +14,8 @@ from .jobs import EvaluateJob, EvaluateResult
 
 BATCH = 4096  # samples times models in one pass; on a GPU four times as many
 CUT_BYTES = 2**28  # of what a layer makes of a pass, where so many samples do not fit into memory
+PASS_BYTES = 2**27  # of what a layer makes of a pass over more samples than usual, on a GPU
+SPARE = 16  # of a GPU's memory: such a pass takes at most one of so many parts
 
 
 def samples_at_once(largest: int, room: int, *, on_gpu: bool) -> int:
@@ -25,6 +27,8 @@ def samples_at_once(largest: int, room: int, *, on_gpu: bool) -> int:
         on_gpu: whether it is that of a GPU.
     """
     usual = 4 * BATCH if on_gpu else BATCH
+    if on_gpu and largest:  # small layers: one pass takes no longer than its launches
+        usual = max(usual, min(PASS_BYTES, room // SPARE) // (FLOAT_BYTES * largest))
     if FLOAT_BYTES * usual * largest <= room:
         return usual
     return max(1, CUT_BYTES // (FLOAT_BYTES * largest))
@@ -44,7 +48,7 @@ def evaluate_batches(
     `forward` takes inputs [B, ...] to outputs [count, B, ...]. See `samples_at_once`.
     """
     problem = samples.problem
-    size = max(1, at_once // count)
+    size = max(1, min(at_once // count, 4 * BATCH))  # the inputs of a pass are there only once
     batches = []
     for some, truth in zip(torch.split(indices, size), torch.split(targets, size), strict=True):
         batches.append(problem.judge(forward(samples.network_inputs(some)), truth))
@@ -59,8 +63,15 @@ def joined(results: Sequence[EvaluateResult]) -> EvaluateResult:
 
 def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob, problem: Problem) -> Evaluation:
     """The results, part after part of the job, by holder: summed on the CPU, where the order of a sum is fixed."""
-    losses, values = (
-        torch.cat([part[kind].cpu() for part in parts], 1).double() for kind in (0, 1)
-    )
-    counts = torch.stack([part.counts.cpu() for part in parts]).sum(0)
+    parts = [EvaluateResult(*fetched(part)) for part in parts]
+    losses, values = (torch.cat([part[kind] for part in parts], 1).double() for kind in (0, 1))
+    counts = torch.stack([part.counts for part in parts]).sum(0)
     return problem.evaluation((losses, values, counts), job)
+
+
+def fetched(values: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors on the CPU; a GPU is waited for once, not once for each of them."""
+    copies = [value.to("cpu", non_blocking=True) for value in values]
+    if any(value.is_cuda for value in values):
+        torch.cuda.current_stream().synchronize()
+    return copies

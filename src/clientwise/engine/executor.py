@@ -161,6 +161,7 @@ class DeviceExecutor:
         )
         # Whether a batch of one sample cannot be trained on
         self.pairs = needs_two_samples(self.flat, self.samples)
+        self._evaluated = self._samples_at_once()
         equip = partial(
             _equip,
             samples=self.samples,
@@ -168,7 +169,7 @@ class DeviceExecutor:
             pairs=self.pairs,
             use_graphs=self.mode == "graph",
             dtype=self._dtype,
-            evaluated=self._samples_at_once(),
+            evaluated=self._evaluated,
         )
         self._own = threading.local()  # in a thread of the pool: its own worker
         # For whichever thread calls where there is no pool: lanes take turns
@@ -288,27 +289,30 @@ class DeviceExecutor:
         return results or list(self.train(jobs))
 
     def _train_as_one(self, jobs: Sequence[TrainJob]) -> list[TrainResult | Exception]:
-        """The jobs divided among the workers; empty if one fails: the caller trains them one by one."""
-        joined = TrainJob.joined(jobs)
-        largest = int(joined.sizes.max())
+        """The jobs divided among the workers; empty if one fails: the caller trains them one by one.
+
+        All start models or all results once more, as one tensor, would be most of the memory of a run: parts are
+        joined when their turn comes, and a job has its own rows of their results.
+        """
+        total = sum(map(len, jobs))
+        largest = max(int(job.sizes.max()) for job in jobs)
         size = max(
-            1, min(self.clients_at_once(joined.training, largest), -(-len(joined) // self.workers))
+            1, min(self.clients_at_once(jobs[0].training, largest), -(-total // self.workers))
         )
-        parts: Iterable[TrainJob] = [joined]
-        if len(joined) > size:
-            rows = torch.split(torch.arange(len(joined)), size)
-            parts = (joined.select(some) for some in rows)  # one after the other: they are copies
-        results = list(self.train(parts))
-        if any(isinstance(result, Exception) for result in results):
+        cuts = [_cut_of(jobs, start, min(start + size, total)) for start in range(0, total, size)]
+        found: list[list[TrainResult]] = [[] for _ in jobs]  # views, not copies
+        failed = False
+        for cut, result in zip(cuts, self.train(_joined_cuts(jobs, cuts)), strict=True):
+            if isinstance(result, Exception):
+                failed = True
+                continue
+            sizes = [end - first for _, first, end in cut]
+            models, losses = torch.split(result.models, sizes), torch.split(result.losses, sizes)
+            for (index, _, _), *own in zip(cut, models, losses, strict=True):
+                found[index].append(TrainResult(*own))
+        if failed:
             return []
-        models, losses = (
-            torch.cat(part) for part in zip(*(result for result in results), strict=True)
-        )
-        sizes = [len(job) for job in jobs]
-        return [
-            TrainResult(*own)
-            for own in zip(torch.split(models, sizes), torch.split(losses, sizes), strict=True)
-        ]
+        return [TrainResult.joined(own) for own in found]
 
     def _train(self, job: TrainJob) -> TrainResult | Exception:
         worker = self._worker()
@@ -334,7 +338,8 @@ class DeviceExecutor:
             return self._evaluate(models, job.indices, job.targets)
 
         if self.device.type == "cuda" and self.mode == "stacked":
-            return summarise([evaluate_by_graph(job, models, evaluate)], job, problem)
+            found = evaluate_by_graph(job, models, evaluate, self._evaluated)
+            return summarise([found], job, problem)
         if self.workers == 1:
             return summarise([evaluate(models)], job, problem)
         part = max(SMALL_PART, -(-len(job.indices) // self.workers))
@@ -351,6 +356,27 @@ class DeviceExecutor:
     def _worker(self) -> _Worker:
         worker: _Worker = getattr(self._own, "worker", self._alone)
         return worker
+
+
+# Of the job with this number: the clients from the first to the end
+Cut = list[tuple[int, int, int]]
+
+
+def _cut_of(jobs: Sequence[TrainJob], start: int, stop: int) -> Cut:
+    """The clients from `start` to `stop` of all jobs, counted one job after the other."""
+    cut = []
+    before = 0
+    for index, job in enumerate(jobs):
+        first, end = max(start - before, 0), min(stop - before, len(job))
+        if first < end:
+            cut.append((index, first, end))
+        before += len(job)
+    return cut
+
+
+def _joined_cuts(jobs: Sequence[TrainJob], cuts: Sequence[Cut]) -> Iterator[TrainJob]:
+    for cut in cuts:
+        yield TrainJob.joined([jobs[index].cut(first, end) for index, first, end in cut])
 
 
 def _clamp(count: int, most: int) -> int:

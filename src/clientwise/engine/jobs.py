@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -33,6 +33,24 @@ class TrainJob:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def cut(self, first: int, end: int) -> TrainJob:
+        """Some of the clients, one after the other; nothing is copied."""
+        if (first, end) == (0, len(self)):
+            return self
+        clients = slice(first, end)
+        samples = slice(int(self.sizes[:first].sum()), int(self.sizes[:end].sum()))
+        return replace(
+            self,
+            starts=self.starts[clients],
+            indices=self.indices[samples],
+            targets=self.targets[samples],
+            sizes=self.sizes[clients],
+            keys=self.keys[clients],
+            losses=self.losses[clients],
+            corrections=None if self.corrections is None else self.corrections[clients],
+            noise_keys=None if self.noise_keys is None else self.noise_keys[clients],
+        )
 
     def select(self, order: Tensor) -> TrainJob:
         """Some of the clients, in another order."""
@@ -87,6 +105,15 @@ class TrainResult(NamedTuple):
 
     models: Tensor  # [G, d]
     losses: Tensor  # [G] mean losses of their last epochs
+
+    @staticmethod
+    def joined(parts: Sequence[TrainResult]) -> TrainResult:
+        """The parts of a job, in order; a single one is not copied."""
+        if len(parts) == 1:
+            return parts[0]
+        return TrainResult(
+            torch.cat([part.models for part in parts]), torch.cat([part.losses for part in parts])
+        )
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -76,6 +77,8 @@ class Scheduler:
         self._stopped = False
         self._to_train: list[_Request[TrainJob, TrainResult | Exception]] = []
         self._to_evaluate: list[_Request[tuple[Tensor, EvaluateJob], Evaluation]] = []
+        # On a GPU all work is done by one thread: libraries take megabytes of it for every thread that uses them
+        self._worker = ThreadPoolExecutor(1) if executor.device.type == "cuda" else None
 
     def begin_round(self, lanes: int) -> None:
         """Announce that so many lanes begin a round; each runs it within `lane_round`."""
@@ -128,14 +131,25 @@ class Scheduler:
         if self._stopped or not waiting or waiting < self._running:
             return
         self._to_train, self._to_evaluate = [], []
-        try:  # in the order of the lanes: the same every time
-            self._train(sorted(to_train, key=lambda request: request.lane))
-            self._evaluate(sorted(to_evaluate, key=lambda request: request.lane))
+        try:
+            if self._worker is None:
+                self._work(to_train, to_evaluate)
+            else:
+                self._worker.submit(self._work, to_train, to_evaluate).result()
         except BaseException as error:  # every lane must get it, or it would wait for ever
             requests: list[_Request[Any, Any]] = [*to_train, *to_evaluate]
             for request in requests:
                 request.error = error
         self._turn.notify_all()
+
+    def _work(
+        self,
+        to_train: Sequence[_Request[TrainJob, TrainResult | Exception]],
+        to_evaluate: Sequence[_Request[tuple[Tensor, EvaluateJob], Evaluation]],
+    ) -> None:
+        """In the order of the lanes: the same every time."""
+        self._train(sorted(to_train, key=lambda request: request.lane))
+        self._evaluate(sorted(to_evaluate, key=lambda request: request.lane))
 
     def _train(self, requests: Sequence[_Request[TrainJob, TrainResult | Exception]]) -> None:
         for group in _grouped(requests, lambda request: _recipe(request.work)):

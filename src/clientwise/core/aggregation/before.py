@@ -242,9 +242,12 @@ def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> 
 
 def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
     """The updates times a factor each [n]; buffers are statistics of the data and stay what they are."""
-    updates = gathered.updates.clone()
-    updates[:, : gathered.spec.num_parameters] *= factors.to(updates)[:, None]
-    return Mixed(updates, factors.double().cpu())
+    updates = gathered.updates
+    count = gathered.spec.num_parameters
+    changed = updates * factors.to(updates)[:, None]
+    if count < updates.shape[1]:
+        changed[:, count:] = updates[:, count:]
+    return Mixed(changed, factors.double().cpu())
 
 
 def mixed(updates: Tensor, shares: ShareBlocks) -> Mixed:

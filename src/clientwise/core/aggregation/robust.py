@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from .sums import ON_GPU
+from .sums import ON_GPU, weighted_sum
 
 Minority = Annotated[float, Ge(0), Le(0.49)]  # a share of the weight that is less than half
 
@@ -52,8 +52,12 @@ def combine(shares: Tensor, updates: Tensor) -> Tensor:
         rows = used
         shares = shares[..., used]
     shares = shares.to(updates.device, torch.float64)
-    sums = [(shares @ block[rows].double()).to(updates.dtype) for block in column_blocks(updates)]
-    return torch.cat(sums, -1)
+    blocks = (block[rows] for block in column_blocks(updates))
+    if updates.is_cuda and shares.ndim == 1:
+        sums = [weighted_sum(shares, block).to(updates.dtype) for block in blocks]
+    else:
+        sums = [(shares @ block.double()).to(updates.dtype) for block in blocks]
+    return torch.cat(sums, -1) if len(sums) > 1 else sums[0]
 
 
 def gram(updates: Tensor) -> Tensor:

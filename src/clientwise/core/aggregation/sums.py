@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -83,7 +84,10 @@ class SubsetSums:
             for sums, block in zip(
                 torch.split(self._models, width, 1), torch.split(rows, width, 1), strict=True
             ):
-                sums.addmm_(some, block.double())
+                if block.is_cuda and len(sums) == 1:
+                    sums[0] += weighted_sum(some[0], block)
+                else:
+                    sums.addmm_(some, block.double())
 
     @property
     def totals(self) -> Tensor:
@@ -108,7 +112,10 @@ class SubsetSums:
             if scale:
                 coefficients[self._index[term.exponents]] += term.coefficient / scale
         total = coefficients @ self._totals
-        return ((coefficients / total).to(self._models.device) @ self._models).float()
+        shares = (coefficients / total).to(self._models.device)
+        if self._models.is_cuda:
+            return weighted_sum(shares, self._models).float()
+        return (shares @ self._models).float()
 
     def _models_at_once(self) -> int:
         if not self._models.is_cuda:
@@ -134,25 +141,47 @@ class Stack:
     """Keeps every model: for scores and criteria that need all of them at once."""
 
     def __init__(self) -> None:
-        self._models: list[Tensor] = []
+        self._chunks: list[Tensor] = []
 
-    @property
+    @cached_property
     def models(self) -> list[Tensor]:
-        """The models in order of arrival, each [d]."""
-        return self._models
+        """The models in order of arrival, each [d]; asked for once all are there."""
+        return [model for chunk in self._chunks for model in chunk]
 
     def add(self, raw: Tensor, models: Tensor) -> None:
         """Keep n models."""
-        self._models.extend(models)
+        self._chunks.append(models)
+
+    def updates(self, start: Tensor) -> Tensor:
+        """How far every model moved from `start` [d], in a matrix of its own [n, d]."""
+        if len(self._chunks) == 1:
+            return self._chunks[0] - start
+        return torch.cat(self._chunks).sub_(start)
 
     def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
         """The weighted mean, written out."""
-        return weighted_mean(self._models, weights)
+        return weighted_mean(self.models, weights)
+
+
+def weighted_sum(weights: Tensor, models: Tensor) -> Tensor:
+    """Σ_a w_a Θ_a in float64 [d] of float64 weights [n], without a matrix product.
+
+    On a GPU it takes as long as one. But the first product of a thread makes cuBLAS take megabytes of the GPU
+    for it, and every lane has a thread.
+    """
+    return (weights[:, None] * models).sum(0)
 
 
 def weighted_mean(models: Sequence[Tensor], weights: Tensor) -> Tensor:
     """Σ_a w_a Θ_a in float32 [d], added in float64."""
     result = torch.zeros_like(models[0], dtype=torch.float64)
+    if result.is_cuda:  # many at a time: two launches for every model take milliseconds
+        shares = weights.to(result)
+        at_once = max(1, ON_GPU // len(result))
+        for start in range(0, len(models), at_once):
+            some = slice(start, start + at_once)
+            result += weighted_sum(shares[some], torch.stack(list(models[some])))
+        return result.float()
     for weight, model in zip(weights.tolist(), models, strict=True):
         result.add_(model.double(), alpha=weight)
     return result.float()

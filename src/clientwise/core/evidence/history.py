@@ -43,20 +43,25 @@ def sketch(updates: Tensor) -> Tensor:
         >>> float((sketch(opposite)[0] * sketch(opposite)[1]).sum().round(decimals=4))
         -1.0
     """
-    signs = _signs(updates.shape[1]).to(updates)
+    signs = _signs(updates.shape[1], updates.device).to(updates)
     slots = torch.cat([_slots(some, signs) for some in torch.split(updates, AT_ONCE)])
-    return torch.nn.functional.normalize(slots.nan_to_num(), dim=1).cpu()
+    return torch.nn.functional.normalize(slots.nan_to_num().cpu(), dim=1)
 
 
 def _slots(updates: Tensor, signs: Tensor) -> Tensor:
-    padded = torch.nn.functional.pad(updates * signs, (0, -updates.shape[1] % SKETCH))
-    return padded.reshape(len(updates), -1, SKETCH).sum(1)
+    count, size = updates.shape
+    padded = updates.new_empty(count, size + -size % SKETCH)
+    torch.mul(updates, signs, out=padded[:, :size])
+    padded[:, size:] = 0
+    return padded.reshape(count, -1, SKETCH).sum(1)
 
 
 @lru_cache(8)
-def _signs(size: int) -> Tensor:
+def _signs(size: int, device: torch.device) -> Tensor:
+    """The same on every device; made and moved there once."""
     generator = torch.Generator().manual_seed(SIGNS_SEED)
-    return 2 * torch.randint(2, (size,), generator=generator, dtype=torch.int8) - 1
+    signs = 2 * torch.randint(2, (size,), generator=generator, dtype=torch.int8) - 1
+    return signs.to(device)
 
 
 def count_copies(sketches: Tensor) -> Tensor:
@@ -93,6 +98,8 @@ class History:
     def including(self, client_ids: Sequence[int]) -> tuple[History, Tensor]:
         """With an empty row for each client that was not seen before, and the rows of these clients [n]."""
         ids, rows = enlist(self.ids, client_ids)
+        if len(ids) == len(self.ids):
+            return self, rows
         past = with_rows(self.past, len(ids), torch.zeros(SKETCH))
         times = with_rows(self.times, len(ids), torch.tensor(0))
         return History(ids, past, times), rows

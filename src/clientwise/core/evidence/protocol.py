@@ -66,12 +66,15 @@ def enlist(ids: Tensor | None, client_ids: Sequence[int]) -> tuple[Tensor, Tenso
         >>> enlist(torch.tensor([7, 4]), [4, 9])
         (tensor([7, 4, 9]), tensor([1, 2]))
     """
-    known = [] if ids is None else ids.tolist()
-    row_of = {client: row for row, client in enumerate(known)}
-    for client in client_ids:
-        row_of.setdefault(client, len(row_of))
-    rows = [row_of[client] for client in client_ids]
-    return torch.tensor(list(row_of), dtype=torch.int64), torch.tensor(rows, dtype=torch.int64)
+    known = torch.zeros(0, dtype=torch.int64) if ids is None else ids.cpu()
+    asked = torch.tensor(client_ids, dtype=torch.int64)
+    largest = max([int(some.max()) for some in (known, asked) if len(some)], default=-1)
+    row_of = torch.full((largest + 1,), -1)
+    row_of[known] = torch.arange(len(known))
+    unknown = asked[row_of[asked] < 0].tolist()
+    known = torch.cat([known, torch.tensor(list(dict.fromkeys(unknown)), dtype=torch.int64)])
+    row_of[known] = torch.arange(len(known))
+    return known, row_of[asked]
 
 
 def with_rows(values: Tensor | None, count: int, first: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 from ...core.types import ModelSpec
 from ...data.federated import Samples
 from ..jobs import EvaluateResult, TrainJob, TrainResult
-from .evaluate import evaluate_stacked
+from .evaluate import LARGE, evaluate_stacked
 from .network import StackedNetwork
 from .train import StackedTrainer
 
-MAX_NETWORKS = 4  # sizes of stacked networks kept, with their graphs
+MAX_NETWORKS = 8  # stacked networks that train and are kept, with their graphs
+MAX_MODELS = 1024  # in all of them
 MAX_EVALUATED = 32  # models evaluated at once
+MANY_EVALUATED = 512  # small ones on a GPU, where a pass over few takes as long as one over many
 
 
 class StackedBackend:
@@ -34,36 +36,56 @@ class StackedBackend:
         self._device = device
         self._dtype = dtype
         self._evaluated = evaluated
-        self._trainers: dict[int, StackedTrainer] = {}
-        self._evaluating: StackedNetwork | None = None
+        # By number of models and, on a GPU, by recipe; the one that was used last is the last
+        self._trainers: dict[tuple[int, object], StackedTrainer] = {}
+        self._evaluating: dict[int, StackedNetwork] = {}  # by number of models
 
     def train(self, job: TrainJob) -> TrainResult:
         """Every client of the job."""
         try:
-            return self._trainer(len(job)).train(job)
+            return self._trainer(job).train(job)
         except Exception:
             self._trainers.clear()  # what their steps read may be half of the old and half of the new
             raise
 
     def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
         """All models side by side."""
-        if self._evaluating is None:
-            self._evaluating = self._stack(MAX_EVALUATED)
+        size = evaluated_together(len(models), self._spec.size, self._device)
+        if size not in self._evaluating:  # all are kept: graphs read them
+            self._evaluating[size] = self._stack(size)
         return evaluate_stacked(
-            self._evaluating, models, self._samples, indices, targets, self._evaluated
+            self._evaluating[size], models, self._samples, indices, targets, self._evaluated
         )
 
-    def _trainer(self, size: int) -> StackedTrainer:
+    def _trainer(self, job: TrainJob) -> StackedTrainer:
         use_graphs = self._device.type == "cuda"
-        if not use_graphs:  # a larger one serves as well
-            size = max(size, *self._trainers, 1)
-        if size not in self._trainers:
-            while len(self._trainers) >= MAX_NETWORKS:
+        size = len(job)
+        recipe: object = None
+        if use_graphs:  # they belong to one recipe
+            recipe = job.training.recipe
+        else:  # a larger one serves as well
+            size = max(size, *(known for known, _ in self._trainers), 1)
+        trainer = self._trainers.pop((size, recipe), None)
+        if trainer is None:
+            while self._trainers and self._has_no_room_for(size):
                 self._trainers.pop(next(iter(self._trainers)))
-            self._trainers[size] = StackedTrainer(
-                self._stack(size), self._samples, use_graphs=use_graphs
-            )
-        return self._trainers[size]
+            trainer = StackedTrainer(self._stack(size), self._samples, use_graphs=use_graphs)
+        self._trainers[size, recipe] = trainer
+        return trainer
+
+    def _has_no_room_for(self, size: int) -> bool:
+        models = sum(known for known, _ in self._trainers)
+        return len(self._trainers) >= MAX_NETWORKS or models + size > MAX_MODELS
 
     def _stack(self, size: int) -> StackedNetwork:
         return StackedNetwork(self._module, self._spec, size, self._device, self._dtype)
+
+
+def evaluated_together(count: int, size: int, device: torch.device) -> int:
+    """How many of `count` models with `size` values are evaluated in one pass: a power of two, for few sizes."""
+    together = MAX_EVALUATED
+    if device.type != "cuda":
+        return together
+    while together < count and 2 * together <= min(MANY_EVALUATED, LARGE // size):
+        together *= 2
+    return together

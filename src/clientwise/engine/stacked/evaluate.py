@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
 from ...data.federated import Inputs, Samples
-from ..evaluation import BATCH, evaluate_batches, joined
+from ..evaluation import evaluate_batches, joined
 from ..graphs import CudaGraph
 from ..jobs import EvaluateJob, EvaluateResult
 from .network import StackedNetwork
 
-LARGE = 2**25  # values of models: a graph keeps as many
+LARGE = 2**25  # values of models that lie side by side or are read by graphs
+LEAST_ROOM = 2**22  # values of models that graphs read
 MAX_GRAPHS = 8  # numbers of models for which one job has a graph
+# Where graphs read their models, as long as one of them lives: they never run at once
+_ROOMS: WeakValueDictionary[torch.device, Tensor] = WeakValueDictionary()
 
 
 def evaluate_stacked(
@@ -44,7 +48,9 @@ class EvaluationGraph:
     """So many models on the samples of one job, as a graph: a small job is over before its launches are."""
 
     def __init__(self, evaluate: Callable[[Tensor], EvaluateResult], models: Tensor) -> None:
-        self._models = models.clone()
+        self._room = _room(models)
+        self._models = self._room[: models.numel()].view(models.shape)
+        self._models.copy_(models)
         self._result = evaluate(self._models)
         self._graph = CudaGraph(lambda: self._put(evaluate(self._models)), [])
 
@@ -59,12 +65,27 @@ class EvaluationGraph:
         return self._result
 
 
+def _room(models: Tensor) -> Tensor:
+    """Values for these models, which other graphs use, too."""
+    room = _ROOMS.get(models.device)
+    if room is None or room.numel() < models.numel():
+        room = models.new_empty(max(models.numel(), LEAST_ROOM))
+        _ROOMS[models.device] = room
+    return room
+
+
 def evaluate_by_graph(
-    job: EvaluateJob, models: Tensor, evaluate: Callable[[Tensor], EvaluateResult]
+    job: EvaluateJob,
+    models: Tensor,
+    evaluate: Callable[[Tensor], EvaluateResult],
+    at_once: int,
 ) -> EvaluateResult:
-    """On a GPU: a job of one pass that as many models had before gets a graph; the others are `evaluate`d anew."""
+    """On a GPU: a small job that as many models had before gets a graph; the others are `evaluate`d anew.
+
+    Small are at most `at_once` samples times models.
+    """
     count, known = len(models), job.graphs
-    if len(job.indices) * count > 4 * BATCH or models.numel() > LARGE:
+    if len(job.indices) * count > at_once or models.numel() > LARGE:
         return evaluate(models)
     if count in known:
         graph = known[count] = known[count] or EvaluationGraph(evaluate, models)

@@ -90,8 +90,10 @@ class StackedTrainer:
             if not is_plain_sgd(training, self.network.parameter.device):
                 self.network.make_gradient()
                 self._optimizer = make_optimizer(self.network.parameter, training)
-                self._anchor = torch.zeros_like(self.network.parameter)
-                self._correction = torch.zeros_like(self.network.parameter)
+                if training.proximal:
+                    self._anchor = torch.zeros_like(self.network.parameter)
+                if training.control_variates:
+                    self._correction = torch.zeros_like(self.network.parameter)
         restart(self._optimizer)
         self._rate = training.rate
         if training.rate_factor is not None:
