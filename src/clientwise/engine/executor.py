@@ -1,7 +1,8 @@
 """Jobs are executed here: on one device, with the backend that pays, by as many workers as there are cores.
 
 Which backend pays was measured (docs/performance.md): on a GPU everything that can be stacked is, and every step is a
-CUDA graph; on a CPU small layers without convolutions are stacked, in chunks that fit its caches, one chunk per core.
+CUDA graph; on a CPU small layers are stacked, in chunks that fit its caches, one chunk per core. With convolutions, a
+few clients are stacked: their layers gain nothing, but the steps between them are taken once.
 """
 
 from __future__ import annotations
@@ -215,8 +216,10 @@ class DeviceExecutor:
             return wanted, "as configured"
         if on_gpu:
             return "stacked", "the network can be stacked"
-        if self._has_convolutions:
+        if self._has_convolutions and not network.is_written_out:
             return "loop", "on a CPU convolutions gain nothing from stacking"
+        if self._has_convolutions:
+            return "stacked", "the steps of several clients are taken together"
         if FLOAT_BYTES * self.spec.size > CACHE_BYTES / 2:
             return "loop", "the network fills the caches alone"
         return "stacked", "the network is small"
@@ -249,9 +252,14 @@ class DeviceExecutor:
         if self.mode != "stacked":
             return _clamp(HANDED_BYTES // (FLOAT_BYTES * self.spec.size), MAX_HANDED)
         room = CACHE_BYTES
+        most = MAX_CLIENTS
         if self.device.type == "cuda":
             room = int(GPU_SHARE * gpu_memory(self.device))
-        return _clamp(room // self.bytes_per_client(training, largest), MAX_CLIENTS)
+        elif self._has_convolutions:
+            room = HANDED_BYTES
+            # Clients of several batches: otherwise small ones would compute the padding of large ones
+            most = MAX_HANDED if (training.batch_size or largest) < largest else 1
+        return _clamp(room // self.bytes_per_client(training, largest), most)
 
     def bytes_per_client(self, training: LocalTraining, largest: int) -> int:
         """What a client with at most `largest` samples takes while it trains beside others.

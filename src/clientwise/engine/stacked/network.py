@@ -25,6 +25,7 @@ from .layers import (
     DropoutDraws,
     Parameter,
     Pooling,
+    Vmapped,
     channels_first,
     channels_last,
     make_layer,
@@ -128,6 +129,11 @@ class StackedNetwork:
     def has_convolutions(self) -> bool:
         """Whether any layer convolves."""
         return any(isinstance(layer, Convolution) for layer in self._layers)
+
+    @property
+    def is_written_out(self) -> bool:
+        """Whether no layer needs `vmap`, which is slow on a CPU."""
+        return not any(isinstance(layer, Vmapped) for layer in self._layers)
 
     @torch.no_grad()
     def try_out(self, flat: FlatModel, samples: Samples) -> int:
