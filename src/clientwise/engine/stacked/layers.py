@@ -83,6 +83,7 @@ class StackedLayer(ABC):
         self.parameters = parameters
         self.draws = draws
         self.kept = 0  # values of the last outputs
+        self.alike = False  # whether all models have the same parameters now
 
     @abstractmethod
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -104,6 +105,8 @@ class Dense(StackedLayer):
         if dense.can_run(rows, self.parameters[0].value.shape[1]):
             return dense.forward(rows, *self._matrices()).view(*values.shape[:-1], -1)
         kernel = self.parameters[0].value[: len(values)].to(values.dtype).transpose(1, 2)
+        if self.alike:  # one large product instead of many small ones
+            rows, kernel = rows.flatten(0, 1)[None], kernel[:1]
         return _affine(rows, kernel, self.parameters[1:]).view(*values.shape[:-1], -1)
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
@@ -114,8 +117,13 @@ class Dense(StackedLayer):
                 gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted
             )
             return gradient if before is None else before.view(self._shape)
-        kernel = self.parameters[0].value[: len(gradient)].to(gradient.dtype)
-        before = torch.bmm(gradient, kernel).view(self._shape) if wanted else gradient
+        before = gradient
+        if wanted:
+            kernel = self.parameters[0].value[: len(gradient)].to(gradient.dtype)
+            slopes = gradient
+            if self.alike:
+                slopes, kernel = gradient.flatten(0, 1)[None], kernel[:1]
+            before = torch.bmm(slopes, kernel).view(self._shape)
         self.parameters[0].learn_product(gradient.transpose(1, 2), self._rows, learning_rate)
         for bias in self.parameters[1:]:
             bias.learn(gradient.sum(1), learning_rate)

@@ -118,6 +118,12 @@ class StackedNetwork:
         for parameter, layer in zip(self._parameters, self.spec.layers, strict=True):
             values = models[:, layer.start : layer.stop].view(len(models), *layer.shape)
             parameter.value[: len(models)].copy_(values)
+        # A CUDA graph is the same for all steps
+        self._set_alike(models.stride(0) == 0 and not models.is_cuda)
+
+    def _set_alike(self, alike: bool) -> None:
+        for layer in self._layers:
+            layer.alike = alike
 
     def unload(self, rows: slice) -> Tensor:
         """Some of the models [g, d]."""
@@ -181,6 +187,7 @@ class StackedNetwork:
             gradient = self._layers[index].backward(
                 gradient, learning_rate, index > self._first_to_learn
             )
+        self._set_alike(False)
 
 
 def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
