@@ -29,7 +29,7 @@ import clientwise as cw  # before PyTorch, whose allocator it sets (docs/perform
 import torch
 from torch import Tensor, nn
 
-from clientwise.engine.executor import CACHE_BYTES, FLOAT_BYTES
+from clientwise.engine.executor import AT_ONCE_BYTES, FLOAT_BYTES
 from clientwise.experiment.build.network import build_module
 from ours import config, federated
 from overhead import METHOD
@@ -88,7 +88,7 @@ def floor(work: Work) -> float:
     size = sum(parameter.numel() for parameter in module.parameters())
     models = 1
     if work.layers:
-        models = max(1, min(work.cohort, CACHE_BYTES // (FLOAT_BYTES * size)))
+        models = max(1, min(work.cohort, AT_ONCE_BYTES // (FLOAT_BYTES * size)))
     batch = min(work.batch, work.samples)
     steps = work.epochs * -(-work.samples // work.batch)
     products = products_of(module, samples.batch(torch.arange(batch)), models)

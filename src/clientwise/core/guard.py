@@ -45,6 +45,10 @@ def inspect_updates(
     updates = replace(updates, models=models)
 
     unusable = inspect_models(models)
+    clients = set(updates.client_ids)
+    is_first = len(clients) == len(updates.client_ids) and clients.isdisjoint(seen)
+    if is_first and clients.issubset(asked):
+        return _split(updates, unusable, refusals)
     met: set[int] = set()
     reasons: list[str | None] = []
     for row, client in enumerate(updates.client_ids):
@@ -86,7 +90,8 @@ def inspect_measurements(
     reasons: list[str | None] = [None] * len(raw)
     for column, criterion in enumerate(criteria):
         found = inspect_values(criterion.name, raw[:, column], criterion.high(problem))
-        reasons = [before or reason for before, reason in zip(reasons, found, strict=True)]
+        if any(found):
+            reasons = [before or reason for before, reason in zip(reasons, found, strict=True)]
     accepted, refusals = _split(updates, reasons, [])
     if not refusals:
         return accepted, raw, []

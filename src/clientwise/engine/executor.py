@@ -1,7 +1,8 @@
 """Jobs are executed here: on one device, with the backend that pays, by as many workers as there are cores.
 
 Which backend pays was measured (docs/performance.md): on a GPU everything that can be stacked is, and every step is a
-CUDA graph; on a CPU small layers without convolutions are stacked, in chunks that fit its caches, one chunk per core.
+CUDA graph; on a CPU small networks are stacked, and a few clients of networks with convolutions: their layers gain
+nothing, but what lies between them is done once. Every core has chunks of its own.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ from .stacked.backend import StackedBackend
 from .stacked.evaluate import evaluate_by_graph
 from .stacked.network import NotStackableError, StackedNetwork
 
-CACHE_BYTES = 16 * 2**20  # of models side by side on one core
-# Of models trained one by one that a worker hands over at once: each time all sums are read
-HANDED_BYTES = 64 * 2**20
+# Of models that a worker of a CPU trains and hands over at once: fewer take more steps of Python, and
+# each time all sums are read
+AT_ONCE_BYTES = 64 * 2**20
+LARGE_BYTES = 8 * 2**20  # of a network whose clients gain nothing from being stacked on a CPU
 MAX_CLIENTS = 512  # trained at once; more take more memory and gain nothing
 MAX_HANDED = 16  # clients trained one by one whose models are handed over at once
 SMALL_PART = 512  # samples to evaluate; fewer are not worth another worker
@@ -216,9 +218,11 @@ class DeviceExecutor:
             return wanted, "as configured"
         if on_gpu:
             return "stacked", "the network can be stacked"
-        if self._has_convolutions:
+        if self._has_convolutions and not network.is_written_out:
             return "loop", "on a CPU convolutions gain nothing from stacking"
-        if FLOAT_BYTES * self.spec.size > CACHE_BYTES / 2:
+        if self._has_convolutions:
+            return "stacked", "the steps of several clients are taken together"
+        if FLOAT_BYTES * self.spec.size > LARGE_BYTES:
             return "loop", "the network fills the caches alone"
         return "stacked", "the network is small"
 
@@ -248,17 +252,21 @@ class DeviceExecutor:
 
     def _count_at_once(self, training: LocalTraining, largest: int) -> int:
         if self.mode != "stacked":
-            return _clamp(HANDED_BYTES // (FLOAT_BYTES * self.spec.size), MAX_HANDED)
-        room = CACHE_BYTES
+            return _clamp(AT_ONCE_BYTES // (FLOAT_BYTES * self.spec.size), MAX_HANDED)
+        room = AT_ONCE_BYTES
+        most = MAX_CLIENTS
         if self.device.type == "cuda":
             room = int(GPU_SHARE * gpu_memory(self.device))
-        return _clamp(room // self.bytes_per_client(training, largest), MAX_CLIENTS)
+        elif self._has_convolutions:
+            # Clients of several batches: otherwise small ones would compute the padding of large ones
+            most = MAX_HANDED if (training.batch_size or largest) < largest else 1
+        return _clamp(room // self.bytes_per_client(training, largest), most)
 
     def bytes_per_client(self, training: LocalTraining, largest: int) -> int:
         """What a client with at most `largest` samples takes while it trains beside others.
 
-        On a CPU: its model and the values of a batch, which have to fit into the caches. On a GPU: also
-        its start, gradient, results and what an optimizer keeps.
+        On a CPU: its model and the values of a batch. On a GPU: also its start, gradient, results and
+        what an optimizer keeps.
         """
         size = self.spec.size
         batch_values = min(training.batch_size or largest, largest) * self._values_per_sample

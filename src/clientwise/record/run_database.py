@@ -169,9 +169,10 @@ class RunDatabase:
         self, table: str, lane: int, round_num: int, rows: Iterable[tuple[Any, ...]]
     ) -> None:
         """Insert rows of a round; see `COLUMNS`."""
-        columns = f"lane, round_num, {COLUMNS[table]}"
+        columns = COLUMNS[table]
         places = ", ".join("?" * len(columns.split(", ")))
         self._database.executemany(
-            f"INSERT INTO {table} ({columns}) VALUES ({places})",
-            ((lane, round_num, *row) for row in rows),
+            f"INSERT INTO {table} (lane, round_num, {columns}) "
+            f"VALUES ({int(lane)}, {int(round_num)}, {places})",
+            rows,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ...core.types import FLOAT_BYTES
 from ...models.dropout import CountedDropout, keep
 from .kernels import dense, pooling
 
@@ -32,6 +33,7 @@ PLAIN = (
 # Output pixels per model from which on one convolution after the other fills a GPU
 LARGE_CONVOLUTION = 32_768
 FEW = 64  # values in a patch
+CUT_BYTES = 8 * 2**20  # of patches that a CPU copies at once, so that they stay in its caches
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class StackedLayer(ABC):
         self.parameters = parameters
         self.draws = draws
         self.kept = 0  # values of the last outputs
+        self.alike = False  # whether all models have the same parameters now
 
     @abstractmethod
     def forward(self, values: Tensor, training: bool) -> Tensor:
@@ -102,6 +105,8 @@ class Dense(StackedLayer):
         if dense.can_run(rows, self.parameters[0].value.shape[1]):
             return dense.forward(rows, *self._matrices()).view(*values.shape[:-1], -1)
         kernel = self.parameters[0].value[: len(values)].to(values.dtype).transpose(1, 2)
+        if self.alike:  # one large product instead of many small ones
+            rows, kernel = rows.flatten(0, 1)[None], kernel[:1]
         return _affine(rows, kernel, self.parameters[1:]).view(*values.shape[:-1], -1)
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
@@ -112,8 +117,13 @@ class Dense(StackedLayer):
                 gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted
             )
             return gradient if before is None else before.view(self._shape)
-        kernel = self.parameters[0].value[: len(gradient)].to(gradient.dtype)
-        before = torch.bmm(gradient, kernel).view(self._shape) if wanted else gradient
+        before = gradient
+        if wanted:
+            kernel = self.parameters[0].value[: len(gradient)].to(gradient.dtype)
+            slopes = gradient
+            if self.alike:
+                slopes, kernel = gradient.flatten(0, 1)[None], kernel[:1]
+            before = torch.bmm(slopes, kernel).view(self._shape)
         self.parameters[0].learn_product(gradient.transpose(1, 2), self._rows, learning_rate)
         for bias in self.parameters[1:]:
             bias.learn(gradient.sum(1), learning_rate)
@@ -160,22 +170,26 @@ class Convolution(StackedLayer):
         """Patches times kernels, or one convolution per model."""
         self._patches = None
         self._values = values
-        height, width = (
-            (size + 2 * padding - kernel) // stride + 1
-            for size, padding, kernel, stride in zip(
-                values.shape[2:4], self._padding, self._kernel, self._stride, strict=True
-            )
-        )
+        height, width = self._size_after(values)
         per_patch = self.parameters[0].matrix.shape[2]
-        if not self._can_cut or (
-            per_patch > FEW and values.shape[1] * height * width > LARGE_CONVOLUTION
-        ):
-            return torch.stack([self._convolve(values, model) for model in range(len(values))])
+        is_large = per_patch > FEW and values.shape[1] * height * width > LARGE_CONVOLUTION
+        has_kernels = not values.is_cuda and _uses_onednn()
+        if is_large or not self._can_cut or has_kernels:
+            return _stacked([self._convolve(values, model) for model in range(len(values))])
         self._patches = self._cut(values, height, width, self._padding)
         kernel = self.parameters[0].matrix[: len(values)].to(values.dtype).transpose(1, 2)
         return _affine(self._patches, kernel, self.parameters[1:]).view(
             *values.shape[:2], height, width, -1
         )
+
+    def _size_after(self, values: Tensor) -> list[int]:
+        """Height and width of the outputs."""
+        return [
+            (size + 2 * padding - kernel) // stride + 1
+            for size, padding, kernel, stride in zip(
+                values.shape[2:4], self._padding, self._kernel, self._stride, strict=True
+            )
+        ]
 
     def _cut(self, values: Tensor, height: int, width: int, padding: Sequence[int]) -> Tensor:
         """Every patch the kernel sees as a row [g, B·height·width, kernel·C]; in it rows of the image lie whole."""
@@ -219,18 +233,11 @@ class Convolution(StackedLayer):
         """As `forward` went; the gradient by the inputs is a convolution with the kernels turned around."""
         if self._patches is None:
             return self._backward_one_by_one(gradient, learning_rate, wanted)
-        models, batch, high, along, channels = self._values.shape
+        models, batch, high, along, _ = self._values.shape
         before = gradient
         if wanted:
-            margins = [
-                size - 1 - padding
-                for size, padding in zip(self._kernel, self._padding, strict=True)
-            ]
-            turned = self.parameters[0].value[:models].flip(3, 4).permute(0, 3, 4, 1, 2)
-            turned = turned.reshape(models, -1, channels).to(gradient.dtype)
-            before = torch.bmm(self._cut(gradient, high, along, margins), turned).view(
-                self._values.shape
-            )
+            patches = self._cut(gradient, high, along, self._margins())
+            before = torch.bmm(patches, self._turned(gradient)).view(self._values.shape)
         rows = gradient.reshape(models, -1, gradient.shape[-1])
         if self._patches.shape[-1] > FEW:
             self.parameters[0].learn_product(rows.transpose(1, 2), self._patches, learning_rate)
@@ -244,6 +251,17 @@ class Convolution(StackedLayer):
         for bias in self.parameters[1:]:
             bias.learn(rows.sum(1), learning_rate)
         return before
+
+    def _margins(self) -> list[int]:
+        """The padding of the convolution that makes the gradient by the inputs."""
+        return [
+            size - 1 - padding for size, padding in zip(self._kernel, self._padding, strict=True)
+        ]
+
+    def _turned(self, gradient: Tensor) -> Tensor:
+        """Its kernels [g, patch, C]."""
+        turned = self.parameters[0].value[: len(gradient)].flip(3, 4).permute(0, 3, 4, 1, 2)
+        return turned.reshape(len(gradient), -1, turned.shape[-1]).to(gradient.dtype)
 
     def _backward_one_by_one(
         self, gradient: Tensor, learning_rate: float | None, wanted: bool
@@ -267,12 +285,98 @@ class Convolution(StackedLayer):
                 )
             )
         for index, parameter in enumerate(self.parameters):
-            parameter.learn(torch.stack([result[1 + index] for result in results]), learning_rate)
-        return (
-            torch.stack([result[0].permute(0, 2, 3, 1) for result in results])
-            if wanted
-            else gradient
-        )
+            parameter.learn(_stacked([result[1 + index] for result in results]), learning_rate)
+        if not wanted:
+            return gradient
+        return _stacked([result[0].permute(0, 2, 3, 1) for result in results])
+
+
+class RowConvolution(Convolution):
+    """`nn.Conv2d` on a CPU without oneDNN: model by model, one product for each row of large kernels.
+
+    Only patches of one row are copied, so less memory is written than for whole patches. The images' first
+    axis is their height: what the next row of the kernels sees then begins one row further on.
+    """
+
+    @staticmethod
+    def pays(module: nn.Conv2d, parameters: Sequence[Parameter]) -> bool:
+        """Whether there is nothing faster for this convolution here."""
+        matrix = parameters[0].matrix
+        is_large = matrix.shape[2] > FEW
+        return is_large and not matrix.is_cuda and not _uses_onednn() and Convolution.fits(module)
+
+    def forward(self, values: Tensor, training: bool) -> Tensor:
+        """Rows of patches times rows of kernels."""
+        if not self._can_cut:
+            return super().forward(values, training)
+        self._values = values
+        kernels = self._by_rows(self.parameters[0].matrix[: len(values)]).permute(0, 2, 3, 1)
+        outputs = self._multiply(values, kernels.to(values.dtype), self._padding)
+        for bias in self.parameters[1:]:
+            outputs += bias.value[: len(values), None, None, None]
+        return outputs
+
+    def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
+        """Rows are copied anew: those of a large batch would fill the memory."""
+        if not self._can_cut:
+            return super().backward(gradient, learning_rate, wanted)
+        before = gradient
+        if wanted:
+            turned = self._turned(gradient).unflatten(1, (self._kernel[0], -1))
+            before = self._multiply(gradient, turned, self._margins())
+        matrix = self.parameters[0].matrix
+        slopes = gradient.new_zeros(len(gradient), *matrix.shape[1:])
+        for model, images in self._blocks(self._values):
+            rows = self._rows(self._values[model, images], self._padding)
+            slope = gradient[model, images].transpose(0, 1).flatten(0, 2).T
+            for number, seen in enumerate(self._seen(rows)):
+                self._by_rows(slopes)[model, :, number].addmm_(slope, seen)
+        self.parameters[0].learn_matrix(slopes, learning_rate)
+        for bias in self.parameters[1:]:
+            bias.learn(gradient.sum((1, 2, 3)), learning_rate)
+        return before
+
+    def _by_rows(self, matrix: Tensor) -> Tensor:
+        """Kernels [g, C', patch] row by row [g, C', rows, patch of a row]."""
+        return matrix.unflatten(2, (self._kernel[0], -1))
+
+    def _multiply(self, values: Tensor, kernels: Tensor, padding: Sequence[int]) -> Tensor:
+        """Values [g, B, H, W, C], convolved with kernels [g, rows, patch of a row, C']."""
+        results = []
+        for model, images in self._blocks(values):
+            rows = self._rows(values[model, images], padding)
+            first, *others = zip(self._seen(rows), kernels[model], strict=True)
+            result = torch.mm(*first)
+            for seen, kernel in others:
+                result.addmm_(seen, kernel)
+            shape = (-1, *rows.shape[1:3], result.shape[-1])
+            results.append(result.view(shape).transpose(0, 1))
+        return torch.cat(results).unflatten(0, values.shape[:2])
+
+    def _blocks(self, values: Tensor) -> Iterator[tuple[int, slice]]:
+        """A model and some of its images, again and again."""
+        models, batch = values.shape[:2]
+        values_per_image = values[0, 0].numel() * self._kernel[1]
+        at_once = max(1, CUT_BYTES // (FLOAT_BYTES * max(1, values_per_image)))
+        for model in range(models):
+            for first in range(0, batch, at_once):
+                yield model, slice(first, first + at_once)
+
+    def _rows(self, images: Tensor, padding: Sequence[int]) -> Tensor:
+        """Images [B, H, W, C] padded, and every patch of one row [H + 2·padding, B, W', columns·C]."""
+        high, wide = padding
+        padded = functional.pad(images, (0, 0, wide, wide, high, high)).contiguous()
+        count, height, width, channels = padded.shape
+        columns = self._kernel[1]
+        shape = (height, count, width - columns + 1, columns * channels)
+        strides = (width * channels, height * width * channels, channels, 1)
+        return padded.as_strided(shape, strides).contiguous()
+
+    def _seen(self, rows: Tensor) -> Iterator[Tensor]:
+        """What every row of the kernels sees, for all outputs [H'·B·W', columns·C]."""
+        height = len(rows) - self._kernel[0] + 1
+        for first in range(self._kernel[0]):
+            yield rows[first : first + height].flatten(0, 2)
 
 
 class Pooling(StackedLayer):
@@ -445,6 +549,7 @@ def make_layer(
     """The rule that fits a module; `torch.vmap` where there is none."""
     rules: list[tuple[type[StackedLayer], bool]] = [
         (Dense, type(module) is nn.Linear),
+        (RowConvolution, type(module) is nn.Conv2d and RowConvolution.pays(module, parameters)),
         (Convolution, type(module) is nn.Conv2d and Convolution.fits(module)),
         (Rectifier, type(module) is nn.ReLU),
         (Flattening, type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)),
@@ -468,6 +573,15 @@ def _affine(rows: Tensor, kernel: Tensor, bias: Sequence[Parameter]) -> Tensor:
     if not bias:
         return torch.bmm(rows, kernel)
     return torch.baddbmm(bias[0].value[: len(rows), None].to(rows.dtype), rows, kernel)
+
+
+def _uses_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+
+
+def _stacked(values: Sequence[Tensor]) -> Tensor:
+    """As `torch.stack`; one tensor is not copied."""
+    return values[0][None] if len(values) == 1 else torch.stack(list(values))
 
 
 def channels_last(values: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from .layers import (
     DropoutDraws,
     Parameter,
     Pooling,
+    Vmapped,
     channels_first,
     channels_last,
     make_layer,
@@ -117,6 +118,12 @@ class StackedNetwork:
         for parameter, layer in zip(self._parameters, self.spec.layers, strict=True):
             values = models[:, layer.start : layer.stop].view(len(models), *layer.shape)
             parameter.value[: len(models)].copy_(values)
+        # A CUDA graph is the same for all steps
+        self._set_alike(models.stride(0) == 0 and not models.is_cuda)
+
+    def _set_alike(self, alike: bool) -> None:
+        for layer in self._layers:
+            layer.alike = alike
 
     def unload(self, rows: slice) -> Tensor:
         """Some of the models [g, d]."""
@@ -128,6 +135,11 @@ class StackedNetwork:
     def has_convolutions(self) -> bool:
         """Whether any layer convolves."""
         return any(isinstance(layer, Convolution) for layer in self._layers)
+
+    @property
+    def is_written_out(self) -> bool:
+        """Whether no layer needs `vmap`, which is slow on a CPU."""
+        return not any(isinstance(layer, Vmapped) for layer in self._layers)
 
     @torch.no_grad()
     def try_out(self, flat: FlatModel, samples: Samples) -> int:
@@ -175,6 +187,7 @@ class StackedNetwork:
             gradient = self._layers[index].backward(
                 gradient, learning_rate, index > self._first_to_learn
             )
+        self._set_alike(False)
 
 
 def _leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
