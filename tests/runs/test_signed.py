@@ -295,7 +295,7 @@ def test_a_round_that_the_owner_of_the_key_signs_again_is_found(
     assert any("rounds 2 to 3 run again" in text for text in found.repeated)
     faults = verify(run, receipts=files).faults
     assert len(faults) == 2
-    assert f"participants, score: {score} became 7.0 in entry" in faults[0]
+    assert f"participants, score: {score} became 7 in entry" in faults[0]
     assert faults[0].startswith(f"{tmp_path}/client-1.jsonl, line ")
 
 
