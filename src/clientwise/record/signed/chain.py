@@ -65,7 +65,8 @@ OF_THE_RUN = {
     "lanes": ("method", "seed"),
     "policies": ("lane", "round_num"),
 }
-TABLES = tuple(table for table in TABLES_BY_ROUND if table not in OF_THE_RUN)
+# Packed columns are seen as rows of other tables
+TABLES = tuple(table for table in TABLES_BY_ROUND if table not in (*OF_THE_RUN, "packed"))
 BEST = "best"  # its rows have a leaf of their own: a later best round replaces them
 Leaves = dict[str, list[str]]  # rows as canonical JSON, by the label of their leaf
 
