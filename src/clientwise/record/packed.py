@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..core.types import RoundRecord
 MANY = 1_000  # accepted updates
 MOST_CLIENTS = 2**20  # with more, a column would be too long for readers (`database.LONGEST`)
 PACKED = ("score", "influence", "training_loss", "seconds")
-KEPT_COLUMNS = 64  # in memory, once they are unpacked
+KEPT_COLUMNS = 8  # in memory, once they are unpacked
 # Two callbacks of SQLite: the value of a client, and the clients of a round as JSON
 VALUE = "packed_value"
 CLIENTS = "packed_clients"
@@ -120,15 +120,15 @@ class _Columns:
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
         self._column = lru_cache(KEPT_COLUMNS)(self._read_column)
-        self._places = lru_cache(KEPT_COLUMNS)(self._read_places)
+        self._places = lru_cache(2)(self._read_places)
 
     def value(self, lane: object, round_num: object, name: object, client: object) -> float | None:
         """The value of a client in a column of a round; None where there is none."""
         column = self._column(lane, round_num, name)
-        place = self._places(lane, round_num).get(client)
-        if column is None or place is None:
+        if column is None:
             return None
-        return column[place]
+        place = self._places(lane, round_num).get(client)
+        return None if place is None else float(column[place])
 
     def clients(self, lane: object, round_num: object) -> str:
         """The clients of a round in the order of their numbers, as JSON."""
@@ -141,18 +141,15 @@ class _Columns:
         clients = _unpacked(data, numpy.int64).tolist()
         return {client: place for place, client in enumerate(clients)}
 
-    def _read_column(self, lane: object, round_num: object, name: object) -> list[float] | None:
+    def _read_column(self, lane: object, round_num: object, name: object) -> NDArray[Any] | None:
         data = self._data(lane, round_num, name)
-        if data is not None:
-            values = _unpacked(data, numpy.float64)
+        if data is None:
+            values = self._normalised(lane, round_num, str(name))
         else:
-            derived = self._normalised(lane, round_num, str(name))
-            if derived is None:
-                return None
-            values = derived
-        if len(values) != len(self._places(lane, round_num)):
+            values = _unpacked(data, numpy.float64)
+        if values is not None and len(values) != len(self._places(lane, round_num)):
             raise ValueError(f"{len(values)} values of {name}")
-        return values.tolist()
+        return values
 
     def _normalised(self, lane: object, round_num: object, name: str) -> NDArray[Any] | None:
         """Normalised values of which only the scale is written."""
@@ -177,7 +174,10 @@ def _packed(values: NDArray[Any]) -> bytes:
 
 
 def _unpacked(data: bytes, kind: type) -> NDArray[Any]:
-    content = zlib.decompressobj().decompress(data, 8 * MOST_CLIENTS)
+    reader = zlib.decompressobj()
+    content = reader.decompress(data, 8 * MOST_CLIENTS + 1)
+    if not reader.eof:
+        raise ValueError("a packed column is cut off or too long")
     by_byte = numpy.frombuffer(content, numpy.uint8).reshape(8, -1)
     return numpy.ascontiguousarray(by_byte.T).view(kind).ravel()
 
