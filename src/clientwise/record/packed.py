@@ -122,7 +122,7 @@ class _Columns:
         self._column = lru_cache(KEPT_COLUMNS)(self._read_column)
         self._places = lru_cache(2)(self._read_places)
 
-    def value(self, lane: object, round_num: object, name: object, client: object) -> float | None:
+    def value(self, lane: int, round_num: int, name: str, client: int) -> float | None:
         """The value of a client in a column of a round; None where there is none."""
         column = self._column(lane, round_num, name)
         if column is None:
@@ -130,28 +130,28 @@ class _Columns:
         place = self._places(lane, round_num).get(client)
         return None if place is None else float(column[place])
 
-    def clients(self, lane: object, round_num: object) -> str:
+    def clients(self, lane: int, round_num: int) -> str:
         """The clients of a round in the order of their numbers, as JSON."""
         return str(sorted(self._places(lane, round_num)))
 
-    def _read_places(self, lane: object, round_num: object) -> dict[object, int]:
+    def _read_places(self, lane: int, round_num: int) -> dict[int, int]:
         data = self._data(lane, round_num, "client")
         if data is None:
             return {}
         clients = _unpacked(data, numpy.int64).tolist()
         return {client: place for place, client in enumerate(clients)}
 
-    def _read_column(self, lane: object, round_num: object, name: object) -> NDArray[Any] | None:
+    def _read_column(self, lane: int, round_num: int, name: str) -> NDArray[Any] | None:
         data = self._data(lane, round_num, name)
         if data is None:
-            values = self._normalised(lane, round_num, str(name))
+            values = self._normalised(lane, round_num, name)
         else:
             values = _unpacked(data, numpy.float64)
         if values is not None and len(values) != len(self._places(lane, round_num)):
             raise ValueError(f"{len(values)} values of {name}")
         return values
 
-    def _normalised(self, lane: object, round_num: object, name: str) -> NDArray[Any] | None:
+    def _normalised(self, lane: int, round_num: int, name: str) -> NDArray[Any] | None:
         """Normalised values of which only the scale is written."""
         kind, _, criterion = name.partition(" ")
         raw = self._data(lane, round_num, f"raw {criterion}")
@@ -160,7 +160,7 @@ class _Columns:
             return None
         return _divided(_unpacked(raw, numpy.float64), _unpacked(scale, numpy.float64)[:1])
 
-    def _data(self, lane: object, round_num: object, name: object) -> bytes | None:
+    def _data(self, lane: int, round_num: int, name: str) -> bytes | None:
         row = self._database.execute(
             "SELECT data FROM main.packed WHERE lane = ? AND round_num = ? AND name = ?",
             (lane, round_num, name),
