@@ -38,7 +38,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from json.encoder import encode_basestring
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from ...errors import needing
@@ -128,14 +127,12 @@ def leaves_of_round(
             continue
         where = "WHERE lane = ? AND round_num = ?"
         found = database.execute(f"SELECT * FROM {table} {where}", (lane, round_num))
-        rows = _encoded(found, version, ("client", "criterion"), table)
-        if any(client is not None for (client, _), _ in rows):
-            rows.sort(key=_by_client)
-        for (client, _), row in rows:
-            label = BEST if table == BEST else "round"
-            if client is not None:
-                label = client_label(client)
-            leaves.setdefault(label, []).append(row)
+        label = BEST if table == BEST else "round"
+        for (client, _), row in _by_client(
+            _encoded(found, version, ("client", "criterion"), table)
+        ):
+            own = label if client is None else client_label(client)
+            leaves.setdefault(own, []).append(row)
     return leaves
 
 
@@ -338,21 +335,34 @@ def _encoded(
     """
     columns = tuple(column[0] for column in found.description)
     rows = found.fetchall()
-    alike: dict[tuple[object, ...], list[int]] = {}
+    texts = [""] * len(rows)
+    for kinds, indices in _alike(rows).items():
+        order, template = _template(columns, kinds, version, table)
+        values = list(zip(*(rows[index] for index in indices), strict=True))
+        encoded = zip(
+            *(_each(ENCODERS[kinds[place]], values[place]) for place in order), strict=True
+        )
+        for index, text in zip(indices, map(template.__mod__, encoded), strict=True):
+            texts[index] = text
+    named = [_column(columns, rows, name) for name in key]
+    return list(zip(zip(*named, strict=True), texts, strict=True))
+
+
+def _alike(rows: Sequence[Sequence[Any]]) -> dict[tuple[object, ...], list[int]]:
+    """Which rows have values of the same types."""
+    found: dict[tuple[object, ...], list[int]] = {}
     for index, row in enumerate(rows):
         kinds: tuple[object, ...] = tuple(map(type, row))
         if 0 in row:
             kinds = tuple(map(_kind, row))
-        alike.setdefault(kinds, []).append(index)
-    texts = [""] * len(rows)
-    for kinds, indices in alike.items():
-        values = zip(*(rows[index] for index in indices), strict=True)
-        encoded = [ENCODERS[kind](column) for kind, column in zip(kinds, values, strict=True)]
-        write = _template(columns, kinds, version, table).format
-        for index, text in zip(indices, map(write, *encoded), strict=True):
-            texts[index] = text
-    named = [_column(columns, rows, name) for name in key]
-    return list(zip(zip(*named, strict=True), texts, strict=True))
+        found.setdefault(kinds, []).append(index)
+    return found
+
+
+def _each(encode: Callable[[Any], str], column: Sequence[Any]) -> Iterable[str]:
+    """Every value of a column, of which many are equal."""
+    texts = {value: encode(value) for value in set(column)}
+    return map(texts.__getitem__, column)
 
 
 def _column(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str) -> list[Any]:
@@ -366,25 +376,32 @@ def _column(columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str) ->
 @lru_cache(64)
 def _template(
     columns: tuple[str, ...], kinds: tuple[object, ...], version: int, table: str | None
-) -> str:
-    """The canonical JSON of a row of these types, with a field for each value."""
+) -> tuple[list[int], str]:
+    """Which columns a row of these types has, and its canonical JSON with a place for each."""
     present = sorted(
         (name, index, LETTERS[kind])
         for index, (name, kind) in enumerate(zip(columns, kinds, strict=True))
         if kind in LETTERS
     )
-    fields = {name: f"{{{index}}}" for name, index, _ in present}
+    fields = {name: "%s" for name, _, _ in present}
     if table is not None:
         fields["table"] = encode_basestring(table)
     if version >= WITH_TYPES:
         fields[TYPES] = encode_basestring("".join(letter for _, _, letter in present))
     items = [f"{encode_basestring(name)}:{text}" for name, text in sorted(fields.items())]
-    return f"{{{{{','.join(items)}}}}}"
+    return [index for _, index, _ in present], f"{{{','.join(items)}}}"
 
 
-def _by_client(row: Encoded) -> tuple[tuple[float, str], str]:
-    client, criterion = row[0]
-    return rank(0 if client is None else client), "" if criterion is None else str(criterion)
+def _by_client(rows: list[Encoded]) -> list[Encoded]:
+    """Rows by client, and those of a client by criterion."""
+    if all(client is None for (client, _), _ in rows):
+        return rows
+
+    def place(row: Encoded) -> tuple[tuple[float, str], str]:
+        client, criterion = row[0]
+        return rank(0 if client is None else client), str(criterion or "")
+
+    return sorted(rows, key=place)
 
 
 def rank(value: object) -> tuple[float, str]:
@@ -412,36 +429,27 @@ def _kind(value: Any) -> object:
     return type(value)
 
 
-def _integers(column: Sequence[int]) -> Iterable[str]:
-    if max(column) >= LARGEST_INTEGER or min(column) <= -LARGEST_INTEGER:
-        return [canonical(_plain(value)).decode() for value in column]
-    return map(str, column)
+def _integer(value: int) -> str:
+    return str(value) if abs(value) < LARGEST_INTEGER else f'"{value}"'
 
 
-def _floats(column: Sequence[float]) -> Iterable[str]:
-    return [
-        text
-        if text[-2:] != ".0" and "e" not in text and "n" not in text
-        else canonical(_plain(float(text))).decode()  # whole numbers, exponents and "inf"
-        for text in map(repr, column)
-    ]
+def _float(value: float) -> str:
+    text = repr(value)
+    if text.endswith(".0") or "e" in text or "n" in text:
+        return canonical(_plain(value)).decode()  # whole numbers, exponents and "inf"
+    return text
 
 
-def _texts(column: Sequence[str]) -> Iterable[str]:
-    return map(encode_basestring, column)
+def _digits(value: bytes) -> str:
+    return f'"{value.hex()}"'
 
 
-def _digits(column: Sequence[bytes]) -> Iterable[str]:
-    return [f'"{value.hex()}"' for value in column]
-
-
-ENCODERS: dict[object, Callable[[Sequence[Any]], Iterable[str]]] = {
-    int: _integers,
-    float: _floats,
-    NEGATIVE_ZERO: _floats,
-    str: _texts,
+ENCODERS: dict[object, Callable[[Any], str]] = {
+    int: _integer,
+    float: _float,
+    NEGATIVE_ZERO: _float,
+    str: encode_basestring,
     bytes: _digits,
-    NoneType: iter,  # is not written
 }
 
 
