@@ -112,7 +112,7 @@ def digests_of(salt: bytes, leaves: Leaves) -> dict[str, str]:
     """The digest of every leaf by its label; see `leaf_digest`."""
     digests = {}
     for label, rows in leaves.items():
-        leaf = f"[{canonical(label).decode()},[{','.join(rows)}]]"
+        leaf = f"[{encode_basestring(label)},[{','.join(rows)}]]"
         digests[label] = digest(leaf_salt(salt, label) + leaf.encode())
     return digests
 
