@@ -15,9 +15,10 @@ from __future__ import annotations
 import math
 import sqlite3
 import zlib
+from array import array
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
@@ -114,6 +115,13 @@ def _add_callbacks(database: sqlite3.Connection) -> None:
     database.create_function(CLIENTS, 2, columns.clients, deterministic=True)
 
 
+class _Column(NamedTuple):
+    """The values of a column, and the place of every client among them."""
+
+    places: dict[int, int]
+    values: array[float]
+
+
 class _Columns:
     """The packed columns of a database. Anybody may have written them."""
 
@@ -127,8 +135,9 @@ class _Columns:
         column = self._column(lane, round_num, name)
         if column is None:
             return None
-        place = self._places(lane, round_num).get(client)
-        return None if place is None else float(column[place])
+        places, values = column
+        place = places.get(client)
+        return None if place is None else values[place]
 
     def clients(self, lane: int, round_num: int) -> str:
         """The clients of a round in the order of their numbers, as JSON."""
@@ -141,15 +150,18 @@ class _Columns:
         clients = _unpacked(data, numpy.int64).tolist()
         return {client: place for place, client in enumerate(clients)}
 
-    def _read_column(self, lane: int, round_num: int, name: str) -> NDArray[Any] | None:
+    def _read_column(self, lane: int, round_num: int, name: str) -> _Column | None:
         data = self._data(lane, round_num, name)
         if data is None:
             values = self._normalised(lane, round_num, name)
         else:
             values = _unpacked(data, numpy.float64)
-        if values is not None and len(values) != len(self._places(lane, round_num)):
+        if values is None:
+            return None
+        places = self._places(lane, round_num)
+        if len(values) != len(places):
             raise ValueError(f"{len(values)} values of {name}")
-        return values
+        return _Column(places, array("d", values.tobytes()))
 
     def _normalised(self, lane: int, round_num: int, name: str) -> NDArray[Any] | None:
         """Normalised values of which only the scale is written."""
