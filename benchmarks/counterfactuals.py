@@ -97,8 +97,8 @@ def signing_seconds(network: str, rounds: int) -> float:
     with tempfile.TemporaryDirectory() as folder, patch.object(SignedChain, "add_round", timed):
         key = Path(folder) / "key"
         make_private_key(key)
-        config = config_of(network, rounds + 1, counterfactuals=True)
-        run(config, Path(folder) / "run", progress=False, signing_key=key)
+        experiment = load_experiment(config_of(network, rounds + 1, counterfactuals=True))
+        run(experiment, Path(folder) / "run", progress=False, signing_key=key)
     return sum(seconds[1:])
 
 

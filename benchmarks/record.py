@@ -1,6 +1,7 @@
 """The record of a long run with large cohorts: seconds to write a round, bytes on disk, seconds until the page is made.
 
 python benchmarks/record.py [--clients 1000000] [--cohort 100000] [--rounds 1000] [--recorded 1000]
+python benchmarks/record.py --clients 10000 --cohort 10000 --rounds 20 --recorded 10000    # bytes per participant
 
 The rounds are made up: random weights and criteria of evenly spaced clients, others in every round. With the defaults,
 the run has 10^8 participants. Exits with status 1 if the page takes more than two seconds of processor time.
@@ -23,6 +24,7 @@ from clientwise.core.objective.problem import Classification
 from clientwise.core.types import Refusal, RoundRecord
 from clientwise.experiment.config.settings import RecordSettings
 from clientwise.record.reading.folder import RunFolder
+from clientwise.record.schema import DATABASE
 from clientwise.record.writer import Store
 from clientwise.report.output.html import to_json
 from clientwise.report.output.page_json import as_json
@@ -87,6 +89,7 @@ def measure(place: Path, clients: int, cohort: int, rounds: int, recorded: int) 
     seen: list[RoundRecord] = []
     folder = cw.run(CONFIG, place / "run", on_round=lambda step: seen.append(step.record))
     kept = RecordSettings(clients=recorded).of(clients, 1)
+    recorded_cohort = cohort * min(recorded, clients) / clients
     store = Store(folder)
     store.set_clients(1, [10] * clients, [2] * clients, {})
     store.set_facts({"rounds": rounds})
@@ -107,6 +110,7 @@ def measure(place: Path, clients: int, cohort: int, rounds: int, recorded: int) 
         "write_seconds_per_round": spent / max(1, rounds - 1),
         "disk_mib": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         / 2**20,
+        "bytes_per_participant": (folder / DATABASE).stat().st_size / (recorded_cohort * rounds),
         "page_mib": len(page) / 2**20,
         "first_page_seconds": pages[0],
         "page_seconds": min(pages),

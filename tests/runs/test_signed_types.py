@@ -28,6 +28,7 @@ from clientwise.record.signed.chain import (
     SignedChain,
     canonical,
     leaf_digest,
+    leaves_of_round,
     links,
 )
 from clientwise.record.signed.keys import make_private_key, private_key, public_bytes
@@ -94,6 +95,38 @@ def without_types(database: sqlite3.Connection, table: str) -> None:
     database.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
     places = ", ".join("?" * len(columns))
     database.executemany(f"INSERT INTO {table} VALUES ({places})", rows)
+
+
+def test_rows_are_hashed_as_canonical_json() -> None:
+    """What `rfc8785` makes of every kind of value; entries of all versions are hashed so."""
+    values: list[Any] = [
+        *(0, -1, 2**53 - 1, 2**53, -(2**53), -(2**63)),
+        *(0.0, -0.0, 1.0, -3.0, 0.1, 1e-4, 9.9e-5, 1e-6, -1e-7, 5e-324, 1e16, 1e21, 1.5e300),
+        *(1 / 3, 123456789.123, float("inf"), float("-inf")),
+        *("", 'a "b": 1.0, c', "back\\slash", "\n\t\x00\x1f\x7f", "Zürich {0} %s", "\U0001f600"),
+        *(b"", b"\x00\xff", None),
+    ]
+    letters = {int: "i", float: "r", str: "t", bytes: "b"}
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.execute("CREATE TABLE participants (weight, lane, client, round_num)")
+        for client, value in enumerate(values, start=1):
+            row = (value, 1, client, 1)
+            database.execute("INSERT INTO participants VALUES (?, ?, ?, ?)", row)
+        for table in TABLES:
+            database.execute(f"CREATE TABLE IF NOT EXISTS {table} (lane, round_num)")
+        found = leaves_of_round(database, 1, 1)
+    for client, value in enumerate(values, start=1):
+        row = {"client": client, "lane": 1, "round_num": 1, "table": "participants"}
+        types = "iii"
+        if value is not None:
+            row["weight"] = value
+            types += "n" if str(value) == "-0.0" else letters[type(value)]
+        if isinstance(value, bytes):
+            row["weight"] = value.hex()
+        elif value in (2**53, -(2**53), -(2**63), float("inf"), float("-inf")):
+            row["weight"] = str(value)
+        row["$types"] = types
+        assert found[f"client {client}"] == [canonical(row).decode()], value
 
 
 def other_dresses(value: Any) -> Iterator[Any]:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ..errors import RunError
 from .migrations import migrate, refuse_newer, version_of
+from .packed import unpack_for_reading
 from .schema import DATABASE
 from .structure import refuse_programs
 
@@ -96,6 +97,7 @@ def _connect(folder: Path) -> sqlite3.Connection:
         refuse_programs(database)
         database.execute("PRAGMA temp_store = MEMORY")
         migrate(database, version, "temp")
+        unpack_for_reading(database)
     except BaseException:
         database.close()
         raise

@@ -15,6 +15,7 @@ from ..core.objective.loss import RobustLoss
 from ..core.objective.metrics import macro_f1, per_class_f1
 from ..core.objective.problem import Problem
 from ..core.types import Counterfactual, Evaluation, LookBack, Refusal, RoundRecord
+from .packed import is_packed, packed_columns
 from .reading.other_weights import NOBODY, REPORTED
 from .reading.rows import SHARES
 
@@ -27,6 +28,7 @@ COLUMNS = {  # besides the lane and the round
     "omitted": "accepted, without_weight, weight, hostile_weight, refusals, scores, scales",
     "look_back": "client, history_z, copies",
     "criteria": "client, criterion, raw, normalised",
+    "packed": "name, data",
     "local": "client, metric, loss",
     "sampled": "drawn, error",
     "counterfactuals": "kind, excluded, tested, metric, loss, reason",
@@ -102,7 +104,11 @@ def round_columns(
 
 
 def rows_of_round(
-    record: RoundRecord, hostile: Mapping[int, object], kept: Collection[int] | None
+    record: RoundRecord,
+    hostile: Mapping[int, object],
+    kept: Collection[int] | None,
+    *,
+    may_pack: bool,
 ) -> dict[str, Iterable[Row]]:
     """The rows of a round by table, without those of `rounds` and `best`.
 
@@ -110,6 +116,7 @@ def rows_of_round(
         record: the round.
         hostile: the hostile clients.
         kept: the clients that get rows of their own; None: all of them.
+        may_pack: whether a large round has packed columns.
     """
     rows: dict[str, Iterable[Row]] = {
         "sampled": _sampled(record, hostile),
@@ -130,10 +137,12 @@ def rows_of_round(
     if kept is not None:
         rows["omitted"] = [_omitted(record, kept, hostile)]
         record = _thinned(record, kept)
+    packs = may_pack and is_packed(record)
     return rows | {
-        "participants": _participants(record),
+        "participants": _participants(record, packs),
         "look_back": _look_back(record),
-        "criteria": _criteria(record),
+        "criteria": () if packs else _criteria(record),
+        "packed": packed_columns(record) if packs else (),
         "local": _own_results(record.local),
         "counterfactuals": _counterfactuals(record, hostile),
         "contributions": _contributions(record),
@@ -221,19 +230,20 @@ def _of_some(local: Evaluation, kept: Collection[int]) -> Evaluation:
     return replace(local, num_samples=num_samples)
 
 
-def _participants(record: RoundRecord) -> Iterator[Row]:
+def _participants(record: RoundRecord, packs: bool) -> Iterator[Row]:
     """Rows of `participants`: the accepted updates, then the refused ones."""
+    not_packed: dict[str, Tensor | None] = {} if packs else vars(record)
     moved = record.posterior is not None or not torch.equal(record.prior, record.weights)
     accepted = zip(
         record.client_ids,
-        _values(record.scores, record),
+        _values(not_packed.get("scores"), record),
         _values(record.prior if moved else None, record),
         _values(record.z, record),
         _values(record.posterior, record),
         _values(record.weights, record),
-        _values(record.influence, record),
-        _values(record.training_loss, record),
-        _values(record.seconds, record),
+        _values(not_packed.get("influence"), record),
+        _values(not_packed.get("training_loss"), record),
+        _values(not_packed.get("seconds"), record),
         strict=True,
     )
     for client, *values in accepted:

@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import RunError, shortened
 from .database import DAMAGE, refuse_links
 from .migrations import migrate, refuse_newer, refuse_older, version_of
+from .packed import unpack_into_rows
 from .round_rows import COLUMNS
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
 from .signed.chain import SignedChain
@@ -108,6 +109,7 @@ class RunDatabase:
         run = str(json.loads(self.fact("id") or '""'))
         chain = SignedChain(self._database, private_key(signing_key), run)
         with self._transaction():
+            unpack_into_rows(self._database)
             chain.add_missing()
         return chain
 

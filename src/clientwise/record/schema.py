@@ -8,7 +8,7 @@ that release (`tests/runs/fixtures`).
 from __future__ import annotations
 
 DATABASE = "run.sqlite"
-SCHEMA_VERSION = 9  # a database says its own in `PRAGMA user_version`
+SCHEMA_VERSION = 10  # a database says its own in `PRAGMA user_version`
 
 # Tables with rows about a round, by the columns `lane` and `round_num`.
 TABLES_BY_ROUND = (
@@ -24,6 +24,7 @@ TABLES_BY_ROUND = (
     "omitted",
     "look_back",
     "criteria",
+    "packed",
     "local",
     "sampled",
     "counterfactuals",
@@ -114,6 +115,9 @@ SCHEMA = (
     lane INTEGER, round_num INTEGER, client INTEGER,
     criterion TEXT, raw REAL, normalised REAL,
     PRIMARY KEY (lane, round_num, client, criterion)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS packed (  -- columns of large rounds; see `packed.py`
+    lane INTEGER, round_num INTEGER, name TEXT, data BLOB,
+    PRIMARY KEY (lane, round_num, name))""",
     """CREATE TABLE IF NOT EXISTS local (  -- a client's own test set, in rounds that evaluate it
     lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
     PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",

@@ -148,7 +148,8 @@ class Store(RunModels):
                 metric = float(shown.overall()[0])
                 if self._is_best(lane, metric, problem):
                     self._write_right(lane, record.round_num, metric, shown.right[0])
-            for table, rows in rows_of_round(record, hostile, kept).items():
+            may_pack = self._chain is None
+            for table, rows in rows_of_round(record, hostile, kept, may_pack=may_pack).items():
                 self._insert(table, lane, record.round_num, rows)
             if self._chain:
                 self._chain.add_round(lane, record.round_num)

@@ -82,8 +82,7 @@ class WeightReader(RunReader):
             ClientRoundRow,
             """SELECT round_num, score, prior, z, posterior, weight, influence, training_loss,
                    refusal, history_z, copies
-               FROM rounds CROSS JOIN participants INDEXED BY participants_by_round
-                   USING (lane, round_num)
+               FROM rounds CROSS JOIN participants USING (lane, round_num)
                    LEFT JOIN look_back USING (lane, round_num, client)
                WHERE lane = ? AND client = ? ORDER BY round_num""",
             method,
@@ -204,8 +203,7 @@ class WeightReader(RunReader):
         cells = self._rows(
             tuple[int, int, float, float],
             """SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight)
-               FROM rounds CROSS JOIN participants INDEXED BY participants_by_round
-                   USING (lane, round_num)
+               FROM rounds CROSS JOIN participants USING (lane, round_num)
                WHERE lane = ? AND (round_num - 1) % ? = 0 AND weight IS NOT NULL GROUP BY 1, 2""",
             rounds_per_cell,
             clients_per_cell,

@@ -122,7 +122,7 @@ class Comparison:
         elif now.position != link.position and (method, seed) in self._lanes:
             lane = self._lanes[method, seed]
             leaves = leaves_of_round(self._database, lane, round_num, link.version)
-            after = leaves.get(receipt["label"], [])
+            after = [json.loads(row) for row in leaves.get(receipt["label"], [])]
             may_lack = {LOCAL} if self._was_extended(now, leaves) else set()
             for change in _differences(receipt["rows"], after, may_lack):
                 yield f"{about}: {change} in entry {now.position} of {now.fields.get('time')}"
@@ -130,7 +130,7 @@ class Comparison:
     def _was_extended(self, link: Link, leaves: Leaves) -> bool:
         """Whether a round was the last one of a shorter run: its evaluation, of all clients, is deleted."""
         is_last = (*link.lane, link.number("round") + 1) not in self._live
-        tables = {row.get("table") for rows in leaves.values() for row in rows}
+        tables = {json.loads(row).get("table") for rows in leaves.values() for row in rows}
         return not is_last and LOCAL not in tables
 
 
