@@ -392,7 +392,6 @@ def _run_matrix(
     matrix: Matrix, folder: Path | None, resume: bool, jobs: int, accept_changes: bool
 ) -> None:
     """Run the cells of a matrix with progress, then print and report their results."""
-    from ..errors import MissingPackageError
     from ..experiment.matrix.runs import CellsFailedError, run_matrix
     from ..report.arena.report import write_arena
     from ..report.output.progress import show_progress
@@ -420,11 +419,8 @@ def _run_matrix(
         again = resume_command(error.folder)
         fail(f"{error}. The other cells are finished.\nRun the failed cells again with: {again}")
     print_matrix(folder)
-    try:
-        with err.status("Writing the report"):
-            page = str(write_arena(folder, folder / "report"))
-    except MissingPackageError as error:
-        page = f"none: {error}"
+    with err.status("Writing the report"):
+        page = write_arena(folder, folder / "report")
     print_lines([f"\nFolder  {folder}", f"Report  {page}"])
 
 

@@ -249,6 +249,18 @@ class Weighing:
         """The weights [n] that raw values [n, m] give."""
         return to_weights(self.score(self.names, divide(raw, self.normaliser(raw))))
 
+    def weights_of_cohorts(self, raw: Tensor) -> Tensor:
+        """The weights [k, n] that the raw values [k, n, m] of k cohorts give."""
+        if self.score.compares_clients:
+            return torch.stack([self.weights(cohort) for cohort in raw])
+        scales = torch.stack([self.normaliser(cohort) for cohort in raw])
+        values = divide(raw, scales[:, None])
+        # One call: a score that looks at each client alone takes the clients of all cohorts.
+        scores = self.score(self.names, values.flatten(0, 1)).reshape(raw.shape[:2])
+        totals = scores.sum(1, keepdim=True)
+        is_usable = (totals > 0) & (totals < torch.inf)
+        return torch.where(is_usable, scores / totals, 0.0)
+
 
 def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> Weighing | None:
     """A method's score in a round's order, and its normaliser; None where they are unknown."""
@@ -307,16 +319,16 @@ def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured
 
 def _what_if(how: Weighing, raw: Tensor) -> list[tuple[float, ...]]:
     """Every client's weight [n], had it the cohort's best value in one criterion [m]."""
+    count = len(raw)
     best = raw.max(0).values
-    result = []
-    for client in range(len(raw)):
-        weights = []
-        for column in range(raw.shape[1]):
-            changed = raw.clone()
-            changed[client, column] = best[column]
-            weights.append(float(how.weights(changed)[client]))
-        result.append(tuple(weights))
-    return result
+    columns = []
+    for column in range(raw.shape[1]):
+        changed = raw.repeat(
+            count, 1, 1
+        )  # a cohort for each client, in which that client has the best value
+        changed.diagonal(dim1=0, dim2=1)[column] = best[column]
+        columns.append(how.weights_of_cohorts(changed).diagonal())
+    return [tuple(weights) for weights in torch.stack(columns, 1).tolist()]
 
 
 def _one_by_one(how: Weighing, raw: Tensor) -> tuple[tuple[str, ...], list[list[float]]]:
