@@ -111,7 +111,7 @@ def test_overhead_compares_rounds_with_their_training() -> None:
 
 
 def test_record_measures_disk_and_page(tmp_path: Path) -> None:
-    result = record.measure(tmp_path, clients=200, cohort=50, rounds=3, recorded=20)
+    result = record.measure(tmp_path, clients=200, cohort=50, rounds=3, recorded=20, hostile=0.1)
     assert result["participants"] == 150
     assert result["disk_mib"] > 0
     assert 0 < result["page_seconds"] < 60

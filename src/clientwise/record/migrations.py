@@ -96,6 +96,16 @@ def _version_9(database: sqlite3.Connection, into: Into) -> None:
     database.execute(f"INSERT INTO main.refusals {REFUSALS_OF_0_2_0}")
 
 
+def _version_10(database: sqlite3.Connection, into: Into) -> None:
+    """Large rounds have sums over their participants."""
+    database.execute(
+        f"""CREATE TABLE {into}.sums (
+            lane INTEGER, round_num INTEGER, participants INTEGER, hostile_weight REAL,
+            clients_per_cell INTEGER, cells BLOB,
+            PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
+    )
+
+
 # Version 0.2.0 knew causes and kinds by its sentences. Nothing else reads them. A detail stands
 # between the beginning of a sentence and its end.
 KEPT_OF_0_2_0 = """WITH said (cause, start, finish) AS (VALUES
@@ -134,4 +144,4 @@ REFUSALS_OF_0_2_0 = """SELECT lane, round_num, refusal AS reason,
     GROUP BY lane, round_num, refusal"""
 
 # The first leads from OLDEST_VERSION to the next.
-MIGRATIONS: list[Migration] = [_version_9]
+MIGRATIONS: list[Migration] = [_version_9, _version_10]
