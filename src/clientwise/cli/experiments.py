@@ -172,9 +172,7 @@ def run(
         fail(f"{file}: is a folder. To continue the run in it, add --resume.")
     folder = out_folder or (file if is_folder else None)
     with stop_politely(folder if resume else None):
-        # Imported here: this takes seconds, in which the command may be stopped
-        from ..experiment.matrix.grid import Matrix
-
+        # Here: importing PyTorch takes seconds, in which the command may be stopped
         loaded = load(
             _config_in(file) if is_folder else file,
             changes,
@@ -188,6 +186,8 @@ def run(
             trackers=trackers,
             data_dir=data_dir,
         )
+        from ..experiment.matrix.grid import Matrix
+
         _refuse_unfit(loaded, jobs, signing_key, tsa)
         if folder is None and resume:
             folder = _unfinished(loaded)
@@ -218,12 +218,12 @@ def check(
 
     Example: clientwise check my.toml --seeds 1-5
     """
+    loaded = load(file, changes, preset, seeds=seeds, methods=methods, data_dir=data_dir)
     from ..experiment.checks.describe import describe
-    from ..experiment.load import presets_of
+    from ..experiment.config_file import presets_of
     from ..experiment.matrix.grid import Matrix
     from ..launch import deployed_data, nodes_of
 
-    loaded = load(file, changes, preset, seeds=seeds, methods=methods, data_dir=data_dir)
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
         return
