@@ -119,9 +119,9 @@ def audit(
     rows = every
     num_known = None
     if notable and sum(row.refusal is None for row in every) > MAX_COHORT:
-        known = [row for row in every if _path(row, NOTHING_ELSE, shares)]
-        num_known = len(known)
-        rows = _notable(every, known, shares)
+        complete = [row for row in every if _path(row, NOTHING_ELSE, shares)]
+        num_known = len(complete)
+        rows = _notable(every, complete, shares)
     is_whole = rows is every
     clients = None if is_whole else [row.client for row in rows]
     measured = _by_client(run.criteria(method, seed, round_num, clients))
