@@ -237,8 +237,7 @@ class WeightReader(RunReader):
                    EXCEPT SELECT lane, round_num FROM sums
                    WHERE lane = ?1 AND clients_per_cell = ?3)
                SELECT (round_num - 1) / ?2, client / ?3, AVG(weight), TOTAL(weight)
-               FROM unsummed CROSS JOIN participants INDEXED BY participants_by_round
-                   USING (lane, round_num)
+               FROM unsummed CROSS JOIN participants USING (lane, round_num)
                WHERE weight IS NOT NULL GROUP BY 1, 2""",
             lane,
             rounds_per_cell,
