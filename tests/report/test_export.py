@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
 import re
@@ -210,6 +211,14 @@ def test_the_command_writes_the_figures_that_it_is_asked_for(tmp_path: Path) -> 
     refused = CliRunner().invoke(app, ["report", str(folder), "--figures", "jpg"])
     assert refused.exit_code == 2
     assert "--figures jpg: write one or several of pdf, png, svg" in refused.output
+
+
+def test_garbage_is_collected_again_after_a_report(tmp_path: Path) -> None:
+    run = cw.Run(write_run(tmp_path / "run", rounds=1, clients=2))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        write_report([run], tmp_path / "file")
+    assert gc.isenabled()
 
 
 def test_a_report_loads_and_opens_only_what_it_needs(tmp_path: Path) -> None:

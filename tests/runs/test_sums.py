@@ -86,7 +86,9 @@ def test_cells_are_about_clients_with_rows_and_counts_about_all(tmp_path: Path) 
     assert 0 < sum(ours.totals) < 0.9
 
 
-@pytest.mark.parametrize("cells", ["x'00'", "'text'", "x'000000000000f07f00000000'"])
+@pytest.mark.parametrize(
+    "cells", ["x'00'", "'text'", "zeroblob(12 * 151)", "x'000000000000f07f00000000'"]
+)
 def test_cells_that_anybody_wrote_are_damage(run: RunFolder, tmp_path: Path, cells: str) -> None:
     broken = changed(run, tmp_path / "run", f"UPDATE sums SET cells = {cells}")
     with pytest.raises(RunError, match="damaged"):

@@ -62,7 +62,7 @@ def sums_of_round(
 def read_cells(cells: bytes) -> tuple[NDArray[Any], NDArray[Any]]:
     """The sums of weights and the numbers of weights of every cell; ValueError for what is none."""
     height, rest = divmod(len(cells), BYTES)
-    if rest:
+    if rest or height > CELLS:
         raise ValueError(f"{len(cells)} bytes of cells")
     totals = numpy.frombuffer(cells, "<f8", height)
     counts = numpy.frombuffer(cells, "<u4", height, offset=8 * height)
