@@ -96,6 +96,7 @@ def in_the_base_install() -> Path:
     assert "class_weights" in command("list")
     assert "FedAvg" in command("show", "run")
     command("statement", "run")
+    assert "report.html" in command("report", "run")
     command("export", "run", "--method", "FedAvg")
     command("--help")
     return folder
@@ -113,7 +114,7 @@ def with_extras(folder: Path) -> None:
     """What needs an extra, by the name of the extra and of the attempt."""
     run = cw.Run(folder)
     attempt("report figure", run.figure)
-    attempt("report command", lambda: command("report", "run"))
+    attempt("report command", lambda: command("report", "run", "--figures", "pdf"))
     attempt("tables frame", lambda: run.frame("rounds"))
     Path("rows.csv").write_text("a,y\n" + "1,x\n2,y\n" * 20, encoding="utf-8")
     csv = write("csv.toml", 'data = { name = "table", files = "rows.csv", target = "y" }\n')

@@ -111,7 +111,27 @@ def test_extras_name_extras_that_exist() -> None:
         ("import clientwise", {"annotated_types", "numpy", "pydantic", "rich", "torch", "typer"}),
         ("command('--help')", {"numpy", "pydantic", "torch"}),
         ("command('list')", {"numpy", "pydantic", "torch"}),
-        ("command('check', 'first.toml')", {"matplotlib", "pandas", "scipy", "sklearn"}),
+        (
+            "command('check', 'first.toml')",
+            {
+                *(
+                    "matplotlib",
+                    "pandas",
+                    "scipy",
+                    "sklearn",
+                    "sympy",
+                    "torch._dynamo",
+                    "functorch",
+                ),
+                *("clientwise.experiment.running.runner", "clientwise.record.writer"),
+                "clientwise.report.document",
+            },
+        ),
+        ("refused('check', 'nowhere.toml')", {"numpy", "torch"}),
+        ("refused('check', 'broken.toml')", {"numpy", "torch"}),
+        ("refused('check', 'first.toml', '--methods', 'FedAvgg')", {"numpy", "torch"}),
+        ("refused('run', 'first.toml', '--preset', 'quikc')", {"numpy", "torch"}),
+        ("refused('run', 'misspelt.toml')", {"numpy", "torch"}),
     ],
 )
 def test_commands_import_only_what_they_need(
@@ -122,11 +142,21 @@ def test_commands_import_only_what_they_need(
         for block in (ROOT / "README.md").read_text("utf-8").split("```toml\n")[1:]
     )
     (tmp_path / "first.toml").write_text(config, encoding="utf-8")
+    (tmp_path / "broken.toml").write_text(config + "rounds = [", encoding="utf-8")
+    misspelt = config.replace('"AdaFed"', '"AdaFde"')
+    (tmp_path / "misspelt.toml").write_text(misspelt, encoding="utf-8")
     lines = [
         "import sys",
         "def command(*words):",
         "    from clientwise.cli import app",
         "    app(words, standalone_mode=False)",
+        "def refused(*words):",
+        "    from clientwise.errors import ConfigError",
+        "    try:",
+        "        command(*words)",
+        "    except ConfigError:",
+        "        return",
+        "    raise AssertionError",
         program,
         "print()",
         "print(*sorted(sys.modules))",

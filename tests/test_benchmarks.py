@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import pytest
 
+import commands
 import gpu_cost
 import history
 import ours
@@ -112,10 +113,16 @@ def test_overhead_compares_rounds_with_their_training() -> None:
 
 
 def test_record_measures_disk_and_page(tmp_path: Path) -> None:
-    result = record.measure(tmp_path, clients=200, cohort=50, rounds=3, recorded=20)
+    result = record.measure(tmp_path, clients=200, cohort=50, rounds=3, recorded=20, hostile=0.1)
     assert result["participants"] == 150
     assert result["disk_mib"] > 0
     assert 0 < result["page_seconds"] < 60
+
+
+def test_commands_counts_the_time_of_a_process_that_ended(tmp_path: Path) -> None:
+    assert 0.05 < commands.seconds(["-c", "sum(range(10**7))"], tmp_path) < 60
+    with pytest.raises(subprocess.CalledProcessError):
+        commands.seconds(["-c", "raise SystemExit(2)"], tmp_path)
 
 
 def test_scale_measures_memory_and_time() -> None:

@@ -23,7 +23,8 @@ from .experiment.config.presets import merge
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
 from .experiment.config.tables import ConfigTable
-from .experiment.load import make_experiment, read_config
+from .experiment.config_file import read_config
+from .experiment.load import make_experiment
 from .experiment.running.lanes import Progress
 from .experiment.running.runner import EngineFactory, Stopped
 from .launch import run as run_folder

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from torch import nn
@@ -14,11 +15,11 @@ from .data.federated import FederatedData, Samples
 from .errors import ClientwiseError, ConfigError, MissingPackageError, needing
 from .experiment.config.schema import Experiment
 from .experiment.load import load_experiment
-from .experiment.running import runner
-from .experiment.running.lanes import Progress
-from .experiment.running.runner import EngineFactory
 from .models.own import OwnModel
-from .report.output.progress import show_progress, somebody_watches
+
+if TYPE_CHECKING:
+    from .experiment.running.lanes import Progress
+    from .experiment.running.runner import EngineFactory
 
 log = logging.getLogger("clientwise")
 HOW = {  # to register a function in a plugin, by the kind of part
@@ -43,6 +44,8 @@ def run(
     signing_key: str | Path | None = None,
 ) -> Path:
     """Run an experiment, and return the run folder. `fitting.run` describes the arguments."""
+    from .experiment.running import runner  # imported here: `check` does not need it
+
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
         _refuse_other_processes(experiment, "your model", "cw.MODELS.register")
@@ -85,6 +88,8 @@ def _showing(
     progress: bool | None, on_round: Callable[[Progress], None] | None
 ) -> AbstractContextManager[Callable[[Progress], None] | None]:
     """A context with the function to call after every round, if any."""
+    from .report.output.progress import show_progress, somebody_watches
+
     console = Console(stderr=True, highlight=False)
     if on_round is not None or progress is False:
         return nullcontext(on_round)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -155,18 +155,21 @@ class Run(RunFolder):
             return self.predictor(method, seed).predict(inputs)
         return predict_samples(network, inputs, about)
 
-    def report(self, out: str | Path | None = None) -> Path:
-        """Write the report: one HTML page, and beside it figures (PNG, SVG) and tables (CSV, Markdown, LaTeX).
+    def report(
+        self, out: str | Path | None = None, figures: Collection[Literal["pdf", "png", "svg"]] = ()
+    ) -> Path:
+        """Write the report: one HTML page, and beside it tables (CSV, Markdown, LaTeX).
 
         Args:
             out: the folder; by default `report` in the run folder.
+            figures: the formats in which all figures are drawn as files, too.
 
         Returns:
             The page.
         """
         from .report.output.export import write_report
 
-        return write_report([self], Path(out or self.folder / "report"))
+        return write_report([self], Path(out or self.folder / "report"), figures=figures)
 
     def _only_method(self, what: str) -> str:
         """The method, where there is one."""

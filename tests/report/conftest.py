@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import clientwise as cw
-from clientwise.report.output.export import write_report
+from clientwise.report.output.export import FORMATS, write_report
 
 CONFIG: dict[str, Any] = {
     "name": "shown",
@@ -55,7 +55,7 @@ def run_folder(shown: cw.Run) -> Path:
 @pytest.fixture(scope="session")
 def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of its report; drawing the figures takes a while."""
-    return write_report([shown], tmp_path_factory.mktemp("report")).parent
+    return write_report([shown], tmp_path_factory.mktemp("report"), figures=FORMATS).parent
 
 
 MOVED: dict[str, Any] = CONFIG | {

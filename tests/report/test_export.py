@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
 import os
 import re
+import subprocess
+import sys
+import textwrap
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -136,6 +140,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         Document("report", [], [Section("s", "all", "", [TABLE, line])]),
         tmp_path,
         lambda path: None,
+        figures=["png"],
     )
     assert precious.read_bytes() == b"precious"
     assert (tmp_path / "figures" / "s-c.png").read_bytes()[:4] == b"\x89PNG"
@@ -183,13 +188,67 @@ def test_figures_for_papers_are_a_column_wide_with_true_type_fonts(
     assert _page_width((tmp_path / "wide.pdf").read_bytes()) == pytest.approx(6.8)
 
 
-def test_the_command_writes_wide_figures(tmp_path: Path) -> None:
+def test_the_command_writes_the_figures_that_it_is_asked_for(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=2, clients=3)
-    done = CliRunner().invoke(app, ["report", str(folder), "--wide"])
-    assert done.exit_code == 0, done.output
-    assert "figures (PNG, SVG, PDF)" in done.output
-    curves = (folder / "report" / "figures" / "curves-metric.pdf").read_bytes()
+    figures = folder / "report" / "figures"
+
+    def report(*options: str) -> str:
+        done = CliRunner().invoke(app, ["report", str(folder), *options])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    assert "--figures pdf draws figures for a paper" in report()
+    assert (folder / "report" / "tables" / "result-summary.csv").is_file()
+    assert not figures.exists()
+    assert "figures (PDF)" in report("--wide")
+    curves = (figures / "curves-metric.pdf").read_bytes()
     assert _page_width(curves) == pytest.approx(6.8)
+    assert {path.suffix for path in figures.iterdir()} == {".pdf"}
+    assert "figures (PDF, SVG)" in report("--figures", "svg, PDF")
+    curves = (figures / "curves-metric.pdf").read_bytes()
+    assert _page_width(curves) == pytest.approx(3.3)
+    assert {path.suffix for path in figures.iterdir()} == {".pdf", ".svg"}
+    refused = CliRunner().invoke(app, ["report", str(folder), "--figures", "jpg"])
+    assert refused.exit_code == 2
+    assert "--figures jpg: write one or several of pdf, png, svg" in refused.output
+
+
+def test_garbage_is_collected_again_after_a_report(tmp_path: Path) -> None:
+    run = cw.Run(write_run(tmp_path / "run", rounds=1, clients=2))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        write_report([run], tmp_path / "file")
+    assert gc.isenabled()
+
+
+def test_a_report_loads_and_opens_only_what_it_needs(tmp_path: Path) -> None:
+    opened = []
+    for rounds in (2, 9):
+        folder = write_run(tmp_path / f"run{rounds}", rounds=rounds, clients=3)
+        program = f"""
+            import sys
+            opened = []
+            sys.addaudithook(lambda event, _: opened.append(event) if event == "sqlite3.connect" else None)
+            from clientwise.cli import app
+            from clientwise.report.statistics import Contingency, paired_difference
+            app(["report", {str(folder)!r}], standalone_mode=False)
+            assert paired_difference([1.0, 2.0], [3.0, 5.0]).p_value
+            assert Contingency(0, 1, 2, 3).p_value
+            print()
+            print(len(opened), *sys.modules)
+        """
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        number, *loaded = done.stdout.splitlines()[-1].split()
+        opened.append(int(number))
+        slow = {"matplotlib", "pandas", "PIL", "scipy.stats", "sklearn", "sympy", "torch._dynamo"}
+        assert not slow & {*loaded}
+    assert opened[0] == opened[1]
 
 
 def test_printed_lines_differ_without_colours() -> None:

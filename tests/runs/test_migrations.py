@@ -166,7 +166,7 @@ def test_a_folder_of_an_older_version_is_read_and_left_as_it_is(
     commands: list[list[Any]] = [["show", folder]]
     if name != "matrix":
         commands.append(["show", folder, "--round", 2])
-    if name in ("clock", "matrix"):  # it draws all figures, which takes seconds
+    if name in ("clock", "matrix"):  # a process takes seconds
         commands.append(["report", folder, "--out", tmp_path / "report"])
     for command in commands:
         done = processes.run(processes.COMMAND, *command)

@@ -178,9 +178,7 @@ def run(
         fail(f"{file}: is a folder. To continue the run in it, add --resume.")
     folder = out_folder or (file if is_folder else None)
     with stop_politely(folder if resume else None):
-        # Imported here: this takes seconds, in which the command may be stopped
-        from ..experiment.matrix.grid import Matrix
-
+        # Here: importing PyTorch takes seconds, in which the command may be stopped
         loaded = load(
             _config_in(file) if is_folder else file,
             changes,
@@ -194,6 +192,8 @@ def run(
             trackers=trackers,
             data_dir=data_dir,
         )
+        from ..experiment.matrix.grid import Matrix
+
         _refuse_unfit(loaded, jobs, signing_key, tsa)
         if folder is None and resume:
             folder = _unfinished(loaded)
@@ -224,12 +224,12 @@ def check(
 
     Example: clientwise check my.toml --seeds 1-5
     """
+    loaded = load(file, changes, preset, seeds=seeds, methods=methods, data_dir=data_dir)
     from ..experiment.checks.describe import describe
-    from ..experiment.load import presets_of
+    from ..experiment.config_file import presets_of
     from ..experiment.matrix.grid import Matrix
     from ..launch import deployed_data, nodes_of
 
-    loaded = load(file, changes, preset, seeds=seeds, methods=methods, data_dir=data_dir)
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
         return
@@ -402,7 +402,6 @@ def _run_matrix(
     matrix: Matrix, folder: Path | None, resume: bool, jobs: int, accept_changes: bool
 ) -> None:
     """Run the cells of a matrix with progress, then print and report their results."""
-    from ..errors import MissingPackageError
     from ..experiment.matrix.runs import CellsFailedError, run_matrix
     from ..report.arena.report import write_arena
     from ..report.output.progress import show_progress
@@ -430,11 +429,8 @@ def _run_matrix(
         again = resume_command(error.folder)
         fail(f"{error}. The other cells are finished.\nRun the failed cells again with: {again}")
     print_matrix(folder)
-    try:
-        with err.status("Writing the report"):
-            page = str(write_arena(folder, folder / "report"))
-    except MissingPackageError as error:
-        page = f"none: {error}"
+    with err.status("Writing the report"):
+        page = write_arena(folder, folder / "report")
     print_lines([f"\nFolder  {folder}", f"Report  {page}"])
 
 

@@ -70,18 +70,25 @@ def load(
         preset: the name of a preset.
         keys: texts of other options, by the key of the config's top level that they replace.
     """
-    from ..experiment.matrix import grid as matrix
+    from ..experiment.config_file import read_config
 
-    return matrix.load(file, changes or [], _values(keys), preset)
+    replaced = _values(keys)
+    where, table = read_config(file, changes or [], replaced, preset)
+    from ..experiment.matrix import grid  # PyTorch, for which a wrong file need not wait
+
+    return grid.make(where, table, replaced)
 
 
 def load_single(
     file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any
 ) -> Experiment:
     """The experiment of a config file, for commands that do not take a matrix; see `load`."""
-    from ..experiment.load import load_experiment
+    from ..experiment.config_file import read_config
 
-    return load_experiment(file, changes or [], _values(keys), preset)
+    where, table = read_config(file, changes or [], _values(keys), preset)
+    from ..experiment.load import make_experiment
+
+    return make_experiment(where, table)
 
 
 def load_tuning(

@@ -19,6 +19,7 @@ from .options import RunArgument
 
 if TYPE_CHECKING:
     from ..record.reading.folder import RunFolder
+    from ..report.output.export import Format
 
 
 def show(
@@ -170,14 +171,22 @@ def report(
             show_default=False,
         ),
     ] = None,
+    figures: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT,FORMAT",
+            help="Also draw all figures as files: pdf (for papers), png, svg.",
+            show_default=False,
+        ),
+    ] = None,
     wide: Annotated[
         bool,
         typer.Option("--wide", help="PDF figures for two columns: 6.8 in wide instead of 3.3 in."),
     ] = False,
 ) -> None:
-    """Write a report: one HTML file, all figures (PNG, SVG, PDF), all tables (CSV, Markdown, LaTeX).
+    """Write a report: one HTML file, all tables (CSV, Markdown, LaTeX), and figures if asked for.
 
-    Example: clientwise report runs/one runs/two
+    Example: clientwise report runs/one runs/two --figures pdf,svg
     """
     from ..experiment.matrix.grid import is_matrix
     from ..experiment.running.folders import newest_run
@@ -187,6 +196,7 @@ def report(
     from ..report.output.paper import COLUMN, PAGE
 
     width = PAGE if wide else COLUMN
+    formats = parse_formats(figures or ("pdf" if wide else ""))
     names = unique_names(folders or [newest_run()])
     first, *others = names.values()
     for folder in names.values():
@@ -201,16 +211,25 @@ def report(
             status.update(f"Writing the report: {escape(path.name)}")
 
         if is_matrix(first):
-            page = write_arena(first, target, on_file, width)
+            page = write_arena(first, target, on_file, width, formats)
         else:
             found = [RunFolder(folder, name) for name, folder in names.items()]
-            page = write_report(found, target, on_file, width)
-    print_lines(
-        [
-            f"Report       {page}",
-            "Beside it    figures (PNG, SVG, PDF) and tables (CSV, Markdown, LaTeX)",
-        ]
-    )
+            page = write_report(found, target, on_file, width, formats)
+    beside = "tables (CSV, Markdown, LaTeX); --figures pdf draws figures for a paper"
+    if formats:
+        beside = f"figures ({', '.join(formats).upper()}) and tables (CSV, Markdown, LaTeX)"
+    print_lines([f"Report       {page}", f"Beside it    {beside}"])
+
+
+def parse_formats(text: str) -> list[Format]:
+    """The formats of figures that a text lists, separated by commas."""
+    from ..report.output.export import FORMATS
+
+    wanted = [word.strip().lower() for word in text.split(",") if word.strip()]
+    for word in wanted:
+        if word not in FORMATS:
+            fail(f"--figures {text}: write one or several of {', '.join(FORMATS)}")
+    return [known for known in FORMATS if known in wanted]
 
 
 def print_results(run: RunFolder) -> None:

@@ -97,11 +97,17 @@ def _version_9(database: sqlite3.Connection, into: Into) -> None:
 
 
 def _version_10(database: sqlite3.Connection, into: Into) -> None:
-    """Large rounds have compressed columns."""
+    """Large rounds have compressed columns, and sums over their participants."""
     database.execute(
         f"""CREATE TABLE {into}.packed (
             lane INTEGER, round_num INTEGER, name TEXT, data BLOB,
             PRIMARY KEY (lane, round_num, name))"""
+    )
+    database.execute(
+        f"""CREATE TABLE {into}.sums (
+            lane INTEGER, round_num INTEGER, participants INTEGER, hostile_weight REAL,
+            clients_per_cell INTEGER, cells BLOB,
+            PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
     )
 
 

@@ -40,6 +40,7 @@ COLUMNS = {  # besides the lane and the round
     "privacy": "epsilon, clip, deviation",
     "adapters": "residual",
     "server_steps": "position, step, loss, used",
+    "sums": "participants, hostile_weight, clients_per_cell, cells",
 }
 
 

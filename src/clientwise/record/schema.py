@@ -30,6 +30,7 @@ TABLES_BY_ROUND = (
     "counterfactuals",
     "contributions",
     "best",
+    "sums",
 )
 
 # One statement each. `structure.py` accepts plain columns, keys and indexes, and nothing else.
@@ -140,6 +141,11 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS best (  -- samples that the best model so far classified correctly
     lane INTEGER, round_num INTEGER, metric REAL,
     num_samples INTEGER, bits BLOB,  -- one bit per sample, the first one first
+    PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
+    """CREATE TABLE IF NOT EXISTS sums (  -- over the participants of a large round; see `sums.py`
+    lane INTEGER, round_num INTEGER,
+    participants INTEGER, hostile_weight REAL,  -- also of those without rows
+    clients_per_cell INTEGER, cells BLOB,  -- weights of clients with neighbouring numbers
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS chain (  -- of signed records; see `signed/chain.py`
     position INTEGER PRIMARY KEY,

@@ -17,6 +17,7 @@ from .files import kept_path, kept_rounds
 from .round_rows import reported_evaluation, round_columns, rows_of_round
 from .run_models import RunModels
 from .schema import TABLES_BY_ROUND
+from .sums import CELLS, sums_of_round
 
 _ROUNDS = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
 
@@ -151,6 +152,10 @@ class Store(RunModels):
             may_pack = self._chain is None
             for table, rows in rows_of_round(record, hostile, kept, may_pack=may_pack).items():
                 self._insert(table, lane, record.round_num, rows)
+            num_clients = self._num_clients(lane)
+            if num_clients > CELLS:
+                sums = sums_of_round(record, hostile, kept, num_clients)
+                self._insert("sums", lane, record.round_num, [sums])
             if self._chain:
                 self._chain.add_round(lane, record.round_num)
 
@@ -260,6 +265,15 @@ class Store(RunModels):
                 )
                 if self._chain:
                     self._chain.add_round(*key)
+
+    def _num_clients(self, lane: int) -> int:
+        """The clients of a lane; 0 where they are not written."""
+        (highest,) = self._database.execute(
+            """SELECT MAX(client) FROM clients
+               WHERE seed = (SELECT seed FROM lanes WHERE lane = ?)""",
+            (lane,),
+        ).fetchone()
+        return 0 if highest is None else int(highest) + 1
 
     def _names(self, lane: int) -> dict[int, str]:
         """The names of a lane's clients, where they have any."""

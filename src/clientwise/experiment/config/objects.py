@@ -40,7 +40,7 @@ _given: ContextVar[dict[tuple[str, str], object] | None] = ContextVar("_given", 
 
 
 @contextmanager
-def unique_names() -> Iterator[None]:
+def one_object_per_name() -> Iterator[None]:
     """A context for one config: objects of the same name that do not do the same are refused."""
     token = _given.set({})
     try:
@@ -231,7 +231,7 @@ def _adopted(registry: Registry[Any], function: Callable[..., Any]) -> str:
 def _adopt(
     registry: Registry[Any], name: str, part: Any, declared: Declaration, given: object
 ) -> None:
-    """Register what was made of a given object; within `unique_names`, refuse another of its name."""
+    """Register what was made of a given object; within `one_object_per_name`, refuse another of its name."""
     known = _given.get()
     first = given if known is None else known.setdefault((registry.kind, name), given)
     if not do_the_same(first, given):

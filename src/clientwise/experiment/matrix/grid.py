@@ -37,7 +37,8 @@ from ..config.presets import merge
 from ..config.schema import Experiment
 from ..config.tables import ConfigTable
 from ..config.values import Name
-from ..load import make_experiment, read_config, set_value
+from ..config_file import read_config, set_value
+from ..load import make_experiment
 from ..tune.search import Values, combinations, dotted, read_space
 
 CLEAN = "clean"
@@ -158,7 +159,13 @@ def load(
         replaced: values for keys of the top level.
         preset: the name of one of its presets.
     """
-    where, table = read_config(source, overrides, replaced, preset)
+    return make(*read_config(source, overrides, replaced, preset), replaced)
+
+
+def make(
+    where: str, table: dict[str, Any], replaced: Mapping[str, Any] | None = None
+) -> Experiment | Matrix:
+    """The experiment or matrix that a table describes, validated; see `load`."""
     if "matrix" in table:
         if replaced and "methods" in replaced:
             table["matrix"] = _with_known_oracle(table)

@@ -21,7 +21,7 @@ from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, 
 from ...errors import ClientwiseError, ConfigError, RunError
 from ...limits import gigabytes
 from ...writing import make_folder, write_atomically
-from ..load import read_config
+from ..config_file import read_config
 from ..running.folders import new_folder
 from ..running.lanes import Progress
 from ..running.machine import change_of_machine, in_words

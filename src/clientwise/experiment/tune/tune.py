@@ -37,7 +37,8 @@ from ..config.methods import MethodSettings, Tuned
 from ..config.schema import Experiment
 from ..config.tables import ConfigTable
 from ..config.values import MOST_SEEDS, Name, Seed
-from ..load import make_experiment, read_config, set_value
+from ..config_file import read_config, set_value
+from ..load import make_experiment
 from .search import KeyPath, Space, Values, dotted, read_space, search, search_by_optuna
 
 # Ten to the power of thirds. The rates of experiments/p1-*.toml are in this grid.

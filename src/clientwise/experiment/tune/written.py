@@ -12,7 +12,8 @@ from ...errors import ConfigError
 from ..config.methods import MethodSettings
 from ..config.named import name_of
 from ..config.schema import Experiment
-from ..load import given_methods, load_experiment, load_method, read_config, set_value
+from ..config_file import given_methods, read_config, set_value
+from ..load import load_experiment, load_method
 from .search import KeyPath, dotted
 from .tune import Trial, Tuning
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
+from ..sums import clients_per_cell, read_cells
 from .reader import RunReader, thinned
 from .rows import (
     ArrivedRow,
@@ -20,6 +22,15 @@ from .rows import (
     RefusalRow,
     WeightGrid,
 )
+
+
+class _Cell(NamedTuple):
+    """Weights of a heat map's row in a column."""
+
+    column: int
+    row: int
+    mean: float
+    total: float
 
 
 class WeightReader(RunReader):
@@ -65,16 +76,17 @@ class WeightReader(RunReader):
             seed,
         )
 
-    def criteria(self, method: str, seed: int, round_num: int) -> list[CriterionRow]:
-        """The criteria measured in a round."""
-        return self._lane_rows(
-            CriterionRow,
-            """SELECT client, criterion, raw, normalised FROM criteria
-               WHERE lane = ? AND round_num = ?""",
-            method,
-            seed,
-            round_num,
-        )
+    def criteria(
+        self, method: str, seed: int, round_num: int, clients: Sequence[int] | None = None
+    ) -> list[CriterionRow]:
+        """The criteria measured in a round, of these clients or of all."""
+        sql = """SELECT client, criterion, raw, normalised FROM criteria
+                 WHERE lane = ? AND round_num = ?"""
+        values: list[object] = [round_num]
+        if clients is not None:
+            sql += " AND client IN (SELECT value FROM json_each(?))"
+            values.append(json.dumps(list(clients)))
+        return self._lane_rows(CriterionRow, sql, method, seed, *values)
 
     def client_rounds(self, method: str, seed: int, client: int) -> list[ClientRoundRow]:
         """Every round in which a client took part."""
@@ -168,12 +180,14 @@ class WeightReader(RunReader):
         """(round, weight of all hostile clients together)."""
         rows = self._rows(
             tuple[int, float],
-            """SELECT round_num, (
-                   SELECT TOTAL(weight) FROM participants
+            """SELECT round_num, COALESCE(
+                   (SELECT hostile_weight FROM sums
+                       WHERE lane = rounds.lane AND round_num = rounds.round_num),
+                   (SELECT TOTAL(weight) FROM participants
                    WHERE lane = rounds.lane AND round_num = rounds.round_num AND client IN (
                        SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
                    ) + (SELECT TOTAL(hostile_weight) FROM omitted
-                       WHERE lane = rounds.lane AND round_num = rounds.round_num)
+                       WHERE lane = rounds.lane AND round_num = rounds.round_num))
                FROM rounds WHERE lane = ? ORDER BY round_num""",
             seed,
             self.lane(method, seed),
@@ -199,26 +213,58 @@ class WeightReader(RunReader):
         if last is None or clients is None or min(last, clients) < 1:
             return None
         rounds_per_cell = math.ceil(last / max_cells)
-        clients_per_cell = math.ceil(clients / max_cells)
-        cells = self._rows(
-            tuple[int, int, float, float],
-            """SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight)
-               FROM rounds CROSS JOIN participants USING (lane, round_num)
-               WHERE lane = ? AND (round_num - 1) % ? = 0 AND weight IS NOT NULL GROUP BY 1, 2""",
-            rounds_per_cell,
-            clients_per_cell,
-            lane,
-            rounds_per_cell,
-        )
+        size = clients_per_cell(clients, max_cells)
         width = math.ceil(last / rounds_per_cell)
-        height = math.ceil(clients / clients_per_cell)
+        height = math.ceil(clients / size)
         means: list[list[float | None]] = [[None] * width for _ in range(height)]
         totals = [0.0] * height
+        cells = self._cells_of_rows(lane, rounds_per_cell, size)
+        cells += self._cells_of_sums(lane, rounds_per_cell, size)
         for column, row, mean, total in cells:
             if 0 <= row < height and column < width:  # rounds may have been added meanwhile
                 means[row][column] = mean
                 totals[row] += total
-        return WeightGrid(rounds_per_cell, clients_per_cell, means, totals)
+        return WeightGrid(rounds_per_cell, size, means, totals)
+
+    def _cells_of_rows(self, lane: int, rounds_per_cell: int, size: int) -> list[_Cell]:
+        """Of the rounds that have no sums for cells of this size."""
+        return self._rows(
+            _Cell,
+            """WITH unsummed AS MATERIALIZED (
+                   SELECT lane, round_num FROM rounds
+                   WHERE lane = ?1 AND (round_num - 1) % ?2 = 0
+                   EXCEPT SELECT lane, round_num FROM sums
+                   WHERE lane = ?1 AND clients_per_cell = ?3)
+               SELECT (round_num - 1) / ?2, client / ?3, AVG(weight), TOTAL(weight)
+               FROM unsummed CROSS JOIN participants USING (lane, round_num)
+               WHERE weight IS NOT NULL GROUP BY 1, 2""",
+            lane,
+            rounds_per_cell,
+            size,
+        )
+
+    def _cells_of_sums(self, lane: int, rounds_per_cell: int, size: int) -> list[_Cell]:
+        """Of the rounds that have such sums."""
+        rows = self._rows(
+            tuple[int, bytes],
+            """SELECT round_num, cells FROM rounds JOIN sums USING (lane, round_num)
+               WHERE lane = ? AND (round_num - 1) % ? = 0 AND clients_per_cell = ?
+               ORDER BY round_num""",
+            lane,
+            rounds_per_cell,
+            size,
+        )
+        found = []
+        for round_num, cells in rows:
+            try:
+                totals, counts = read_cells(cells)
+            except ValueError as error:
+                raise self._damage(str(error)) from None
+            column = (round_num - 1) // rounds_per_cell
+            for row in counts.nonzero()[0].tolist():
+                total = float(totals[row])
+                found.append(_Cell(column, row, total / int(counts[row]), total))
+        return found
 
     def refusals(self, method: str, limit: int) -> list[RefusalRow]:
         """Which clients' updates were refused and why, the most frequent first."""
@@ -245,12 +291,17 @@ class WeightReader(RunReader):
         """How many updates arrived in time over all seeds, and how many of them were refused."""
         ((total,),) = self._rows(
             tuple[int],
-            """SELECT (SELECT COUNT(*) FROM participants JOIN lanes USING (lane) WHERE method = ?1)
-                   + (SELECT COALESCE(SUM(accepted), 0) FROM omitted JOIN lanes USING (lane)
-                       WHERE method = ?1)
+            """SELECT COALESCE(SUM(COALESCE(
+                   (SELECT participants FROM sums
+                       WHERE lane = rounds.lane AND round_num = rounds.round_num),
+                   (SELECT COUNT(*) FROM participants
+                       WHERE lane = rounds.lane AND round_num = rounds.round_num)
+                   + (SELECT COALESCE(SUM(accepted), 0) FROM omitted
+                       WHERE lane = rounds.lane AND round_num = rounds.round_num)
                    + (SELECT COALESCE(SUM(json_extract(value, '$[1]')), 0)
-                       FROM omitted JOIN lanes USING (lane), json_each(refusals)
-                       WHERE method = ?1)""",
+                       FROM omitted, json_each(refusals)
+                       WHERE lane = rounds.lane AND round_num = rounds.round_num))), 0)
+               FROM rounds JOIN lanes USING (lane) WHERE method = ?""",
             method,
         )
         reasons = self._rows(

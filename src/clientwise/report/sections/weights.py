@@ -142,9 +142,14 @@ def _last_round(one: Series) -> list[Chart | Table]:
     last = one.run.last_round(one.method, one.seed)
     if last is None:
         return []
-    found = audit(one.run, one.method, one.seed, last)
+    found = audit(one.run, one.method, one.seed, last, notable=True)
     title = f"{one.label}: round {last}, seed {one.seed}"
     steps_title = f"{title}, from an equal weight to the weight"
     steps = steps_charts(found, steps_title, f"steps-{one.label}")
-    details = audit_table(found, title, f"audit-{one.label}", found.explanation)
+    note = found.explanation
+    if len(found.participants) < found.num_participants:
+        shown = f"{len(found.participants):,} of {found.num_participants:,} participants"
+        note += f" {shown}: those with the largest weights, or farthest from an equal weight."
+        note += " The audit of the round lists all of them."
+    details = audit_table(found, title, f"audit-{one.label}", note)
     return [*steps, details] if details.rows else [*steps]

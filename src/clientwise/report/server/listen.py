@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import os
 import socket
@@ -107,6 +108,7 @@ def serve(
     )
     on_ready(f"{address}?token={quote(token)}" if token else address)
     try:
+        gc.freeze()  # PyTorch's objects: to look at all of them takes as long as a page
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:
         pass
