@@ -2,7 +2,8 @@
 
 python benchmarks/history.py [COMMIT ...]
 
-Ratios of one machine can be compared between commits; seconds only if the machine was idle.
+Ratios of one machine can be compared between commits. A busy machine is refused: it slows the two sides of a ratio
+down differently.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ HERE = Path(__file__).parent
 HISTORY = HERE / "history.csv"
 COLUMNS = ["commit", "committed", "measured", "machine", "work", "loop_seconds", "chosen_seconds"]
 COLUMNS += ["ratio"]
+QUIET = 0.25  # of the load that all cores can bear, before the first measurement
 MEASURE = (
     "import json, quick; "
     "print(json.dumps({work.name: quick.best_seconds(work) for work, _ in quick.REDUCED}))"
@@ -29,6 +31,9 @@ MEASURE = (
 
 def main() -> None:
     """Measure every commit that is named; by default, the current one."""
+    load = os.getloadavg()[0]
+    if load > QUIET * (os.cpu_count() or 1):
+        sys.exit(f"the load of this machine is {load:.1f}: measure when it is idle")
     for commit in sys.argv[1:] or ["HEAD"]:
         for row in measure(commit):
             append(row)

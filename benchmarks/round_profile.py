@@ -1,6 +1,6 @@
 """Where the processor time of a round goes, and how far it is from the bare products of its layers.
 
-python benchmarks/round_profile.py [W1 W2 W3 W4] [--rounds 2]
+python benchmarks/round_profile.py [W1 W2 W3 W4] [--rounds 2] [--cohort CLIENTS]
 
 P1's three criteria, guard, weights and record, on one core: with one worker everything runs in the thread that is
 profiled. Times are processor time per round, so that a busy machine adds little. The profiler itself adds some per
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -161,6 +162,7 @@ def main() -> None:
     )
     parser.add_argument("works", nargs="*", metavar="WORK", default=["W1", "W2", "W3", "W4"])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--cohort", type=int, help="clients in a round; W2 takes long with its ten")
     given = parser.parse_args()
     unknown = [name for name in given.works if name not in WORKS]
     if unknown:
@@ -168,8 +170,11 @@ def main() -> None:
     torch.set_num_threads(1)
     results = {}
     for name in given.works:
-        found = profile(WORKS[name], given.rounds)
-        found["floor"] = floor(WORKS[name])
+        work = WORKS[name]
+        if given.cohort is not None:
+            work = replace(work, cohort=given.cohort)
+        found = profile(work, given.rounds)
+        found["floor"] = floor(work)
         results[name] = found
         total = found["total"]
         shares = [f"{part} {100 * found[part] / total:.1f}%" for part in (*PARTS, "other")]

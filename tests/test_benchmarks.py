@@ -157,11 +157,18 @@ def test_the_quick_benchmark_fails_below_its_floor(
         quick.main()
 
 
+def test_the_history_refuses_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "QUIET", -1.0)
+    with pytest.raises(SystemExit, match="measure when it is idle"):
+        history.main()
+
+
 def test_the_history_has_a_row_per_commit_and_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The package of the commit is measured, not that of this tree."""
     monkeypatch.setattr(history, "HISTORY", tmp_path / "history.csv")
+    monkeypatch.setattr(history, "QUIET", float("inf"))
     where = "import clientwise, json; print(json.dumps({clientwise.__file__: {'loop': 3.0, 'auto': 2.0}}))"
     monkeypatch.setattr(history, "MEASURE", where)
     monkeypatch.setattr(sys, "argv", ["history.py", "HEAD", "HEAD"])
