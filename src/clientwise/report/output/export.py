@@ -61,18 +61,24 @@ def write_report(
     """
     if figures:
         require_matplotlib()
+    with _without_garbage_collection():
+        document, carried = _read(runs)
+        page = write_html(document, carried, folder / "report.html")
+    on_file(page)
+    write_items(document, folder, on_file, width, figures)
+    return page
+
+
+def _read(runs: Sequence[RunFolder]) -> tuple[Document, dict[str, dict[str, Document]]]:
+    """The page, and what it carries. Every database is opened once."""
     with ExitStack() as stack:
-        stack.enter_context(_without_garbage_collection())
         for run in runs:
             stack.enter_context(reading(run.folder))
         document = overview(runs)
         carried = audits(runs)
         seeds = document.seeds or ()
         carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
-        page = write_html(document, carried, folder / "report.html")
-    on_file(page)
-    write_items(document, folder, on_file, width, figures)
-    return page
+    return document, carried
 
 
 @contextmanager
