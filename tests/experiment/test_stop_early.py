@@ -15,6 +15,8 @@ from clientwise.core.types import ServerState
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.held_out import HeldOut
 from clientwise.record.reading.reader import refuse_damaged
+from clientwise.report.output.html import write_html
+from clientwise.report.views import overview
 
 CONFIG: dict[str, Any] = {
     "data": "digits",
@@ -110,7 +112,8 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     assert note == (
         f"stopped early: the held-out loss did not fall for 3 rounds; it was lowest in round {best}"
     )
-    page = run.report(tmp_path).read_text(encoding="utf-8")
+    path = write_html(overview([run]), {}, tmp_path / "report.html")
+    page = path.read_text(encoding="utf-8")
     assert f"after round {last} of 12; the held-out loss was lowest in round {best}" in page
     assert f"that of round {best}, by its held-out loss" in page
     refuse_damaged(stopped, [("FedAvg", 1)])

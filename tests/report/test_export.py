@@ -261,10 +261,9 @@ def test_the_shortest_runs_and_regression_can_be_reported(tmp_path: Path, rounds
         ],
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    page = write_report([run], tmp_path / "report")
-    head = next(
-        csv.reader((page.parent / "tables" / "result-summary.csv").read_text().splitlines())
-    )
+    if rounds == 1:
+        write_report([run], tmp_path / "report")
+    head = next(csv.reader(as_csv(overview([run]).sections[0].items[0]).splitlines()))
     assert {  # every number in a column of its own
         "method",
         *(f"rmse {part}" for part in ("mean", "deviation", "seeds")),

@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 from pages import HOSTILE_NAME, config, name_clients, served, write_run
 
+import clientwise as cw
 import processes
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.document import (
@@ -24,7 +25,7 @@ from clientwise.report.document import (
     Section,
     table,
 )
-from clientwise.report.output.export import audits
+from clientwise.report.output.export import audits, write_page
 from clientwise.report.output.html import write_html
 from clientwise.report.server import Roles
 from clientwise.report.server.roles import BOARD, Reader
@@ -90,6 +91,13 @@ def open_page(browser: Any) -> Iterator[Any]:
     yield open_page
     close_all()
     assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a report without figures, which take long to draw."""
+    folder = tmp_path_factory.mktemp("report")
+    return write_page([shown], overview([shown]), folder / "report.html").parent
 
 
 @pytest.fixture(scope="module")

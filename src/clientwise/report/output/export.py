@@ -52,13 +52,18 @@ def write_report(
     """
     require_matplotlib()
     document = overview(runs)
-    carried = audits(runs)
-    seeds = document.seeds or ()
-    carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
-    page = write_html(document, carried, folder / "report.html")
+    page = write_page(runs, document, folder / "report.html")
     on_file(page)
     write_items(document, folder, on_file, width)
     return page
+
+
+def write_page(runs: Sequence[RunFolder], document: Document, path: Path) -> Path:
+    """The page of a report, with the audits and the other seeds that it opens."""
+    carried = audits(runs)
+    seeds = document.seeds or ()
+    carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
+    return write_html(document, carried, path)
 
 
 def write_items(
