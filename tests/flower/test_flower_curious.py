@@ -212,7 +212,7 @@ def test_what_a_whole_run_tells_of_one_patient() -> None:
     Gaussian differential privacy with μ = 1 bounds the attacker at Φ(1/2) = 69%; a coin has 50%.
     """
     models = 30
-    trials = 60
+    trials = 30
     right = 0
     for trial in range(trials):
         for bit in (0, 1):

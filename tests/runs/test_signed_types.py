@@ -124,7 +124,7 @@ def other_dresses(value: Any) -> Iterator[Any]:
 def test_another_type_or_encoding_of_any_value_is_found(run: Path, table: str) -> None:
     """Every column of the first row, as SQLite stores a value of any type.
 
-    Each column in two other dresses; one column of every type in all of them.
+    Each column in two other dresses; in two tables, one column of every type in all of them.
     """
     with tampering(run) as database:
         without_types(database, table)
@@ -140,7 +140,7 @@ def test_another_type_or_encoding_of_any_value_is_found(run: Path, table: str) -
             for other in other_dresses(value)
             if (type(other), str(other)) != (type(value), str(value))
         ]
-        if type(value) in types:
+        if type(value) in types or table not in ("participants", "lanes"):
             others = [others[0], others[-1]]  # of another type; and a number is another one
         types.add(type(value))
         for other in others:
