@@ -183,6 +183,7 @@ def attacked(multiplier: float, probability: float, with_canary: bool) -> torch.
     return torch.tensor(found, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("probability", [1.0, 0.5])
 def test_an_attack_with_a_canary_proves_less_than_the_promise(probability: float) -> None:
     delta = 0.01
@@ -196,6 +197,7 @@ def test_an_attack_with_a_canary_proves_less_than_the_promise(probability: float
         assert proven > 0.3 * promised  # a weak attack would pass any mechanism
 
 
+@pytest.mark.slow
 def test_the_attack_finds_noise_that_is_too_small() -> None:
     """A quarter of the noise breaks the promise of the whole, and the attack shows it."""
     delta = 0.01

@@ -191,6 +191,7 @@ def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -
         open_page.close_all()
 
 
+@pytest.mark.slow
 def test_zoom_and_an_open_audit_stay_when_rounds_are_added(open_page: Any, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs" / "growing")
     with served([folder]) as address:
@@ -298,6 +299,7 @@ def test_an_audit_opens_and_closes_by_keyboard_alone(open_page: Any, address: st
     assert page.evaluate("scrollY") == scrolled
 
 
+@pytest.mark.slow
 def test_the_back_button_closes_an_audit_and_its_address_can_be_shared(
     open_page: Any, address: str
 ) -> None:
@@ -342,6 +344,7 @@ def test_every_chart_has_its_words_and_its_numbers(open_page: Any, address: str)
         figure.locator("details tbody tr").first.wait_for()
 
 
+@pytest.mark.slow
 def test_axes_and_colours_stay_within_what_shares_can_be(open_page: Any, address: str) -> None:
     page = open_page(address)
     wait_for_charts(page)
@@ -369,6 +372,7 @@ def test_axes_and_colours_stay_within_what_shares_can_be(open_page: Any, address
     )  # the same weight has the same colour everywhere
 
 
+@pytest.mark.slow
 def test_a_line_one_points_at_says_its_value_and_shows_its_range(
     open_page: Any, address: str
 ) -> None:
@@ -416,6 +420,7 @@ def test_an_audit_shows_how_criteria_become_weights(open_page: Any, address: str
     assert sum(ends) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_phone_needs_no_scrolling_sideways(open_page: Any, address: str) -> None:
     page = open_page(address, width=375, height=740, color_scheme="dark")
     page.wait_for_selector("main figure")
@@ -496,6 +501,7 @@ def test_a_hostile_name_is_only_a_name(open_page: Any, tmp_path: Path) -> None:
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.slow
 def test_a_site_reads_its_statement_and_the_board_the_report(
     open_page: Any, tmp_path: Path
 ) -> None:
@@ -539,6 +545,7 @@ def test_a_report_file_needs_no_network(open_page: Any, report: Path) -> None:
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [file]
 
 
+@pytest.mark.slow
 def test_a_report_prints(open_page: Any, report: Path) -> None:
     page = open_page((report / "report.html").as_uri(), color_scheme="dark")
     wait_for_charts(page)
@@ -549,6 +556,7 @@ def test_a_report_prints(open_page: Any, report: Path) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
+@pytest.mark.slow
 def test_a_report_prints_as_soon_as_it_is_loaded(report: Path, tmp_path: Path) -> None:
     """Without a delay for scripts, as a cron job would print it. A page "Loading …" has 20 kB."""
     assert CHROMIUM is not None
