@@ -1,5 +1,6 @@
 """Settings of PyTorch for tests, what pytest leaves out, and the option `--shuffle`."""
 
+import gc
 import hashlib
 import os
 from importlib.util import find_spec
@@ -8,6 +9,16 @@ import pytest
 
 # Test processes share the cores: PyTorch's threads must not spin while they wait. Read when PyTorch is first imported.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# What collection imports stays until the end. The garbage collector need not look through it, then or in a test.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on it looks at what tests leave."""
+    gc.freeze()
+    gc.enable()
+
 
 collect_ignore = [
     "src/clientwise/hosts/deployment/template",  # of `clientwise new`

@@ -20,7 +20,7 @@ import numpy
 from numpy.typing import NDArray
 
 COMMAND = "from clientwise.cli import main; main()"
-_SERVER = multiprocessing.get_context("forkserver")
+SERVER = multiprocessing.get_context("forkserver")
 # What most commands import, if only while they run: `torch.optim` imports `torch._dynamo` with its first step.
 _PRELOADED = [
     "clientwise.cli",
@@ -33,7 +33,7 @@ _PRELOADED = [
     "sklearn.datasets",
     "torch._dynamo",
 ]
-_SERVER.set_forkserver_preload(_PRELOADED)
+SERVER.set_forkserver_preload(_PRELOADED)
 
 
 IDLE_SECONDS = 0.4  # what the loop in `slowness` takes on an ordinary idle machine
@@ -143,7 +143,7 @@ def start(
     """Start a program (Python as text), as `python -c` would; its output goes into files."""
     argv = ["clientwise", *map(str, arguments)]
     files = [os.path.abspath(file) for file in (stdout, stderr)]
-    process = _SERVER.Process(
+    process = SERVER.Process(
         target=_main, args=(program, argv, cwd or Path.cwd(), dict(env), files)
     )
     process.start()

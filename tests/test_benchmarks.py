@@ -63,6 +63,7 @@ def test_ours_times_every_round_but_the_first(mode: str) -> None:
     assert min(seconds) > 0
 
 
+@pytest.mark.slow
 def test_the_comparison_runs_ours_and_says_who_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,14 +132,20 @@ def test_scale_measures_memory_and_time() -> None:
     assert 0 < result["rounds_peak_mib"] <= result["peak_mib"]
 
 
-def test_a_sample_of_clients_is_compared_with_all() -> None:
+def test_a_sample_of_clients_is_compared_with_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = sampling.make_data(50)
     part, whole = (sampling.evaluate(data, 2, sample) for sample in (20, None))
     assert len(part.errors) == len(part.means) == len(whole.means) == 2
     assert not whole.errors
-    run_script("sampling.py", "--clients", "50", "--sample", "20", "--rounds", "2")
+    given = ["sampling.py", "--clients", "50", "--sample", "20", "--rounds", "2"]
+    monkeypatch.setattr(sys, "argv", given)
+    sampling.main()
+    assert "20" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_large_table_is_trained_on() -> None:
     done = run_script("large_table.py", "--gigabytes", "0.001", "--rounds", "1")
@@ -188,7 +195,8 @@ def test_round_profile_divides_the_whole_round(layers: tuple[int, ...]) -> None:
     parts = [found[part] for part in (*round_profile.PARTS, "other")]
     assert min(parts) > 0
     assert sum(parts) == pytest.approx(found["total"])
-    assert 0 < round_profile.floor(work) < found["training steps"]
+    floors = [round_profile.floor(work) for _ in range(3)]  # other processes may interrupt one
+    assert 0 < min(floors) < found["training steps"]
 
 
 def test_what_a_gpu_has_to_do_is_counted_from_shapes() -> None:

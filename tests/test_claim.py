@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,9 @@ def script() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    # Several tests read the same tables, of which each takes a part of a second.
+    for name in ("read_raw", "make_table"):
+        setattr(module, name, cache(getattr(module, name)))
     return module
 
 
@@ -76,6 +80,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     ]
 
 
+@pytest.mark.slow
 def test_the_tables_of_the_pages_are_current(script: ModuleType) -> None:
     for page in script.PAGES:
         text = page.read_text(encoding="utf-8")

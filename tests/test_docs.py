@@ -154,6 +154,7 @@ def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found.keep == "best"
 
 
+@pytest.mark.slow
 def test_the_page_on_hugging_face_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("peft", reason="peft is not installed: clientwise[huggingface]")
     program, saved, sharing = blocks("huggingface.md", "python")

@@ -13,6 +13,7 @@ import shutil
 import statistics
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,7 @@ import clientwise as cw
 from clientwise.cli import app
 from clientwise.data.folder import DataError
 from clientwise.experiment.config.parts import make
-from clientwise.experiment.matrix.grid import load_matrix
+from clientwise.experiment.matrix.grid import Matrix, load_matrix
 from clientwise.models.networks import MODELS
 from clientwise.report.document import counted
 from clientwise.report.series import series_of
@@ -110,16 +111,21 @@ def test_every_size_of_every_experiment_loads(name: str, preset: str | None) -> 
     assert tomllib.loads(experiment.to_toml()) == experiment.to_dict()
 
 
+@cache
+def matrix_in(path: Path) -> Matrix:
+    return load_matrix(path)
+
+
 @pytest.mark.parametrize("path", MATRICES, ids=lambda path: path.stem)
 def test_every_matrix_loads(path: Path) -> None:
-    matrix = load_matrix(path)
+    matrix = matrix_in(path)
     assert matrix.name == path.stem
     methods = {method.name for method in matrix.cells[0].experiment.methods}
     assert matrix.oracle in {None, *methods}
 
 
 def test_the_page_of_federations_has_those_of_the_experiment() -> None:
-    matrix = load_matrix(FOLDER / "federations.toml")
+    matrix = matrix_in(FOLDER / "federations.toml")
     page = (FOLDER.parent / "docs" / "results" / "federations.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+?) \| (\w+/\w+) \| (\w+)", page, re.MULTILINE)
     expected = []

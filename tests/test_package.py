@@ -159,6 +159,7 @@ def test_all_files_name_the_same_version() -> None:
     assert headings[1:2] in ([], [project["version"]])  # the newest release
 
 
+@pytest.mark.slow  # test_base_install.py shows the same of the source tree
 def test_the_wheel_works_with_its_dependencies_alone(installed: Path, tmp_path: Path) -> None:
     program = f"from importlib.util import find_spec; print([name for name in {NOT_NEEDED} if find_spec(name)])"
     assert run(installed / "python", "-c", program, cwd=tmp_path) == "[]\n"

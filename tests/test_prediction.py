@@ -369,6 +369,7 @@ def test_statistics_of_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     assert 'standardise = "client"' in caplog.text
 
 
+@pytest.mark.slow
 def test_onnx_takes_the_columns_as_they_are(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="onnxscript is not installed")
     runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")

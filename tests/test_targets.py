@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from clientwise.core.objective.problem import Multilabel, Segmentation
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.tune.tune import TuneSettings, tune
-from clientwise.report.output.export import write_report
+from clientwise.report.output.export import as_csv
 from clientwise.report.output.terminal import run_text
 from clientwise.report.views import overview
 
@@ -162,12 +163,12 @@ def test_predictions_are_decisions(fitted: tuple[Kind, cw.Run]) -> None:
     assert (found == targets).mean() > 0.75
 
 
-def test_units_are_right_everywhere(fitted: tuple[Kind, cw.Run], tmp_path: Path) -> None:
+def test_units_are_right_everywhere(fitted: tuple[Kind, cw.Run]) -> None:
     kind, run = fitted
-    page = write_report([run], tmp_path / "report")
-    text = run_text(run) + " ".join(overview([run]).lead)
+    document = overview([run])
+    text = run_text(run) + " ".join(document.lead)
     assert kind.metric in text
-    table = pandas.read_csv(page.parent / "tables" / "result-summary.csv")
+    table = pandas.read_csv(io.StringIO(as_csv(document.sections[0].items[0])))
     assert {kind.metric, f"{kind.metric} mean"} & {*table.columns}
     if kind.metric == "rmse":
         assert "%" not in text
@@ -203,7 +204,7 @@ def test_what_fit_says(caplog: pytest.LogCaptureFixture) -> None:
         assert f"Metric: {kind.metric} (the default); {kind.better} is better." in said
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", ["multilabel", "three"])
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(name: str, tmp_path: Path) -> None:
     given = KINDS[name].fitted
     whole = cw.fit(**given | {"rounds": 3}, out=tmp_path / "whole")
@@ -225,7 +226,7 @@ def test_the_loop_and_the_stacked_engine_agree(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", KINDS)
 def test_methods_and_attacks(name: str, tmp_path: Path) -> None:
     """Label attacks work, and clients that judge may lie; criteria of classes are refused in one line."""
-    given = KINDS[name].fitted | {"rounds": 2}
+    given = KINDS[name].fitted | {"rounds": 1}
     methods = ["FedAvg", "AdaFed", "Evidence", "Krum", "Alone", "Pooled"]
     hostile = [
         {"clients": ["north"], "attack": "wrong_labels"},

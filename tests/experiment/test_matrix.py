@@ -304,7 +304,8 @@ def with_matrix(table: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return {**table, "matrix": {**table["matrix"], **changes}}
 
 
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("jobs", [1, 2])
 def test_three_by_three_grow_to_four_by_four_with_seven_cells(
     tiny: dict[str, Any], tmp_path: Path, jobs: int
 ) -> None:
@@ -477,7 +478,7 @@ class Raises(cw.Attack):
 """
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_cell_that_fails_does_not_end_the_others(
     config: dict[str, Any], tmp_path: Path, jobs: int
 ) -> None:

@@ -58,12 +58,26 @@ def bytes_of(method: Method, spec: ModelSpec, clients: int) -> int:
     return round_bytes(method, Plan(1, clients), data, spec)
 
 
+# A method of every kind: sums, kept models, copies of updates, pairs, evidence
+FEW = [
+    "FedAvg",
+    "FedDisco",
+    "Krum",
+    "DnC",
+    "FLDetector",
+    "Recommended",
+    "secure aggregation",
+    "counterfactuals",
+]
+
+
 # Many small models, whose pairs would take most; and few larger ones, whose copies take most
 @needs_proc
 @pytest.mark.parametrize(("clients", "hidden"), [(800, 20), (120, 400)])
-def test_every_method_takes_what_is_foretold(clients: int, hidden: int) -> None:
-    found = method_memory.measure_all([], clients, hidden)
-    assert {one["method"] for one in found} >= set(method_memory.METHODS)
+@pytest.mark.parametrize("names", [FEW, pytest.param([], marks=pytest.mark.slow)], ids=["", "all"])
+def test_every_method_takes_what_is_foretold(names: list[str], clients: int, hidden: int) -> None:
+    found = method_memory.measure_all(names, clients, hidden)
+    assert {one["method"] for one in found} >= {*(names or method_memory.METHODS)}
     wrong = [
         one
         for one in found

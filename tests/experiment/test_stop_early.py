@@ -18,9 +18,11 @@ from clientwise.experiment.running.held_out import HeldOut
 from clientwise.record.reading.reader import refuse_damaged
 from clientwise.report.document import Chart
 from clientwise.report.marks import Line, Lines
+from clientwise.report.output.html import write_html
 from clientwise.report.sections.curves import metric_chart
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
+from clientwise.report.views import overview
 
 CONFIG: dict[str, Any] = {
     "data": "digits",
@@ -179,7 +181,8 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     assert note == (
         f"stopped early: the held-out loss did not fall for 3 rounds; it was lowest in round {best}"
     )
-    page = run.report(tmp_path).read_text(encoding="utf-8")
+    path = write_html(overview([run]), {}, tmp_path / "report.html")
+    page = path.read_text(encoding="utf-8")
     assert f"after round {last} of 12; the held-out loss was lowest in round {best}" in page
     assert f"that of round {best}, by its held-out loss" in page
     refuse_damaged(stopped, [("FedAvg", 1)])

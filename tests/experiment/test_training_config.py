@@ -98,14 +98,21 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return run(tmp_path_factory.mktemp("runs"), "plain", learning_rate=0.02)
+
+
 @pytest.mark.bits
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(name: str, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(
+    name: str, plain: list[float], tmp_path: Path
+) -> None:
     options = {"learning_rate": 0.02, **OPTIONS[name]}
     if options.get("schedule") == "cosine":  # spans the rounds of the run, which grow here
         options["schedule"] = {"name": "cosine", "rounds": 3}
     whole = run(tmp_path, "whole", **options)
-    assert whole != run(tmp_path, "plain", learning_rate=0.02)
+    assert whole != plain
     for rounds in (1, 3):
         cw.run(
             CONFIG, tmp_path / "cut", resume=rounds > 1, progress=False, **options, rounds=rounds

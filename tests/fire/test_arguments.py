@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import guarded
+import pytest
 
 LONG, DIGITS = "x" * 5_000, "9" * 5_000
 ODD = [
@@ -42,5 +43,6 @@ ODD = [
 ]  # fmt: skip
 
 
+@pytest.mark.fire
 def test_odd_arguments() -> None:
     assert guarded.faults("attempts:arguments", [json.dumps(arguments) for arguments in ODD]) == {}

@@ -136,6 +136,7 @@ def attacked(
 OUTPUTS = 1  # the logit of the second of two classes
 
 
+@pytest.mark.slow
 def test_exact_answers_give_patients_away(config: dict[str, Any], hospital: Path) -> None:
     """The attack works where a node answers everything exactly, as every node once did."""
     engine_of = partial(
@@ -168,6 +169,7 @@ def test_a_node_gives_no_patient_away(
     assert len(evaluated) == len(set(evaluated)) == 110
 
 
+@pytest.mark.slow
 def test_counts_of_few_patients_stay_hidden(
     config: dict[str, Any], hospital: Path, tmp_path: Path
 ) -> None:
@@ -212,7 +214,7 @@ def test_what_a_whole_run_tells_of_one_patient() -> None:
     Gaussian differential privacy with μ = 1 bounds the attacker at Φ(1/2) = 69%; a coin has 50%.
     """
     models = 30
-    trials = 60
+    trials = 30
     right = 0
     for trial in range(trials):
         for bit in (0, 1):

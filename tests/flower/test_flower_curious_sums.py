@@ -225,6 +225,7 @@ def rows_in_sums(hospitals: Federation) -> int:
     return len(read)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("training", "least", "most"), [(BATCHES, 30, 60), (NOISE, 0, 0)])
 def test_rows_in_sums_over_all_members(
     federation: Callable[..., Federation], training: Any, least: int, most: int

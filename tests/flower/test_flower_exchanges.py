@@ -45,7 +45,6 @@ def trainings(setup: Setup) -> Counter[int]:
     [
         # Each training with the last model's evaluation, and the last evaluation
         ("FedAvg", ROUNDS + 1),
-        ("AdaFed", ROUNDS + 1),
         ("Recommended", ROUNDS + 1),
         ("all orders", 2 * ROUNDS),  # the clients evaluate the orders, which decides on the model
     ],

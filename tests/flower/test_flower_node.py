@@ -6,6 +6,7 @@ With real processes: tests/deployment/test_intruders.py.
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import shutil
 import tomllib
 from dataclasses import replace
@@ -24,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.fab import Fab
 
+import processes
 from clientwise.errors import ClientwiseError
 from clientwise.hosts.deployment.agree import Node, agree
 from clientwise.hosts.deployment.approval import config_digest, withdraw
@@ -59,6 +61,12 @@ def node(tmp_path: Path) -> Node:
     )
 
 
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second load of the data is in a process of the fork server, which has imported PyTorch."""
+    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: processes.SERVER)
+
+
 def bundle(app: Path) -> Fab:
     content = build_fab_from_disk(app)
     return Fab(hashlib.sha256(content).hexdigest(), content, {})
@@ -70,6 +78,7 @@ def change(app: Path, changes: dict[str, Any]) -> None:
     path.write_text(tomli_w.dumps(tomllib.loads(path.read_text()) | changes))
 
 
+@pytest.mark.usefixtures("quickly")
 def test_an_app_is_agreed_to_by_the_byte(
     app: Path, node: Node, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,6 +124,7 @@ def refused(app: Path, node: Node, words: str = "") -> tuple[list[str], str]:
     pytest.fail("the app was approved")
 
 
+@pytest.mark.usefixtures("quickly")
 def test_another_approval_needs_words_that_say_why(app: Path, node: Node) -> None:
     said = list(agree(app, node))
     assert any("50 rows to train on and 0 to test on" in line for line in said)  # groups of 5
@@ -144,7 +154,13 @@ UNSTABLE = {
     [("random rows", 5, True), ("order of a set", 5, False), ("order of a set", 1, True)],
 )
 def test_a_loader_must_return_the_same_rows(
-    app: Path, node: Node, tmp_path: Path, kind: str, cell: int, is_refused: bool
+    app: Path,
+    node: Node,
+    tmp_path: Path,
+    kind: str,
+    cell: int,
+    is_refused: bool,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Their order does not matter, unless SMALLEST_CELL=1 keeps it."""
     loader = tmp_path / "data.py"
@@ -160,12 +176,14 @@ def test_a_loader_must_return_the_same_rows(
         ):
             list(agree(app, changed))
         assert not read(node.ledger)
+        request.getfixturevalue("quickly")
         list(agree(app, node))  # the first approval still
     else:
         list(agree(app, changed))
         assert read(node.ledger)
 
 
+@pytest.mark.usefixtures("quickly")
 def test_an_operator_is_told_what_no_noise_hides(app: Path, node: Node) -> None:
     said = list(agree(app, node))
     assert (
@@ -178,6 +196,7 @@ def test_an_operator_is_told_what_no_noise_hides(app: Path, node: Node) -> None:
 SECRET = {"name": "secret", "secure_aggregation": {}}
 
 
+@pytest.mark.usefixtures("quickly")
 def test_the_keys_of_secure_aggregation_are_shown_and_this_nodes_is_among_them(
     app: Path, node: Node
 ) -> None:

@@ -451,7 +451,7 @@ def error(chance: random.Random, request: Message, parcel: Parcel) -> Parcel:
 @pytest.mark.parametrize(
     "messages",
     [
-        250,
+        120,
         pytest.param(10_000 // EVERY, marks=[pytest.mark.fire, pytest.mark.timeout(3600)]),
     ],
 )

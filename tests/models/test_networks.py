@@ -88,13 +88,14 @@ def test_clients_train_a_resnet18(norm: str, tmp_path: Path) -> None:
         "data": "digits",
         "partition": {"name": "iid", "clients": 3},
         "model": {"name": "resnet18", "width": 8, "norm": norm},
+        "server_set": {"fraction": 0.4},
         "rounds": 2,
         "device": "cpu",
         "training": {"learning_rate": 0.02, "batch_size": 16, "epochs": 2},
         "methods": ["FedAvg"],
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    assert run.summary()[0].metric[0] > 0.5
+    assert run.summary()[0].metric[0] > 0.3
     assert run.computed.startswith("one client after the other")
 
 

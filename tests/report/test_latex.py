@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import clientwise as cw
 from clientwise.report.document import Table, table
 from clientwise.report.output.latex import as_latex
+from clientwise.report.views import overview
 
 LONG = "a long remark with a path /a/very/long/path/to/some/file_of_somebody.csv in it " * 3
 
@@ -58,14 +60,14 @@ def test_every_number_is_in_the_panels() -> None:
 
 @pytest.mark.parametrize("layout", ["onecolumn", "twocolumn"])
 def test_latex_sets_all_tables_without_overfull_lines(
-    report: Path, tmp_path: Path, layout: str
+    shown: cw.Run, tmp_path: Path, layout: str
 ) -> None:
     if shutil.which("pdflatex") is None:
         pytest.skip("pdflatex is not installed (Debian: texlive-latex-recommended)")
-    tables = [path.read_text(encoding="utf-8") for path in sorted(report.glob("tables/*.tex"))]
+    items = [item for section in overview([shown]).sections for item in section.items]
+    tables = [item for item in items if isinstance(item, Table)]
     assert len(tables) > 5
-    tables += [as_latex(shown) for shown in (WIDE, TEXTS, NARROW)]
-    body = "\n\\clearpage\n".join(tables)
+    body = "\n\\clearpage\n".join(map(as_latex, [*tables, WIDE, TEXTS, NARROW]))
     document = rf"""\documentclass[{layout}]{{article}}
 \usepackage{{booktabs,tabularx}}
 \begin{{document}}

@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 from pages import HOSTILE_NAME, config, name_clients, served, write_run
 
+import clientwise as cw
 import processes
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.document import (
@@ -24,7 +25,7 @@ from clientwise.report.document import (
     Section,
     table,
 )
-from clientwise.report.output.export import audits
+from clientwise.report.output.export import audits, write_page
 from clientwise.report.output.html import write_html
 from clientwise.report.server import Roles
 from clientwise.report.server.roles import BOARD, Reader
@@ -90,6 +91,13 @@ def open_page(browser: Any) -> Iterator[Any]:
     yield open_page
     close_all()
     assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a report without figures, which take long to draw."""
+    folder = tmp_path_factory.mktemp("report")
+    return write_page([shown], overview([shown]), folder / "report.html").parent
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +191,7 @@ def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -
         open_page.close_all()
 
 
+@pytest.mark.slow
 def test_zoom_and_an_open_audit_stay_when_rounds_are_added(open_page: Any, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs" / "growing")
     with served([folder]) as address:
@@ -290,6 +299,7 @@ def test_an_audit_opens_and_closes_by_keyboard_alone(open_page: Any, address: st
     assert page.evaluate("scrollY") == scrolled
 
 
+@pytest.mark.slow
 def test_the_back_button_closes_an_audit_and_its_address_can_be_shared(
     open_page: Any, address: str
 ) -> None:
@@ -334,6 +344,7 @@ def test_every_chart_has_its_words_and_its_numbers(open_page: Any, address: str)
         figure.locator("details tbody tr").first.wait_for()
 
 
+@pytest.mark.slow
 def test_axes_and_colours_stay_within_what_shares_can_be(open_page: Any, address: str) -> None:
     page = open_page(address)
     wait_for_charts(page)
@@ -361,6 +372,7 @@ def test_axes_and_colours_stay_within_what_shares_can_be(open_page: Any, address
     )  # the same weight has the same colour everywhere
 
 
+@pytest.mark.slow
 def test_a_line_one_points_at_says_its_value_and_shows_its_range(
     open_page: Any, address: str
 ) -> None:
@@ -408,9 +420,9 @@ def test_an_audit_shows_how_criteria_become_weights(open_page: Any, address: str
     assert sum(ends) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_needs_no_scrolling_sideways(open_page: Any, address: str, scheme: str) -> None:
-    page = open_page(address, width=375, height=740, color_scheme=scheme)
+@pytest.mark.slow
+def test_a_phone_needs_no_scrolling_sideways(open_page: Any, address: str) -> None:
+    page = open_page(address, width=375, height=740, color_scheme="dark")
     page.wait_for_selector("main figure")
     height = page.evaluate("document.body.scrollHeight")
     for place in range(0, height, 600):
@@ -489,6 +501,7 @@ def test_a_hostile_name_is_only_a_name(open_page: Any, tmp_path: Path) -> None:
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.slow
 def test_a_site_reads_its_statement_and_the_board_the_report(
     open_page: Any, tmp_path: Path
 ) -> None:
@@ -532,6 +545,7 @@ def test_a_report_file_needs_no_network(open_page: Any, report: Path) -> None:
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [file]
 
 
+@pytest.mark.slow
 def test_a_report_prints(open_page: Any, report: Path) -> None:
     page = open_page((report / "report.html").as_uri(), color_scheme="dark")
     wait_for_charts(page)
@@ -542,6 +556,7 @@ def test_a_report_prints(open_page: Any, report: Path) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 
+@pytest.mark.slow
 def test_a_report_prints_as_soon_as_it_is_loaded(report: Path, tmp_path: Path) -> None:
     """Without a delay for scripts, as a cron job would print it. A page "Loading …" has 20 kB."""
     assert CHROMIUM is not None

@@ -129,6 +129,7 @@ def test_a_verdict_on_a_running_run_says_which_round_it_is(tmp_path: Path) -> No
     assert lead(run)[0].startswith("B has the highest accuracy (80.5% in round 1 of 30). The lead")
 
 
+@pytest.mark.slow
 def test_an_undertrained_baseline_is_said(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 8, "methods": ["FedAvg", "ServerTuning"]}
     tiny["training"] = {"batch_size": "full", "learning_rate": 0.2}

@@ -146,23 +146,3 @@ def test_a_report_on_a_full_disk_is_one_line_with_the_file(
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"error: {disk}{os.sep}report{os.sep}"), done.stderr
     assert last.endswith(": No space left on device")
-
-
-SMALL_FILES = """
-import resource, signal
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
-from clientwise.cli import main
-main()
-"""
-
-
-def test_a_report_that_may_not_grow_is_one_line_with_the_file(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
-    folder = cw.run(tiny | {"rounds": 1}, tmp_path / "run")
-    done = processes.run(SMALL_FILES, "report", folder, "--out", tmp_path / "report")
-    assert done.returncode == 2, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"error: {tmp_path}{os.sep}report{os.sep}"), done.stderr
-    assert last.endswith(": File too large")

@@ -287,7 +287,7 @@ def test_an_honest_server_reads_both_sums(setting: tuple[int, int, tuple[int, ..
 
 @pytest.mark.parametrize(("step", "name"), ALL)
 def test_one_deviation(step: str, name: str) -> None:
-    for victims in VICTIMS:
+    for victims in (VICTIMS[0], VICTIMS[-1]):
         attacked(SETTINGS[0], [(step, name, victims)]).check()
     attacked(SETTINGS[-1], [(step, name, VICTIMS[0])]).check()
 

@@ -48,7 +48,16 @@ def seeded_default_generator(
     """
     devices = [device] if device is not None and device.type == "cuda" else []
     with _default_generator, torch.random.fork_rng(devices=devices):
-        torch.manual_seed(derive_seed(seed, purpose, *numbers))
+        derived = derive_seed(seed, purpose, *numbers)
+        if device is None:
+            draws_on_cpu = not torch.cuda.is_available()
+        else:
+            draws_on_cpu = device.type == "cpu"
+        if draws_on_cpu:
+            # `torch.manual_seed` writes down the whole stack, once for every kind of device there is
+            torch.default_generator.manual_seed(derived)
+        else:
+            torch.manual_seed(derived)
         yield
 
 

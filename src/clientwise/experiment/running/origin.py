@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,14 @@ _ORIGIN = TypeAdapter(Origin)
 _CHANGES = TypeAdapter(list[Change])
 
 
+_version = cache(version)  # each call reads and parses a file
+
+
 def versions() -> dict[str, str]:
     """The versions of Python, of this package and of those it computes with."""
-    found = {name: version(name) for name in PACKAGES}
+    found = {name: _version(name) for name in PACKAGES}
     if "flwr" in sys.modules:
-        found["flwr"] = version("flwr")
+        found["flwr"] = _version("flwr")
     found["python"] = platform.python_version()
     found["machine"] = system()
     return found
