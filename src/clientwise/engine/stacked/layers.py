@@ -322,7 +322,8 @@ class RowConvolution(Convolution):
             return super().backward(gradient, learning_rate, wanted)
         before = gradient
         if wanted:
-            turned = self._turned(gradient).unflatten(1, (self._kernel[0], -1))
+            turned = self._turned(gradient)
+            turned = turned.view(len(turned), self._kernel[0], -1, turned.shape[-1])
             before = self._multiply(gradient, turned, self._margins())
         matrix = self.parameters[0].matrix
         slopes = gradient.new_zeros(len(gradient), *matrix.shape[1:])
@@ -338,7 +339,7 @@ class RowConvolution(Convolution):
 
     def _by_rows(self, matrix: Tensor) -> Tensor:
         """Kernels [g, C', patch] row by row [g, C', rows, patch of a row]."""
-        return matrix.unflatten(2, (self._kernel[0], -1))
+        return matrix.view(*matrix.shape[:2], self._kernel[0], -1)
 
     def _multiply(self, values: Tensor, kernels: Tensor, padding: Sequence[int]) -> Tensor:
         """Values [g, B, H, W, C], convolved with kernels [g, rows, patch of a row, C']."""
@@ -351,7 +352,8 @@ class RowConvolution(Convolution):
                 result.addmm_(seen, kernel)
             shape = (-1, *rows.shape[1:3], result.shape[-1])
             results.append(result.view(shape).transpose(0, 1))
-        return torch.cat(results).unflatten(0, values.shape[:2])
+        outputs = torch.cat(results)
+        return outputs.view(*values.shape[:2], *outputs.shape[1:])
 
     def _blocks(self, values: Tensor) -> Iterator[tuple[int, slice]]:
         """A model and some of its images, again and again."""
@@ -576,7 +578,8 @@ def _affine(rows: Tensor, kernel: Tensor, bias: Sequence[Parameter]) -> Tensor:
 
 
 def _uses_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    """Whether PyTorch computes with it on this CPU."""
+    return bool(torch._C._has_mkldnn and torch.backends.mkldnn.enabled)
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:
