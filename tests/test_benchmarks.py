@@ -180,5 +180,4 @@ def test_round_profile_divides_the_whole_round(layers: tuple[int, ...]) -> None:
     parts = [found[part] for part in (*round_profile.PARTS, "other")]
     assert min(parts) > 0
     assert sum(parts) == pytest.approx(found["total"])
-    floors = [round_profile.floor(work) for _ in range(3)]  # other processes may interrupt one
-    assert 0 < min(floors) < found["training steps"]
+    assert 0 < round_profile.floor(work) < found["training steps"]
