@@ -176,7 +176,7 @@ def _about_units(data: FederatedData) -> Iterator[str]:
 def _rows(data: FederatedData, indices: Tensor) -> list[bytes]:
     """Inputs and target of every sample, as bytes."""
     rows = indices.cpu()
-    inputs = data.samples.inputs[rows].numpy()
+    inputs = data.samples.inputs[rows].cpu().numpy()
     targets = data.samples.targets[rows].numpy()
     return [row.tobytes() + target.tobytes() for row, target in zip(inputs, targets, strict=True)]
 
