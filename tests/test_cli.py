@@ -411,7 +411,7 @@ def test_sigterm_says_what_was_not_completed(config: Path, tmp_path: Path, comma
         "import os, signal\n"
         "from clientwise.report.output import export\n"
         "from clientwise import results\n"
-        "export.draw = results.write_model = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "export.write_html = results.write_model = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
     )
     done = processes.run(
         told + processes.COMMAND, command, tmp_path / "run", "--out", "here", cwd=tmp_path

@@ -232,13 +232,16 @@ class WeightReader(RunReader):
             _Cell,
             """WITH unsummed AS MATERIALIZED (
                    SELECT lane, round_num FROM rounds
-                   WHERE lane = ?1 AND (round_num - 1) % ?2 = 0
+                   WHERE lane = ? AND (round_num - 1) % ? = 0
                    EXCEPT SELECT lane, round_num FROM sums
-                   WHERE lane = ?1 AND clients_per_cell = ?3)
-               SELECT (round_num - 1) / ?2, client / ?3, AVG(weight), TOTAL(weight)
+                   WHERE lane = ? AND clients_per_cell = ?)
+               SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight)
                FROM unsummed CROSS JOIN participants USING (lane, round_num)
                WHERE weight IS NOT NULL GROUP BY 1, 2""",
             lane,
+            rounds_per_cell,
+            lane,
+            size,
             rounds_per_cell,
             size,
         )
