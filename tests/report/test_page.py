@@ -25,7 +25,7 @@ from clientwise.report.document import (
     Section,
     table,
 )
-from clientwise.report.output.export import audits, write_page
+from clientwise.report.output.export import audits, write_report
 from clientwise.report.output.html import write_html
 from clientwise.report.server import Roles
 from clientwise.report.server.roles import BOARD, Reader
@@ -97,7 +97,7 @@ def open_page(browser: Any) -> Iterator[Any]:
 def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a report without figures, which take long to draw."""
     folder = tmp_path_factory.mktemp("report")
-    return write_page([shown], overview([shown]), folder / "report.html").parent
+    return write_report([shown], folder).parent
 
 
 @pytest.fixture(scope="module")
