@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -40,6 +41,7 @@ def test_on_ray_the_run_is_the_same_and_trackers_follow_it(
                 tensorboard(there / "tensorboard" / f"{method}-seed{seed}"),
                 stored(there, method, seed),
             )
+    gc.collect()  # Ray leaves files open; warnings about them are ignored only in this test
 
 
 def test_without_ray_it_says_what_to_install(
@@ -88,6 +90,7 @@ def test_failures_on_ray_and_sigterm_end_a_run_as_without_it() -> None:
                 signal.raise_signal(signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+    gc.collect()  # Ray leaves files open; warnings about them are ignored only in this test
 
 
 def test_lanes_are_told_where_this_process_finds_the_data(
