@@ -133,6 +133,6 @@ def test_two_hundred_readers_of_a_live_run(tmp_path: Path) -> None:
     )
     assert min(page.seen for page in pages) > 1, "the run did not grow"
     assert statistics.median(took) < 0.5 * max(slowness)
-    assert used < 0.05 * 2 * max(
-        1.0, min(slowness)
-    )  # of two cores: what it takes from a run that uses both
+    # Documents that are made for each reader anew take a whole core; those that all readers share
+    # take about a tenth of an ordinary one.
+    assert used < 0.25 * max(slowness)
