@@ -107,7 +107,7 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
 
 
 def between(run: cw.Run, other: cw.Run) -> str:
-    """What the methods of both runs lose in the second, paired by seed, and what its hostile clients weigh."""
+    """What the methods of both runs lose in the second, paired by seed, and the influence of its hostile clients."""
     second = {one.label: one for one in series_of([other])}
     rows = []
     for one in series_of([run]):
@@ -118,13 +118,13 @@ def between(run: cw.Run, other: cw.Run) -> str:
         macro_f1 = paired_difference(one.summary.macro_f1, against.summary.macro_f1)
         if metric is None or macro_f1 is None or one.summary.seeds != against.summary.seeds:
             raise ValueError(f"{run.name} and {other.name}: the seeds of {one.label} differ")
-        hostile = interval(against.summary.hostile_weight)
+        hostile = interval(against.summary.hostile_influence)
         rows.append([one.label, change(metric, 100), change(macro_f1, digits=3), hostile])
     head = [
         "method",
         f"{run.metric}, points",
         "macro F1",
-        "weight of the hostile clients, all rounds",
+        "influence of the hostile clients, all rounds",
     ]
     return markdown(f"{run.name} minus {other.name}, last round, paired by seed", head, rows)
 

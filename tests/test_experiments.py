@@ -277,7 +277,7 @@ def test_the_quick_size_shows_what_the_experiment_shows(name: str, tmp_path: Pat
     if name.startswith("p1-mnist"):  # no criterion matters
         assert max(last.values()) - min(last.values()) < 0.05
     if name == "p3-1c":
-        weight = {line.method: statistics.fmean(line.hostile_weight) for line in run.summary()}
+        weight = {line.method: statistics.fmean(line.hostile_influence) for line in run.summary()}
         assert weight["AdaFed"] < weight["FedAvg"]
 
 

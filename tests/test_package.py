@@ -192,4 +192,4 @@ def test_the_demo_keeps_its_promises(wheel: Path, tmp_path: Path) -> None:
     assert adafed.metric[0] > fedavg.metric[0] + 0.05
     assert combined.metric[0] > fedavg.metric[0] + 0.05
     assert lines["Recommended"].metric[0] > adafed.metric[0]
-    assert adafed.hostile_weight[0] < 0.25 * fedavg.hostile_weight[0]
+    assert adafed.hostile_influence[0] < 0.25 * fedavg.hostile_influence[0]

@@ -473,7 +473,7 @@ def test_hostile_clients_lose_their_weight_under_adafed(
     }
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
     fedavg, adafed = run.summary()
-    assert adafed.hostile_weight[0] < 0.1 * fedavg.hostile_weight[0]
+    assert adafed.hostile_influence[0] < 0.1 * fedavg.hostile_influence[0]
     assert adafed.metric[0] > fedavg.metric[0]
     assert fedavg.refused == adafed.refused == [8]  # the broken one, every round
     assert run.query("SELECT DISTINCT refusal FROM participants WHERE refusal IS NOT NULL") == [
@@ -495,7 +495,7 @@ def test_adafed_without_a_server_set(tiny: dict[str, Any], tmp_path: Path, sourc
         "adapt_loss": "class_weights",
     }
     fedavg, adafed = cw.Run(cw.run(tiny, tmp_path / "run")).summary()
-    assert adafed.hostile_weight[0] < fedavg.hostile_weight[0]
+    assert adafed.hostile_influence[0] < fedavg.hostile_influence[0]
 
 
 # Going on ----------------------------------------------------------------------------------------------------------

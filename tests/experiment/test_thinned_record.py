@@ -82,8 +82,8 @@ def test_counts_and_sums_are_over_all_clients(runs: tuple[RunFolder, RunFolder])
     for method in full.methods:
         assert thin.arrived(method) == full.arrived(method)
         assert dict(thin.refusal_counts(method)) == dict(full.refusal_counts(method))
-        expected = dict(full.hostile_weights(method, 1))
-        assert dict(thin.hostile_weights(method, 1)) == pytest.approx(expected)
+        expected = dict(full.hostile_influences(method, 1))
+        assert dict(thin.hostile_influences(method, 1)) == pytest.approx(expected)
         omitted = thin.omitted(method, 1, 1)
         recorded = thin.participants(method, 1, 1)
         assert omitted is not None

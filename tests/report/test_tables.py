@@ -103,7 +103,7 @@ def test_a_table_breaks_lines_between_words_to_fit_the_terminal() -> None:
     columns = [
         Column[str]("method", lambda name: name, numeric=False),
         *(
-            Column[str](f"weight of hostile clients {n}", lambda _: "+10.0 [-20.0, +30.0]")
+            Column[str](f"influence of hostile clients {n}", lambda _: "+10.0 [-20.0, +30.0]")
             for n in range(5)
         ),
     ]

@@ -548,9 +548,9 @@ def test_no_curve_has_more_points_than_asked(shown: cw.Run) -> None:
         4,
         5,
     ]  # and always the last
-    assert [round_num for round_num, _ in shown.hostile_weights("FedAvg", 1, 2)] == [1, 4, 5]
+    assert [round_num for round_num, _ in shown.hostile_influences("FedAvg", 1, 2)] == [1, 4, 5]
     assert len(shown.reached("FedAvg", 1, 3)) <= 4
-    assert len(shown.hostile_weights("FedAvg", 1, 2)) <= 3
+    assert len(shown.hostile_influences("FedAvg", 1, 2)) <= 3
     assert [r for r, _ in shown.curve("metric", "FedAvg", 1)] == [1, 2, 3, 4, 5]
 
 

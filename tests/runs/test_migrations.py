@@ -47,6 +47,7 @@ from clientwise.report.views import overview
 
 pytestmark = pytest.mark.bits
 FIXTURES = Path(__file__).parent / "fixtures"
+RENAMED = {"hostile_weight": "hostile_influence"}  # fields since 0.2.0
 RUNS = [
     (release.parent.name, name)
     for release in sorted(FIXTURES.glob("*/expected.json"))
@@ -81,7 +82,7 @@ def results(folder: Path, like: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every method, cell by cell, with the fields that were expected: others may be added."""
     lines = [line for cell in cells_of(folder) for line in cw.Run(cell).summary()]
     return [
-        {field: getattr(line, field) for field in wanted}
+        {field: getattr(line, RENAMED.get(field, field)) for field in wanted}
         for line, wanted in zip(lines, like, strict=True)
     ]
 

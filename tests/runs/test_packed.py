@@ -140,7 +140,7 @@ def test_every_value_is_read_to_the_bit(
     assert one.participants(METHOD, 1, 3) == other.participants(METHOD, 1, 3)
     assert sorted(one.criteria(METHOD, 1, 3)) == sorted(other.criteria(METHOD, 1, 3))
     assert one.client_rounds(METHOD, 1, client) == other.client_rounds(METHOD, 1, client)
-    assert one.hostile_weights(METHOD, 1) == other.hostile_weights(METHOD, 1)
+    assert one.hostile_influences(METHOD, 1) == other.hostile_influences(METHOD, 1)
     assert one.weight_grid(METHOD, 1, 4) == other.weight_grid(METHOD, 1, 4)
     assert one.refusals(METHOD, 9) == other.refusals(METHOD, 9)
     assert one.arrived(METHOD) == other.arrived(METHOD)

@@ -55,7 +55,9 @@ def test_sums_are_those_of_the_rows(run: RunFolder, tmp_path: Path, where: str) 
     by_rows = changed(run, tmp_path / "run", f"DELETE FROM sums WHERE {where}")
     assert by_rows.arrived("two") == run.arrived("two")
     assert run.arrived("two").arrived == 3 * CLIENTS // 2
-    assert dict(by_rows.hostile_weights(*LANE)) == pytest.approx(dict(run.hostile_weights(*LANE)))
+    assert dict(by_rows.hostile_influences(*LANE)) == pytest.approx(
+        dict(run.hostile_influences(*LANE))
+    )
     assert by_rows.weight_grid(*LANE, 70) == run.weight_grid(*LANE, 70)  # of other cells
     expected = by_rows.weight_grid(*LANE, CELLS)
     found = run.weight_grid(*LANE, CELLS)
@@ -76,8 +78,8 @@ def test_cells_are_about_clients_with_rows_and_counts_about_all(tmp_path: Path) 
     run = RunFolder(thin)
     by_rows = changed(run, tmp_path / "copy", "DELETE FROM sums")
     assert run.arrived("two") == by_rows.arrived("two")
-    found = dict(run.hostile_weights(*LANE))
-    assert found == pytest.approx(dict(by_rows.hostile_weights(*LANE)))
+    found = dict(run.hostile_influences(*LANE))
+    assert found == pytest.approx(dict(by_rows.hostile_influences(*LANE)))
     ours = run.weight_grid(*LANE, CELLS)
     theirs = by_rows.weight_grid(*LANE, CELLS)
     assert ours is not None
@@ -93,6 +95,27 @@ def test_cells_that_anybody_wrote_are_damage(run: RunFolder, tmp_path: Path, cel
     broken = changed(run, tmp_path / "run", f"UPDATE sums SET cells = {cells}")
     with pytest.raises(RunError, match="damaged"):
         broken.weight_grid(*LANE, CELLS)
+
+
+@pytest.mark.parametrize("clients", [20, CLIENTS])
+@pytest.mark.parametrize("recorded", [None, 10])
+def test_what_clipping_takes_from_hostile_clients_is_no_influence(
+    tmp_path: Path, clients: int, recorded: int | None
+) -> None:
+    config = CONFIG | {
+        "rounds": 1,
+        "partition": {"name": "iid", "clients": clients},
+        "federation": {},
+        "hostile": [{"clients": clients // 4, "attack": {"name": "scaling", "factor": 100.0}}],
+        "methods": [{"name": "FedAvg"}, {"name": "clipped", "before": ["clip"]}],
+    }
+    if recorded:
+        config["record"] = {"clients": recorded}
+    run = RunFolder(cw.run(config, tmp_path / "run", progress=False))
+    (whole,) = dict(run.hostile_influences("FedAvg", 1)).values()
+    (clipped,) = dict(run.hostile_influences("clipped", 1)).values()
+    assert whole == pytest.approx(0.25, abs=0.02)
+    assert 0 < clipped < 0.02
 
 
 def test_small_runs_have_no_sums(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def _version_10(database: sqlite3.Connection, into: Into) -> None:
     )
     database.execute(
         f"""CREATE TABLE {into}.sums (
-            lane INTEGER, round_num INTEGER, participants INTEGER, hostile_weight REAL,
+            lane INTEGER, round_num INTEGER, participants INTEGER, hostile_influence REAL,
             clients_per_cell INTEGER, cells BLOB,
             PRIMARY KEY (lane, round_num)) WITHOUT ROWID"""
     )

@@ -40,7 +40,7 @@ COLUMNS = {  # besides the lane and the round
     "privacy": "epsilon, clip, deviation",
     "adapters": "residual",
     "server_steps": "position, step, loss, used",
-    "sums": "participants, hostile_weight, clients_per_cell, cells",
+    "sums": "participants, hostile_influence, clients_per_cell, cells",
 }
 
 

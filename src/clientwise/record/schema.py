@@ -144,7 +144,7 @@ SCHEMA = (
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS sums (  -- over the participants of a large round; see `sums.py`
     lane INTEGER, round_num INTEGER,
-    participants INTEGER, hostile_weight REAL,  -- also of those without rows
+    participants INTEGER, hostile_influence REAL,  -- also of those without rows
     clients_per_cell INTEGER, cells BLOB,  -- weights of clients with neighbouring numbers
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS chain (  -- of signed records; see `signed/chain.py`

@@ -1,6 +1,6 @@
 """Sums over the participants of a round, so that a page of a large run need not read their rows.
 
-They are written where a seed has more than CELLS clients. `cells` has the weights of clients with
+They are written where a seed has more than CELLS clients, or clients without rows. `cells` has the weights of clients with
 neighbouring numbers, `clients_per_cell` of them together: the sums as float64, then how many weights each
 has, as uint32. Readers add up the rows themselves in rounds without sums, such as those of version 0.2.0.
 """
@@ -56,7 +56,8 @@ def sums_of_round(
     counts = numpy.bincount(places, minlength=height)
     cells = totals.astype("<f8").tobytes() + counts.astype("<u4").tobytes()
     total = len(clients) + len(record.refusals)
-    return total, float(weights[attacks].sum()), size, cells
+    reached = weights if record.influence is None else record.influence.double().numpy()
+    return total, float(reached[attacks].sum()), size, cells
 
 
 def read_cells(cells: bytes) -> tuple[NDArray[Any], NDArray[Any]]:

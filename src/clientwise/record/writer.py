@@ -153,7 +153,7 @@ class Store(RunModels):
             for table, rows in rows_of_round(record, hostile, kept, may_pack=may_pack).items():
                 self._insert(table, lane, record.round_num, rows)
             num_clients = self._num_clients(lane)
-            if num_clients > CELLS:
+            if num_clients > (CELLS if kept is None else 0):
                 sums = sums_of_round(record, hostile, kept, num_clients)
                 self._insert("sums", lane, record.round_num, [sums])
             if self._chain:

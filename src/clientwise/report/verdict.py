@@ -419,12 +419,12 @@ def _significantly_worse(
 
 
 def _hostile(best: Series, baseline: Series, series: Sequence[Series]) -> Iterator[str]:
-    """The weight of hostile clients, and which of their updates were refused."""
-    under_baseline = mean_of(baseline.summary.hostile_weight)
+    """The influence of hostile clients, and which of their updates were refused."""
+    under_baseline = mean_of(baseline.summary.hostile_influence)
     if under_baseline is not None and best is not baseline:
-        under_best = mean_of(best.summary.hostile_weight)
+        under_best = mean_of(best.summary.hostile_influence)
         yield (
-            f"Hostile clients had {percent_of(under_baseline)} of the weight under "
+            f"Hostile clients had {percent_of(under_baseline)} of the influence on the model under "
             f"{baseline.label} and {percent_of(under_best)} under {best.label}."
         )
     refused = [

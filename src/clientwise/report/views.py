@@ -137,7 +137,7 @@ def _has_same_data(one: RunFolder, other: RunFolder) -> bool:
 
 
 def result_charts(run: RunFolder) -> list[Chart]:
-    """A run in one picture: the metric over the rounds, and the weight of hostile clients."""
+    """A run in one picture: the metric over the rounds, and the influence of hostile clients."""
     series = series_of([run])
     charts = [metric_chart(series)]
     if run.has_hostile:

@@ -378,7 +378,7 @@ class MethodSummary:
     # These two need a clock: seconds on the clients' clock, and bytes sent both ways.
     time_to_target: list[float | None]
     bytes_to_target: list[float | None]
-    hostile_weight: list[float | None]  # of all hostile clients together, mean over the rounds
+    hostile_influence: list[float | None]  # of all hostile clients together, mean over the rounds
     attack_success: list[float | None]  # at the last round: share of triggers that work
     testing_rounds: list[int]
     refused: list[int]

@@ -55,7 +55,7 @@ class SummaryReader(RoundReader, WeightReader, ClientReader):
             rounds_to_target=[to_target[seed] for seed in seeds],
             time_to_target=[self._time_at(method, seed, to_target[seed]) for seed in seeds],
             bytes_to_target=[self._bytes_at(method, seed, to_target[seed]) for seed in seeds],
-            hostile_weight=[self._mean_hostile_weight(method, seed) for seed in seeds],
+            hostile_influence=[self._mean_hostile_influence(method, seed) for seed in seeds],
             attack_success=self._last("attack_success", method, farthest),
             testing_rounds=[one.testing_rounds for one in totals],
             refused=[refused[seed] for seed in seeds],
@@ -121,11 +121,11 @@ class SummaryReader(RoundReader, WeightReader, ClientReader):
             return None
         return self.bytes_moved(method, seed).get(round_num)
 
-    def _mean_hostile_weight(self, method: str, seed: int) -> float | None:
+    def _mean_hostile_influence(self, method: str, seed: int) -> float | None:
         if not self.has_hostile:
             return None
-        weights = [weight for _, weight in self.hostile_weights(method, seed)]
-        return statistics.fmean(weights) if weights else None
+        found = [influence for _, influence in self.hostile_influences(method, seed)]
+        return statistics.fmean(found) if found else None
 
 
 def _worst(worst_first: list[float]) -> float | None:

@@ -171,19 +171,22 @@ class WeightReader(RunReader):
         )
         return found
 
-    def hostile_weights(
+    def hostile_influences(
         self,
         method: str,
         seed: int,
         max_points: int | None = None,
     ) -> list[tuple[int, float]]:
-        """(round, weight of all hostile clients together)."""
+        """(round, influence of all hostile clients together).
+
+        Of clients without rows, version 0.2.0 recorded the weight.
+        """
         rows = self._rows(
             tuple[int, float],
             """SELECT round_num, COALESCE(
-                   (SELECT hostile_weight FROM sums
+                   (SELECT hostile_influence FROM sums
                        WHERE lane = rounds.lane AND round_num = rounds.round_num),
-                   (SELECT TOTAL(weight) FROM participants
+                   (SELECT TOTAL(COALESCE(influence, weight)) FROM participants
                    WHERE lane = rounds.lane AND round_num = rounds.round_num AND client IN (
                        SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
                    ) + (SELECT TOTAL(hostile_weight) FROM omitted

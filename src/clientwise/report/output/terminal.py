@@ -156,8 +156,8 @@ def _texts(found: DocumentTable) -> list[list[str]]:
 def _heading(label: str, width: int) -> str:
     """A label in lines of that width, if no word is wider.
 
-    >>> _heading("weight of hostile clients", 9)
-    'weight of\\nhostile\\nclients'
+    >>> _heading("influence of hostile clients", 12)
+    'influence of\\nhostile\\nclients'
     """
     lines = [""]
     for word in _words(label):

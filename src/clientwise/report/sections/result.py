@@ -257,8 +257,8 @@ def _used_to(one: Series, target: float, scale: Scale) -> Cell:
 def _attack_columns(series: Sequence[Series]) -> Columns:
     if any(one.run.has_hostile for one in series):
         yield Column(
-            "weight of hostile clients",
-            lambda one: percent_cell(mean_of(one.summary.hostile_weight)),
+            "influence of hostile clients",
+            lambda one: percent_cell(mean_of(one.summary.hostile_influence)),
             lower_is_better=True,
         )
     if any(_known(one.summary.attack_success) for one in series):

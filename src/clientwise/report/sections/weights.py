@@ -46,15 +46,15 @@ def is_control(one: Series) -> bool:
 
 
 def hostile_chart(series: Sequence[Series]) -> Chart:
-    """The total weight of all hostile clients over the rounds."""
+    """The influence of all hostile clients together over the rounds."""
 
     def curves(one: Series) -> list[Curve]:
         seeds = one.summary.seeds
-        return [one.run.hostile_weights(one.method, seed, MAX_POINTS) for seed in seeds]
+        return [one.run.hostile_influences(one.method, seed, MAX_POINTS) for seed in seeds]
 
     with ThreadPoolExecutor() as pool:  # these queries take most of an overview's time
         found = list(zip(series, pool.map(curves, series), strict=True))
-    return line_chart("hostile", "total weight of all hostile clients", found, percent=True)
+    return line_chart("hostile", "influence of all hostile clients together", found, percent=True)
 
 
 def heat_maps(series: Sequence[Series]) -> list[Chart]:
