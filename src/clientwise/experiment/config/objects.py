@@ -34,6 +34,8 @@ NEEDED_BY: dict[str, Need] = {
     "server_update": "server_samples",
 }
 
+# Keys of [training] that classes of `torch.optim` take as options
+SHARED = ("momentum", "weight_decay")
 
 # What names stand for in the config that is being read, by kind and name
 _given: ContextVar[dict[tuple[str, str], object] | None] = ContextVar("_given", default=None)
@@ -81,10 +83,35 @@ def loss_with(option: str) -> str | None:
     return None
 
 
+def with_zeros(optimizer: Any, table: Mapping[str, Any]) -> Any:
+    """An optimizer with the zeros of its table as options, where it is given as a class or `partial`."""
+    zeros = zeros_for(optimizer, table)
+    return partial(optimizer, **zeros) if zeros else optimizer
+
+
+def zeros_for(optimizer: Any, table: Mapping[str, Any]) -> dict[str, float]:
+    """The keys that a table sets to 0 and that a class of `torch.optim` has as options.
+
+    Args:
+        optimizer: the class, a `partial` of it, or what was registered for it.
+        table: [training], or changes of it.
+    """
+    made = getattr(optimizer, "function", optimizer)
+    made = made.func if isinstance(made, partial) else made
+    if not _is_optimizer(made):
+        return {}
+    known = inspect.signature(made).parameters
+    return {key: 0.0 for key in SHARED if table.get(key) == 0 and key in known}
+
+
+def _is_optimizer(given: object) -> bool:
+    return isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+
+
 def _optimizer(given: object) -> Any:
     """A class of `torch.optim`, or a `partial` of one with its options, as a name and options."""
     found = given.func if isinstance(given, partial) else given
-    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+    if not _is_optimizer(found):
         if isinstance(found, torch.optim.Optimizer):
             hint = f"every client has its own: pass the class, torch.optim.{type(found).__name__}"
             refuse([("", hint)])
@@ -102,7 +129,7 @@ def _optimizer(given: object) -> Any:
         refuse([("", f"{made.__name__} cannot be used: {type(error).__name__}: {reason}")])
 
     def make(parameters: Any, rate: Any, training: LocalTraining, **others: Any) -> Any:
-        shared = {"momentum": training.momentum, "weight_decay": training.weight_decay}
+        shared = {key: getattr(training, key) for key in SHARED}
         set_there = {key: value for key, value in shared.items() if value}
         plain = {key: tuple(one) if isinstance(one, list) else one for key, one in others.items()}
         return made(parameters, lr=rate, **{**plain, **set_there})
