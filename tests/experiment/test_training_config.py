@@ -327,6 +327,21 @@ def test_one_name_stands_for_one_transform(kind: Any) -> None:
         load(1.0, 2.0)
 
 
+def test_a_loaded_config_keeps_its_objects(tmp_path: Path) -> None:
+    """Another config that is loaded before it runs may have another object of the same name."""
+
+    def losses_of(out: str, config: Any, **options: Any) -> list[float]:
+        return losses(Path(cw.run(config, tmp_path / out, progress=False, **options)))
+
+    one, two = ({**CONFIG, "training": {"transform": scaled(factor)}} for factor in (1.0, 5.0))
+    expected = losses_of("expected", one)
+    loaded = load_experiment(one)
+    assert losses_of("other", load_experiment(two)) != expected
+    assert losses_of("loaded", loaded) == expected
+    load_experiment(two)
+    assert losses_of("changed", loaded, note="again") == expected
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -37,16 +37,35 @@ NEEDED_BY: dict[str, Need] = {
 # Keys of [training] that classes of `torch.optim` take as options
 SHARED = ("momentum", "weight_decay")
 
+@dataclasses.dataclass(frozen=True)
+class GivenPart:
+    """A part that was made of an object, by the name under which it is registered."""
+
+    registry: Registry[Any]
+    name: str
+    part: Any
+    declared: Declaration
+    given: object
+
+    def register(self) -> None:
+        """Let the name stand for this part; ValueError where a plugin has the name."""
+        self.registry.adopt(self.name, self.part, self.declared)
+
+
 # What names stand for in the config that is being read, by kind and name
-_given: ContextVar[dict[tuple[str, str], object] | None] = ContextVar("_given", default=None)
+_given: ContextVar[dict[str, GivenPart] | None] = ContextVar("_given", default=None)
 
 
 @contextmanager
-def one_object_per_name() -> Iterator[None]:
-    """A context for one config: objects of the same name that do not do the same are refused."""
-    token = _given.set({})
+def one_object_per_name() -> Iterator[dict[str, GivenPart]]:
+    """A context for one config: objects of the same name that do not do the same are refused.
+
+    Its value are the parts that were made of objects, by kind and name.
+    """
+    parts: dict[str, GivenPart] = {}
+    token = _given.set(parts)
     try:
-        yield
+        yield parts
     finally:
         _given.reset(token)
 
@@ -259,13 +278,15 @@ def _adopt(
     registry: Registry[Any], name: str, part: Any, declared: Declaration, given: object
 ) -> None:
     """Register what was made of a given object; within `one_object_per_name`, refuse another of its name."""
+    made = GivenPart(registry, name, part, declared, given)
     known = _given.get()
-    first = given if known is None else known.setdefault((registry.kind, name), given)
-    if not do_the_same(first, given):
-        hint = "give one of them another name"
-        refuse([("", f"two different objects are called {name!r}: {hint}")])
+    if known is not None:
+        first = known.setdefault(f"{registry.kind} {name}", made)
+        if not do_the_same(first.given, given):
+            hint = "give one of them another name"
+            refuse([("", f"two different objects are called {name!r}: {hint}")])
     try:
-        registry.adopt(name, part, declared)
+        made.register()
     except ValueError as error:
         refuse([("", f"{error}; give your own another name")])
 
