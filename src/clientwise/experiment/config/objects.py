@@ -37,6 +37,7 @@ NEEDED_BY: dict[str, Need] = {
 # Keys of [training] that classes of `torch.optim` take as options
 SHARED = ("momentum", "weight_decay")
 
+
 @dataclasses.dataclass(frozen=True)
 class GivenPart:
     """A part that was made of an object, by the name under which it is registered."""

@@ -2,9 +2,9 @@
 
 A trial runs a method with some values under every seed. All methods get the same data, cohorts and
 initial models. Every client holds back a part of its training samples, and trials are compared on
-these: test samples are never used. With `stop_early`, a trial stops where a run would. With `by = "rounds"`, the trial with which half of the clients
-reach a target first is the best, as P1 finds its learning rate (P1, 5.3); P1 does not say on which
-data.
+these: test samples are never used. With `stop_early`, a trial stops where a run would. With
+`by = "rounds"`, the trial with which half of the clients reach a target first is the best, as P1 finds
+its learning rate (P1, 5.3); P1 does not say on which data.
 """
 
 from __future__ import annotations
