@@ -275,10 +275,11 @@ def _experiment(
     config: Experiment | str | Path | Mapping[str, Any], options: Mapping[str, Any]
 ) -> Experiment:
     """The experiment of a config that options change."""
-    loaded = config if isinstance(config, Experiment) else None
-    if loaded is not None:
+    loaded = None
+    if isinstance(config, Experiment):
         if not options:
-            return loaded
+            return config
+        loaded = config
         loaded.register_given()
         config = loaded.to_dict()
     changes = dict(_as_config(options))
