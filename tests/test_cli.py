@@ -256,6 +256,18 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     assert "\x1b[" not in output
 
 
+def test_texts_of_a_record_are_no_commands_to_the_terminal(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    cw.run({**tiny, "rounds": 1}, folder, progress=False)
+    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
+        database.execute("UPDATE clients SET name = 'ward' || client || char(27) || '[2J'")
+    output = clientwise("show", folder)
+    assert "ward" in output
+    assert "\x1b" not in output
+
+
 def test_list_shows_every_part_with_its_options() -> None:
     output = clientwise("list")
     for name in ("server_performance", "choquet", "first_improvement", "wrong_labels", "dirichlet"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -1070,6 +1072,80 @@ def test_other_code_of_a_function_is_noticed(tmp_path: Path) -> None:
         cw.fit(net, sites(), out=tmp_path / "run", resume=True, **config)
     with pytest.raises(ConfigError, match="other processes cannot use your criterion quality"):
         cw.fit("linear", sites(), workers="ray", **config)
+
+
+class Above:
+    """A criterion's method with a value of its own."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+
+    def quality(self, clients: Any) -> Tensor:
+        return (clients.num_samples > self._least).double() + 1
+
+
+def bound_in_a_closure(value: int) -> Any:
+    def quality(clients: Any) -> Tensor:
+        return (clients.num_samples > value).double() + 1
+
+    return quality
+
+
+def bound_as_a_default(value: int) -> Any:
+    def quality(clients: Any, _least: int = value) -> Tensor:
+        return (clients.num_samples > _least).double() + 1
+
+    return quality
+
+
+def bound_in_a_tensor(value: int) -> Any:
+    return bound_in_a_closure(torch.tensor([value]))  # type: ignore[arg-type]
+
+
+def bound_to_an_object(value: int) -> Any:
+    return Above(value).quality
+
+
+@pytest.mark.parametrize(
+    "bind", [bound_in_a_closure, bound_as_a_default, bound_in_a_tensor, bound_to_an_object]
+)
+def test_other_values_of_a_function_are_noticed(bind: Any, tmp_path: Path) -> None:
+    def fit_by(value: int, rounds: int, **options: Any) -> None:
+        config = {"method": {"name": "mine", "criteria": [bind(value)]}, **QUICK}
+        cw.fit(net, sites(), out=tmp_path / "run", **config | {"rounds": rounds} | options)
+
+    fit_by(5, 1)
+    fit_by(5, 2, resume=True)
+    with pytest.raises(RunError, match="other values in the function of the criterion quality"):
+        fit_by(6, 3, resume=True)
+    fit_by(6, 3, resume=True, accept_changes=True)
+
+
+def test_a_record_without_values_resumes(tmp_path: Path) -> None:
+    config = {"method": {"name": "mine", "criteria": [bound_in_a_closure(5)]}, **QUICK}
+    run = cw.fit(net, sites(), out=tmp_path / "run", **config)
+    with sqlite3.connect(run.folder / "run.sqlite") as database:
+        ((text,),) = database.execute("SELECT value FROM facts WHERE key = 'origin'")
+        origin = json.loads(text)
+        assert origin.pop("values")
+        database.execute("UPDATE facts SET value = ? WHERE key = 'origin'", [json.dumps(origin)])
+    cw.fit(net, sites(), out=run.folder, resume=True, **config | {"rounds": 3})
+
+
+def test_values_are_the_same_in_another_process() -> None:
+    """Values are read from no address, no hash and no order of a set."""
+    code = (
+        "import functools, torch\n"
+        "from torch import nn\n"
+        "from clientwise.experiment.running.code import bound_values\n"
+        "loss = nn.CrossEntropyLoss(torch.ones(3), reduction='none')\n"
+        "print(bound_values(functools.partial(loss, 1, text='a', none=object())))\n"
+    )
+    found = [
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout
+        for _ in range(2)
+    ]
+    assert found[0] == found[1] != b""
 
 
 def test_keywords_change_a_config(tmp_path: Path) -> None:

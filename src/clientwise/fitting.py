@@ -275,15 +275,19 @@ def _experiment(
     config: Experiment | str | Path | Mapping[str, Any], options: Mapping[str, Any]
 ) -> Experiment:
     """The experiment of a config that options change."""
+    loaded = None
     if isinstance(config, Experiment):
         if not options:
             return config
-        config = config.to_dict()
+        loaded = config
+        loaded.register_given()
+        config = loaded.to_dict()
     changes = dict(_as_config(options))
     tables = {key: value for key, value in changes.items() if isinstance(value, Mapping)}
     others = {key: value for key, value in changes.items() if key not in tables}
     where, table = read_config(config, replaced=others)
-    return make_experiment(where, merge(table, tables))
+    changed = make_experiment(where, merge(table, tables))
+    return changed if loaded is None else changed.with_given(loaded)
 
 
 def _as_config(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

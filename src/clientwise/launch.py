@@ -46,6 +46,7 @@ def run(
     """Run an experiment, and return the run folder. `fitting.run` describes the arguments."""
     from .experiment.running import runner  # imported here: `check` does not need it
 
+    experiment.register_given()
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
         _refuse_other_processes(experiment, "your model", "cw.MODELS.register")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ NETWORKS = {
         nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(64, CLASSES)
     ),
     "own module": lambda: Residual(),
+    "one activation for all": lambda: one_activation(),
 }  # fmt: skip
 TRAININGS = {
     "sgd": {},
@@ -61,6 +63,15 @@ TRAININGS = {
     "proximal": {"proximal": 0.5},
     "adam": {"optimizer": "adam", "learning_rate": 0.01},
 }
+
+
+def one_activation() -> nn.Sequential:
+    """Layers without parameters that occur twice. Without the second ReLU, outputs differ by little."""
+    relu, drop = nn.ReLU(), nn.Dropout(0.3)
+    last = nn.Linear(9, CLASSES)
+    nn.init.normal_(last.weight, std=0.01)
+    dense = nn.Linear(72, 9), relu, drop, nn.Linear(9, 9), relu, drop
+    return nn.Sequential(nn.Flatten(), *dense, last)
 
 
 class Residual(nn.Module):
@@ -282,6 +293,60 @@ def test_networks_that_cannot_be_stacked_say_why() -> None:
     executor = DeviceExecutor(samples, Rows(), DEVICE)
     assert executor.mode != "stacked"
     assert "cannot be stacked" in str(executor)
+
+
+class MeanOfBatch(nn.Module):
+    """Compares the samples of a batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+def with_shared_weights() -> nn.Module:
+    one, two = nn.Linear(9, 9), nn.Linear(9, 9)
+    two.weight = one.weight
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 9), one, two, nn.Linear(9, CLASSES))
+
+
+def with_one_layer_twice() -> nn.Module:
+    twice = nn.Linear(9, 9)
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 9), twice, twice, nn.Linear(9, CLASSES))
+
+
+def with_a_hook() -> nn.Module:
+    network = linear((2, 6, 6), CLASSES)
+    last = [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
+    last.register_forward_hook(lambda module, inputs, output: 1.01 * output)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (with_shared_weights, "share parameters"),
+        (with_one_layer_twice, "share parameters"),
+        (with_a_hook, "hooks"),
+        (
+            lambda: nn.Sequential(nn.Flatten(), MeanOfBatch(), nn.Linear(72, CLASSES)),
+            "depend on the other samples of a batch",
+        ),
+        (
+            lambda: nn.Sequential(
+                nn.Conv2d(2, 3, 3),
+                nn.BatchNorm2d(3, track_running_stats=False),
+                nn.Flatten(),
+                nn.Linear(48, CLASSES),
+            ),
+            "depend on the other samples of a batch",
+        ),
+    ],
+)
+def test_networks_that_stacking_would_change_train_alone(
+    make: Callable[[], nn.Module], why: str
+) -> None:
+    executor = DeviceExecutor(clients([4]).samples, make(), DEVICE, mode="stacked")
+    assert executor.mode != "stacked"
+    assert why in str(executor)
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="about CPUs")

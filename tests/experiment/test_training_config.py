@@ -14,6 +14,7 @@ from torch import nn
 import clientwise as cw
 from clientwise.core.objective.loss import CrossEntropy, FocalLoss
 from clientwise.core.round import first_state
+from clientwise.engine.optimizers import make_optimizer
 from clientwise.experiment.build.clients import build_data
 from clientwise.experiment.build.engine import build_engine, build_executor
 from clientwise.experiment.build.samples import load_samples
@@ -326,6 +327,21 @@ def test_one_name_stands_for_one_transform(kind: Any) -> None:
         load(1.0, 2.0)
 
 
+def test_a_loaded_config_keeps_its_objects(tmp_path: Path) -> None:
+    """Another config that is loaded before it runs may have another object of the same name."""
+
+    def losses_of(out: str, config: Any, **options: Any) -> list[float]:
+        return losses(Path(cw.run(config, tmp_path / out, progress=False, **options)))
+
+    one, two = ({**CONFIG, "training": {"transform": scaled(factor)}} for factor in (1.0, 5.0))
+    expected = losses_of("expected", one)
+    loaded = load_experiment(one)
+    assert losses_of("other", load_experiment(two)) != expected
+    assert losses_of("loaded", loaded) == expected
+    load_experiment(two)
+    assert losses_of("changed", loaded, note="again") == expected
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -374,6 +390,36 @@ def test_fit_takes_the_same_keywords(tmp_path: Path) -> None:
     assert one.config["training"]["optimizer"] == "RMSprop"
     two = cw.fit(network, sites, rounds=2, method="FedAvg", progress=False, **options)
     assert torch.equal(one.module.weight, two.module.weight)
+
+
+@pytest.mark.parametrize(
+    ("training", "own", "decay"),
+    [
+        ({}, {}, 0.01),  # PyTorch's own
+        ({"weight_decay": 0}, {}, 0.0),
+        ({"weight_decay": 0.2}, {}, 0.2),
+        ({}, {"weight_decay": 0.0}, 0.0),
+        ({"weight_decay": 0.2}, {"weight_decay": 0.0}, 0.0),
+        ({"weight_decay": 0.0}, {"weight_decay": 0.2}, 0.2),
+    ],
+)
+def test_a_given_zero_replaces_the_default_of_a_class(
+    training: dict[str, Any], own: dict[str, Any], decay: float
+) -> None:
+    config = {
+        **CONFIG,
+        "training": {"optimizer": torch.optim.AdamW, **training},
+        "methods": [{"name": "FedAvg", "training": own}],
+    }
+    experiment = load_experiment(config)
+    recorded = load_experiment(experiment.to_dict())  # as a rerun reads it
+    for one in (experiment, recorded):
+        [method] = one.build_methods()
+        parameter = nn.Parameter(torch.ones(2))
+        parameter.grad = torch.ones(2)
+        made = make_optimizer(parameter, method.training)
+        assert made is not None
+        assert made.param_groups[0]["weight_decay"] == decay
 
 
 FLAT = torch.randn(40, 6), torch.arange(40) % 2

@@ -164,6 +164,20 @@ def test_the_best_values_are_better_on_what_was_held_back(tiny: dict[str, Any]) 
     assert line.startswith("FedAvg: the best training.learning_rate, 0.1, is at an end")
 
 
+@pytest.mark.parametrize("report_fraction", [0.5, 1.0])
+def test_trials_stop_early_as_runs_do(tiny: dict[str, Any], report_fraction: float) -> None:
+    """No loss falls by `min_delta` after the first: a trial ends in round 2."""
+    tiny |= {"methods": ["FedAvg"], "server_set": {"report_fraction": report_fraction}}
+    tiny["tune"] = {"over": {"training": {"learning_rate": [0.1]}}, "seeds": [7]}
+    stopping = {"rounds": 6, "stop_early": {"rounds": 1, "min_delta": 1e9}}
+
+    def metrics(**keys: Any) -> tuple[float, ...]:
+        ((trial,),) = tune(*load_tuning(tiny | keys)).trials.values()
+        return trial.metrics
+
+    assert metrics(**stopping) == metrics(rounds=2) != metrics(rounds=6)
+
+
 def test_by_rounds_half_of_the_clients_reach_the_target_first(tiny: dict[str, Any]) -> None:
     tiny |= {"rounds": 8, "evaluation": {"target": 0.6}, "methods": ["FedAvg"]}
     rates = {"training": {"learning_rate": [1e-5, 0.1]}}

@@ -303,6 +303,14 @@ def test_the_servers_samples_may_measure_a_criterion() -> None:
     assert set(done.weights) == {"a", "b"}
 
 
+@pytest.mark.parametrize("make", [list, tuple, numpy.array])
+def test_clients_may_be_an_array(make: Any) -> None:
+    aggregator = cw.Aggregator("FedAvg", clients=make(["a", "b"]))
+    done = aggregator.aggregate(SENT, {name: model(1.0) for name in "abx"}, sizes(a=1, b=1, x=1))
+    assert done.weights == pytest.approx({"a": 0.5, "b": 0.5})
+    assert done.refusals == {"x": "unknown client"}
+
+
 def test_bounds_may_name_clients() -> None:
     table = {"name": "capped", "bounds": {"groups": [{"clients": ["a"], "cap": 0.1}]}}
     with pytest.raises(ValueError, match="need the names of all: `clients`"):

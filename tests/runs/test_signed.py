@@ -349,6 +349,17 @@ def test_a_second_row_in_a_table_without_its_key_is_found(
     assert any("was changed" in fault for fault in verify(run).faults)
 
 
+def test_a_row_without_any_value_is_found(run: Path) -> None:
+    with tampering(run) as database:
+        names = [column[0] for column in database.execute("SELECT * FROM clients").description]
+        database.execute("ALTER TABLE clients RENAME TO before")
+        database.execute(f"CREATE TABLE clients({', '.join(names)})")
+        database.execute("INSERT INTO clients SELECT * FROM before")
+        database.execute("DROP TABLE before")
+        database.execute(f"INSERT INTO clients ({names[0]}) VALUES (NULL)")
+    assert any("clients None None" in fault for fault in verify(run).faults)
+
+
 def test_an_index_that_differs_from_its_table_is_found(run: Path) -> None:
     """SQLite reads a value from either, depending on the query."""
     name = "participants_by_round"

@@ -6,19 +6,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
+from ..report.output.markup import escape
 from .console import fail, out, print_lines
 from .experiments import stop_politely
+from .options import NamedRunArgument
 
 if TYPE_CHECKING:
     from ..experiment.config.schema import Experiment
 
 
 def counterfactual(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
-    ],
+    folder: NamedRunArgument,
     without: Annotated[
         str | None,
         typer.Option(

@@ -53,6 +53,9 @@ SeedsOption = Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", sh
 RoundsOption = Annotated[
     int | None, typer.Option(help="Rounds per method and seed.", show_default=False)
 ]
+NamedRunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
+]
 RunArgument = Annotated[
     Path | None,
     typer.Argument(help="A run folder. Default: the newest in runs/.", show_default=False),

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
+from ..report.output.markup import escape
 from .console import (
     err,
     fail,
@@ -15,7 +15,7 @@ from .console import (
     print_lines,
     writing_to,
 )
-from .options import RunArgument
+from .options import NamedRunArgument, RunArgument
 
 if TYPE_CHECKING:
     from ..record.reading.folder import RunFolder
@@ -141,7 +141,7 @@ def diff(
 
 
 def note(
-    folder: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    folder: NamedRunArgument,
     text: Annotated[str | None, typer.Argument(help="The note.", show_default=False)] = None,
     tags: Annotated[
         list[str] | None, typer.Option("--tag", help="A word to find the run by.")

@@ -17,12 +17,12 @@ from .console import (
     print_lines,
     writing_to,
 )
+from .options import NamedRunArgument
 
 if TYPE_CHECKING:
     from ..experiment.running.recompute import Recomputed
     from ..record.signed.stamps import Stamped
 
-Folder = Annotated[Path, typer.Argument(help="A run folder.", show_default=False)]
 SHOWN_FAULTS = 20
 
 
@@ -48,7 +48,7 @@ def key(
 
 
 def verify(
-    folder: Folder,
+    folder: NamedRunArgument,
     public_key: Annotated[
         Path | None,
         typer.Option(
@@ -142,7 +142,7 @@ def _conclude(folder: Path, faults: Sequence[str]) -> None:
 
 
 def receipts(
-    folder: Folder,
+    folder: NamedRunArgument,
     out_folder: Annotated[
         Path,
         typer.Option("--out", help="Folder for the receipts, one file for every member."),
@@ -170,7 +170,7 @@ def receipts(
 
 
 def stamp(
-    folder: Folder,
+    folder: NamedRunArgument,
     tsa: Annotated[
         str,
         typer.Option("--tsa", metavar="URL", help="Time stamping authority.", show_default=False),

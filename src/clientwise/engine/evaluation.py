@@ -72,6 +72,6 @@ def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob, problem: Proble
 def fetched(values: Sequence[Tensor]) -> list[Tensor]:
     """Tensors on the CPU; a GPU is waited for once, not once for each of them."""
     copies = [value.to("cpu", non_blocking=True) for value in values]
-    if any(value.is_cuda for value in values):
-        torch.cuda.current_stream().synchronize()
+    for device in {value.device for value in values if value.is_cuda}:  # not always the first GPU
+        torch.cuda.current_stream(device).synchronize()
     return copies

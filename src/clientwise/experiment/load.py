@@ -51,7 +51,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
         issues = _load_plugins(table["plugins"], str(table["plugin_dir"]))
     table = {key: value for key, value in table.items() if key != "tune"}
     try:
-        with one_object_per_name():
+        with one_object_per_name() as given:
             experiment = Experiment.model_validate(table).spanning()
         if "methods" not in table:
             experiment = experiment.with_method(write_out([experiment.recommended], where)[0])
@@ -61,6 +61,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     if issues:
         raise ConfigError(where, issues)
     experiment._source = where
+    experiment._given = given
     return experiment
 
 

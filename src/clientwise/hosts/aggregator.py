@@ -141,7 +141,10 @@ class Aggregator:
         problem = problem_of(self._server, num_classes)
         self._values = ClientValues(self._method.criteria, functions, max_change, problem, stated)
         self._num_clients = max_clients if clients is None else len(clients)
-        self._numbers: dict[Client, int] = {name: row for row, name in enumerate(clients or ())}
+        named = (
+            () if clients is None else clients
+        )  # may be an array, which is neither true nor false
+        self._numbers: dict[Client, int] = {name: row for row, name in enumerate(named)}
         self._takes_new_clients = clients is None
         self._method = with_named_bounds(self._method, clients)
         self._seed = seed

@@ -45,7 +45,8 @@ def count_dropout(module: nn.Module) -> list[CountedDropout]:
     """Replace every `nn.Dropout` inside a module; returns the replacements, in order."""
     found: list[CountedDropout] = []
     for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
+        # `named_children` leaves out a layer that occurs twice
+        for name, child in list(parent._modules.items()):
             if type(child) is nn.Dropout:
                 found.append(CountedDropout(child.p, len(found), child.inplace))
                 found[-1].train(child.training)

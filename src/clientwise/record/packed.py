@@ -177,7 +177,12 @@ class _Columns:
             "SELECT data FROM main.packed WHERE lane = ? AND round_num = ? AND name = ?",
             (lane, round_num, name),
         ).fetchone()
-        return None if row is None else bytes(row[0])
+        if row is None:
+            return None
+        (data,) = row
+        if not isinstance(data, bytes):
+            raise ValueError(f"a packed column that is no bytes but {type(data).__name__}")
+        return data
 
 
 def _packed(values: NDArray[Any]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import partial
 from weakref import WeakValueDictionary
@@ -18,7 +19,8 @@ from .network import StackedNetwork
 LARGE = 2**25  # values of models that lie side by side or are read by graphs
 LEAST_ROOM = 2**22  # values of models that graphs read
 MAX_GRAPHS = 8  # numbers of models for which one job has a graph
-# Where graphs read their models, as long as one of them lives: they never run at once
+# Where graphs read their models, as long as one of them lives: they take turns
+_TURN = threading.Lock()
 _ROOMS: WeakValueDictionary[torch.device, Tensor] = WeakValueDictionary()
 
 
@@ -48,11 +50,12 @@ class EvaluationGraph:
     """So many models on the samples of one job, as a graph: a small job is over before its launches are."""
 
     def __init__(self, evaluate: Callable[[Tensor], EvaluateResult], models: Tensor) -> None:
-        self._room = _room(models)
-        self._models = self._room[: models.numel()].view(models.shape)
-        self._models.copy_(models)
-        self._result = evaluate(self._models)
-        self._graph = CudaGraph(lambda: self._put(evaluate(self._models)), [])
+        with _TURN:
+            self._room = _room(models)
+            self._models = self._room[: models.numel()].view(models.shape)
+            self._models.copy_(models)
+            self._result = evaluate(self._models)
+            self._graph = CudaGraph(lambda: self._put(evaluate(self._models)), [])
 
     def _put(self, result: EvaluateResult) -> None:
         for kept, given in zip(self._result, result, strict=True):
@@ -60,8 +63,9 @@ class EvaluationGraph:
 
     def __call__(self, models: Tensor) -> EvaluateResult:
         """Valid until the next call."""
-        self._models.copy_(models)
-        self._graph()
+        with _TURN:  # two runs in one process
+            self._models.copy_(models)
+            self._graph()
         return self._result
 
 

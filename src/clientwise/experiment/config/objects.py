@@ -34,17 +34,39 @@ NEEDED_BY: dict[str, Need] = {
     "server_update": "server_samples",
 }
 
+# Keys of [training] that classes of `torch.optim` take as options
+SHARED = ("momentum", "weight_decay")
+
+
+@dataclasses.dataclass(frozen=True)
+class GivenPart:
+    """A part that was made of an object, by the name under which it is registered."""
+
+    registry: Registry[Any]
+    name: str
+    part: Any
+    declared: Declaration
+    given: object
+
+    def register(self) -> None:
+        """Let the name stand for this part; ValueError where a plugin has the name."""
+        self.registry.adopt(self.name, self.part, self.declared)
+
 
 # What names stand for in the config that is being read, by kind and name
-_given: ContextVar[dict[tuple[str, str], object] | None] = ContextVar("_given", default=None)
+_given: ContextVar[dict[str, GivenPart] | None] = ContextVar("_given", default=None)
 
 
 @contextmanager
-def one_object_per_name() -> Iterator[None]:
-    """A context for one config: objects of the same name that do not do the same are refused."""
-    token = _given.set({})
+def one_object_per_name() -> Iterator[dict[str, GivenPart]]:
+    """A context for one config: objects of the same name that do not do the same are refused.
+
+    Its value are the parts that were made of objects, by kind and name.
+    """
+    parts: dict[str, GivenPart] = {}
+    token = _given.set(parts)
     try:
-        yield
+        yield parts
     finally:
         _given.reset(token)
 
@@ -81,10 +103,35 @@ def loss_with(option: str) -> str | None:
     return None
 
 
+def with_zeros(optimizer: Any, table: Mapping[str, Any]) -> Any:
+    """An optimizer with the zeros of its table as options, where it is given as a class or `partial`."""
+    zeros = zeros_for(optimizer, table)
+    return partial(optimizer, **zeros) if zeros else optimizer
+
+
+def zeros_for(optimizer: Any, table: Mapping[str, Any]) -> dict[str, float]:
+    """The keys that a table sets to 0 and that a class of `torch.optim` has as options.
+
+    Args:
+        optimizer: the class, a `partial` of it, or what was registered for it.
+        table: [training], or changes of it.
+    """
+    made = getattr(optimizer, "function", optimizer)
+    made = made.func if isinstance(made, partial) else made
+    if not _is_optimizer(made):
+        return {}
+    known = inspect.signature(made).parameters
+    return {key: 0.0 for key in SHARED if table.get(key) == 0 and key in known}
+
+
+def _is_optimizer(given: object) -> bool:
+    return isinstance(given, type) and issubclass(given, torch.optim.Optimizer)
+
+
 def _optimizer(given: object) -> Any:
     """A class of `torch.optim`, or a `partial` of one with its options, as a name and options."""
     found = given.func if isinstance(given, partial) else given
-    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)):
+    if not _is_optimizer(found):
         if isinstance(found, torch.optim.Optimizer):
             hint = f"every client has its own: pass the class, torch.optim.{type(found).__name__}"
             refuse([("", hint)])
@@ -102,7 +149,7 @@ def _optimizer(given: object) -> Any:
         refuse([("", f"{made.__name__} cannot be used: {type(error).__name__}: {reason}")])
 
     def make(parameters: Any, rate: Any, training: LocalTraining, **others: Any) -> Any:
-        shared = {"momentum": training.momentum, "weight_decay": training.weight_decay}
+        shared = {key: getattr(training, key) for key in SHARED}
         set_there = {key: value for key, value in shared.items() if value}
         plain = {key: tuple(one) if isinstance(one, list) else one for key, one in others.items()}
         return made(parameters, lr=rate, **{**plain, **set_there})
@@ -232,13 +279,15 @@ def _adopt(
     registry: Registry[Any], name: str, part: Any, declared: Declaration, given: object
 ) -> None:
     """Register what was made of a given object; within `one_object_per_name`, refuse another of its name."""
+    made = GivenPart(registry, name, part, declared, given)
     known = _given.get()
-    first = given if known is None else known.setdefault((registry.kind, name), given)
-    if not do_the_same(first, given):
-        hint = "give one of them another name"
-        refuse([("", f"two different objects are called {name!r}: {hint}")])
+    if known is not None:
+        first = known.setdefault(f"{registry.kind} {name}", made)
+        if not do_the_same(first.given, given):
+            hint = "give one of them another name"
+            refuse([("", f"two different objects are called {name!r}: {hint}")])
     try:
-        registry.adopt(name, part, declared)
+        made.register()
     except ValueError as error:
         refuse([("", f"{error}; give your own another name")])
 

@@ -15,11 +15,13 @@ from ...data.datasets import DATASETS
 from ...data.features import FEATURES
 from ...data.federated import Samples
 from ...data.partition import PARTITIONS
+from ...errors import ConfigError
 from ...models.networks import MODELS
 from ...models.own import OwnModel
 from ...registry import NonNegativeFloat, Part, PositiveInt, Registry
 from ..trackers import TRACKERS
 from .methods import MethodSettings
+from .objects import GivenPart
 from .parts import PartOf, read_part
 from .settings import (
     Cohorts,
@@ -163,6 +165,7 @@ class Experiment(ConfigTable):
     _names_methods: bool = PrivateAttr(True)
     _own_model: OwnModel | None = PrivateAttr(None)
     _own_samples: Samples | None = PrivateAttr(None)
+    _given: dict[str, GivenPart] = PrivateAttr({})
 
     @property
     def source(self) -> str:
@@ -194,6 +197,25 @@ class Experiment(ConfigTable):
                     given = registry.get(part.name)
                     found[f"{registry.kind} {part.name}"] = getattr(given, "function", given)
         return found
+
+    @property
+    def given(self) -> dict[str, object]:
+        """The same as they were given: functions, `partial`s and objects."""
+        return {name: self._given[name].given for name in self.functions if name in self._given}
+
+    def register_given(self) -> None:
+        """Let names stand for the objects that this config was read with: one read later may have others."""
+        try:
+            for part in self._given.values():
+                part.register()
+        except ValueError as error:
+            raise ConfigError(self.source, [("", f"{error}; give your own another name")]) from None
+
+    def with_given(self, other: Experiment) -> Experiment:
+        """The same, whose names also stand for the objects that another config was read with."""
+        changed = self.model_copy()
+        changed._given = {**other._given, **self._given}
+        return changed
 
     @property
     def reads_files(self) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ...attacks import ATTACKS
 from ...core.clock import Seconds
@@ -30,6 +30,7 @@ from ...registry import (
     Share,
     suggest,
 )
+from .objects import with_zeros, zeros_for
 from .parts import DrawnFrom, PartOf, PlainPartOf, make, read_part
 from .tables import ConfigTable, fields_of, optional_fields_of, with_fields
 from .values import Count, Fraction, MetricName, SampleSize
@@ -84,6 +85,14 @@ def _as_part(value: str | Part) -> Part:
 class _TrainingTable(ConfigTable):
     """[training], or changes of it."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_given_zeros(cls, table: Any) -> Any:
+        """A class of `torch.optim` may have another default than 0; a 0 beside it becomes its option."""
+        if not isinstance(table, Mapping) or "optimizer" not in table:
+            return table
+        return {**table, "optimizer": with_zeros(table["optimizer"], table)}
+
     def parts(self) -> Iterator[tuple[Registry[Any], Part]]:
         """The parts that are named, each with its registry."""
         for key, registry in _REGISTRIES.items():
@@ -122,6 +131,10 @@ class Training(_TrainingTable):
         for change in changes:
             given = {key: value for key, value in change if value is not None}
             options |= {key: value for key, value in given.items() if key in options}
+            zeros = zeros_for(OPTIMIZERS.get(_as_part(options["optimizer"]).name), given)
+            if zeros:
+                part = read_part(OPTIMIZERS, options["optimizer"])
+                options["optimizer"] = Part(part.name, {**part.options, **zeros})
         return options
 
     def schedule_of(self, *changes: TrainingOverride) -> Callable[[int], float] | None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import platform
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from safetensors import safe_open
-from torch import nn
 
 from ...data.federated import FederatedData
 from ...errors import RunError
@@ -27,6 +23,7 @@ from ...record.reading.rows import Change
 from ...record.writer import Store
 from ..build.network import build_module
 from ..config.schema import Experiment
+from .code import bound_values, function_code, network_code
 from .machine import system
 
 PACKAGES = ("clientwise", "torch", "numpy", "pydantic", "safetensors")
@@ -47,6 +44,8 @@ class Origin:
     network: str = ""  # the fingerprint of a network that was given in Python; "" where none was
     # The fingerprints of functions that were given in Python instead of a name, by kind and name
     functions: dict[str, str] = field(default_factory=dict)
+    # The fingerprints of the values that they are bound to; none in earlier records
+    values: dict[str, str] = field(default_factory=dict)
     # Whether `data` are fingerprints of what was given. Those of 0.2.0 are of what was computed from it.
     of_given: bool = False
 
@@ -168,7 +167,7 @@ def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origi
         seed = experiment.seeds[0]
         module = build_module(experiment, data[seed].samples, seed)
         frozen = frozen_digest(module)
-        network = _network_code(module) if experiment.own_model else ""
+        network = network_code(module) if experiment.own_model else ""
     return Origin(
         versions=versions(),
         plugins={name: _code(name) for name in experiment.plugins},
@@ -177,7 +176,8 @@ def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origi
         left=experiment.flower.left,
         frozen=frozen,
         network=network,
-        functions={name: _function_code(one) for name, one in experiment.functions.items()},
+        functions={name: function_code(one) for name, one in experiment.functions.items()},
+        values={name: bound_values(one) for name, one in experiment.given.items()},
         of_given=True,
     )
 
@@ -243,6 +243,8 @@ def _differences(before: Origin, now: Origin) -> Iterator[str]:
     for name in sorted(before.functions.keys() & now.functions.keys()):
         if before.functions[name] != now.functions[name]:
             yield f"other code in the function of the {name}"
+        elif _differ(before.values.get(name), now.values.get(name)):
+            yield f"other values in the function of the {name}"
     if before.initial_model != now.initial_model:
         yield "another initial model"
     if now.data and not same_frozen(before.frozen, now.frozen):
@@ -252,6 +254,11 @@ def _differences(before: Origin, now: Origin) -> Iterator[str]:
     for name in COMPARED:
         if before.versions.get(name) != now.versions[name]:
             yield f"{name} {now.versions[name]}, not {before.versions.get(name)}"
+
+
+def _differ(before: str | None, now: str | None) -> bool:
+    """Whether two fingerprints differ; False where one is unknown."""
+    return before is not None and now is not None and before != now
 
 
 def _member_changes(before: Origin, now: Origin, names: Sequence[str]) -> Iterator[str]:
@@ -306,31 +313,6 @@ def _code(name: str) -> str:
     for folder in getattr(module, "__path__", ()):
         files += Path(folder).rglob("*.py")
     return _digest(sorted(files) or [Path(str(module.__file__))])
-
-
-def _function_code(function: Callable[..., Any]) -> str:
-    """The fingerprint of a function's source; of its name where there is no source."""
-    try:
-        source = inspect.getsource(function)
-    except (OSError, TypeError):  # typed at a prompt
-        source = function.__qualname__
-    return hashlib.blake2b(source.encode(), digest_size=8).hexdigest()
-
-
-def _network_code(module: nn.Module) -> str:
-    """The fingerprint of a network's layers, and of the functions of its own classes."""
-    kinds: set[type] = set()
-    for layer in module.modules():
-        kinds.update(type(layer).__mro__)
-    codes = []
-    for kind in kinds:
-        if kind.__module__.startswith(("torch.", "clientwise.", "builtins")):
-            continue
-        functions = filter(inspect.isfunction, vars(kind).values())
-        codes += [_function_code(function) for function in functions]
-    codes.sort()
-    layers = re.sub(r" at 0x[0-9a-f]+", "", repr(module))  # addresses differ in every process
-    return hashlib.blake2b("\n".join([layers, *codes]).encode(), digest_size=8).hexdigest()
 
 
 def _described(path: Path, fingerprint: str) -> str:

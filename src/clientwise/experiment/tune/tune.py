@@ -2,9 +2,9 @@
 
 A trial runs a method with some values under every seed. All methods get the same data, cohorts and
 initial models. Every client holds back a part of its training samples, and trials are compared on
-these: test samples are never used. With `by = "rounds"`, the trial with which half of the clients
-reach a target first is the best, as P1 finds its learning rate (P1, 5.3); P1 does not say on which
-data.
+these: test samples are never used. With `stop_early`, a trial stops where a run would. With
+`by = "rounds"`, the trial with which half of the clients reach a target first is the best, as P1 finds
+its learning rate (P1, 5.3); P1 does not say on which data.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from ..config.tables import ConfigTable
 from ..config.values import MOST_SEEDS, Name, Seed
 from ..config_file import read_config, set_value
 from ..load import make_experiment
+from ..running.held_out import HeldOut, held_out_loss
 from .search import KeyPath, Space, Values, dotted, read_space, search, search_by_optuna
 
 # Ten to the power of thirds. The rates of experiments/p1-*.toml are in this grid.
@@ -347,7 +348,7 @@ class _Bench:
     def run(self, method: Method, seed: int) -> tuple[float, int | None]:
         """The metric in the last round, and the round in which half of the clients reach the target.
 
-        With a target, the run ends in that round.
+        With a target, the run ends in that round. With `stop_early`, it ends where the loss no longer falls.
         """
         experiment = self._experiment
         data, hostile, executor = self._data(seed)
@@ -370,6 +371,7 @@ class _Bench:
         higher_is_better = engine.problem.higher_is_better
         state = first_state(engine.initial_model, method, engine)
         metric = 0.0
+        held_out = HeldOut(experiment, has_model=False)  # no model is kept
         with threads_for(engine.spec.num_parameters):
             for round_num in range(1, experiment.rounds + 1):
                 state, record = run_round(state, method, plan, engine)
@@ -378,6 +380,12 @@ class _Bench:
                 metric = float((values * held).sum() / held.sum())
                 if self._target and _half_reached(values, self._target, higher_is_better):
                     return metric, round_num
+                if held_out.is_used:
+                    # What is reported on chooses nothing: without samples to weigh by, those held back do.
+                    judged = replace(record, report=None)
+                    held_out.add(state, held_out_loss(engine, state, judged))
+                    if held_out.stops_after(round_num):
+                        break
         return metric, None
 
     def _data(self, seed: int) -> tuple[FederatedData, dict[int, Hostile], Executor]:

@@ -339,9 +339,11 @@ def _encoded(
     for kinds, indices in _alike(rows).items():
         order, template = _template(columns, kinds, version, table)
         values = list(zip(*(rows[index] for index in indices), strict=True))
-        encoded = zip(
+        encoded: Iterable[tuple[str, ...]] = zip(
             *(_each(ENCODERS[kinds[place]], values[place]) for place in order), strict=True
         )
+        if not order:  # rows without any value, which anybody can write
+            encoded = [()] * len(indices)
         for index, text in zip(indices, map(template.__mod__, encoded), strict=True):
             texts[index] = text
     named = [_column(columns, rows, name) for name in key]

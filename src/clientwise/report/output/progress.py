@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,6 +20,7 @@ from rich.progress import Progress as Bar
 
 from ...experiment.running.lanes import Progress
 from ..units import Unit
+from .markup import escape
 
 OnRound = Callable[[Progress], None]
 QUIET_SECONDS = 10.0  # between two lines where no bar is shown
