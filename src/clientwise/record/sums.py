@@ -1,8 +1,9 @@
 """Sums over the participants of a round, so that a page of a large run need not read their rows.
 
-They are written where a seed has more than CELLS clients, or clients without rows. `cells` has the weights of clients with
-neighbouring numbers, `clients_per_cell` of them together: the sums as float64, then how many weights each
-has, as uint32. Readers add up the rows themselves in rounds without sums, such as those of version 0.2.0.
+They are written where a seed has more than CELLS clients, or clients without rows. `cells` has the weights
+of clients with neighbouring numbers, `clients_per_cell` of them together: the sums as float64, then how many
+weights each has, as uint32. Readers add up the rows themselves in rounds without sums, such as those of
+version 0.2.0.
 """
 
 from __future__ import annotations
