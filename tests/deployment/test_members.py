@@ -164,7 +164,9 @@ def test_a_member_reaches_no_other_member(federation: Federation) -> None:
     with start_run(federation) as attacker:
         where = f"dst_node_id = {attacker.victim_in_sql}"
         (theirs,) = rows(federation, f"SELECT message_id FROM message_ins WHERE {where}")
-        assert theirs in rows(federation, "SELECT object_id FROM objects WHERE is_available = 1")
+        # A message is stored before its content has arrived.
+        available = "SELECT object_id FROM objects WHERE is_available = 1"
+        federation.wait_for(lambda: theirs in rows(federation, available), 60, "the instruction")
         assert status(attacker.command, SUPERLINK_NODE_ID) == 403  # as the server
         assert status(attacker.command, attacker.node.node_id) == 403
         # A reply in the victim's name.
