@@ -97,7 +97,7 @@ def _connect(folder: Path) -> sqlite3.Connection:
         refuse_programs(database)
         database.execute("PRAGMA temp_store = MEMORY")
         migrate(database, version, "temp")
-        unpack_for_reading(database)
+        unpack_for_reading(database, _is_late)
     except BaseException:
         database.close()
         raise
