@@ -42,7 +42,8 @@ _CRITERIA = f"""SELECT lane, round_num, one.value AS client, SUBSTR(name, 5) AS 
     FROM main.packed, json_each({CLIENTS}(lane, round_num)) AS one
     WHERE name >= 'raw ' AND name < 'raw!'"""
 
-NOT_PACKED = ("lane", "round_num", "refusal")  # columns of `participants`
+BY_ROUND = "participants_of_rounds"  # a view
+NOT_PACKED = ("lane", "round_num", "client", "refusal")  # columns of `participants`
 
 # The clients that readers ask for at present; None: all of them
 _wanted: ContextVar[Collection[int] | None] = ContextVar("_wanted", default=None)
@@ -89,16 +90,24 @@ def packed_columns(
 
 
 def unpack_for_reading(database: sqlite3.Connection, is_late: Callable[[], bool]) -> None:
-    """Make views of `participants` and `criteria` with all rows, in a reader's own connection.
+    """Make views with a row for every client, in a reader's own connection.
+
+    `participants` and `criteria` are for all queries: SQLite goes through them once, or makes an index of
+    them. BY_ROUND has the rows of `participants`, too: SQLite finds a round in it at once, but goes through
+    the whole round for a client.
 
     Args:
         database: the connection.
         is_late: whether reading has to stop.
     """
     if not _has_packed(database):
+        database.execute(f"CREATE TEMP VIEW {BY_ROUND} AS SELECT * FROM participants")
         return
     _add_callbacks(database, is_late)
-    database.execute(f"CREATE TEMP VIEW participants AS {_participants(database)}")
+    rows = "SELECT *, NULL AS place FROM main.participants WHERE client IS NOT NULL"
+    each = f"{rows} UNION ALL {_clients(database)} WHERE p.client IS NULL"
+    database.execute(f"CREATE TEMP VIEW participants AS {_with_values(database, each)}")
+    database.execute(f"CREATE TEMP VIEW {BY_ROUND} AS {_with_values(database, _clients(database))}")
     database.execute(
         f"CREATE TEMP VIEW criteria AS SELECT * FROM main.criteria UNION ALL {_CRITERIA}"
     )
@@ -109,32 +118,47 @@ def unpack_into_rows(database: sqlite3.Connection) -> None:
     if not _has_packed(database):
         return
     _add_callbacks(database, lambda: False)
-    database.execute(f"INSERT INTO participants {_participants(database)} WHERE p.client IS NULL")
+    blocks = f"{_clients(database)} WHERE p.client IS NULL"
+    database.execute(f"INSERT INTO participants {_with_values(database, blocks)}")
     database.execute("DELETE FROM participants WHERE client IS NULL")
     database.execute(f"INSERT INTO criteria {_CRITERIA}")
     database.execute("DELETE FROM packed")
 
 
-def _participants(database: sqlite3.Connection) -> str:
-    """Rows of `participants` in SQL, one per client: a single SELECT, so that the index is used."""
-    found = database.execute("SELECT * FROM main.participants LIMIT 0")
-    columns = []
-    for name, *_ in found.description:
-        own = f"p.{name}"
-        if name not in NOT_PACKED:
-            value = f"{VALUE}(p.lane, p.round_num, '{name}', one.key)"
-            packed = "one.value" if name == "client" else value
-            own = f"CASE WHEN p.client IS NULL THEN {packed} ELSE p.{name} END AS {name}"
-        columns.append(own)
+def _clients(database: sqlite3.Connection) -> str:
+    """The rows of `participants` in SQL, with a row for every client of a block, and the client's place."""
+    columns = [f"p.{name}" for name in _names(database)]
+    columns[columns.index("p.client")] = "COALESCE(p.client, one.value) AS client"
     clients = f"CASE WHEN p.client IS NULL THEN {CLIENTS}(p.lane, p.round_num) ELSE '[0]' END"
-    return f"SELECT {', '.join(columns)} FROM main.participants AS p, json_each({clients}) AS one"
+    return f"""SELECT {", ".join(columns)}, CASE WHEN p.client IS NULL THEN one.key END AS place
+        FROM main.participants AS p, json_each({clients}) AS one"""
 
 
-def _has_packed(database: sqlite3.Connection) -> bool:
-    found = "SELECT 1 FROM main.sqlite_master WHERE type = 'table' AND name = 'packed'"
-    if database.execute(found).fetchone() is None:
+def _with_values(database: sqlite3.Connection, clients: str) -> str:
+    """The rows of `_clients` with their packed values. SQLite reads those that a query asks for."""
+    columns = []
+    for name in _names(database):
+        column = name
+        if name not in NOT_PACKED and _has_packed(database, name, f"scale {name}"):
+            value = f"{VALUE}(lane, round_num, '{name}', place)"
+            column = f"CASE WHEN place IS NULL THEN {name} ELSE {value} END AS {name}"
+        columns.append(column)
+    return f"SELECT {', '.join(columns)} FROM ({clients})"
+
+
+def _names(database: sqlite3.Connection) -> list[str]:
+    found = database.execute("SELECT * FROM main.participants LIMIT 0")
+    return [column[0] for column in found.description]
+
+
+def _has_packed(database: sqlite3.Connection, *names: str) -> bool:
+    """Whether any round has one of these packed columns, or any without names."""
+    table = "SELECT 1 FROM main.sqlite_master WHERE type = 'table' AND name = 'packed'"
+    if database.execute(table).fetchone() is None:
         return False
-    return database.execute("SELECT 1 FROM main.packed LIMIT 1").fetchone() is not None
+    where = f"WHERE name IN ({', '.join('?' * len(names))})" if names else ""
+    found = database.execute(f"SELECT 1 FROM main.packed {where} LIMIT 1", names)
+    return found.fetchone() is not None
 
 
 def _add_callbacks(database: sqlite3.Connection, is_late: Callable[[], bool]) -> None:
@@ -188,7 +212,9 @@ class _Columns:
 
     def _read_round(self, lane: int, round_num: int) -> _Round:
         data = self._data(lane, round_num, "client")
-        clients = _unpacked(data or _packed(numpy.array([], numpy.int64)), numpy.int64)
+        if data is None:
+            raise ValueError("no clients")
+        clients = _unpacked(data, numpy.int64)
         places = numpy.argsort(clients, kind="stable")
         if self._wanted is not None:
             places = places[numpy.isin(clients[places], list(self._wanted))]

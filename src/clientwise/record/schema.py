@@ -119,7 +119,7 @@ SCHEMA = (
     PRIMARY KEY (lane, round_num, client, criterion)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS packed (  -- columns of `participants` and `criteria` in large rounds
     lane INTEGER, round_num INTEGER, name TEXT, data BLOB,
-    PRIMARY KEY (lane, round_num, name))""",
+    PRIMARY KEY (name, lane, round_num))""",
     """CREATE TABLE IF NOT EXISTS local (  -- a client's own test set, in rounds that evaluate it
     lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
     PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",

@@ -15,6 +15,7 @@ from ..core.types import RoundRecord
 from ..errors import RunError
 from .database import reading
 from .files import kept_path, kept_rounds
+from .packed import BY_ROUND
 from .round_rows import reported_evaluation, round_columns, rows_of_round
 from .run_models import RunModels
 from .schema import TABLES_BY_ROUND
@@ -170,12 +171,12 @@ class Store(RunModels):
         """
         with reading(self.folder) as database:  # it has the rows of large rounds, too
             found = database.execute(
-                """SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90,
+                f"""SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90,
                     attack_success, testing_rounds,
                     (SELECT COALESCE(SUM(refused), 0) FROM refusals AS o
                         WHERE o.lane = r.lane AND o.round_num = r.round_num
                     ) AS refused,
-                    (SELECT COUNT(*) FROM participants AS p
+                    (SELECT COUNT(*) FROM {BY_ROUND} AS p
                         WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NULL
                             AND weight = 0
                     ) + (SELECT COALESCE(SUM(without_weight), 0) FROM omitted AS o

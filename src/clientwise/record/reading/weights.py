@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..packed import only_clients
+from ..packed import BY_ROUND, only_clients
 from ..sums import clients_per_cell, read_cells
 from .reader import RunReader, thinned
 from .rows import (
@@ -121,23 +121,23 @@ class WeightReader(RunReader):
         with only_clients(clients):
             return self._lane_rows(
                 LoweredRow,
-                """WITH known AS MATERIALIZED (
+                """WITH known AS (
                        SELECT client, round_num, z,
                            posterior < prior * (1 - 1e-9) AS lowered -- by more than rounding
                        FROM participants NOT INDEXED
                        WHERE lane = ? AND round_num <= ?
                            AND client IN (SELECT value FROM json_each(?))
                            AND posterior IS NOT NULL),
-                   turns AS MATERIALIZED (
-                       SELECT client,
-                           MAX(CASE WHEN lowered THEN 0 ELSE round_num END) AS not_lowered,
-                           MAX(CASE WHEN z > ? THEN round_num END) AS harmful
-                       FROM known GROUP BY client)
+                   turns AS (
+                       SELECT client, round_num, z,
+                           MAX(CASE WHEN lowered THEN 0 ELSE round_num END) OVER own AS not_lowered,
+                           MAX(CASE WHEN z > ? THEN round_num END) OVER own AS harmful
+                       FROM known WINDOW own AS (PARTITION BY client))
                    SELECT client,
                        MIN(CASE WHEN round_num > not_lowered THEN round_num END),
                        harmful,
                        MAX(CASE WHEN round_num = harmful THEN z END)
-                   FROM known JOIN turns USING (client) GROUP BY client""",
+                   FROM turns GROUP BY client""",
                 method,
                 seed,
                 round_num,
@@ -185,10 +185,10 @@ class WeightReader(RunReader):
         """(round, weight of all hostile clients together)."""
         rows = self._rows(
             tuple[int, float],
-            """SELECT round_num, COALESCE(
+            f"""SELECT round_num, COALESCE(
                    (SELECT hostile_weight FROM sums
                        WHERE lane = rounds.lane AND round_num = rounds.round_num),
-                   (SELECT TOTAL(weight) FROM participants
+                   (SELECT TOTAL(weight) FROM {BY_ROUND}
                    WHERE lane = rounds.lane AND round_num = rounds.round_num AND client IN (
                        SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
                    ) + (SELECT TOTAL(hostile_weight) FROM omitted
@@ -235,13 +235,13 @@ class WeightReader(RunReader):
         """Of the rounds that have no sums for cells of this size."""
         return self._rows(
             _Cell,
-            """WITH unsummed AS MATERIALIZED (
+            f"""WITH unsummed AS MATERIALIZED (
                    SELECT lane, round_num FROM rounds
                    WHERE lane = ? AND (round_num - 1) % ? = 0
                    EXCEPT SELECT lane, round_num FROM sums
                    WHERE lane = ? AND clients_per_cell = ?)
                SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight)
-               FROM unsummed CROSS JOIN participants USING (lane, round_num)
+               FROM unsummed CROSS JOIN {BY_ROUND} USING (lane, round_num)
                WHERE weight IS NOT NULL GROUP BY 1, 2""",
             lane,
             rounds_per_cell,
@@ -299,10 +299,10 @@ class WeightReader(RunReader):
         """How many updates arrived in time over all seeds, and how many of them were refused."""
         ((total,),) = self._rows(
             tuple[int],
-            """SELECT COALESCE(SUM(COALESCE(
+            f"""SELECT COALESCE(SUM(COALESCE(
                    (SELECT participants FROM sums
                        WHERE lane = rounds.lane AND round_num = rounds.round_num),
-                   (SELECT COUNT(*) FROM participants
+                   (SELECT COUNT(*) FROM {BY_ROUND}
                        WHERE lane = rounds.lane AND round_num = rounds.round_num)
                    + (SELECT COALESCE(SUM(accepted), 0) FROM omitted
                        WHERE lane = rounds.lane AND round_num = rounds.round_num)
