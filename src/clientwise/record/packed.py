@@ -127,8 +127,8 @@ def unpack_into_rows(database: sqlite3.Connection) -> None:
 
 def _clients(database: sqlite3.Connection) -> str:
     """The rows of `participants` in SQL, with a row for every client of a block, and the client's place."""
-    columns = [f"p.{name}" for name in _names(database)]
-    columns[columns.index("p.client")] = "COALESCE(p.client, one.value) AS client"
+    client = "COALESCE(p.client, one.value) AS client"
+    columns = [client if name == "client" else f"p.{name}" for name in _names(database)]
     clients = f"CASE WHEN p.client IS NULL THEN {CLIENTS}(p.lane, p.round_num) ELSE '[0]' END"
     return f"""SELECT {", ".join(columns)}, CASE WHEN p.client IS NULL THEN one.key END AS place
         FROM main.participants AS p, json_each({clients}) AS one"""
