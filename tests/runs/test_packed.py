@@ -271,6 +271,15 @@ def test_a_round_without_its_clients_is_damage(copied: Path) -> None:
             read(METHOD, 1, 2)
 
 
+@pytest.mark.parametrize("statement", ["DROP COLUMN client", "RENAME COLUMN weight TO place"])
+def test_other_columns_of_participants_are_damage(copied: Path, statement: str) -> None:
+    with closing(sqlite3.connect(copied / DATABASE)) as database, database:
+        database.execute("DROP INDEX participants_by_round")
+        database.execute(f"ALTER TABLE participants {statement}")
+    with pytest.raises(RunError, match="its database cannot be read"):
+        RunFolder(copied).participants(METHOD, 1, 2)
+
+
 def test_reading_stops_before_the_next_column_when_it_is_late(large: Path) -> None:
     with closing(sqlite3.connect(large / DATABASE)) as database:
         packed.unpack_for_reading(database, lambda: True)
