@@ -104,10 +104,14 @@ def unpack_for_reading(database: sqlite3.Connection, is_late: Callable[[], bool]
         database.execute(f"CREATE TEMP VIEW {BY_ROUND} AS SELECT * FROM participants")
         return
     _add_callbacks(database, is_late)
+    columns = _columns(database)
+    clients = _clients(database)
     rows = "SELECT *, NULL AS place FROM main.participants WHERE client IS NOT NULL"
-    each = f"{rows} UNION ALL {_clients(database)} WHERE p.client IS NULL"
-    database.execute(f"CREATE TEMP VIEW participants AS {_with_values(database, each)}")
-    database.execute(f"CREATE TEMP VIEW {BY_ROUND} AS {_with_values(database, _clients(database))}")
+    database.execute(f"CREATE TEMP VIEW {BY_ROUND} AS SELECT {columns} FROM ({clients})")
+    database.execute(
+        f"""CREATE TEMP VIEW participants AS SELECT {columns}
+            FROM ({rows} UNION ALL {clients} WHERE p.client IS NULL)"""
+    )
     database.execute(
         f"CREATE TEMP VIEW criteria AS SELECT * FROM main.criteria UNION ALL {_CRITERIA}"
     )
@@ -118,8 +122,10 @@ def unpack_into_rows(database: sqlite3.Connection) -> None:
     if not _has_packed(database):
         return
     _add_callbacks(database, lambda: False)
-    blocks = f"{_clients(database)} WHERE p.client IS NULL"
-    database.execute(f"INSERT INTO participants {_with_values(database, blocks)}")
+    database.execute(
+        f"""INSERT INTO participants SELECT {_columns(database)}
+            FROM ({_clients(database)} WHERE p.client IS NULL)"""
+    )
     database.execute("DELETE FROM participants WHERE client IS NULL")
     database.execute(f"INSERT INTO criteria {_CRITERIA}")
     database.execute("DELETE FROM packed")
@@ -134,16 +140,19 @@ def _clients(database: sqlite3.Connection) -> str:
         FROM main.participants AS p, json_each({clients}) AS one"""
 
 
-def _with_values(database: sqlite3.Connection, clients: str) -> str:
-    """The rows of `_clients` with their packed values. SQLite reads those that a query asks for."""
+def _columns(database: sqlite3.Connection) -> str:
+    """The columns of `participants` in SQL, for rows of `_clients`. SQLite computes those that a query uses."""
     columns = []
     for name in _names(database):
         column = name
-        if name not in NOT_PACKED and _has_packed(database, name, f"scale {name}"):
+        packed = database.execute(
+            "SELECT 1 FROM main.packed WHERE name IN (?, ?) LIMIT 1", (name, f"scale {name}")
+        )
+        if name not in NOT_PACKED and packed.fetchone():
             value = f"{VALUE}(lane, round_num, '{name}', place)"
             column = f"CASE WHEN place IS NULL THEN {name} ELSE {value} END AS {name}"
         columns.append(column)
-    return f"SELECT {', '.join(columns)} FROM ({clients})"
+    return ", ".join(columns)
 
 
 def _names(database: sqlite3.Connection) -> list[str]:
@@ -151,14 +160,11 @@ def _names(database: sqlite3.Connection) -> list[str]:
     return [column[0] for column in found.description]
 
 
-def _has_packed(database: sqlite3.Connection, *names: str) -> bool:
-    """Whether any round has one of these packed columns, or any without names."""
-    table = "SELECT 1 FROM main.sqlite_master WHERE type = 'table' AND name = 'packed'"
-    if database.execute(table).fetchone() is None:
+def _has_packed(database: sqlite3.Connection) -> bool:
+    found = "SELECT 1 FROM main.sqlite_master WHERE type = 'table' AND name = 'packed'"
+    if database.execute(found).fetchone() is None:
         return False
-    where = f"WHERE name IN ({', '.join('?' * len(names))})" if names else ""
-    found = database.execute(f"SELECT 1 FROM main.packed {where} LIMIT 1", names)
-    return found.fetchone() is not None
+    return database.execute("SELECT 1 FROM main.packed LIMIT 1").fetchone() is not None
 
 
 def _add_callbacks(database: sqlite3.Connection, is_late: Callable[[], bool]) -> None:
