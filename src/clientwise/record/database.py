@@ -92,12 +92,13 @@ def _connect(folder: Path) -> sqlite3.Connection:
     try:
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
         database.set_progress_handler(_is_late, STEPS)
+        database.execute("PRAGMA temp_store = MEMORY")
+        database.execute("BEGIN")  # all queries see the rounds that there are now
         version = version_of(database)
         refuse_newer(folder, version)
         refuse_programs(database)
-        database.execute("PRAGMA temp_store = MEMORY")
         migrate(database, version, "temp")
-        unpack_for_reading(database)
+        unpack_for_reading(database, _is_late)
     except BaseException:
         database.close()
         raise

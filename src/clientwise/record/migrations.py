@@ -101,7 +101,7 @@ def _version_10(database: sqlite3.Connection, into: Into) -> None:
     database.execute(
         f"""CREATE TABLE {into}.packed (
             lane INTEGER, round_num INTEGER, name TEXT, data BLOB,
-            PRIMARY KEY (lane, round_num, name))"""
+            PRIMARY KEY (name, lane, round_num))"""
     )
     database.execute(
         f"""CREATE TABLE {into}.sums (

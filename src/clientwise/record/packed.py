@@ -1,13 +1,14 @@
-"""Columns of large rounds: one compressed value per column in place of a value per client.
+"""Columns of large rounds: one compressed value per column in place of a row per client.
 
-A round with MANY accepted updates or more has no rows in `criteria`, and empty columns PACKED in
-`participants`. The table `packed` has these columns: "client", the numbers of the clients; a column
-of `participants` by its name; and of every criterion "raw NAME" and "normalised NAME", or in place of
-the latter "scale NAME": the number that the raw values were divided by. Values are float64, "client"
-is int64. The first bytes of all values stand together, then the second ones: they compress better so.
+A round with MANY accepted updates or more has no rows of these updates. Its only rows in `participants`
+are a block, which has no client, and those of refused updates. The table `packed` has the columns:
+"client", the numbers of the clients; those of `participants` by their names; and of every criterion
+"raw NAME" and "normalised NAME". In place of a column, "scale COLUMN" is the number that gives it as
+the quotient of another one (`_bases`). Values are float64, "client" is int64. The first bytes of all
+values stand together, then the second ones: they compress better so.
 
-Readers have views of the names `participants` and `criteria`, with all values (`unpack_for_reading`).
-A record that is signed is not packed: an entry is about the rows of single clients.
+Readers have views of the names `participants` and `criteria`, with a row per client
+(`unpack_for_reading`). A record that is signed is not packed: an entry is about the rows of single clients.
 """
 
 from __future__ import annotations
@@ -16,35 +17,46 @@ import math
 import sqlite3
 import zlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..core.types import RoundRecord
 
 MANY = 1_000  # accepted updates
 MOST_CLIENTS = 2**20  # with more, a column would be too long for readers (`database.LONGEST`)
-PACKED = ("score", "influence", "training_loss", "seconds")
-KEPT_COLUMNS = 8  # in memory, once they are unpacked
-# Two callbacks of SQLite: the value of a client, and the clients of a round as JSON
-VALUE = "packed_value"
+KEPT_COLUMNS = 16  # in memory, once they are unpacked
+# Callbacks of SQLite: the clients of a round as JSON, and the value at a place among these
 CLIENTS = "packed_clients"
-
-
-def _whole(name: str) -> str:
-    """A column of `participants` in SQL; a refused update has none of these values."""
-    packed = f"{VALUE}(lane, round_num, '{name}', client)"
-    return f"COALESCE({name}, CASE WHEN refusal IS NULL THEN {packed} END)"
-
+VALUE = "packed_value"
 
 _CRITERIA = f"""SELECT lane, round_num, one.value AS client, SUBSTR(name, 5) AS criterion,
-        {VALUE}(lane, round_num, name, one.value) AS raw,
-        {VALUE}(lane, round_num, 'normalised ' || SUBSTR(name, 5), one.value) AS normalised
+        {VALUE}(lane, round_num, name, one.key) AS raw,
+        {VALUE}(lane, round_num, 'normalised ' || SUBSTR(name, 5), one.key) AS normalised
     FROM main.packed, json_each({CLIENTS}(lane, round_num)) AS one
     WHERE name >= 'raw ' AND name < 'raw!'"""
+
+BY_ROUND = "participants_of_rounds"  # a view
+NOT_PACKED = ("lane", "round_num", "client", "refusal")  # columns of `participants`
+
+# The clients that readers ask for at present; None: all of them
+_wanted: ContextVar[Collection[int] | None] = ContextVar("_wanted", default=None)
+
+
+@contextmanager
+def only_clients(clients: Collection[int]) -> Iterator[None]:
+    """Unpack no other clients in queries within, which have to leave them out of their results."""
+    before = _wanted.set(clients)
+    try:
+        yield
+    finally:
+        _wanted.reset(before)
 
 
 def is_packed(record: RoundRecord) -> bool:
@@ -53,38 +65,52 @@ def is_packed(record: RoundRecord) -> bool:
     return MANY <= num_clients <= MOST_CLIENTS and num_clients == len(record.client_ids)
 
 
-def packed_columns(record: RoundRecord) -> Iterator[tuple[str, bytes]]:
-    """The columns of a round, by name."""
+def packed_columns(
+    record: RoundRecord, columns: Mapping[str, Tensor | None]
+) -> Iterator[tuple[str, bytes]]:
+    """The columns of a round, by name.
+
+    Args:
+        record: the round.
+        columns: the columns of `participants` by name; None for one that the round has not.
+    """
     yield "client", _packed(numpy.array(record.client_ids, numpy.int64))
-    found = (record.scores, record.influence, record.training_loss, record.seconds)
-    for name, column in zip(PACKED, found, strict=True):
-        if column is not None:
-            yield name, _packed(column.double().numpy())
-    if bool(record.raw.isnan().all()):
-        return  # secure aggregation hides them from the server
-    raws = record.raw.double().numpy()
-    normaliseds = record.normalised.double().numpy()
-    for index, name in enumerate(record.criteria):
-        raw = raws[:, index]
-        normalised = normaliseds[:, index]
-        yield f"raw {name}", _packed(raw)
-        scale = _scale(raw, normalised)
+    found = {name: one.double().numpy() for name, one in columns.items() if one is not None}
+    if not bool(record.raw.isnan().all()):  # secure aggregation hides them from the server
+        for index, name in enumerate(record.criteria):
+            found[f"raw {name}"] = record.raw[:, index].double().numpy()
+            found[f"normalised {name}"] = record.normalised[:, index].double().numpy()
+    for name, values in found.items():
+        base = next((found[one] for one in _bases(name) if one in found), None)
+        scale = None if base is None else _scale(base, values)
         if scale is None:
-            yield f"normalised {name}", _packed(normalised)
+            yield name, _packed(values)
         else:
             yield f"scale {name}", _packed(numpy.array([scale]))
 
 
-def unpack_for_reading(database: sqlite3.Connection) -> None:
-    """Make views of `participants` and `criteria` with all values, in a reader's own connection."""
+def unpack_for_reading(database: sqlite3.Connection, is_late: Callable[[], bool]) -> None:
+    """Make views with a row for every client, in a reader's own connection.
+
+    `participants` and `criteria` are for all queries: SQLite goes through them once, or makes an index of
+    them. BY_ROUND has the rows of `participants`, too: SQLite finds a round in it at once, but goes through
+    the whole round for a client.
+
+    Args:
+        database: the connection.
+        is_late: whether reading has to stop.
+    """
     if not _has_packed(database):
+        database.execute(f"CREATE TEMP VIEW {BY_ROUND} AS SELECT * FROM participants")
         return
-    _add_callbacks(database)
-    found = database.execute("SELECT * FROM main.participants LIMIT 0")
-    names = [column[0] for column in found.description]
-    columns = [f"{_whole(name)} AS {name}" if name in PACKED else name for name in names]
+    _add_callbacks(database, is_late)
+    columns = _columns(database)
+    clients = _clients(database)
+    rows = "SELECT *, NULL AS place FROM main.participants WHERE client IS NOT NULL"
+    database.execute(f"CREATE TEMP VIEW {BY_ROUND} AS SELECT {columns} FROM ({clients})")
     database.execute(
-        f"CREATE TEMP VIEW participants AS SELECT {', '.join(columns)} FROM main.participants"
+        f"""CREATE TEMP VIEW participants AS SELECT {columns}
+            FROM ({rows} UNION ALL {clients} WHERE p.client IS NULL)"""
     )
     database.execute(
         f"CREATE TEMP VIEW criteria AS SELECT * FROM main.criteria UNION ALL {_CRITERIA}"
@@ -95,11 +121,43 @@ def unpack_into_rows(database: sqlite3.Connection) -> None:
     """Write all packed columns as rows, within the caller's transaction."""
     if not _has_packed(database):
         return
-    _add_callbacks(database)
-    whole = ", ".join(f"{name} = {_whole(name)}" for name in PACKED)
-    database.execute(f"UPDATE participants SET {whole}")
+    _add_callbacks(database, lambda: False)
+    database.execute(
+        f"""INSERT INTO participants SELECT {_columns(database)}
+            FROM ({_clients(database)} WHERE p.client IS NULL)"""
+    )
+    database.execute("DELETE FROM participants WHERE client IS NULL")
     database.execute(f"INSERT INTO criteria {_CRITERIA}")
     database.execute("DELETE FROM packed")
+
+
+def _clients(database: sqlite3.Connection) -> str:
+    """The rows of `participants` in SQL, with a row for every client of a block, and the client's place."""
+    client = "COALESCE(p.client, one.value) AS client"
+    columns = [client if name == "client" else f"p.{name}" for name in _names(database)]
+    clients = f"CASE WHEN p.client IS NULL THEN {CLIENTS}(p.lane, p.round_num) ELSE '[0]' END"
+    return f"""SELECT {", ".join(columns)}, CASE WHEN p.client IS NULL THEN one.key END AS place
+        FROM main.participants AS p, json_each({clients}) AS one"""
+
+
+def _columns(database: sqlite3.Connection) -> str:
+    """The columns of `participants` in SQL, for rows of `_clients`. SQLite computes those that a query uses."""
+    columns = []
+    for name in _names(database):
+        column = name
+        packed = database.execute(
+            "SELECT 1 FROM main.packed WHERE name IN (?, ?) LIMIT 1", (name, f"scale {name}")
+        )
+        if name not in NOT_PACKED and packed.fetchone():
+            value = f"{VALUE}(lane, round_num, '{name}', place)"
+            column = f"CASE WHEN place IS NULL THEN {name} ELSE {value} END AS {name}"
+        columns.append(column)
+    return ", ".join(columns)
+
+
+def _names(database: sqlite3.Connection) -> list[str]:
+    found = database.execute("SELECT * FROM main.participants LIMIT 0")
+    return [column[0] for column in found.description]
 
 
 def _has_packed(database: sqlite3.Connection) -> bool:
@@ -109,70 +167,80 @@ def _has_packed(database: sqlite3.Connection) -> bool:
     return database.execute("SELECT 1 FROM main.packed LIMIT 1").fetchone() is not None
 
 
-def _add_callbacks(database: sqlite3.Connection) -> None:
-    columns = _Columns(database)
-    database.create_function(VALUE, 4, columns.value, deterministic=True)
+def _add_callbacks(database: sqlite3.Connection, is_late: Callable[[], bool]) -> None:
+    columns = _Columns(database, is_late)
     database.create_function(CLIENTS, 2, columns.clients, deterministic=True)
+    database.create_function(VALUE, 4, columns.value, deterministic=True)
 
 
-class _Column(NamedTuple):
-    """The values of a column, and the place of every client among them."""
+class _Round(NamedTuple):
+    """The clients of a round that are asked for, in the order of their numbers."""
 
-    places: dict[int, int]
-    values: array[float]
+    size: int  # of all clients of the round
+    places: NDArray[Any]  # of those asked for, in the columns
+    clients: str  # their numbers as JSON
 
 
 class _Columns:
     """The packed columns of a database. Anybody may have written them."""
 
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: sqlite3.Connection, is_late: Callable[[], bool]) -> None:
         self._database = database
+        self._is_late = is_late
+        self._wanted: Collection[int] | None = None
+        self._round = lru_cache(2)(self._read_round)
         self._column = lru_cache(KEPT_COLUMNS)(self._read_column)
-        self._places = lru_cache(2)(self._read_places)
-
-    def value(self, lane: int, round_num: int, name: str, client: int) -> float | None:
-        """The value of a client in a column of a round; None where there is none."""
-        column = self._column(lane, round_num, name)
-        if column is None:
-            return None
-        places, values = column
-        place = places.get(client)
-        return None if place is None else values[place]
+        self._values = lru_cache(2)(self._read_values)
 
     def clients(self, lane: int, round_num: int) -> str:
-        """The clients of a round in the order of their numbers, as JSON."""
-        return str(sorted(self._places(lane, round_num)))
+        """The clients of a round as JSON. SQLite asks for them before it asks for their values."""
+        wanted = _wanted.get()
+        if wanted is not self._wanted:
+            self._wanted = wanted
+            self._round.cache_clear()
+            self._column.cache_clear()
+        return self._round(lane, round_num).clients
 
-    def _read_places(self, lane: int, round_num: int) -> dict[int, int]:
-        data = self._data(lane, round_num, "client")
-        if data is None:
-            return {}
-        clients = _unpacked(data, numpy.int64).tolist()
-        return {client: place for place, client in enumerate(clients)}
+    def value(self, lane: int, round_num: int, name: str, place: int) -> float | None:
+        """The value of a column at a place among the clients; None where there is no such column."""
+        values = self._column(lane, round_num, name)
+        return None if values is None else values[place]
 
-    def _read_column(self, lane: int, round_num: int, name: str) -> _Column | None:
-        data = self._data(lane, round_num, name)
-        if data is None:
-            values = self._normalised(lane, round_num, name)
-        else:
-            values = _unpacked(data, numpy.float64)
+    def _read_column(self, lane: int, round_num: int, name: str) -> array[float] | None:
+        """The values of the clients that are asked for."""
+        values = self._values(lane, round_num, name)
         if values is None:
             return None
-        places = self._places(lane, round_num)
-        if len(values) != len(places):
+        asked = self._round(lane, round_num)
+        if len(values) != asked.size:
             raise ValueError(f"{len(values)} values of {name}")
-        return _Column(places, array("d", values.tobytes()))
+        return array("d", values[asked.places].tobytes())
 
-    def _normalised(self, lane: int, round_num: int, name: str) -> NDArray[Any] | None:
-        """Normalised values of which only the scale is written."""
-        kind, _, criterion = name.partition(" ")
-        raw = self._data(lane, round_num, f"raw {criterion}")
-        scale = self._data(lane, round_num, f"scale {criterion}")
-        if kind != "normalised" or raw is None or scale is None:
+    def _read_round(self, lane: int, round_num: int) -> _Round:
+        data = self._data(lane, round_num, "client")
+        if data is None:
+            raise ValueError("no clients")
+        clients = _unpacked(data, numpy.int64)
+        places = numpy.argsort(clients, kind="stable")
+        if self._wanted is not None:
+            places = places[numpy.isin(clients[places], list(self._wanted))]
+        return _Round(len(clients), places, str(clients[places].tolist()))
+
+    def _read_values(self, lane: int, round_num: int, name: str) -> NDArray[Any] | None:
+        """A column of a round in the order in which it is packed; None where there is none."""
+        data = self._data(lane, round_num, name)
+        if data is not None:
+            return _unpacked(data, numpy.float64)
+        scale = self._data(lane, round_num, f"scale {name}")
+        if scale is None:
             return None
-        return _divided(_unpacked(raw, numpy.float64), _unpacked(scale, numpy.float64)[:1])
+        bases = (self._values(lane, round_num, one) for one in _bases(name))
+        base = next((one for one in bases if one is not None), None)
+        return None if base is None else _divided(base, _unpacked(scale, numpy.float64)[:1])
 
     def _data(self, lane: int, round_num: int, name: str) -> bytes | None:
+        if self._is_late():
+            raise TimeoutError
         row = self._database.execute(
             "SELECT data FROM main.packed WHERE lane = ? AND round_num = ? AND name = ?",
             (lane, round_num, name),
@@ -183,6 +251,16 @@ class _Columns:
         if not isinstance(data, bytes):
             raise ValueError(f"a packed column that is no bytes but {type(data).__name__}")
         return data
+
+
+def _bases(name: str) -> tuple[str, ...]:
+    """The columns of which the first one that a round has may give this one as a quotient."""
+    if name == "prior":
+        return ("score",)
+    if name == "weight":
+        return ("posterior", "score")
+    kind, _, criterion = name.partition(" ")
+    return (f"raw {criterion}",) if kind == "normalised" else ()
 
 
 def _packed(values: NDArray[Any]) -> bytes:

@@ -143,7 +143,7 @@ def rows_of_round(
         "participants": _participants(record, packs),
         "look_back": _look_back(record),
         "criteria": () if packs else _criteria(record),
-        "packed": packed_columns(record) if packs else (),
+        "packed": packed_columns(record, _columns(record)) if packs else (),
         "local": _own_results(record.local),
         "counterfactuals": _counterfactuals(record, hostile),
         "contributions": _contributions(record),
@@ -232,26 +232,32 @@ def _of_some(local: Evaluation, kept: Collection[int]) -> Evaluation:
 
 
 def _participants(record: RoundRecord, packs: bool) -> Iterator[Row]:
-    """Rows of `participants`: the accepted updates, then the refused ones."""
-    not_packed: dict[str, Tensor | None] = {} if packs else vars(record)
-    moved = record.posterior is not None or not torch.equal(record.prior, record.weights)
-    accepted = zip(
-        record.client_ids,
-        _values(not_packed.get("scores"), record),
-        _values(record.prior if moved else None, record),
-        _values(record.z, record),
-        _values(record.posterior, record),
-        _values(record.weights, record),
-        _values(not_packed.get("influence"), record),
-        _values(not_packed.get("training_loss"), record),
-        _values(not_packed.get("seconds"), record),
-        strict=True,
-    )
-    for client, *values in accepted:
-        yield client, None, *values
-    unknown = [None] * 8
+    """Rows of `participants`: the accepted updates, or a block for all of them, then the refused ones."""
+    columns = _columns(record)
+    unknown = [None] * len(columns)
+    if packs:
+        yield None, None, *unknown
+    else:
+        values = [_values(column, record) for column in columns.values()]
+        for client, *own in zip(record.client_ids, *values, strict=True):
+            yield client, None, *own
     for refusal in record.refusals:
         yield refusal.client_id, refusal.reason, *unknown
+
+
+def _columns(record: RoundRecord) -> dict[str, Tensor | None]:
+    """The columns of `participants` that accepted updates have."""
+    moved = record.posterior is not None or not torch.equal(record.prior, record.weights)
+    return {
+        "score": record.scores,
+        "prior": record.prior if moved else None,
+        "z": record.z,
+        "posterior": record.posterior,
+        "weight": record.weights,
+        "influence": record.influence,
+        "training_loss": record.training_loss,
+        "seconds": record.seconds,
+    }
 
 
 def _look_back(record: RoundRecord) -> Iterable[Row]:

@@ -85,7 +85,8 @@ SCHEMA = (
     used INTEGER,  -- 1: its model is the round's
     PRIMARY KEY (lane, round_num, position)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS participants (  -- every update that arrived
-    lane INTEGER, round_num INTEGER, client INTEGER,
+    lane INTEGER, round_num INTEGER,
+    client INTEGER,  -- NULL: all accepted updates of a large round; see `packed.py`
     refusal TEXT,  -- NULL: accepted
     score REAL, prior REAL, z REAL, posterior REAL, weight REAL,
     influence REAL,  -- NULL where the rule is the mean
@@ -116,9 +117,9 @@ SCHEMA = (
     lane INTEGER, round_num INTEGER, client INTEGER,
     criterion TEXT, raw REAL, normalised REAL,
     PRIMARY KEY (lane, round_num, client, criterion)) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS packed (  -- columns of large rounds; see `packed.py`
+    """CREATE TABLE IF NOT EXISTS packed (  -- columns of `participants` and `criteria` in large rounds
     lane INTEGER, round_num INTEGER, name TEXT, data BLOB,
-    PRIMARY KEY (lane, round_num, name))""",
+    PRIMARY KEY (name, lane, round_num))""",
     """CREATE TABLE IF NOT EXISTS local (  -- a client's own test set, in rounds that evaluate it
     lane INTEGER, round_num INTEGER, client INTEGER, metric REAL, loss REAL,
     PRIMARY KEY (lane, round_num, client)) WITHOUT ROWID""",

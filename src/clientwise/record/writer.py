@@ -13,7 +13,9 @@ from ..core.objective.problem import Problem
 from ..core.reasons import likely_cause
 from ..core.types import RoundRecord
 from ..errors import RunError
+from .database import reading
 from .files import kept_path, kept_rounds
+from .packed import BY_ROUND
 from .round_rows import reported_evaluation, round_columns, rows_of_round
 from .run_models import RunModels
 from .schema import TABLES_BY_ROUND
@@ -167,26 +169,28 @@ class Store(RunModels):
             round_num: the round.
             metric: the name under which the problem's metric is returned.
         """
-        found = self._database.execute(
-            """SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90,
-                attack_success, testing_rounds,
-                (SELECT COALESCE(SUM(refused), 0) FROM refusals AS o
-                    WHERE o.lane = r.lane AND o.round_num = r.round_num
-                ) AS refused,
-                (SELECT COUNT(*) FROM participants AS p
-                    WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NULL
-                        AND weight = 0
-                ) + (SELECT COALESCE(SUM(without_weight), 0) FROM omitted AS o
-                    WHERE o.lane = r.lane AND o.round_num = r.round_num
-                ) AS without_weight,
-                (SELECT ended FROM clock AS c
-                    WHERE c.lane = r.lane AND c.round_num = r.round_num
-                ) AS ended,
-                seconds FROM rounds AS r WHERE lane = ? AND round_num = ?""",
-            (lane, round_num),
-        )
+        with reading(self.folder) as database:  # it has the rows of large rounds, too
+            found = database.execute(
+                f"""SELECT metric, macro_f1, loss, local_mean, local_p10, local_p90,
+                    attack_success, testing_rounds,
+                    (SELECT COALESCE(SUM(refused), 0) FROM refusals AS o
+                        WHERE o.lane = r.lane AND o.round_num = r.round_num
+                    ) AS refused,
+                    (SELECT COUNT(*) FROM {BY_ROUND} AS p
+                        WHERE p.lane = r.lane AND p.round_num = r.round_num AND refusal IS NULL
+                            AND weight = 0
+                    ) + (SELECT COALESCE(SUM(without_weight), 0) FROM omitted AS o
+                        WHERE o.lane = r.lane AND o.round_num = r.round_num
+                    ) AS without_weight,
+                    (SELECT ended FROM clock AS c
+                        WHERE c.lane = r.lane AND c.round_num = r.round_num
+                    ) AS ended,
+                    seconds FROM rounds AS r WHERE lane = ? AND round_num = ?""",
+                (lane, round_num),
+            )
+            row = found.fetchone()
         names = [metric, *(column[0] for column in found.description[1:])]
-        values = zip(names, found.fetchone(), strict=True)
+        values = zip(names, row, strict=True)
         return {name: value for name, value in values if value is not None}
 
     def refuse_nothing_learned(self) -> None:
@@ -300,6 +304,6 @@ class Store(RunModels):
         self._insert("best", lane, round_num, [(metric, len(right), bits)])
 
     def _has(self, table: str, condition: str) -> bool:
-        with self._explained():
-            found = self._database.execute(f"SELECT 1 FROM {table} WHERE {condition} LIMIT 1")
+        with reading(self.folder) as database:  # it has the rows of large rounds, too
+            found = database.execute(f"SELECT 1 FROM {table} WHERE {condition} LIMIT 1")
             return found.fetchone() is not None

@@ -44,7 +44,7 @@ FRAMES: dict[str, FrameQuery] = {
     ),
     "weights": _frame(
         f"{_ROUND}, {_CLIENT}, refusal, {_STEPS}, history_z, copies, training_loss, seconds",
-        f"participants LEFT JOIN look_back USING (lane, round_num, client) {_OF_CLIENTS}",
+        f"participants LEFT JOIN look_back USING (lane, round_num, client) {_OF_CLIENTS}, weight",
     ),
     "criteria": _frame(
         f"{_ROUND}, {_CLIENT}, criterion, raw, normalised",

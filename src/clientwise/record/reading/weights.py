@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..packed import BY_ROUND, only_clients
 from ..sums import clients_per_cell, read_cells
 from .reader import RunReader, thinned
 from .rows import (
@@ -82,25 +83,28 @@ class WeightReader(RunReader):
         """The criteria measured in a round, of these clients or of all."""
         sql = """SELECT client, criterion, raw, normalised FROM criteria
                  WHERE lane = ? AND round_num = ?"""
-        values: list[object] = [round_num]
-        if clients is not None:
-            sql += " AND client IN (SELECT value FROM json_each(?))"
-            values.append(json.dumps(list(clients)))
-        return self._lane_rows(CriterionRow, sql, method, seed, *values)
+        if clients is None:
+            return self._lane_rows(CriterionRow, sql, method, seed, round_num)
+        sql += " AND client IN (SELECT value FROM json_each(?))"
+        with only_clients(clients):
+            return self._lane_rows(
+                CriterionRow, sql, method, seed, round_num, json.dumps(list(clients))
+            )
 
     def client_rounds(self, method: str, seed: int, client: int) -> list[ClientRoundRow]:
         """Every round in which a client took part."""
-        return self._lane_rows(
-            ClientRoundRow,
-            """SELECT round_num, score, prior, z, posterior, weight, influence, training_loss,
-                   refusal, history_z, copies
-               FROM rounds CROSS JOIN participants USING (lane, round_num)
-                   LEFT JOIN look_back USING (lane, round_num, client)
-               WHERE lane = ? AND client = ? ORDER BY round_num""",
-            method,
-            seed,
-            client,
-        )
+        with only_clients([client]):
+            return self._lane_rows(
+                ClientRoundRow,
+                """SELECT round_num, score, prior, z, posterior, weight, influence, training_loss,
+                       refusal, history_z, copies
+                   FROM rounds CROSS JOIN participants USING (lane, round_num)
+                       LEFT JOIN look_back USING (lane, round_num, client)
+                   WHERE lane = ? AND client = ? ORDER BY round_num, weight""",
+                method,
+                seed,
+                client,
+            )
 
     def lowered_by_evidence(
         self, method: str, seed: int, round_num: int, clients: Sequence[int], threshold: float
@@ -114,31 +118,32 @@ class WeightReader(RunReader):
             clients: the clients to look at.
             threshold: evidence counts against a client where its z is above this.
         """
-        return self._lane_rows(
-            LoweredRow,
-            """WITH known AS MATERIALIZED (
-                   SELECT client, round_num, z,
-                       posterior < prior * (1 - 1e-9) AS lowered -- by more than rounding
-                   FROM participants NOT INDEXED
-                   WHERE lane = ? AND round_num <= ?
-                       AND client IN (SELECT value FROM json_each(?))
-                       AND posterior IS NOT NULL),
-               turns AS MATERIALIZED (
+        with only_clients(clients):
+            return self._lane_rows(
+                LoweredRow,
+                """WITH known AS (
+                       SELECT client, round_num, z,
+                           posterior < prior * (1 - 1e-9) AS lowered -- by more than rounding
+                       FROM participants NOT INDEXED
+                       WHERE lane = ? AND round_num <= ?
+                           AND client IN (SELECT value FROM json_each(?))
+                           AND posterior IS NOT NULL),
+                   turns AS (
+                       SELECT client, round_num, z,
+                           MAX(CASE WHEN lowered THEN 0 ELSE round_num END) OVER own AS not_lowered,
+                           MAX(CASE WHEN z > ? THEN round_num END) OVER own AS harmful
+                       FROM known WINDOW own AS (PARTITION BY client))
                    SELECT client,
-                       MAX(CASE WHEN lowered THEN 0 ELSE round_num END) AS not_lowered,
-                       MAX(CASE WHEN z > ? THEN round_num END) AS harmful
-                   FROM known GROUP BY client)
-               SELECT client,
-                   MIN(CASE WHEN round_num > not_lowered THEN round_num END),
-                   harmful,
-                   MAX(CASE WHEN round_num = harmful THEN z END)
-               FROM known JOIN turns USING (client) GROUP BY client""",
-            method,
-            seed,
-            round_num,
-            json.dumps(list(clients)),
-            threshold,
-        )
+                       MIN(CASE WHEN round_num > not_lowered THEN round_num END),
+                       harmful,
+                       MAX(CASE WHEN round_num = harmful THEN z END)
+                   FROM turns GROUP BY client""",
+                method,
+                seed,
+                round_num,
+                json.dumps(list(clients)),
+                threshold,
+            )
 
     def false_alarms(self, method: str, seed: int) -> FalseAlarms:
         """How many honest clients ever lost half of their weight by evidence.
@@ -183,10 +188,10 @@ class WeightReader(RunReader):
         """
         rows = self._rows(
             tuple[int, float],
-            """SELECT round_num, COALESCE(
+            f"""SELECT round_num, COALESCE(
                    (SELECT hostile_influence FROM sums
                        WHERE lane = rounds.lane AND round_num = rounds.round_num),
-                   (SELECT TOTAL(COALESCE(influence, weight)) FROM participants
+                   (SELECT TOTAL(COALESCE(influence, weight)) FROM {BY_ROUND}
                    WHERE lane = rounds.lane AND round_num = rounds.round_num AND client IN (
                        SELECT client FROM clients WHERE seed = ? AND hostile IS NOT NULL)
                    ) + (SELECT TOTAL(hostile_weight) FROM omitted
@@ -233,13 +238,13 @@ class WeightReader(RunReader):
         """Of the rounds that have no sums for cells of this size."""
         return self._rows(
             _Cell,
-            """WITH unsummed AS MATERIALIZED (
+            f"""WITH unsummed AS MATERIALIZED (
                    SELECT lane, round_num FROM rounds
                    WHERE lane = ? AND (round_num - 1) % ? = 0
                    EXCEPT SELECT lane, round_num FROM sums
                    WHERE lane = ? AND clients_per_cell = ?)
                SELECT (round_num - 1) / ?, client / ?, AVG(weight), TOTAL(weight)
-               FROM unsummed CROSS JOIN participants USING (lane, round_num)
+               FROM unsummed CROSS JOIN {BY_ROUND} USING (lane, round_num)
                WHERE weight IS NOT NULL GROUP BY 1, 2""",
             lane,
             rounds_per_cell,
@@ -297,10 +302,10 @@ class WeightReader(RunReader):
         """How many updates arrived in time over all seeds, and how many of them were refused."""
         ((total,),) = self._rows(
             tuple[int],
-            """SELECT COALESCE(SUM(COALESCE(
+            f"""SELECT COALESCE(SUM(COALESCE(
                    (SELECT participants FROM sums
                        WHERE lane = rounds.lane AND round_num = rounds.round_num),
-                   (SELECT COUNT(*) FROM participants
+                   (SELECT COUNT(*) FROM {BY_ROUND}
                        WHERE lane = rounds.lane AND round_num = rounds.round_num)
                    + (SELECT COALESCE(SUM(accepted), 0) FROM omitted
                        WHERE lane = rounds.lane AND round_num = rounds.round_num)
