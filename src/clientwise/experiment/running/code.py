@@ -108,7 +108,7 @@ def _array(value: Any) -> str:
     """The digest of a tensor's or an array's content."""
     try:
         tensor = torch.as_tensor(value).detach().cpu().contiguous()
-        content = hashlib.blake2b(tensor.flatten().view(torch.uint8).numpy(), digest_size=8)
+        content = hashlib.blake2b(tensor.flatten().view(torch.uint8).numpy().data, digest_size=8)
     except Exception:  # of texts, sparse, or a user's own, which may raise anything
         return type(value).__name__
     shape = (tensor.dtype, tuple(tensor.shape))
