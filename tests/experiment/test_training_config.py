@@ -401,6 +401,8 @@ def test_fit_takes_the_same_keywords(tmp_path: Path) -> None:
         ({}, {"weight_decay": 0.0}, 0.0),
         ({"weight_decay": 0.2}, {"weight_decay": 0.0}, 0.0),
         ({"weight_decay": 0.0}, {"weight_decay": 0.2}, 0.2),
+        ({"weight_decay": 0, "optimizer": "sgd"}, {"optimizer": torch.optim.AdamW}, 0.0),
+        ({"optimizer": "sgd"}, {"optimizer": torch.optim.AdamW}, 0.01),
     ],
 )
 def test_a_given_zero_replaces_the_default_of_a_class(

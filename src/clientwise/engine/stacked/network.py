@@ -154,14 +154,18 @@ class StackedNetwork:
         """
         last = len(samples.inputs) - 1
         tried = torch.tensor([0, last // 3, last // 2, last], device=self.parameter.device)
-        self.load(flat.vector.expand(self.size, -1))
         inputs = samples.network_inputs(tried.expand(self.size, -1))
         if not isinstance(inputs, Tensor):
             raise NotStackableError("it takes several inputs")
         try:
+            # Changed, since a last layer of zeros would hide what the others do
+            random = torch.Generator().manual_seed(0)
+            change = 0.1 * torch.randn(len(flat.vector), generator=random).to(flat.vector.device)
+            self.load((flat.vector + change).expand(self.size, -1))
             repeated = self.forward(inputs[:, :1].expand_as(inputs), training=True)
             trained = self.forward(inputs, training=True)
             self.backward(torch.zeros_like(trained), 0.0)
+            self.load(flat.vector.expand(self.size, -1))
             outputs = self.forward(inputs, training=False)
         except (RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError) as error:
             raise NotStackableError(str(error).splitlines()[0]) from None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, model_validator
 
 from ...core.criteria import CRITERIA
 from ...core.method import Method
@@ -21,7 +21,7 @@ from ...models.own import OwnModel
 from ...registry import NonNegativeFloat, Part, PositiveInt, Registry
 from ..trackers import TRACKERS
 from .methods import MethodSettings
-from .objects import GivenPart
+from .objects import GivenPart, with_zeros
 from .parts import PartOf, read_part
 from .settings import (
     Cohorts,
@@ -166,6 +166,30 @@ class Experiment(ConfigTable):
     _own_model: OwnModel | None = PrivateAttr(None)
     _own_samples: Samples | None = PrivateAttr(None)
     _given: dict[str, GivenPart] = PrivateAttr({})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_given_zeros(cls, table: Any) -> Any:
+        """A 0 of [training] is an option of a class of `torch.optim` that a method names; see `with_zeros`."""
+        if not isinstance(table, Mapping) or not isinstance(table.get("training"), Mapping):
+            return table
+        shared = table["training"]
+
+        def changed(method: Any) -> Any:
+            if not isinstance(method, Mapping):
+                return method
+            tables = {}
+            for key in ("training", "fine_tune"):
+                own = method.get(key)
+                if isinstance(own, Mapping) and "optimizer" in own:
+                    optimizer = with_zeros(own["optimizer"], {**shared, **own})
+                    tables[key] = {**own, "optimizer": optimizer}
+            return {**method, **tables}
+
+        methods = table.get("methods")
+        if not isinstance(methods, list):
+            return table
+        return {**table, "methods": [changed(method) for method in methods]}
 
     @property
     def source(self) -> str:

@@ -108,11 +108,11 @@ def _array(value: Any) -> str:
     """The digest of a tensor's or an array's content."""
     try:
         tensor = torch.as_tensor(value).detach().cpu().contiguous()
-        content = tensor.flatten().view(torch.uint8).numpy().tobytes()
+        content = hashlib.blake2b(tensor.flatten().view(torch.uint8).numpy().data, digest_size=8)
     except Exception:  # of texts, sparse, or a user's own, which may raise anything
         return type(value).__name__
     shape = (tensor.dtype, tuple(tensor.shape))
-    return f"{shape} {hashlib.blake2b(content, digest_size=8).hexdigest()}"
+    return f"{shape} {content.hexdigest()}"
 
 
 def _digest(text: str) -> str:
