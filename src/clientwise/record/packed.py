@@ -18,12 +18,13 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
-from ..core.types import RoundRecord
+if TYPE_CHECKING:
+    from ..core.types import RoundRecord
 
 MANY = 1_000  # accepted updates
 MOST_CLIENTS = 2**20  # with more, a column would be too long for readers (`database.LONGEST`)
