@@ -100,7 +100,8 @@ class Equal(Score):
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        return library_of(values).ones(len(values), dtype=values.dtype)
+        ones: Tensor = library_of(values).ones(len(values), dtype=values.dtype)
+        return ones
 
     def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
         """A constant."""
@@ -214,8 +215,9 @@ class WeightedMean(Score):
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        weights = [self.weights[name] for name in names]
-        return values @ library_of(values).asarray(weights, dtype=values.dtype)
+        listed = [self.weights[name] for name in names]
+        weights: Tensor = library_of(values).asarray(listed, dtype=values.dtype)
+        return values @ weights
 
     def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
         """One term per criterion."""
@@ -260,23 +262,27 @@ class Owa(Score):
     def position_weights(self, num_criteria: int, values: object = None) -> Tensor:
         """Weights [m] of the largest value, of the second largest, and so on; an array for an array."""
         library = library_of(values)
+        weights: Tensor
         if self.weights is not None:
-            return library.asarray(self.weights, dtype=library.float64)
-        if self.quantifier == "any":
-            return library.eye(num_criteria, dtype=library.float64)[0]
-        if self.quantifier == "all":
-            return library.eye(num_criteria, dtype=library.float64)[-1]
-        low, high = QUANTIFIERS[str(self.quantifier)]
-        proportion = library.linspace(0, 1, num_criteria + 1, dtype=library.float64)
-        return library.diff(((proportion - low) / (high - low)).clip(0, 1))
+            weights = library.asarray(self.weights, dtype=library.float64)
+        elif self.quantifier == "any":
+            weights = library.eye(num_criteria, dtype=library.float64)[0]
+        elif self.quantifier == "all":
+            weights = library.eye(num_criteria, dtype=library.float64)[-1]
+        else:
+            low, high = QUANTIFIERS[str(self.quantifier)]
+            proportion = library.linspace(0, 1, num_criteria + 1, dtype=library.float64)
+            weights = library.diff(((proportion - low) / (high - low)).clip(0, 1))
+        return weights
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
         library = library_of(values)
         row = library.arange(len(values))[:, None]
         largest_first = values[row, library.argsort(-values, 1)]
-        weights = self.position_weights(len(names), values)
-        return largest_first @ library.asarray(weights, dtype=values.dtype)
+        by_position = self.position_weights(len(names), values)
+        weights: Tensor = library.asarray(by_position, dtype=values.dtype)
+        return largest_first @ weights
 
 
 @SCORES.register("choquet")
@@ -356,7 +362,7 @@ class Choquet(Score):
         """Σ_S m(S)·min_{j∈S} c_j, with m the Möbius transform of the capacity; equals the sorted form."""
         capacities = self.capacities(names)
         library = library_of(values)
-        result = library.zeros(len(values), dtype=values.dtype)
+        result: Tensor = library.zeros(len(values), dtype=values.dtype)
         for subset in _subsets(names):
             mobius = _mobius(subset, capacities)
             columns = [index for index, name in enumerate(names) if name in subset]
@@ -409,14 +415,15 @@ class Product(Score):
         if not self.thresholds:
             return raw
         thresholds = [self.thresholds.get(name, 0.0) for name in names]
-        return (raw - library_of(raw).asarray(thresholds, dtype=raw.dtype)).clip(min=0)
+        least: Tensor = library_of(raw).asarray(thresholds, dtype=raw.dtype)
+        return (raw - least).clip(min=0)
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
         library = library_of(values)
         values = self.prepare(names, values)
-        exponents = library.asarray(self._exponents(names), dtype=values.dtype)
-        scores: Tensor = (values**exponents).prod(1)
+        exponents: Tensor = library.asarray(self._exponents(names), dtype=values.dtype)
+        scores = (values**exponents).prod(1)
         if math.isfinite(scores.sum()):
             return scores
         largest = library.amax(values, 0)
@@ -523,7 +530,7 @@ class Iowa(Score):
         sizes = library.flip(library.bincount(group, counts), (0,))
         before = library.zeros(1, dtype=values.dtype)
         gains = library.diff(self._quantifier(sizes.cumsum(0)), prepend=before)
-        per_count = library.flip(library.where(sizes > 0, gains / sizes, 0.0), (0,))
+        per_count: Tensor = library.flip(library.where(sizes > 0, gains / sizes, 0.0), (0,))
         return counts * per_count[group]
 
     def _quantifier(self, share: Tensor) -> Tensor:

@@ -126,7 +126,10 @@ def to_weights(scores: Values) -> Values:
     tensor([0.7500, 0.2500])
     """
     total = scores.sum()
-    return scores / total if 0 < total < math.inf else library_of(scores).zeros_like(scores)
+    weights: Values = library_of(scores).zeros_like(scores)
+    if 0 < total < math.inf:
+        weights = scores / total
+    return weights
 
 
 def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:

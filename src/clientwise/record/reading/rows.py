@@ -96,7 +96,7 @@ class ModelFacts:
         """The tensors of a model [d] by their names."""
         sizes = [math.prod(shape) for _, shape in self.tensors]
         named = {}
-        for (name, shape), part in zip(self.tensors, vector.split(sizes), strict=True):
+        for (name, shape), part in zip(self.tensors, vector.split_with_sizes(sizes), strict=True):
             named[name] = part.reshape(shape).clone()
         return named
 
