@@ -79,14 +79,13 @@ class WeightReader(RunReader):
     def criteria(
         self, method: str, seed: int, round_num: int, clients: Sequence[int] | None = None
     ) -> list[CriterionRow]:
-        """The criteria measured in a round, of these clients or of all."""
+        """The criteria measured in a round, of these clients (a thousand at most) or of all."""
         sql = """SELECT client, criterion, raw, normalised FROM criteria
                  WHERE lane = ? AND round_num = ?"""
-        values: list[object] = [round_num]
         if clients is not None:
-            sql += " AND client IN (SELECT value FROM json_each(?))"
-            values.append(json.dumps(list(clients)))
-        return self._lane_rows(CriterionRow, sql, method, seed, *values)
+            # Not one JSON text: SQLite would unpack the values of all clients before it compares numbers.
+            sql += f" AND client IN ({', '.join('?' * len(clients))})"
+        return self._lane_rows(CriterionRow, sql, method, seed, round_num, *(clients or ()))
 
     def client_rounds(self, method: str, seed: int, client: int) -> list[ClientRoundRow]:
         """Every round in which a client took part."""
