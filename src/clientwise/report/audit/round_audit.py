@@ -120,7 +120,7 @@ def audit(
     rows = every
     num_known = None
     if notable and sum(row.refusal is None for row in every) > MAX_COHORT:
-        complete = [row for row in every if _path(row, NOTHING_ELSE, shares)]
+        complete = [row for row in every if _is_complete(row, shares)]
         num_known = len(complete)
         rows = _notable(every, complete, shares)
     is_whole = rows is every
@@ -172,6 +172,11 @@ def audit(
         num_participants=len(every),
         num_known=num_known,
     )
+
+
+def _is_complete(row: ParticipantRow, shares: Sequence[Stage]) -> bool:
+    """Whether an update was accepted, and its weight is known in every stage."""
+    return row.refusal is None and None not in [stage.value(row) for stage in shares]
 
 
 def _notable(
