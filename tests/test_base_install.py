@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import tomli_w
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
@@ -172,3 +174,107 @@ def test_commands_import_only_what_they_need(
     loaded = set(done.stdout.splitlines()[-1].split())
     assert "clientwise" in loaded
     assert not loaded & not_loaded
+
+
+# Only to run an experiment, draw figures or read tables. PyTorch takes seconds to import. SciPy computes p-values.
+SLOW = {"matplotlib", "pandas", "PIL", "sklearn", "torch", "torchmetrics"}
+ATTACKS = {"sign flip": {"attack": {"name": "sign_flip", "strength": 2.0}}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the runs `one` and `two`, and a matrix."""
+    import clientwise as cw
+
+    folder = tmp_path_factory.mktemp("runs")
+    config = {
+        "rounds": 2,
+        "data": "digits",
+        "model": "linear",
+        "partition": {"name": "dirichlet", "clients": 4, "concentration": 1.0},
+        "methods": ["FedAvg", "FedDisco", "IOWA", "OnlineAdjustment", "Recommended", "AdaFed"],
+    }
+    bounded = {"name": "bounded", "bounds": {"cap": 0.4}, "rule": "krum"}
+    cw.run({**config, "seeds": [1, 2]}, folder / "one", progress=False)
+    cw.run({**config, "methods": ["FedAvg", bounded]}, folder / "two", progress=False)
+    matrix = {**config, "methods": ["FedAvg", "Median"], "matrix": {"attacks": ATTACKS}}
+    (folder / "matrix.toml").write_text(tomli_w.dumps(matrix), encoding="utf-8")
+    command = [sys.executable, "-m", "clientwise", "run", "matrix.toml", "--out", "matrix"]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
+    return folder
+
+
+def test_commands_that_read_runs_import_nothing_slow(runs: Path) -> None:
+    commands = [
+        ["show", "one"],
+        ["show", "one", "--round", "2"],
+        ["show", "one", "--fairness"],
+        ["show", "matrix"],
+        ["runs", "."],
+        ["diff", "one", "two"],
+        ["note", "two", "a note", "--tag", "thesis"],
+        ["report", "one"],
+        ["report", "one", "two"],
+        ["report", "matrix"],
+        ["statement", "one", "--site", "client 0"],
+        ["token", "roles.toml", "--board"],
+    ]
+    program = f"""
+        import sys
+        from clientwise.cli import app
+        for words in {commands!r}:
+            app(words, standalone_mode=False)
+            print()
+            print("loaded by", *words, *({SLOW!r} & sys.modules.keys()), sep="|")
+    """
+    done = python(program, runs)
+    said = [line for line in done.splitlines() if line.startswith("loaded by|")]
+    assert said == ["|".join(["loaded by", *words]) for words in commands]
+    assert (runs / "one" / "report" / "report.html").is_file()
+
+
+def test_the_live_page_imports_nothing_slow(runs: Path) -> None:
+    """Every kind of answer is asked for."""
+    pytest.importorskip("uvicorn", reason="needs clientwise[serve]")
+    program = f"""
+        import os, socket, sys, threading, time, urllib.request
+        with socket.create_server(("127.0.0.1", 0)) as found:
+            port = found.getsockname()[1]
+        PAGES = ["", "metrics", "runs/one", "api/list", "api/runs/one", "api/runs/one/seed?seed=2",
+                 "api/runs/one/round?method=FedAvg&seed=1&round=2",
+                 "api/runs/one/client?method=FedAvg&seed=1&client=0",
+                 "api/compare?run=one&run=two"]
+        def read():
+            while True:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{{port}}/health").close()
+                    break
+                except OSError:
+                    time.sleep(0.1)
+            for page in PAGES:
+                with urllib.request.urlopen(f"http://127.0.0.1:{{port}}/{{page}}") as answer:
+                    print("answered", page, answer.status, len(answer.read()) > 10)
+            print("loaded", *({SLOW!r} & sys.modules.keys()), flush=True)
+            os._exit(0)
+        threading.Thread(target=read, daemon=True).start()
+        from clientwise.cli import app
+        app(["serve", ".", "--port", str(port)])
+    """
+    lines = python(program, runs).splitlines()
+    answers = [line for line in lines if line.startswith("answered")]
+    assert len(answers) == 9
+    assert all(line.endswith("200 True") for line in answers)
+    assert lines[-1] == "loaded"
+
+
+def python(program: str, folder: Path) -> str:
+    """What a program prints, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -16,8 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import clientwise as cw
 import processes
-from clientwise.experiment.running.folders import find_unfinished
 from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.running.resume import find_unfinished
 
 ROOT = Path(__file__).parents[1]
 Curves = dict[str, list[tuple[int, float]]]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from importlib import import_module
-from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.util import spec_from_loader
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -24,9 +22,12 @@ MOVED = {  # what the documentation of 0.2.0 shows, and what the scripts of its 
 }
 
 
-class _OldPaths(MetaPathFinder, InspectLoader):
+class _OldPaths:
+    """A finder and loader. The classes of `importlib.abc` take a twentieth of `clientwise --help` to import."""
+
     def find_spec(self, name: str, *_: Any) -> ModuleSpec | None:
-        return spec_from_loader(name, self) if name in MOVED else None
+        loader: Any = self
+        return ModuleSpec(name, loader) if name in MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         new = MOVED[spec.name]

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from .core.objective.problem import Problem, named_problem
 from .data.arrays import NamedInput, pack, read_block
 from .data.federated import Samples
-from .data.tables.encoding import Encoder, Encoding
+from .data.tables.encoder import Encoder
+from .data.tables.encoding import Encoding
 from .data.tables.new_rows import encode_rows, read_rows, remarks
 from .engine.probes import with_input_type
 from .errors import ClientwiseError, needing

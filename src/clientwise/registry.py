@@ -149,6 +149,7 @@ class Registry(Generic[T]):
         self._parts: dict[str, T] = {}
         self._declared: dict[str, Declaration] = {}
         self._adopted: set[str] = set()
+        IMPORTED.setdefault(plural, self)
 
     def register(self, name: str, declared: Declaration = Declaration()) -> Callable[[T], T]:  # noqa: B008  (frozen)
         """Decorator that registers a part under `name`, with what it declares."""
@@ -215,6 +216,9 @@ class Registry(Generic[T]):
     def options(self, name: str) -> tuple[Option, ...]:
         """The part's options with their types and defaults."""
         return _options_of(self.get(name), self.passes)
+
+
+IMPORTED: dict[str, Registry[Any]] = {}  # the registries so far, by plural; see `known_part`
 
 
 def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

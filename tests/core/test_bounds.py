@@ -12,10 +12,9 @@ from torch import Tensor
 
 from clientwise.core.weights.bounds import (
     Bounds,
-    Group,
     InfeasibleError,
-    Probation,
 )
+from clientwise.core.weights.policy import Group, Probation
 
 WEIGHTS = st.lists(st.floats(0.001, 1) | st.just(0.0), min_size=1, max_size=12).filter(any)
 

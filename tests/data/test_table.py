@@ -20,7 +20,8 @@ from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id
 from clientwise.data.tables import cells
 from clientwise.data.tables.columns import Standardise, prepare
-from clientwise.data.tables.encoding import Encoder, Encoding, InputColumn
+from clientwise.data.tables.encoder import Encoder
+from clientwise.data.tables.encoding import Encoding, InputColumn
 from clientwise.errors import ConfigError
 
 NAN = float("nan")

@@ -10,7 +10,8 @@ import pytest
 
 import clientwise as cw
 from clientwise.core.clock import Pace
-from clientwise.core.weights.bounds import Bounds, Group, Probation
+from clientwise.core.weights.bounds import Bounds
+from clientwise.core.weights.policy import Group, Probation
 from clientwise.core.weights.scores import Owa, Prioritized
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError

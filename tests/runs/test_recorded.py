@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 import tomli_w
 
-from clientwise.core.weights.bounds import Bounds
+from clientwise.core.sampling import ByScore
+from clientwise.core.weights.policy import Policy
 from clientwise.core.weights.scores import SCORES, Prioritized
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.config.tables import to_plain
 from clientwise.experiment.load import load_experiment
+from clientwise.experiment.reference import KINDS
+from clientwise.record import known_parts
 from clientwise.record.files import CONFIG
+from clientwise.record.known_parts import known_part
 from clientwise.record.options import build
 from clientwise.record.reading.config_view import RecordedConfig, recorded_config
 from clientwise.record.toml_text import read_table
@@ -62,7 +66,7 @@ def test_a_config_as_typed_values() -> None:
     assert method is not None
     assert [criterion.called for criterion in method.criteria] == ["size", "label_diversity"]
     assert method.normaliser == Part("max", {})
-    assert (method.threshold, method.bounds) == (2.0, Bounds(cap=0.2))
+    assert (method.threshold, method.bounds) == (2.0, Policy(cap=0.2))
     assert (method.before, method.has_rule) == ((Part("clip", {"times": 1.0}),), True)
     other = config.method("B")
     assert other is not None
@@ -118,6 +122,22 @@ def test_which_methods_are_references_only(changed: dict[str, Any], is_control: 
     method = RecordedConfig({"methods": [WHOLE["methods"][1] | changed]}).method("B")
     assert method is not None
     assert method.is_control == is_control
+
+
+@pytest.mark.parametrize("options", [{}, {"average": "uniform"}, {"average": "score"}])
+def test_whether_drawn_clients_have_equal_weights(options: dict[str, Any]) -> None:
+    table = {"name": "A", "sampling": {"name": "by_score", **options}}
+    method = RecordedConfig({"methods": [table]}).method("A")
+    assert method is not None
+    assert method.averages_equally == ByScore(**options).averages_equally
+
+
+def test_parts_are_known_alike_with_and_without_their_code() -> None:
+    """This process has imported all of them; a report has not."""
+    written = known_parts._written()
+    assert {kind for kind, _ in written} == KINDS.keys()
+    for (kind, name), part in written.items():
+        assert known_part(kind, name) == part
 
 
 ODD: list[Any] = [3, "text", [], {}, [[]], [{}]]

@@ -6,7 +6,6 @@ Commands import what they need when they run, so that `clientwise --help` does n
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -89,6 +88,8 @@ def main() -> None:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         out.print(f"clientwise {version('clientwise')}")
         raise typer.Exit
 

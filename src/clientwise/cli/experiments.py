@@ -366,7 +366,7 @@ def _unfinished(loaded: Experiment | Matrix) -> Path:
     """The folder of the newest run of a config that is not finished."""
     from ..experiment.matrix.grid import Matrix
     from ..experiment.matrix.runs import find_unfinished_matrix
-    from ..experiment.running.folders import find_unfinished
+    from ..experiment.running.resume import find_unfinished
 
     if isinstance(loaded, Matrix):
         return find_unfinished_matrix(loaded)

@@ -144,7 +144,9 @@ def list_parts(
 
     Examples: clientwise list criteria, clientwise list FedYogi, clientwise list --config my.toml
     """
-    listed = _listed()
+    from ..record.known_parts import listed_parts
+
+    listed = listed_parts()
     if config is not None:
         _add_own_parts(listed, config)
     methods = listed["methods"]
@@ -169,14 +171,6 @@ def list_parts(
         hints = [] if config else _plugin_hints(f"{kind} ")
         message = f"unknown kind or part {kind!r}{_suggestion(kind, listed)}"
         fail("\n".join([message, *hints]))
-
-
-def _listed() -> Any:
-    """What `experiment/reference.py` wrote: the parts are not imported, since that takes seconds."""
-    import json
-    from importlib.resources import files
-
-    return json.loads((files("clientwise") / "experiment" / "parts.json").read_text("utf-8"))
 
 
 def _add_own_parts(listed: Any, config: Path) -> None:

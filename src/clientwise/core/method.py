@@ -33,7 +33,6 @@ from .weights.weighting import Normaliser, divide, sum_scale
 Sample = Callable[..., tuple[int, ...]]  # see `sample_clients`
 Control = Literal["pooled", "server_only", "alone"]
 Adapters = Literal["products", "factors"]
-POOLING: frozenset[str] = frozenset({"pooled"})  # controls that need all clients' samples
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ..attacks import ATTACKS
 from ..core.aggregation.before import BEFORE
 from ..core.aggregation.rules import RULES
 from ..core.aggregation.server_step import SERVER_STEPS
-from ..core.criteria import CRITERIA, source_of
+from ..core.criteria import CRITERIA, CriterionDeclaration, source_of
 from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
 from ..core.objective.loss import LOSSES
@@ -39,6 +39,7 @@ from ..data.devices import DISTRIBUTIONS
 from ..data.features import FEATURES
 from ..data.partition import PARTITIONS
 from ..models.networks import MODELS
+from ..record.known_parts import PARTS_FILE
 from ..registry import Option, Part, Registry
 from ..writing import write_atomically
 from .config.named import METHODS, method_toml
@@ -264,20 +265,27 @@ def _field_entry(name: str, field: FieldInfo) -> str:
 
 
 def parts_list() -> dict[str, Any]:
-    """All that `clientwise list` prints. It reads this from a file, and so needs no PyTorch."""
+    """All that `clientwise list` prints, and what parts declare. Both are read from a file, without PyTorch."""
     kinds = {}
     for plural, registry in KINDS.items():
-        parts = {
-            name: {
-                "heading": _heading(registry, name),
-                "about": registry.describe(name),
-                "explained": explained(registry, name),
-            }
-            for name in registry
-        }
+        parts = {name: _listed_part(registry, name) for name in registry}
         kinds[plural] = {"about": registry.description, "parts": parts}
     methods = {name: {"about": about, "toml": method_toml(name)} for name, about in METHODS.items()}
     return {"methods": methods, "kinds": kinds}
+
+
+def _listed_part(registry: Registry[Any], name: str) -> dict[str, Any]:
+    listed: dict[str, Any] = {
+        "heading": _heading(registry, name),
+        "about": registry.describe(name),
+        "explained": explained(registry, name),
+    }
+    declared = registry.declared(name)
+    if declared.needs:
+        listed["needs"] = sorted(declared.needs)
+    if isinstance(declared, CriterionDeclaration):
+        listed["measured_by"] = declared.measured_by
+    return listed
 
 
 def _heading(registry: Registry[Any], name: str) -> str:
@@ -289,5 +297,5 @@ def _heading(registry: Registry[Any], name: str) -> str:
 if __name__ == "__main__":
     _here = Path(__file__)
     _text = json.dumps(parts_list(), indent=1, ensure_ascii=False)
-    write_atomically(_here.with_name("parts.json"), f"{_text}\n".encode())
+    write_atomically(PARTS_FILE, f"{_text}\n".encode())
     write_atomically(_here.parents[3] / "docs" / "config.md", f"{markdown()}\n".encode())

@@ -7,17 +7,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, Field, PositiveInt
 
-from ..core.objective.problem import Problem
 from ..errors import RunError
 from .database import DAMAGE, reading, refuse_links
 from .migrations import refuse_newer, version_of
 from .reading.rows import Change, MachineRow, StepsRow
 from .schema import DATABASE
 from .structure import refuse_programs
+
+if TYPE_CHECKING:
+    from ..core.objective.problem import Problem
 
 LONGEST_OF_ORIGIN = 2**29  # bytes
 BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggregator` recorded

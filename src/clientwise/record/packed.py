@@ -21,13 +21,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..core.types import RoundRecord
+if TYPE_CHECKING:
+    from ..core.types import RoundRecord
 
 MANY = 1_000  # accepted updates
 MOST_CLIENTS = 2**20  # with more, a column would be too long for readers (`database.LONGEST`)

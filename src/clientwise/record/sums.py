@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 from numpy.typing import NDArray
 
-from ..core.types import RoundRecord
+if TYPE_CHECKING:
+    from ..core.types import RoundRecord
 
 CELLS = 150  # the most that a heat map has for the clients of a round
 BYTES = 12  # of a cell

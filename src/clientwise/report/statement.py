@@ -11,9 +11,8 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 
-from ..core.criteria import CRITERIA
-from ..core.objective.metrics import METRICS
 from ..errors import RunError
+from ..record.known_parts import known_part
 from ..record.reading.config_view import RecordedMethod, recorded_config
 from ..record.reading.folder import RunFolder
 from ..record.reading.rows import ClientRoundRow
@@ -263,8 +262,9 @@ def _meanings(parts: RecordedMethod | None) -> dict[str, str]:
     """What the criteria of a method are, without references to papers; plugins' are missing."""
     found = {}
     for part in parts.criteria if parts else ():
-        if part.name in CRITERIA:
-            meaning = re.sub(r" \([^)]*\)", "", CRITERIA.describe(part.name)).rstrip(".")
+        known = known_part("criteria", part.name)
+        if known is not None:
+            meaning = re.sub(r" \([^)]*\)", "", known.about).rstrip(".")
             found[part.called] = f"{meaning} ({part.called})"
     return found
 
@@ -295,8 +295,9 @@ def _gained(series: Sequence[Series], ours: Series, site: str) -> Iterator[str]:
     if together is None:
         yield "The shared model was not measured on your own test data."
         return
-    if metric in METRICS:
-        meaning = METRICS.describe(metric).rstrip(".")
+    known = known_part("metrics", metric)
+    if known is not None:
+        meaning = known.about.rstrip(".")
         yield f"The measure is {metric}: {meaning[0].lower()}{meaning[1:]}."
     seeds = len(ours.summary.seeds)
     mean = f" (mean of {seeds} repetitions)" if seeds > 1 else ""

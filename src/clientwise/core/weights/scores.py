@@ -5,18 +5,20 @@ A score is called with the criteria's names and a matrix [n, m] of their values,
 A score that is a sum of products of powers, Σ_t a_t Π_j c_j^e_tj, declares its `terms`. Then the sums
 Σ_k Π_j r_jk^e_tj · model_k over the *raw* criteria r are enough to aggregate, because the cohort's scales
 factor out. Models can be folded in as they arrive (`core/aggregation/sums.py`).
+
+The scores of this library take NumPy arrays as well as tensors, so that a report imports no PyTorch.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
-from torch import Tensor
+import numpy
 
 from ...registry import (
     NonNegativeFloat,
@@ -26,12 +28,24 @@ from ...registry import (
     suggest,
 )
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 Quantifier = Literal["any", "at_least_half", "most", "as_many_as_possible", "all"]
 QUANTIFIERS = {  # Q rises from 0 to 1 between these shares of the criteria
     "at_least_half": (0.0, 0.5),
     "most": (0.3, 0.8),
     "as_many_as_possible": (0.5, 1.0),
 }
+
+
+def library_of(values: object) -> Any:
+    """NumPy for its arrays, else PyTorch. Both have the functions that are used here, by the same names."""
+    if isinstance(values, numpy.ndarray):
+        return numpy
+    import torch
+
+    return torch
 
 
 @dataclass(frozen=True)
@@ -86,7 +100,8 @@ class Equal(Score):
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        return torch.ones(len(values), dtype=values.dtype)
+        ones: Tensor = library_of(values).ones(len(values), dtype=values.dtype)
+        return ones
 
     def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
         """A constant."""
@@ -106,6 +121,7 @@ class Prioritized(Score):
     Args:
         priority: labels of all criteria, the most important first; None: the order in which they are listed.
 
+    >>> import torch
     >>> alice, bob = [0.9, 0.2, 0.4], [0.1, 0.8, 0.5]  # P1 Example 4.2: dataset size, clothes diversity, sharpness
     >>> Prioritized()(["DS", "CD", "IS"], torch.tensor([alice, bob]))
     tensor([1.1520, 0.2200])
@@ -147,6 +163,7 @@ class Prioritized(Score):
 def prioritized(*priority: str) -> Prioritized:
     """The prioritized score with its order of priority: `prioritized("accuracy", "size")`.
 
+    >>> import torch
     >>> prioritized("accuracy", "size")(["size", "accuracy"], torch.tensor([[0.5, 0.8]]))
     tensor([1.2000])
     """
@@ -158,6 +175,7 @@ def prioritized(*priority: str) -> Prioritized:
 class Mean(Score):
     """The plain mean of the criteria (P1 Example 4.1).
 
+    >>> import torch
     >>> Mean()(["a", "b"], torch.tensor([[0.2, 0.6]]))
     tensor([0.4000])
     """
@@ -179,6 +197,7 @@ class WeightedMean(Score):
     Args:
         weights: a_j by the criterion's label; they need not sum to 1.
 
+    >>> import torch
     >>> WeightedMean({"a": 3.0, "b": 1.0})(["a", "b"], torch.tensor([[0.2, 0.6]]))
     tensor([1.2000])
     """
@@ -187,7 +206,7 @@ class WeightedMean(Score):
 
     def __post_init__(self) -> None:
         weights = self.weights.values()
-        if not all(weight >= 0 for weight in weights) or not 0 < sum(weights) < torch.inf:
+        if not all(weight >= 0 for weight in weights) or not 0 < sum(weights) < math.inf:
             raise ValueError("weights must be zero or more, and not all zero")
 
     def check(self, names: Sequence[str]) -> None:
@@ -196,7 +215,9 @@ class WeightedMean(Score):
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        return values @ torch.tensor([self.weights[name] for name in names], dtype=values.dtype)
+        listed = [self.weights[name] for name in names]
+        weights: Tensor = library_of(values).asarray(listed, dtype=values.dtype)
+        return values @ weights
 
     def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
         """One term per criterion."""
@@ -238,22 +259,30 @@ class Owa(Score):
         if self.weights is not None and len(self.weights) != len(names):
             raise ValueError(f"weights has {len(self.weights)} values for {len(names)} criteria")
 
-    def position_weights(self, num_criteria: int) -> Tensor:
-        """Weights [m] of the largest value, of the second largest, and so on."""
+    def position_weights(self, num_criteria: int, values: object = None) -> Tensor:
+        """Weights [m] of the largest value, of the second largest, and so on; an array for an array."""
+        library = library_of(values)
+        weights: Tensor
         if self.weights is not None:
-            return torch.tensor(self.weights, dtype=torch.float64)
-        if self.quantifier == "any":
-            return torch.eye(num_criteria, dtype=torch.float64)[0]
-        if self.quantifier == "all":
-            return torch.eye(num_criteria, dtype=torch.float64)[-1]
-        low, high = QUANTIFIERS[str(self.quantifier)]
-        proportion = torch.linspace(0, 1, num_criteria + 1, dtype=torch.float64)
-        return ((proportion - low) / (high - low)).clamp(0, 1).diff()
+            weights = library.asarray(self.weights, dtype=library.float64)
+        elif self.quantifier == "any":
+            weights = library.eye(num_criteria, dtype=library.float64)[0]
+        elif self.quantifier == "all":
+            weights = library.eye(num_criteria, dtype=library.float64)[-1]
+        else:
+            low, high = QUANTIFIERS[str(self.quantifier)]
+            proportion = library.linspace(0, 1, num_criteria + 1, dtype=library.float64)
+            weights = library.diff(((proportion - low) / (high - low)).clip(0, 1))
+        return weights
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        largest_first = values.sort(1, descending=True).values
-        return largest_first @ self.position_weights(len(names)).to(values.dtype)
+        library = library_of(values)
+        row = library.arange(len(values))[:, None]
+        largest_first = values[row, library.argsort(-values, 1)]
+        by_position = self.position_weights(len(names), values)
+        weights: Tensor = library.asarray(by_position, dtype=values.dtype)
+        return largest_first @ weights
 
 
 @SCORES.register("choquet")
@@ -268,6 +297,7 @@ class Choquet(Score):
         importances: Shapley value of every criterion; they sum to 1.
         interactions: of pairs, with keys such as "a+b", between −1 and 1; 0 for pairs left out.
 
+    >>> import torch
     >>> pair = Choquet({"a": 0.3, "b": 0.3, "a+b": 1.0})  # together they are worth more than apart
     >>> pair(["a", "b"], torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.3000, 0.5000])
@@ -331,11 +361,12 @@ class Choquet(Score):
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """Σ_S m(S)·min_{j∈S} c_j, with m the Möbius transform of the capacity; equals the sorted form."""
         capacities = self.capacities(names)
-        result = torch.zeros(len(values), dtype=values.dtype)
+        library = library_of(values)
+        result: Tensor = library.zeros(len(values), dtype=values.dtype)
         for subset in _subsets(names):
             mobius = _mobius(subset, capacities)
             columns = [index for index, name in enumerate(names) if name in subset]
-            result += mobius * values[:, columns].min(1).values
+            result += mobius * library.amin(values[:, columns], 1)
         return result
 
 
@@ -352,6 +383,7 @@ class Product(Score):
         powers: by the criterion's label, zero or more.
         thresholds: by the criterion's label; 0 if left out.
 
+    >>> import torch
     >>> Product(powers={"accuracy": 2.0})(["accuracy", "size"], torch.tensor([[0.5, 8.0]]))
     tensor([2.])
     """
@@ -362,7 +394,7 @@ class Product(Score):
     default_normaliser = "none"
 
     def __post_init__(self) -> None:
-        if not all(0 <= power < torch.inf for power in (self.powers or {}).values()):
+        if not all(0 <= power < math.inf for power in (self.powers or {}).values()):
             raise ValueError(
                 "powers must be zero or more: a score grows with its criteria (P1 Eq. 7)"
             )
@@ -383,17 +415,20 @@ class Product(Score):
         if not self.thresholds:
             return raw
         thresholds = [self.thresholds.get(name, 0.0) for name in names]
-        return (raw - torch.tensor(thresholds, dtype=raw.dtype)).clamp(min=0)
+        least: Tensor = library_of(raw).asarray(thresholds, dtype=raw.dtype)
+        return (raw - least).clip(min=0)
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
+        library = library_of(values)
         values = self.prepare(names, values)
-        exponents = torch.tensor(self._exponents(names), dtype=values.dtype)
-        scores = values.pow(exponents).prod(1)
-        if bool(scores.sum().isfinite()):
+        exponents: Tensor = library.asarray(self._exponents(names), dtype=values.dtype)
+        scores = (values**exponents).prod(1)
+        if math.isfinite(scores.sum()):
             return scores
-        largest = values.amax(0)
-        return (values / torch.where(largest > 0, largest, 1.0)).pow(exponents).prod(1)
+        largest = library.amax(values, 0)
+        relative: Tensor = values / library.where(largest > 0, largest, 1.0)
+        return (relative**exponents).prod(1)
 
     def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
         """The product is a single term."""
@@ -417,6 +452,7 @@ class Disco(Score):
         size: label of the criterion with the number of samples.
         closeness: label of the criterion `label_closeness`.
 
+    >>> import torch
     >>> Disco(a=0.5, b=0.1)(["dataset_size", "label_closeness"], torch.tensor([[30.0, 0.8], [10.0, 0.1]]))
     tensor([0.7500, 0.0000])
     """
@@ -439,8 +475,8 @@ class Disco(Score):
         size, closeness = (
             values[:, list(names).index(name)] for name in (self.size, self.closeness)
         )
-        share = size / size.sum().clamp(min=1e-300)
-        return (share - self.a * (1 - closeness) + self.b).clamp(min=0)
+        share = size / size.sum().clip(min=1e-300)
+        return (share - self.a * (1 - closeness) + self.b).clip(min=0)
 
 
 @SCORES.register("iowa")
@@ -458,6 +494,7 @@ class Iowa(Score):
         most: their part of the whole weight.
         end: share of the clients that have any weight.
 
+    >>> import torch
     >>> Iowa(by="accuracy", best=0.25, most=0.4, end=0.75)(["accuracy"], torch.tensor([[0.9], [0.1], [0.7], [0.8]]))
     tensor([0.4000, 0.0000, 0.3000, 0.3000])
     """
@@ -486,19 +523,21 @@ class Iowa(Score):
         column = list(names).index(self.by)
         others = [index for index in range(len(names)) if index != column]
         counts = values[:, others].prod(1)
-        counts = counts / counts.sum().clamp(min=1e-300)
+        counts = counts / counts.sum().clip(min=1e-300)
         # Clients that tie; the best last
-        _, group = torch.unique(values[:, column], return_inverse=True)
-        sizes = torch.zeros(int(group.max()) + 1, dtype=values.dtype)
-        sizes = sizes.index_add_(0, group, counts).flip(0)
-        gains = self._quantifier(sizes.cumsum(0)).diff(prepend=torch.zeros(1, dtype=values.dtype))
-        per_count = torch.where(sizes > 0, gains / sizes, 0.0).flip(0)
+        library = library_of(values)
+        _, group = library.unique(values[:, column], return_inverse=True)
+        sizes = library.flip(library.bincount(group, counts), (0,))
+        before = library.zeros(1, dtype=values.dtype)
+        gains = library.diff(self._quantifier(sizes.cumsum(0)), prepend=before)
+        per_count: Tensor = library.flip(library.where(sizes > 0, gains / sizes, 0.0), (0,))
         return counts * per_count[group]
 
     def _quantifier(self, share: Tensor) -> Tensor:
         first = share / self.best * self.most
         second = self.most + (share - self.best) / (self.end - self.best) * (1 - self.most)
-        return torch.where(share < self.best, first, second.clamp(max=1))
+        found: Tensor = library_of(share).where(share < self.best, first, second.clip(max=1))
+        return found
 
 
 def _linear_terms(coefficients: Sequence[float]) -> tuple[Term, ...]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from ..cache import unnamed_rows
 from ..federated import FederatedData
 from ..folder import ProgressLog
-from .encoding import Encoder, Encoding, InputColumn
+from .encoder import Encoder
+from .encoding import Encoding, InputColumn
 from .files import VALUE_BYTES
 
 Standardise = Literal["pooled", "client", "off"]

@@ -27,7 +27,8 @@ from .doubts import doubts
 from .policy import policy_doubts
 from .privacy import describe_privacy, held_out_doubts
 from .round_memory import fixed_bytes, gpu_bytes, largest_round
-from .steps import count_steps, steps_in_words, total_steps, unequal_steps
+from .steps import count_steps, total_steps
+from .steps_in_words import steps_in_words, unequal_steps
 
 SUM_BYTES = 8  # of a float64
 WORTH_SAYING = 10**8  # bytes

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, Field, PrivateAttr, model_validator
 
-from ...core.criteria import CRITERIA
+from ...core.criteria import CRITERIA, Fact, fact_columns
 from ...core.method import Method
 from ...core.weights.scores import SCORES
 from ...data.datasets import DATASETS
@@ -20,6 +20,7 @@ from ...models.networks import MODELS
 from ...models.own import OwnModel
 from ...registry import NonNegativeFloat, Part, PositiveInt, Registry
 from ..trackers import TRACKERS
+from .messages import refuse
 from .methods import MethodSettings
 from .objects import GivenPart, with_zeros
 from .parts import PartOf, read_part
@@ -35,7 +36,18 @@ from .settings import (
     Training,
 )
 from .tables import ConfigTable
-from .values import MOST_PLUGINS, ClientAttributes, Count, DeviceName, Name, Note, Seeds, Tags
+from .values import MOST_PLUGINS, Count, DeviceName, Name, Note, Seeds, Tags
+
+
+def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
+    try:
+        fact_columns(attributes)
+    except ValueError as error:
+        refuse([("", str(error))])
+    return attributes
+
+
+ClientAttributes = Annotated[dict[str, list[Fact]], AfterValidator(_facts)]
 
 
 class Experiment(ConfigTable):

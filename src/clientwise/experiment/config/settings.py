@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from ...attacks import ATTACKS
 from ...core.clock import Seconds
 from ...core.objective.loss import LOSSES
+from ...core.objective.metrics import METRICS
 from ...core.optimizers import OPTIMIZERS
 from ...core.schedules import SCHEDULES, ScheduleDeclaration
 from ...core.seeding import generator
@@ -30,11 +31,20 @@ from ...registry import (
     Share,
     suggest,
 )
+from .messages import refuse
 from .objects import with_zeros, zeros_for
 from .parts import DrawnFrom, PartOf, PlainPartOf, make, read_part
 from .tables import ConfigTable, fields_of, optional_fields_of, with_fields
-from .values import Count, Fraction, MetricName, SampleSize
+from .values import Count, Fraction, SampleSize
 
+
+def _metric(name: str) -> str:
+    if name not in METRICS:
+        refuse([("", f"unknown metric {name!r}{suggest(name, METRICS)}")])
+    return name
+
+
+MetricName = Annotated[str, AfterValidator(_metric)]
 _BATCH_SIZE = (  # TOML has no None
     PositiveInt | Literal["full"],
     Field(

@@ -8,11 +8,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ...core.criteria import Fact, fact_columns
-from ...core.objective.metrics import METRICS
-from ...registry import suggest
-from .messages import refuse
-
 MOST_SEEDS = 10_000
 MOST_PLUGINS = 100
 
@@ -60,20 +55,6 @@ def _seeds(value: Any) -> Any:
         raise PydanticCustomError("seeds", "{reason}", {"reason": str(error)}) from None
 
 
-def _metric(name: str) -> str:
-    if name not in METRICS:
-        refuse([("", f"unknown metric {name!r}{suggest(name, METRICS)}")])
-    return name
-
-
-def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
-    try:
-        fact_columns(attributes)
-    except ValueError as error:
-        refuse([("", str(error))])
-    return attributes
-
-
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
 SampleSize = Annotated[int, Field(ge=2)]  # a standard error needs two
@@ -83,5 +64,3 @@ Name = Annotated[str, AfterValidator(_name)]
 Note = Annotated[str, Field(max_length=2_000)]
 Tags = Annotated[list[Name], Field(max_length=100)]
 DeviceName = Annotated[str, AfterValidator(_device)]
-MetricName = Annotated[str, AfterValidator(_metric)]
-ClientAttributes = Annotated[dict[str, list[Fact]], AfterValidator(_facts)]

@@ -26,20 +26,20 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from ...core.types import LocalTraining
 from ...errors import ConfigError, RunError, shortened
 from ..config.messages import issues_of
 from ..config.presets import merge
-from ..config.schema import Experiment
 from ..config.tables import ConfigTable
 from ..config.values import Name
 from ..config_file import read_config, set_value
-from ..load import make_experiment
 from ..tune.search import Values, combinations, dotted, read_space
+
+if TYPE_CHECKING:
+    from ..config.schema import Experiment
 
 CLEAN = "clean"
 MATRIX_FILE = "matrix.toml"
@@ -91,6 +91,8 @@ class MatrixCell:
     @cached_property
     def experiment(self) -> Experiment:
         """The cell's experiment; the first access imports its plugins and checks its config."""
+        from ..load import make_experiment  # PyTorch, which a report on a matrix does not need
+
         return make_experiment(self.source, self.table)
 
     @property
@@ -170,6 +172,8 @@ def make(
         if replaced and "methods" in replaced:
             table["matrix"] = _with_known_oracle(table)
         return _make_matrix(where, table)
+    from ..load import make_experiment
+
     return make_experiment(where, table)
 
 
@@ -242,7 +246,11 @@ def _with_batch_size(where: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
     training = table.get("training", {})
     if not isinstance(training, Mapping):
         return table  # refused by the schema
-    default = "full" if Path(where).name == MATRIX_FILE else LocalTraining.batch_size
+    default: Any = "full"
+    if Path(where).name != MATRIX_FILE:
+        from ...core.types import LocalTraining
+
+        default = LocalTraining.batch_size
     return {**table, "training": {"batch_size": default, **training}}
 
 

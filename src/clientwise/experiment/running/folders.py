@@ -11,13 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...errors import RunError
 from ...record.files import BEST, CONFIG, plain_name
-from ...record.reading.reader import is_finished
 from ...record.toml_text import read_table
 from ...writing import make_folder, write_atomically
 from ..config.messages import issues_of
-from ..config.schema import Experiment
 from ..config.values import Note, Tags
-from .resume import changed_keys
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -40,19 +37,7 @@ def newest_run(parent: Path = Path("runs")) -> Path:
     written = [*parent.glob(f"*/{CONFIG}"), *parent.glob("*/matrix.toml")]
     if not written:
         raise RunError(f"{parent}/: no run here yet; `clientwise demo` makes one")
-    return max(written, key=_modified).parent
-
-
-def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
-    """The newest unfinished run folder in runs/ that was made by this config."""
-    wanted = experiment.to_dict()
-    found = list(parent.glob(f"*/{CONFIG}"))
-    same_config = [path for path in found if not changed_keys(read_table(path), wanted)]
-    written = [path for path in same_config if not is_finished(path.parent)]
-    if not written:
-        hint = "name its folder: clientwise run FOLDER --resume"
-        raise RunError(f"{parent}/: no unfinished run of this config; {hint}")
-    return max(written, key=_modified).parent
+    return max(written, key=modified).parent
 
 
 def claim(folder: Path, resume: bool) -> None:
@@ -82,5 +67,6 @@ def annotate(folder: Path, note: str | None, tags: Sequence[str] | None) -> None
     write_atomically(written, tomli_w.dumps(table).encode())
 
 
-def _modified(path: Path) -> float:
+def modified(path: Path) -> float:
+    """When a file was last written."""
     return path.stat().st_mtime

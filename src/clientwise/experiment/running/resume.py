@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 from ...errors import ConfigError, RunError
 from ...record.facts import BY_HOST, recorded_fact
 from ...record.files import CONFIG
-from ...record.toml_text import dotted_keys, parse_toml
+from ...record.reading.reader import is_finished
+from ...record.toml_text import dotted_keys, parse_toml, read_table
 from ..config.schema import Experiment
 from ..load import load_experiment
+from .folders import modified
 
 FACT = "config"  # the fact that holds the config of the rounds so far, as TOML
 
@@ -41,6 +43,18 @@ MAY_CHANGE = frozenset(
 MAY_GROW = frozenset({"rounds", "seeds", "methods", "flower.left"})  # see `extended`
 OLD_METRIC = "mape"  # of regression, in runs whose config names no metric
 MEMBERS = ("flower.clients", "flower.left")
+
+
+def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
+    """The newest unfinished run folder in runs/ that was made by this config."""
+    wanted = experiment.to_dict()
+    found = list(parent.glob(f"*/{CONFIG}"))
+    same_config = [path for path in found if not changed_keys(read_table(path), wanted)]
+    written = [path for path in same_config if not is_finished(path.parent)]
+    if not written:
+        hint = "name its folder: clientwise run FOLDER --resume"
+        raise RunError(f"{parent}/: no unfinished run of this config; {hint}")
+    return max(written, key=modified).parent
 
 
 def config_so_far(folder: Path) -> Experiment | None:

@@ -22,7 +22,8 @@ from ...core.objective.problem import Regression
 from ...data.datasets import DataError
 from ...data.federated import FederatedData, Holdings
 from ...data.npz import check_attributes, inputs_and_targets, read_npz
-from ...data.tables.encoding import Encoder, Encoding
+from ...data.tables.encoder import Encoder
+from ...data.tables.encoding import Encoding
 from ...data.tables.files import ENDINGS
 from ...data.tables.new_rows import read_samples
 from ...errors import ConfigError

@@ -17,17 +17,15 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...core.aggregation.before import BEFORE
-from ...core.aggregation.rules import RULES
-from ...core.criteria import CRITERIA
-from ...core.evidence import EVIDENCE
-from ...core.method import POOLING
-from ...core.weights.bounds import Bounds
-from ...registry import Part, Registry
+from ...core.weights.policy import Policy
+from ...registry import Part
 from ..files import CONFIG
+from ..known_parts import known_part
 from ..toml_text import dotted_keys, read_table
 
-_BOUNDS = TypeAdapter(Bounds)
+POOLING = frozenset({"pooled"})  # controls that need all clients' samples
+
+_BOUNDS = TypeAdapter(Policy)
 
 
 def recorded_config(folder: Path) -> RecordedConfig:
@@ -170,7 +168,7 @@ class RecordedMethod:
     score: Part | None = None
     normaliser: Part | None = None  # None: the score's own
     evidence: Part | None = None
-    bounds: Bounds | None = None
+    bounds: Policy | None = None
     before: tuple[Part, ...] = ()
     rule: Part | None = None
     control: str | None = None
@@ -209,26 +207,32 @@ class RecordedMethod:
         """Whether its rule is another than the mean, the only one that does not need the models."""
         if self.rule is None:
             return False
-        name = self.rule.name
-        return name not in RULES or "models" in RULES.needs(Part(name, {}))
+        known = known_part("rules", self.rule.name)
+        return known is None or "models" in known.needs
+
+    @property
+    def averages_equally(self) -> bool:
+        """Whether clients are drawn by their score, and have equal weights then; see `ByScore`."""
+        return self.sampling is not None and self.sampling.options.get("average") != "score"
 
     def _needs(self) -> set[str]:
         """What its parts declare to need; of a plugin's parts nothing is known."""
         found: set[str] = set()
-        for registry, part in self._parts():
-            if part.name in registry:
-                found |= registry.declared(part.name).needs
+        for kind, part in self._parts():
+            known = known_part(kind, part.name)
+            if known is not None:
+                found |= known.needs
         return found
 
-    def _parts(self) -> Iterator[tuple[Registry[Any], Part]]:
+    def _parts(self) -> Iterator[tuple[str, Part]]:
         for criterion in self.criteria:
-            yield CRITERIA, criterion
+            yield "criteria", criterion
         for step in self.before:
-            yield BEFORE, step
+            yield "before", step
         if self.rule is not None:
-            yield RULES, self.rule
+            yield "rules", self.rule
         if self.evidence is not None:
-            yield EVIDENCE, self.evidence
+            yield "evidence", self.evidence
 
 
 def _method(table: Mapping[str, Any]) -> RecordedMethod | None:
@@ -273,7 +277,7 @@ def _drawn(value: object) -> object:
     return _part(value) if isinstance(value, Mapping) else value
 
 
-def read_bounds(value: object) -> Bounds | None:
+def read_bounds(value: object) -> Policy | None:
     """Recorded bounds; None where there are none, or they cannot be read."""
     if not isinstance(value, Mapping):
         return None

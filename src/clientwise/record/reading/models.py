@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
 from ...data.tables.encoding import Encoding
 from ...errors import RunError, shortened
-from ..checkpoint import load_model
 from ..files import checkpoint_path, kept_path, kept_rounds
 from .rounds import RoundReader
 from .rows import ModelFacts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 After = int | Literal["best"] | None  # the round of a model; None is the last one
 
@@ -40,6 +41,8 @@ class ModelReader(RoundReader):
         Returns:
             The round, and the model's tensors by name.
         """
+        from ..checkpoint import load_model  # PyTorch, which no other reader needs
+
         self.lane(method, seed)  # RunError where there is none
         about = self.model_facts(seed)
         path = self._model_path(method, seed, after)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy
-import torch
 from annotated_types import Len, MinLen
 from numpy.typing import NDArray
 from pydantic import Json
-from torch import Tensor
 
 from ...data.tables.encoding import Encoding
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Names = tuple[str, ...]
 DECILES = tuple(range(10, 100, 10))
@@ -95,7 +96,7 @@ class ModelFacts:
         """The tensors of a model [d] by their names."""
         sizes = [math.prod(shape) for _, shape in self.tensors]
         named = {}
-        for (name, shape), part in zip(self.tensors, torch.split(vector, sizes), strict=True):
+        for (name, shape), part in zip(self.tensors, vector.split_with_sizes(sizes), strict=True):
             named[name] = part.reshape(shape).clone()
         return named
 

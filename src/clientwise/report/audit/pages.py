@@ -109,7 +109,8 @@ def _farthest(known: Sequence[Participant], equal: float) -> list[Participant]:
         return max(abs(value - equal) for value in one.path)
 
     farthest = sorted(known, key=lambda one: -distance(one))[:MAX_BARS]
-    return [one for one in known if one in farthest]
+    chosen = {one.client for one in farthest}
+    return [one for one in known if one.client in chosen]
 
 
 def _step_groups(

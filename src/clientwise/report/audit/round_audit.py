@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy
+from numpy.typing import NDArray
 
-from ...core.criteria import CRITERIA, is_claimed
-from ...core.sampling import SAMPLINGS, ByScore
 from ...core.weights.scores import SCORES, Equal, Score
 from ...core.weights.weighting import (
     NORMALISERS,
-    Normaliser,
     divide,
     to_weights,
 )
+from ...record.known_parts import known_part
 from ...record.options import build, with_options
 from ...record.reading.config_view import RecordedMethod
 from ...record.reading.folder import RunFolder
@@ -45,6 +45,7 @@ UNKNOWN_SCORE = (
     "So no what-if weights can be given."
 )
 
+Values = NDArray[numpy.float64]
 Candidate = tuple[tuple[str, ...], float]  # an order of priority, and its metric
 Measured = Mapping[int, Mapping[str, CriterionRow]]  # by client and criterion
 
@@ -119,7 +120,7 @@ def audit(
     rows = every
     num_known = None
     if notable and sum(row.refusal is None for row in every) > MAX_COHORT:
-        complete = [row for row in every if _path(row, NOTHING_ELSE, shares)]
+        complete = [row for row in every if _is_complete(row, shares)]
         num_known = len(complete)
         rows = _notable(every, complete, shares)
     is_whole = rows is every
@@ -173,6 +174,11 @@ def audit(
     )
 
 
+def _is_complete(row: ParticipantRow, shares: Sequence[Stage]) -> bool:
+    """Whether an update was accepted, and its weight is known in every stage."""
+    return row.refusal is None and None not in [stage.value(row) for stage in shares]
+
+
 def _notable(
     every: Sequence[ParticipantRow], known: Sequence[ParticipantRow], shares: Sequence[Stage]
 ) -> list[ParticipantRow]:
@@ -215,8 +221,9 @@ def _claimed(parts: RecordedMethod | None) -> dict[str, str]:
     """Whether each criterion is the client's claim, or measured by the server."""
     found = {}
     for part in parts.criteria if parts else ():
-        if part.name in CRITERIA:
-            found[part.called] = "claimed" if is_claimed(part) else "measured"
+        known = known_part("criteria", part.name)
+        if known is not None:
+            found[part.called] = "claimed" if known.measured_by == "client" else "measured"
     return found
 
 
@@ -284,24 +291,41 @@ class Weighing:
 
     names: tuple[str, ...]
     score: Score
-    normaliser: Normaliser
+    normaliser: partial[Any]
     description: str
 
-    def weights(self, raw: Tensor) -> Tensor:
+    def weights(self, raw: Values) -> Values:
         """The weights [n] that raw values [n, m] give."""
-        return to_weights(self.score(self.names, divide(raw, self.normaliser(raw))))
+        return to_weights(self._scores(divide(raw, self.scales(raw))))
 
-    def weights_of_cohorts(self, raw: Tensor) -> Tensor:
+    def weights_of_cohorts(self, raw: Values) -> Values:
         """The weights [k, n] that the raw values [k, n, m] of k cohorts give."""
         if self.score.compares_clients:
-            return torch.stack([self.weights(cohort) for cohort in raw])
-        scales = torch.stack([self.normaliser(cohort) for cohort in raw])
+            return numpy.stack([self.weights(cohort) for cohort in raw])
+        scales = numpy.stack([self.scales(cohort) for cohort in raw])
         values = divide(raw, scales[:, None])
         # One call: a score that looks at each client alone takes the clients of all cohorts.
-        scores = self.score(self.names, values.flatten(0, 1)).reshape(raw.shape[:2])
-        totals = scores.sum(1, keepdim=True)
-        is_usable = (totals > 0) & (totals < torch.inf)
-        return torch.where(is_usable, scores / totals, 0.0)
+        scores = self._scores(values.reshape(-1, raw.shape[2])).reshape(raw.shape[:2])
+        totals = scores.sum(1, keepdims=True)
+        is_usable = (totals > 0) & (totals < numpy.inf)
+        return numpy.where(is_usable, scores / totals, 0.0)
+
+    def scales(self, raw: Values) -> Values:
+        """What the criteria of a cohort [n, m] are divided by, [m]."""
+        return _on_array(self.normaliser.func, self.normaliser, raw)
+
+    def _scores(self, values: Values) -> Values:
+        return _on_array(type(self.score), partial(self.score, self.names), values)
+
+
+def _on_array(part: Any, function: Callable[[Any], Any], values: Values) -> Values:
+    """What a function of a part returns for an array. The parts of a plugin take tensors alone."""
+    if part.__module__.startswith("clientwise.core.weights."):
+        found: Values = function(values)
+        return found
+    import torch
+
+    return numpy.asarray(function(torch.from_numpy(values)))
 
 
 def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> Weighing | None:
@@ -318,22 +342,20 @@ def weighing(parts: RecordedMethod | None, priority: Sequence[str] | None) -> We
     except ValueError:
         return None
     description = described(parts.score)
-    if parts.sampling is not None:
-        sampling: ByScore | None = build(SAMPLINGS, parts.sampling)
-        if sampling is None:
-            return None
-        if sampling.averages_equally:
-            description = f"equal weights, since clients were drawn by their score ({description})"
-            score = Equal()
+    if parts.sampling is not None and known_part("samplings", parts.sampling.name) is None:
+        return None
+    if parts.averages_equally:
+        description = f"equal weights, since clients were drawn by their score ({description})"
+        score = Equal()
     part = parts.normaliser or Part(score.default_normaliser, {})
     if part.name not in NORMALISERS:
         return None
     try:
-        normaliser = with_options(NORMALISERS, part)
-        normaliser(torch.ones(1, len(names)))
+        how = Weighing(names, score, with_options(NORMALISERS, part), description)
+        how.scales(numpy.ones((1, len(names))))
     except ValueError:
         return None
-    return Weighing(names, score, normaliser, description)
+    return how
 
 
 @dataclass(frozen=True)
@@ -353,36 +375,38 @@ def _recompute(how: Weighing | None, criteria: Sequence[str], measured: Measured
     if how is None or not 0 < len(clients) <= MAX_COHORT:
         return NOTHING_ELSE
     rows = [[measured[client][name].raw for name in criteria] for client in clients]
-    raw = torch.tensor(rows, dtype=torch.float64)
-    order, growing = _one_by_one(how, raw)
+    raw = numpy.array(rows, dtype=numpy.float64)
+    with numpy.errstate(all="ignore"):  # weights that are not finite are no weights
+        order, growing = _one_by_one(how, raw)
+        what_if = _what_if(how, raw)
     return OtherWeights(
-        dict(zip(clients, _what_if(how, raw), strict=True)),
+        dict(zip(clients, what_if, strict=True)),
         order,
         dict(zip(clients, growing, strict=True)),
     )
 
 
-def _what_if(how: Weighing, raw: Tensor) -> list[tuple[float, ...]]:
+def _what_if(how: Weighing, raw: Values) -> list[tuple[float, ...]]:
     """Every client's weight [n], had it the cohort's best value in one criterion [m]."""
     count = len(raw)
-    best = raw.max(0).values
+    own = numpy.arange(count)
+    best = raw.max(0)
     columns = []
     for column in range(raw.shape[1]):
-        changed = raw.repeat(
-            count, 1, 1
-        )  # a cohort for each client, in which that client has the best value
-        changed.diagonal(dim1=0, dim2=1)[column] = best[column]
-        columns.append(how.weights_of_cohorts(changed).diagonal())
-    return [tuple(weights) for weights in torch.stack(columns, 1).tolist()]
+        # A cohort for each client, in which that client has the best value
+        changed = numpy.tile(raw, (count, 1, 1))
+        changed[own, own, column] = best[column]
+        columns.append(how.weights_of_cohorts(changed)[own, own])
+    return [tuple(weights) for weights in numpy.stack(columns, 1).tolist()]
 
 
-def _one_by_one(how: Weighing, raw: Tensor) -> tuple[tuple[str, ...], list[list[float]]]:
+def _one_by_one(how: Weighing, raw: Values) -> tuple[tuple[str, ...], list[list[float]]]:
     """The criteria in their order, and each client's weights as they are added, without the last.
 
     A criterion that is not added yet has the cohort's mean for all clients.
     """
     order = tuple(how.score.order(how.names) or how.names)
-    values = raw.mean(0).expand_as(raw).clone()
+    values = numpy.tile(raw.mean(0), (len(raw), 1))
     weights = []
     for name in order[:-1]:
         column = how.names.index(name)
@@ -390,7 +414,7 @@ def _one_by_one(how: Weighing, raw: Tensor) -> tuple[tuple[str, ...], list[list[
         weights.append(how.weights(values))
     if not weights:
         return order, [[]] * len(raw)
-    return order, torch.stack(weights, 1).tolist()
+    return order, numpy.stack(weights, 1).tolist()
 
 
 def _explain_steps(tried: Sequence[StepRow]) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...core.weights.bounds import Bounds, Group
+from ...core.weights.policy import Group, Policy
 from ...record.reading.config_view import RecordedMethod, read_bounds, recorded_config
 from ...record.reading.folder import RunFolder
 from ...record.reading.rows import ClientRoundRow, LoweredRow, ParticipantRow
@@ -231,7 +231,7 @@ def _explain_influence(parts: RecordedMethod) -> Iterator[str]:
         yield f"Influence is a client's share of the aggregate after {' and then '.join(shapers)}."
 
 
-def _in_words(bounds: Bounds) -> str:
+def _in_words(bounds: Policy) -> str:
     limits = []
     if bounds.cap < 1 or not bounds.floor:
         limits.append(f"cap {_share(bounds.cap)}")

@@ -101,10 +101,13 @@ def to_json(value: object) -> str:
     >>> to_json({"name": "</script>", "loss": float("inf")})
     '{"name":"\\\\u003c/script>","loss":null}'
     """
+    encode = json.JSONEncoder(
+        check_circular=False, allow_nan=False, separators=(",", ":")
+    ).encode  # documents have no circles, and looking for some takes time
     try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+        text = encode(value)
     except ValueError:  # rare, and the copy is large, so it is made only then
-        text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+        text = encode(_finite(value))
     return text.replace("<", "\\u003c")
 
 

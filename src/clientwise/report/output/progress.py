@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -18,11 +19,13 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from ...experiment.running.lanes import Progress
 from ..units import Unit
 from .markup import escape
 
-OnRound = Callable[[Progress], None]
+if TYPE_CHECKING:
+    from ...experiment.running.lanes import Progress
+
+OnRound = Callable[["Progress"], None]
 QUIET_SECONDS = 10.0  # between two lines where no bar is shown
 REDRAW_SECONDS = 0.2  # between two updates of a bar in a notebook
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from ...record.reading.folder import RunFolder
 from ..document import (
@@ -192,7 +191,7 @@ def _marked(cells: Sequence[Cell], higher_is_better: bool) -> list[Cell]:
     marks: dict[object, str] = {max(known): ", best", min(known): ", worst"}
     if not higher_is_better:
         marks = {max(known): ", worst", min(known): ", best"}
-    return [replace(cell, text=cell.text + marks.get(cell.value, "")) for cell in cells]
+    return [cell._replace(text=cell.text + marks.get(cell.value, "")) for cell in cells]
 
 
 def _charts(series: Sequence[Series]) -> list[Chart]:
