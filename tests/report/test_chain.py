@@ -7,14 +7,19 @@ import io
 import os
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy
 import pytest
 from rich.console import Console
+from torch import Tensor
 
 import clientwise as cw
+from clientwise.core.weights.scores import SCORES, Score
+from clientwise.record.reading.config_view import RecordedConfig
 from clientwise.report import views
-from clientwise.report.audit.round_audit import Audit, audit
+from clientwise.report.audit.round_audit import Audit, audit, weighing
 from clientwise.report.document import Table
 from clientwise.report.output import terminal
 from clientwise.report.output.terminal import audit_tables
@@ -360,3 +365,21 @@ def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:
             in words
         )
         assert f"Client {one.client}: {'; '.join(filter(None, [one.remark, *one.moved]))}." in words
+
+
+def test_what_if_weights_of_a_plugin_s_score_are_computed_from_tensors() -> None:
+    @SCORES.register("doubled")
+    class Doubled(Score):
+        """Twice the sum of the criteria."""
+
+        def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
+            return 2 * values.double().detach().sum(1)
+
+    table = {"name": "A", "criteria": ["dataset_size", "label_diversity"], "score": "doubled"}
+    how = weighing(RecordedConfig({"methods": [table]}).method("A"), None)
+    assert how is not None
+    weights = how.weights(numpy.array([[1.0, 2.0], [3.0, 2.0]]))
+    assert isinstance(weights, numpy.ndarray)
+    assert weights.tolist() == pytest.approx([0.375, 0.625])
+    cohorts = how.weights_of_cohorts(numpy.array([[[1.0, 2.0], [3.0, 2.0]]]))
+    assert cohorts.tolist() == [pytest.approx([0.375, 0.625])]
