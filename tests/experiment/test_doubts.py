@@ -265,6 +265,18 @@ def test_names_of_methods_that_are_nearly_those_of_others(tiny: dict[str, Any]) 
     assert "the same settings" not in warnings_of(tiny)
 
 
+def test_methods_that_are_not_what_their_names_promise(tiny: dict[str, Any]) -> None:
+    diverse = {"name": "FedAvg", "criteria": ["label_diversity"]}
+    tiny["methods"] = [diverse, {"name": "Median", "rule": "mean"}]
+    found = warnings_of(tiny)
+    assert "'FedAvg' has its own criteria, and tables call it FedAvg" in found
+    assert "'Median' has its own rule, and tables call it Median" in found
+    tiny["methods"] = [diverse | {"name": "diverse", "like": "FedAvg"}, "Median"]
+    assert "tables call it" not in warnings_of(tiny)
+    tiny["methods"] = [{"name": "FedAvg", "training": {"learning_rate": 0.3}}]
+    assert "tables call it" not in warnings_of(tiny)
+
+
 def test_a_method_that_starts_from_the_one_of_nearly_its_name(tiny: dict[str, Any]) -> None:
     median = {"name": "geometric median, tuned", "like": "GeometricMedian", "server_step": "adam"}
     tiny["methods"] = ["FedAvg", median]

@@ -15,7 +15,7 @@ from ...models.call import outputs_of
 from ..build.engine import build_plan
 from ..build.network import foreign_types
 from ..config.methods import MethodSettings
-from ..config.named import near_miss, own_keys
+from ..config.named import METHODS, near_miss, own_keys, write_out
 from ..config.schema import Experiment
 from .adapters import adapter_doubts
 from .combinations import needs_server_set
@@ -76,9 +76,15 @@ def _about_sampling(experiment: Experiment, num_clients: int) -> Iterator[str]:
 
 
 def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
-    """Methods whose names are nearly those of others."""
+    """Methods whose names are nearly those of others, or are of others."""
     names = [method.name for method in methods]
     for name, method in zip(names, methods, strict=True):
+        changed = _changed_from(name, method)
+        if changed:
+            said = (
+                f"the method {name!r} has its own {', '.join(changed)}, and tables call it {name}"
+            )
+            yield f"{said}: give it another name, with like = {name!r}"
         meant = near_miss(name)
         if meant and not own_keys(meant) <= {*method.unlike_fedavg()}:
             yield f"the method {name!r} is your own, and not {meant}: start from it with like = {meant!r}"
@@ -87,6 +93,26 @@ def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
         other = spelt.setdefault(name.casefold(), name)
         if other != name:
             yield f"the methods {other!r} and {name!r} differ in upper and lower case alone"
+
+
+def _changed_from(name: str, method: MethodSettings) -> list[str]:
+    """What makes a method another one than the method of the library that has its name.
+
+    Options and settings of the training may be anybody's own, and some of its criteria be left out.
+    """
+    if name not in METHODS:
+        return []
+    (table,) = write_out([name], name)
+    named = MethodSettings.model_validate(table)
+    changed = []
+    promised = {part.name for part in named.criteria}
+    if not {part.name for part in method.criteria} <= promised:
+        changed.append("criteria")
+    for key in ("evidence", "rule", "server_step"):
+        mine, theirs = getattr(method, key), getattr(named, key)
+        if (mine and mine.name) != (theirs and theirs.name):
+            changed.append(key)
+    return changed
 
 
 def _about_equal_methods(methods: Sequence[MethodSettings]) -> Iterator[str]:
