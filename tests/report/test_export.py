@@ -223,7 +223,7 @@ def test_garbage_is_collected_again_after_a_report(tmp_path: Path) -> None:
 
 def test_a_report_loads_and_opens_only_what_it_needs(tmp_path: Path) -> None:
     folders = [
-        str(write_run(tmp_path / f"run{rounds}", rounds=rounds, clients=3)) for rounds in (2, 9)
+        str(write_run(tmp_path / f"run{rounds}", rounds=rounds, clients=3)) for rounds in (1, 2, 9)
     ]
     program = f"""
         import sys
@@ -248,8 +248,8 @@ def test_a_report_loads_and_opens_only_what_it_needs(tmp_path: Path) -> None:
         timeout=240,
     )
     assert done.returncode == 0, done.stderr
-    few, many, *loaded = done.stdout.splitlines()[-1].split()
-    assert int(few) == int(many) > 0
+    _, few, many, *loaded = done.stdout.splitlines()[-1].split()
+    assert int(few) == int(many) > 0  # the first report of a process opens one more
     slow = {"matplotlib", "pandas", "PIL", "scipy.stats", "sklearn", "sympy", "torch._dynamo"}
     assert not slow & {*loaded}
 

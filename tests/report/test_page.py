@@ -193,6 +193,7 @@ def running(folder: Path, rounds: int) -> Iterator[BaseProcess]:
         process.join()
 
 
+@pytest.mark.slow  # real processes: a run and the browser that draws each of its states
 def test_a_live_run_is_followed_without_reload(open_page: Any, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
