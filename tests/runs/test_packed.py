@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,7 @@ def test_every_value_is_read_to_the_bit(
         assert one.columns(frame) == other.columns(frame), frame
     by_hand = """SELECT criterion, COUNT(*), SUM(raw * score) FROM criteria
         JOIN participants USING (lane, round_num, client)
-        WHERE round_num > 3 AND refusal IS NULL GROUP BY criterion"""
+        WHERE round_num > 4 AND refusal IS NULL GROUP BY criterion"""
     for row, expected in zip(one.query(by_hand), other.query(by_hand), strict=True):
         assert row == pytest.approx(expected)
     raws = dict(
@@ -189,8 +190,11 @@ def test_rounds_after_a_checkpoint_are_forgotten(copied: Path, like: RoundRecord
     assert {table: rows_of(copied, table) for table in TABLES} == before
 
 
+ZEROS = cache(lambda: zlib.compress(bytes(2**28), 9))  # takes a second
+
+
 def bomb(data: bytes) -> bytes:
-    return zlib.compress(bytes(2**28), 9)
+    return ZEROS()
 
 
 @pytest.mark.parametrize(
