@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import sqlite3
@@ -1055,6 +1056,22 @@ def test_a_score_that_returns_something_else() -> None:
     }.items():
         with pytest.raises(ConfigError, match=said):
             fit_with(score=score)
+
+
+@pytest.mark.parametrize("value", [-0.25, math.nan, math.inf])
+@pytest.mark.parametrize("sampling", [{}, {"sampling": "by_score"}])
+def test_a_score_of_a_client_that_is_no_weight(value: float, sampling: dict[str, Any]) -> None:
+    def odd(dataset_size: Tensor) -> Tensor:
+        is_smallest = dataset_size == dataset_size.min()
+        return torch.where(is_smallest & (dataset_size < 1), value, dataset_size)
+
+    clients = sites()
+    smallest = min(clients, key=lambda name: len(clients[name][0]))
+    said = f"score odd returned {value:g} for {smallest}: a score must be finite and 0 or more"
+    method = {"name": "mine", "criteria": ["dataset_size"], "score": odd, **sampling}
+    with pytest.raises(cw.ClientwiseError) as caught:
+        cw.fit(net(), clients, method=method, **QUICK)
+    assert str(caught.value) == said
 
 
 def test_other_code_of_a_function_is_noticed(tmp_path: Path) -> None:

@@ -159,6 +159,19 @@ def test_weigh_refuses_what_it_cannot_weigh(criteria, reason: str) -> None:
         cw.weigh(criteria, score=cw.mean())
 
 
+@pytest.mark.parametrize("value", [-0.5, float("nan"), float("inf")])
+def test_an_own_score_that_is_no_weight_is_named(value: float) -> None:
+    class Odd(cw.Score):
+        def __call__(self, names, values):
+            return torch.where(values[:, 0] > 0.5, value, values[:, 0])
+
+    with pytest.raises(
+        ValueError, match=f"score Odd returned {value:g} for client 1: a score must"
+    ):
+        cw.weigh({"a": [1, 3]}, score=Odd())
+    assert cw.weigh({"a": [2, 2]}, score=Odd()).tolist() == [0.5, 0.5]
+
+
 def test_scores_are_not_names_or_classes_and_thresholds_are_raw() -> None:
     for wrong in ("mean", cw.mean):
         with pytest.raises(TypeError, match=r"cw\.mean\(\)"):

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .scores import Score
-from .weighting import NORMALISERS, check_normaliser, divide, to_weights
+from .weighting import NORMALISERS, check_normaliser, divide, scores_of, to_weights
 
 
 def weigh(
@@ -63,7 +63,7 @@ def weigh(
     if len(raw) == 0:
         return numpy.zeros(0)
     scales = NORMALISERS.get(normaliser)(raw)
-    scores = score(names, divide(raw, scales))
+    scores = scores_of(score, names, divide(raw, scales), range(len(raw)))
     if not bool(scales.isfinite().all() & scores.sum().isfinite()):
         raise ValueError(
             "these values are too large to weigh: their scores overflow. Use larger units."
