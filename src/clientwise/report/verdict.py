@@ -43,12 +43,18 @@ STILL_IMPROVES = 0.01  # of the metric
 LEAST_ROUNDS = 3  # with fewer, nothing is said about a method that has not learned anything
 FLAT = 1e-4  # of the metric
 LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
+MOST_LOWERED = 5  # names of clients that evidence took weight from
+MOST_READ = 2_000  # clients times seeds: with more, nothing is said about their weights
 NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
 NOT_COMPARED = "not compared: they share no round of the same seed on the same data"
 
 
 def headline(series: Sequence[Series]) -> list[str]:
-    """Warnings first; then which method leads and the differences to the baseline."""
+    """Warnings; which method leads and the differences to the baseline; what evidence did."""
+    return [*_conclusion(series), *_lowered(series)]
+
+
+def _conclusion(series: Sequence[Series]) -> list[str]:
     warnings = [
         *_stayed(series),
         *_changes(series),
@@ -438,6 +444,47 @@ def _hostile(best: Series, baseline: Series, series: Sequence[Series]) -> Iterat
 
 def _refused_only_hostile(one: Series) -> bool:
     return bool(one.arrived.refused) and not one.arrived.refused_honest
+
+
+def _lowered(series: Sequence[Series]) -> Iterator[str]:
+    """How many clients have less than half of their weight left after evidence, and some names."""
+    found = [text for one in series if (text := _lowered_clients(one))]
+    if found:
+        several = any(len(one.summary.seeds) > 1 for one in series)
+        when = "in the last round of at least one seed" if several else "in the last round"
+        yield (
+            f"Evidence took more than half of their weight from clients {when}: "
+            f"{'; '.join(found)}. A lowered weight proves nothing."
+        )
+
+
+def _lowered_clients(one: Series) -> str | None:
+    run = one.run
+    seeds = one.summary.seeds
+    recorded = recorded_config(run.folder).method(one.method)
+    has_evidence = recorded is None or recorded.evidence is not None
+    if not has_evidence or len(seeds) * run.client_sizes(one.seed).clients > MOST_READ:
+        return None
+    judged = set()
+    lowered: dict[int, str] = {}
+    honest = set()
+    for seed in seeds:
+        for row in run.participants(one.method, seed, one.rounds(seed)):
+            if row.posterior is None or row.prior is None:
+                continue
+            judged.add(row.client)
+            # Copies share a weight, which is no evidence against them
+            if row.posterior * (row.copies or 1) < row.prior / 2:
+                lowered[row.client] = row.name or f"client {row.client}"
+                if row.hostile is None:
+                    honest.add(row.client)
+    if not lowered:
+        return None
+    named = [lowered[client] for client in sorted(lowered, key=lambda one: one not in honest)]
+    names = ", ".join(named[:MOST_LOWERED]) + (" …" if len(named) > MOST_LOWERED else "")
+    text = f"{one.label} from {len(lowered)} of {len(judged)} ({names})"
+    # Outside of simulations, which clients are honest is not known
+    return f"{text}, {len(honest)} of them honest" if run.has_hostile else text
 
 
 def _unequal_rounds(series: Sequence[Series]) -> Iterator[str]:
