@@ -151,6 +151,18 @@ def test_since_when_evidence_lowers_a_weight(moved: cw.Run) -> None:
 
 
 @pytest.fixture
+def test_a_frame_has_the_weight_as_influence_where_no_rule_changed_it(moved: cw.Run) -> None:
+    rows = moved.frame("weights")
+    of_mean = rows[rows["method"].isin(["evidence alone", "bounds"])]
+    assert of_mean["influence"].equals(of_mean["weight"])
+    of_rule = rows[(rows["method"] == "rule") & (rows["round"] == 5)]
+    recorded = {row.client: row.influence for row in moved.participants("rule", 1, 5)}
+    assert dict(zip(of_rule["client"], of_rule["influence"], strict=True)) == recorded
+    assert not of_rule["influence"].equals(of_rule["weight"])
+    for row in moved.participants("bounds", 1, 5):  # audits show an influence where it differs
+        assert row.influence is None
+
+
 def made(moved: cw.Run, tmp_path: Path) -> cw.Run:
     """The run with a made-up history of its clients under `all of it`."""
     folder = shutil.copytree(moved.folder, tmp_path / "made")
