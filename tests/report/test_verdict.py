@@ -407,6 +407,27 @@ def test_many_clients_are_not_read_for_the_conclusion(
     assert "Evidence took" not in " ".join(lead(moved))
 
 
+def test_methods_are_compared_with_a_constant_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clientwise.report.verdict.LEAST_ROUNDS", 1)
+    values = {
+        "above": around(0.861, 0, 0.1, -0.1, 0.2, -0.2),  # significantly, by less than an error
+        "equal": [0.844] * 5,
+        "below": [0.6] * 5,
+        "level": [0.843] * 5,
+        "good": [0.9] * 5,
+    }
+    facts = {"reported samples": 100, "metric of a constant prediction": 0.844}
+    run = write_run(tmp_path / "run", values, **facts)
+    constant = "than a constant prediction (84.4%)"
+    assert lead(run)[0] == (
+        f"Little better {constant}: above (86.1%). No better {constant}: equal (84.4%). "
+        f"Worse {constant}: below (60.0%), level (84.3%). "
+        "Try another training.learning_rate, more rounds, or another evaluation.metric."
+    )
+
+
 def test_the_size_of_the_reporting_set_is_said(tmp_path: Path) -> None:
     facts = {"reported samples": 43, "reported samples of the rarest class": 8}
     better = [value + 0.1 for value in BASE]

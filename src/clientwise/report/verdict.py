@@ -60,7 +60,7 @@ def _conclusion(series: Sequence[Series]) -> list[str]:
         *_changes(series),
         *_refused(series),
         *_diverged(series),
-        *_at_chance(series),
+        *_like_a_constant(series),
         *_unchanged(series),
         *_best_models(series),
         *_unequal_steps(series),
@@ -187,33 +187,38 @@ def _diverged(series: Sequence[Series]) -> list[str]:
     return lines
 
 
-def _at_chance(series: Sequence[Series]) -> Iterator[str]:
-    """Methods that end no better than a model that predicts the same for all samples."""
-    found = [one for one in series if _is_at_chance(one)]
-    if not found:
-        return
-    named = ", ".join(f"{one.label} ({one.unit.text(one.mean_metric)})" for one in found)
-    guessed = found[0].unit.text(found[0].run.constant_metric)
-    yield (
-        f"At chance: {named}. Predicting the same for all samples gives {guessed}. "
-        "Try another training.learning_rate, more rounds, or another evaluation.metric."
-    )
+def _like_a_constant(series: Sequence[Series]) -> Iterator[str]:
+    """Methods that end little better than a model that predicts the same for all samples, or worse."""
+    found: dict[str, list[str]] = {}
+    for one in series:
+        if words := _against_a_constant(one):
+            found.setdefault(words, []).append(f"{one.label} ({one.unit.text(one.mean_metric)})")
+    if found:
+        said = " ".join(f"{words}: {', '.join(labels)}." for words, labels in found.items())
+        yield (
+            f"{said} Try another training.learning_rate, more rounds, or another evaluation.metric."
+        )
 
 
-def _is_at_chance(one: Series) -> bool:
-    """Whether a trained method ends at a constant prediction's metric, or a standard error above."""
+def _against_a_constant(one: Series) -> str | None:
+    """A trained method against a constant prediction; None where it is more than a standard error better."""
     run = one.run
     guessed = run.constant_metric
+    metric = one.mean_metric
     has_ended = one.ended == run.rounds and one.last_round >= LEAST_ROUNDS
     is_trained = one.learned and not one.diverged
-    if not (has_ended and is_trained) or guessed is None or one.mean_metric is None:
-        return False
-    if not run.higher_is_better:
-        return one.mean_metric >= guessed
+    if not (has_ended and is_trained) or guessed is None or metric is None:
+        return None
+    gain = metric - guessed if run.higher_is_better else guessed - metric
     error = 0.0
-    if run.is_share and run.report_samples and 0 < guessed < 1:
+    if run.is_share and run.higher_is_better and run.report_samples and 0 < guessed < 1:
         error = math.sqrt(guessed * (1 - guessed) / run.report_samples)
-    return one.mean_metric <= guessed + error
+    if gain > error:
+        return None
+    text = one.unit.text(guessed)
+    if one.unit.text(metric) == text:
+        return f"No better than a constant prediction ({text})"
+    return f"{'Worse' if gain < 0 else 'Little better'} than a constant prediction ({text})"
 
 
 def _unchanged(series: Sequence[Series]) -> Iterator[str]:
