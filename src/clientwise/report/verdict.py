@@ -251,11 +251,14 @@ def _best_models(series: Sequence[Series]) -> Iterator[str]:
             continue
         lanes = {seed: found.get(one.run.lane(one.method, seed)) for seed in one.metric}
         best = {seed: row for seed, row in lanes.items() if row is not None}
-        stopped = [f"{row.last} (seed {seed})" for seed, row in best.items() if row.stopped]
+        stopped = {seed: row for seed, row in best.items() if row.stopped}
         if stopped:
+            last = ", ".join(f"{row.last} (seed {seed})" for seed, row in stopped.items())
+            lowest = [f"{row.round} (seed {seed})" for seed, row in stopped.items() if row.round]
+            loss = f"was lowest in round {', '.join(lowest)}" if lowest else "was not finite"
             yield (
-                f"{one.label} stopped early, after round {', '.join(stopped)} of {one.run.rounds}: the held-out "
-                "loss no longer fell."
+                f"{one.label} stopped early, after round {last} of {one.run.rounds}: the held-out loss "
+                f"{loss}."
             )
         kept = {
             seed: row.round
@@ -269,7 +272,7 @@ def _best_models(series: Sequence[Series]) -> Iterator[str]:
             value = one.unit.text(statistics.fmean(values))
             yield (
                 f"{one.label}: predictions and exports use the model of round {rounds}, which has the lowest "
-                f"held-out loss ({one.run.metric} {value}). The results below are of the last round."
+                f"held-out loss ({one.run.metric} {value}). Reported results are of the last round."
             )
 
 

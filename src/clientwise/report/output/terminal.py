@@ -259,7 +259,7 @@ def _on_method(run: RunFolder, method: str) -> Iterator[str]:
             f"{method}: {criterion} was constant across clients in {count} of {len(rounds)} rounds "
             "and had no effect there."
         )
-    for note, count in _count(run.notes(method)).items():
+    for note, count in _count(run.notes(method, stops=False)).items():
         yield f"{method}: {note} ({counted(count, 'round')})"
     for reason, count in run.refusal_counts(method):
         yield f"{method}: {counted(count, 'update')} refused: {reason}"
