@@ -160,6 +160,7 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
         with pytest.raises(RunError, match=said):
             run.why(value)
     assert run.why(1) == text
+    assert run.why("south", round=1) == run.why("south", round_num=1) != text
     with pytest.raises(RunError, match="no method 'FedAvg'"):
         run.why("south", "FedAvg")
 
