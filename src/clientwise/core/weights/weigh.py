@@ -83,5 +83,5 @@ def _column(name: str, values: Any) -> Tensor:
     except (TypeError, ValueError):
         raise ValueError(
             f"{name!r} must be a list, an array or a tensor with one number per client, got "
-            f"{str(values):.80}"
+            f"{values!s:.80}"
         ) from None
