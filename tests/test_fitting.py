@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import sqlite3
@@ -159,6 +160,7 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
         with pytest.raises(RunError, match=said):
             run.why(value)
     assert run.why(1) == text
+    assert run.why("south", round=1) == run.why("south", round_num=1) != text
     with pytest.raises(RunError, match="no method 'FedAvg'"):
         run.why("south", "FedAvg")
 
@@ -798,16 +800,16 @@ def test_what_has_learned_nothing_is_said(tmp_path: Path) -> None:
     run = cw.fit(network, sites(), test=part(80), out=tmp_path / "slow", **slow)
     lead = " ".join(overview([run]).lead)
     assert re.search(
-        r"At chance: FedAvg \(\S+%\), FedProx \(\S+%\)\. Predicting the same for all samples gives "
-        r"[\d.]+%\. Try another training\.learning_rate",
+        r"\w+ than a constant prediction \([\d.]+%\): FedAvg \(\S+%\), FedProx \(\S+%\)\. "
+        r"Try another training\.learning_rate",
         lead,
     )
     assert re.search(r"accuracy is the same in all rounds: FedAvg \(\S+%\), FedProx", lead)
     assert "FedProx: same predictions as FedAvg (equal accuracy in every round, and right" in lead
-    assert "At chance: FedAvg" in repr(run)
+    assert re.search(r"than a constant prediction \([\d.]+%\): FedAvg", repr(run))
     trained = cw.fit(net(), sites(), test=part(80), **{**slow, "learning_rate": 0.3})
     lead = " ".join(overview([trained]).lead)
-    assert "At chance" not in lead
+    assert "constant" not in lead
     assert "in all rounds" not in lead
 
 
@@ -1055,6 +1057,22 @@ def test_a_score_that_returns_something_else() -> None:
     }.items():
         with pytest.raises(ConfigError, match=said):
             fit_with(score=score)
+
+
+@pytest.mark.parametrize("value", [-0.25, math.nan, math.inf])
+@pytest.mark.parametrize("sampling", [{}, {"sampling": "by_score"}])
+def test_a_score_of_a_client_that_is_no_weight(value: float, sampling: dict[str, Any]) -> None:
+    def odd(dataset_size: Tensor) -> Tensor:
+        is_smallest = dataset_size == dataset_size.min()
+        return torch.where(is_smallest & (dataset_size < 1), value, dataset_size)
+
+    clients = sites()
+    smallest = min(clients, key=lambda name: len(clients[name][0]))
+    said = f"score odd returned {value:g} for {smallest}: a score must be finite and 0 or more"
+    method = {"name": "mine", "criteria": ["dataset_size"], "score": odd, **sampling}
+    with pytest.raises(cw.ClientwiseError) as caught:
+        cw.fit(net(), clients, method=method, **QUICK)
+    assert str(caught.value) == said
 
 
 def test_other_code_of_a_function_is_noticed(tmp_path: Path) -> None:

@@ -41,6 +41,16 @@ def printed(table: object, width: int = 200) -> str:
     return console.export_text()
 
 
+@pytest.mark.parametrize("write", [as_markdown, as_latex])
+def test_the_caption_says_which_columns_are_about_all_rounds(shown: cw.Run, write) -> None:
+    table = result.result_table(series_of([shown]))
+    labels = [column.label for column in table.columns]
+    assert {"influence of hostile clients", "testing rounds"} <= {*labels}
+    text = write(table)
+    assert "The influence of hostile clients is the mean over all rounds." in text
+    assert "Testing rounds are counted over all rounds." in text
+
+
 def test_a_new_column_of_the_result_is_in_every_output(
     shown: cw.Run, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:

@@ -582,6 +582,12 @@ def test_terminal_tables(shown: cw.Run) -> None:
     text = console.export_text()
     assert "…" not in text.split("online, seed 1")[0]  # nothing cut off at 80 columns
     assert text.count("online, seed") == 3
+    assert text.count("Score function: prioritized") == 1  # the seeds share it
+    (of_one,) = audit_tables(shown, 3, "online", 2)
+    console.print(of_one)
+    assert re.findall("online, seed .", console.export_text()) == ["online, seed 2"]
+    with pytest.raises(RunError, match="has no round 3 of seed 7"):
+        audit_tables(shown, 3, "online", 7)
     assert re.search(r"[▁▂▃▄▅▆▇█]{5}", text)
     assert any("updates refused: model has NaN or Inf" in remark for remark in remarks(shown))
     assert sparkline([]) == ""

@@ -37,6 +37,10 @@ def show(
     method: Annotated[
         str | None, typer.Option(help="With --round: only this method.", show_default=False)
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="With --round: only this seed. Default: all seeds.", show_default=False),
+    ] = None,
     fairness: Annotated[
         bool,
         typer.Option("--fairness", help="Show how the clients' results differ, method by method."),
@@ -44,7 +48,7 @@ def show(
 ) -> None:
     """Show the results of a run, finished or running, in the terminal.
 
-    Example: clientwise show runs/mine --round 10 --method FedAvg
+    Example: clientwise show runs/mine --round 10 --method FedAvg --seed 2
     """
     from ..experiment.matrix.grid import is_matrix
     from ..experiment.running.folders import newest_run
@@ -54,6 +58,8 @@ def show(
 
     if method is not None and round_num is None:
         fail("--method goes with --round; add the number of a round")
+    if seed is not None and round_num is None:
+        fail("--seed goes with --round; add the number of a round")
     folder = folder or newest_run()
     if is_matrix(folder):
         if round_num is not None:
@@ -62,7 +68,7 @@ def show(
         return
     run = RunFolder(folder)
     if round_num is not None:
-        for table in audit_tables(run, round_num, method):
+        for table in audit_tables(run, round_num, method, seed):
             out.print(table)
         return
     if fairness:

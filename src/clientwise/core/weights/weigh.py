@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .scores import Score
-from .weighting import NORMALISERS, check_normaliser, divide, to_weights
+from .weighting import NORMALISERS, check_normaliser, divide, scores_of, to_weights, zero_for_all
 
 
 def weigh(
@@ -26,11 +26,11 @@ def weigh(
             "sum" for most others.
 
     Returns:
-        The weights [n], which sum to 1. They are all zero if every score is zero.
+        The weights [n], which sum to 1.
 
     Raises:
         ValueError: the criteria differ in length, have a value that is negative or not finite, or do not
-            fit the score.
+            fit the score; or all scores are zero, or one is negative or not finite.
 
     Example:
         >>> import clientwise as cw
@@ -44,7 +44,7 @@ def weigh(
     if not isinstance(score, Score):
         raise TypeError(f"score must be one of cw.prioritized(...), cw.mean() ..., got {score!r}")
     names = tuple(criteria)
-    columns = {name: _column(values) for name, values in criteria.items()}
+    columns = {name: _column(name, values) for name, values in criteria.items()}
     for name, column in columns.items():
         if column.ndim != 1 or len(column) != len(columns[names[0]]):
             raise ValueError(
@@ -63,15 +63,25 @@ def weigh(
     if len(raw) == 0:
         return numpy.zeros(0)
     scales = NORMALISERS.get(normaliser)(raw)
-    scores = score(names, divide(raw, scales))
+    scores = scores_of(score, names, divide(raw, scales), range(len(raw)))
     if not bool(scales.isfinite().all() & scores.sum().isfinite()):
         raise ValueError(
             "these values are too large to weigh: their scores overflow. Use larger units."
         )
+    if not bool(scores.any()):
+        zero = ", ".join(map(repr, zero_for_all(names, raw)))
+        which = f". Criteria that are zero for all clients: {zero}" if zero else ""
+        raise ValueError(f"the score is zero for all clients, so there are no weights{which}")
     return to_weights(scores).numpy()
 
 
-def _column(values: Any) -> Tensor:
+def _column(name: str, values: Any) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach().cpu().double()
-    return torch.as_tensor(numpy.asarray(values, dtype=numpy.float64))
+    try:
+        return torch.as_tensor(numpy.asarray(values, dtype=numpy.float64))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name!r} must be a list, an array or a tensor with one number per client, got "
+            f"{values!s:.80}"
+        ) from None

@@ -259,7 +259,7 @@ def _on_method(run: RunFolder, method: str) -> Iterator[str]:
             f"{method}: {criterion} was constant across clients in {count} of {len(rounds)} rounds "
             "and had no effect there."
         )
-    for note, count in _count(run.notes(method)).items():
+    for note, count in _count(run.notes(method, stops=False)).items():
         yield f"{method}: {note} ({counted(count, 'round')})"
     for reason, count in run.refusal_counts(method):
         yield f"{method}: {counted(count, 'update')} refused: {reason}"
@@ -272,17 +272,28 @@ def _count(rounds: Sequence[Sequence[str]]) -> Counter[str]:
     return found
 
 
-def audit_tables(run: RunFolder, round_num: int, method: str | None = None) -> list[Group]:
+def audit_tables(
+    run: RunFolder, round_num: int, method: str | None = None, seed: int | None = None
+) -> list[Group]:
     """The weights of a round and what changed them: a table per method and seed, with remarks."""
     if method is not None:
         run.lane(method, next(iter(run.seeds(method)), -1))  # RunError if there is no such method
-    lanes = [lane for lane in run.lanes_with_round(round_num) if method in (None, lane.method)]
+    lanes = [
+        lane
+        for lane in run.lanes_with_round(round_num)
+        if method in (None, lane.method) and seed in (None, lane.seed)
+    ]
     if not lanes:
-        raise RunError(f"{run.folder}: has no round {round_num} (yet)")
+        which = "" if seed is None else f" of seed {seed}"
+        raise RunError(f"{run.folder}: has no round {round_num}{which} (yet)")
     shown = []
+    explained = set()
     for lane in lanes:
         found = audit(run, lane.method, lane.seed, round_num)
-        parts: list[RenderableType] = [_audit_table(found), *map(escape, _audit_remarks(found))]
+        is_new = (lane.method, found.explanation) not in explained  # seeds share it
+        explained.add((lane.method, found.explanation))
+        remarks = _audit_remarks(found, is_new)
+        parts: list[RenderableType] = [_audit_table(found), *map(escape, remarks)]
         for others in round_table(run, lane.method, lane.seed, round_num):
             parts += [plain_table(others, others.title), escape(others.note)]
         shown.append(Group(*parts))
@@ -299,7 +310,7 @@ def _audit_table(found: Audit) -> Table:
     )
 
 
-def _audit_remarks(found: Audit) -> Iterator[str]:
+def _audit_remarks(found: Audit, is_new: bool) -> Iterator[str]:
     """How the weights came about, what changed each of them, and notes on the round."""
     more = len(found.participants) - MOST_LINES
     if more > 0:
@@ -307,7 +318,8 @@ def _audit_remarks(found: Audit) -> Iterator[str]:
             f"{more:,} more clients are not shown: they have less weight, or were refused. "
             "`Run.participants` in Python returns all of them."
         )
-    yield found.explanation
+    if is_new:
+        yield found.explanation
     if found.is_explained:
         yield from _client_remarks(found)
     yield from found.notes
