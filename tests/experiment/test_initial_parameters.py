@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.errors import RunError
 
 SETTINGS: dict[str, Any] = {"rounds": 1, "device": "cpu", "learning_rate": 1e-6, "seeds": [1, 2]}
@@ -113,6 +116,29 @@ def test_a_folder_of_an_earlier_version_resumes_as_before(tmp_path: Path) -> Non
     forget_parameters(tmp_path / "run")
     for rounds in (2, 3):
         fit(net(), tmp_path / "run", rounds=rounds, resume=True)
+    assert not (tmp_path / "run" / FILE).exists()
+
+
+NOTE = "All seeds begin with the parameters of the given network: intervals and p-values"
+
+
+def test_it_says_that_seeds_do_not_differ_in_their_initial_parameters(tmp_path: Path) -> None:
+    run = fit(net(), tmp_path / "run")
+    shown = CliRunner().invoke(app, ["show", str(run.folder)], env={"COLUMNS": "300"}).output
+    page = run.report().read_text(encoding="utf-8")
+    for text in (str(cw.Run(run.folder)), shown, page):
+        assert text.count(NOTE) == 1
+    started = fit(net(), tmp_path / "one", seeds=[1])
+    assert NOTE not in str(started)
+    for name, given in {"function": net, "name": "linear"}.items():
+        assert NOTE not in str(fit(given, tmp_path / name))
+
+
+def test_a_trained_model_as_a_file_is_named_instead(tmp_path: Path) -> None:
+    network = net()
+    save_file(network.state_dict(), tmp_path / "first.safetensors")
+    run = fit(network, tmp_path / "run", initial_model=str(tmp_path / "first.safetensors"))
+    assert NOTE not in str(run)
     assert not (tmp_path / "run" / FILE).exists()
 
 

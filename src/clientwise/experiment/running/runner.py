@@ -127,6 +127,7 @@ def run(
             own = experiment.own_model
             if own is not None and own.start is not None:
                 store.keep_initial(own.start)
+                store.set_facts({"all seeds begin with a given network": True})
             _record_config(store, experiment, before)
             record_origin(store, experiment, origin)
             _record_versions(store)
