@@ -13,6 +13,7 @@ import torch
 import clientwise as cw
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import ServerState
+from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.held_out import HeldOut
 from clientwise.record.reading.reader import refuse_damaged
@@ -57,6 +58,34 @@ def test_it_stops_after_rounds_in_a_row_without_a_lower_loss() -> None:
     assert stop([5, 4.8, 4.6, 4.4, 4.2], rounds=3, min_delta=0.7) == 4
     assert stop([math.nan, math.nan, math.nan], rounds=2) == 2
     assert stop([5, math.nan, 4, math.nan, math.nan], rounds=2) == 5
+
+
+def test_the_reason_names_min_delta() -> None:
+    falls = held_out([1.0, 0.98, 0.97], rounds=2, min_delta=0.05)
+    said = "the held-out loss fell by no more than 0.05 in 2 rounds; it was lowest in round 3"
+    assert said in falls.last_words(3)
+    rises = held_out([1.0, 1.1, 1.2], rounds=2)
+    assert "did not fall for 2 rounds; it was lowest in round 1" in rises.last_words(3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ({"stop_early": {"rounds": 2}}, "stop_early"),
+        ({"keep": "best"}, 'keep = "best"'),
+        ({"keep": "best", "stop_early": {"rounds": 2}}, 'stop_early and keep = "best"'),
+        ({}, ""),
+    ],
+)
+def test_it_says_where_the_server_trains_on_the_samples_that_choose(
+    settings: dict[str, Any], keys: str
+) -> None:
+    methods = ["FedAvg", "Recommended", "ServerOnly"]
+    text = "\n".join(describe(load_experiment({**CONFIG, **settings, "methods": methods})))
+    said = f"Recommended, ServerOnly: the held-out loss ({keys}) is a training loss: the server"
+    assert (said in text) == bool(settings)
+    alone = load_experiment({**CONFIG, **settings, "methods": ["FedAvg"]})
+    assert "a training loss" not in "\n".join(describe(alone))
 
 
 def test_the_best_round_is_the_first_with_the_lowest_loss() -> None:

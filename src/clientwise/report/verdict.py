@@ -244,8 +244,8 @@ def _best_models(series: Sequence[Series]) -> Iterator[str]:
         stopped = [f"{row.last} (seed {seed})" for seed, row in best.items() if row.stopped]
         if stopped:
             yield (
-                f"{one.label} stopped early, after round {', '.join(stopped)} of {one.run.rounds}: the held-out "
-                "loss no longer fell."
+                f"{one.label} stopped early, after round {', '.join(stopped)} of {one.run.rounds}, by its held-out "
+                "loss."
             )
         kept = {
             seed: row.round
