@@ -13,6 +13,7 @@ import torch
 import clientwise as cw
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import ServerState
+from clientwise.errors import RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.held_out import HeldOut
@@ -295,3 +296,23 @@ def test_by_default_no_round_is_evaluated_once_more(
     assert not HeldOut(experiment).is_used
     assert not HeldOut(experiment).stops_after(12)
     assert HeldOut(experiment).state(3) == {}
+
+
+@pytest.mark.parametrize("keep_every", [0, 1])
+def test_best_is_by_the_held_out_loss_whatever_else_is_kept(
+    keep_every: int, tmp_path: Path
+) -> None:
+    run = cw.Run(cw.run({**STOPS, "keep_every": keep_every}, tmp_path / "run", progress=False))
+    kept, _ = run.trained("FedAvg", 1)
+    metrics = dict(run.curve("metric", "FedAvg", 1))
+    assert max(metrics, key=metrics.__getitem__) != kept  # otherwise nothing is tested
+    assert run.trained("FedAvg", 1, "best")[0] == kept
+    (path,) = run.export("FedAvg", 1, tmp_path / "models", after="best")
+    assert path.name == f"FedAvg-seed1-round{kept}.safetensors"
+
+
+def test_without_keep_no_model_is_called_the_best_by_its_loss(tmp_path: Path) -> None:
+    config = {**CONFIG, "rounds": 2, "stop_early": {"rounds": 5}}
+    run = cw.Run(cw.run(config, tmp_path / "run", progress=False))
+    with pytest.raises(RunError, match="has no model of round best: `keep_every` keeps more"):
+        run.trained("FedAvg", 1, "best")
