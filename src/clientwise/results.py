@@ -255,8 +255,8 @@ class Run(RunFolder):
             seed: the seed; by default the first one.
             module: your own network, where the run was given one: a module, which is filled with
                 the trained numbers, or a function that makes one. What `cw.fit` and `cw.run` return has it.
-            after: the round whose model to load, or "best" (see `keep_every` in the config); by
-                default the last one.
+            after: the round whose model to load, or "best" (see `keep` and `keep_every` in the config); by
+                default the last one, or the best with `keep = "best"`.
         """
         if seed is None:
             seed = self.first_seed(method)

@@ -13,6 +13,8 @@ import torch
 import clientwise as cw
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import ServerState
+from clientwise.errors import RunError
+from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.held_out import HeldOut
 from clientwise.record.reading.reader import refuse_damaged
@@ -59,6 +61,34 @@ def test_it_stops_after_rounds_in_a_row_without_a_lower_loss() -> None:
     assert stop([5, 4.8, 4.6, 4.4, 4.2], rounds=3, min_delta=0.7) == 4
     assert stop([math.nan, math.nan, math.nan], rounds=2) == 2
     assert stop([5, math.nan, 4, math.nan, math.nan], rounds=2) == 5
+
+
+def test_the_reason_names_min_delta() -> None:
+    falls = held_out([1.0, 0.98, 0.97], rounds=2, min_delta=0.05)
+    said = "the held-out loss fell by no more than 0.05 in 2 rounds; it was lowest in round 3"
+    assert said in falls.last_words(3)
+    rises = held_out([1.0, 1.1, 1.2], rounds=2)
+    assert "did not fall for 2 rounds; it was lowest in round 1" in rises.last_words(3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ({"stop_early": {"rounds": 2}}, "stop_early"),
+        ({"keep": "best"}, 'keep = "best"'),
+        ({"keep": "best", "stop_early": {"rounds": 2}}, 'stop_early and keep = "best"'),
+        ({}, ""),
+    ],
+)
+def test_it_says_where_the_server_trains_on_the_samples_that_choose(
+    settings: dict[str, Any], keys: str
+) -> None:
+    methods = ["FedAvg", "Recommended", "ServerOnly"]
+    text = "\n".join(describe(load_experiment({**CONFIG, **settings, "methods": methods})))
+    said = f"Recommended, ServerOnly: the held-out loss ({keys}) is a training loss: the server"
+    assert (said in text) == bool(settings)
+    alone = load_experiment({**CONFIG, **settings, "methods": ["FedAvg"]})
+    assert "a training loss" not in "\n".join(describe(alone))
 
 
 def test_the_best_round_is_the_first_with_the_lowest_loss() -> None:
@@ -275,3 +305,23 @@ def test_by_default_no_round_is_evaluated_once_more(
     assert not HeldOut(experiment).is_used
     assert not HeldOut(experiment).stops_after(12)
     assert HeldOut(experiment).state(3) == {}
+
+
+@pytest.mark.parametrize("keep_every", [0, 1])
+def test_best_is_by_the_held_out_loss_whatever_else_is_kept(
+    keep_every: int, tmp_path: Path
+) -> None:
+    run = cw.Run(cw.run({**STOPS, "keep_every": keep_every}, tmp_path / "run", progress=False))
+    kept, _ = run.trained("FedAvg", 1)
+    metrics = dict(run.curve("metric", "FedAvg", 1))
+    assert max(metrics, key=metrics.__getitem__) != kept  # otherwise nothing is tested
+    assert run.trained("FedAvg", 1, "best")[0] == kept
+    (path,) = run.export("FedAvg", 1, tmp_path / "models", after="best")
+    assert path.name == f"FedAvg-seed1-round{kept}.safetensors"
+
+
+def test_without_keep_no_model_is_called_the_best_by_its_loss(tmp_path: Path) -> None:
+    config = {**CONFIG, "rounds": 2, "stop_early": {"rounds": 5}}
+    run = cw.Run(cw.run(config, tmp_path / "run", progress=False))
+    with pytest.raises(RunError, match="has no model of round best: `keep_every` keeps more"):
+        run.trained("FedAvg", 1, "best")

@@ -10,11 +10,14 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import clientwise as cw
+from clientwise.cli import app
 from clientwise.core.objective.loss import CrossEntropy, FocalLoss
 from clientwise.core.round import first_state
 from clientwise.engine.optimizers import make_optimizer
+from clientwise.errors import ConfigError
 from clientwise.experiment.build.clients import build_data
 from clientwise.experiment.build.engine import build_engine, build_executor
 from clientwise.experiment.build.samples import load_samples
@@ -478,3 +481,42 @@ def test_losses_of_pytorch_take_masks_and_transforms_may_return_float64() -> Non
     options = {"loss": loss, "transform": in_numpy, "learning_rate": 0.5, "rounds": 4}
     run = cw.fit(nn.Conv2d(1, 2, 1), [MASKS] * 2, device="cpu", **options)
     assert (run.predict(MASKS[0]) == MASKS[1].numpy()).mean() > 0.8
+
+
+def odd(round_num: int) -> int:
+    return round_num % 2
+
+
+SHORT_COSINE = {"schedule": {"name": "cosine", "rounds": 3}}
+
+
+def test_rounds_after_the_end_of_a_schedule_are_refused(tmp_path: Path) -> None:
+    """They had a learning rate of 0, and learned nothing."""
+    cw.run(CONFIG, tmp_path / "run", progress=False, **SHORT_COSINE)
+    ended = r"training.schedule: ends after round 3 of 5: the learning rate is 0 then. Set its rounds = 5"
+    with pytest.raises(ConfigError, match=ended):
+        cw.run(CONFIG, tmp_path / "run", resume=True, progress=False, rounds=5, **SHORT_COSINE)
+    shown = CliRunner().invoke(app, ["run", str(tmp_path / "run"), "--resume", "--rounds", "5"])
+    assert shown.exit_code != 0
+    assert len(cw.Run(tmp_path / "run").frame("rounds")) == 3
+    own = [{"name": "own", "training": SHORT_COSINE}, "FedAvg"]
+    with pytest.raises(ConfigError, match=r"methods\[0\]\.training\.schedule: ends after round 3"):
+        cw.run({**CONFIG, "methods": own, "rounds": 5}, tmp_path / "own", progress=False)
+    with pytest.raises(ConfigError, match=r"training\.schedule: is 0 in round 2: a round"):
+        cw.run(CONFIG, tmp_path / "own", progress=False, schedule=odd)
+    lasting = {"schedule": {"name": "cosine", "rounds": 2, "end": 0.1}}
+    assert len(cw.run(CONFIG, tmp_path / "own", progress=False, **lasting).frame("rounds")) == 3
+
+
+@pytest.mark.parametrize(
+    ("schedule", "most"),
+    [({"name": "cosine", "warmup": 30}, "0.097"), ({"name": "warmup", "rounds": 100}, "0.03")],
+)
+def test_a_warm_up_that_is_longer_than_the_run_gets_a_line(
+    schedule: dict[str, Any], most: str
+) -> None:
+    config = {**CONFIG, "methods": ["FedAvg"], "training": {"schedule": schedule}}
+    said = f"FedAvg: the schedule still rises in the last round, 3: the learning rate is at most {most} times"
+    assert said in "\n".join(describe(load_experiment(config)))
+    config["training"] = {"schedule": {"name": "warmup", "rounds": 3}}
+    assert "still rises" not in "\n".join(describe(load_experiment(config)))

@@ -37,7 +37,8 @@ def export(
         str | None,
         typer.Option(
             "--round",
-            help="A round that `keep_every` in the config kept, or best. Default: the last.",
+            help="A round that `keep_every` in the config kept, or best. Default: the last, or "
+            'the best with keep = "best".',
             show_default=False,
         ),
     ] = None,
@@ -68,7 +69,7 @@ def export(
 
 
 def parse_round(text: str | None) -> After:
-    """None (the last round), "best", or the number of a round.
+    """None (the default), "best", or the number of a round.
 
     >>> parse_round("12")
     12

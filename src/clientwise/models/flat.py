@@ -89,6 +89,18 @@ def same_frozen(one: str, other: str) -> bool:
     return abs(total - other_total) <= ROUNDING * min(size, other_size)
 
 
+def fill_flat(module: nn.Module, vector: Tensor) -> nn.Module:
+    """Put a vector that `flattened` returned into a module; ValueError where it does not fit."""
+    spec = spec_of(module)
+    if vector.numel() != spec.size:
+        raise ValueError(f"it has {spec.size:,} values, and the run began with {vector.numel():,}")
+    tensors = [*_trained(module), *_float_buffers(module)]
+    for layer, (_, tensor) in zip(spec.layers, tensors, strict=True):
+        values = vector[layer.start : layer.stop].view(layer.shape)
+        tensor.data = values.to(tensor, copy=True)
+    return module
+
+
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], frozen: str = "") -> nn.Module:
     """Put tensors by name into a module, all of them and nowhere but there; ValueError where they do not fit.
 

@@ -5,6 +5,7 @@ versions.json               the versions that ran it
 run.sqlite                  what happened, per round and per client (tables: `schema.py`)
 checkpoints/lane-N.safetensors           the state of lane N (a method with a seed), to go on with
 checkpoints/lane-N-round-K.safetensors   the model of lane N after round K (`keep_every`)
+checkpoints/initial.safetensors          the parameters of a module that was given, with which all seeds began
 
 All SQL is here. `writer.py` writes, `reading/` reads, and `signed/` signs and verifies the record.
 """

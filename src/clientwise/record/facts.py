@@ -54,6 +54,7 @@ class RunFacts(BaseModel, strict=True, populate_by_name=True):
     changes: list[Change] = []
     begun: str = ""
     initial_model: str = _written("initial model", "")
+    same_start: bool = _written("all seeds begin with a given network", False)
     computed: str = ""
     warnings: list[str] = []
     steps: list[StepsRow] = []

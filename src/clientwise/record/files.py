@@ -43,6 +43,11 @@ def plain_names(texts: Iterable[str]) -> list[str]:
     return names
 
 
+def initial_path(folder: Path) -> Path:
+    """The parameters that every seed began with, where a module was given in Python."""
+    return folder / "checkpoints" / "initial.safetensors"
+
+
 def checkpoint_path(folder: Path, lane: int) -> Path:
     """The checkpoint of a lane."""
     return folder / "checkpoints" / f"lane-{lane}.safetensors"

@@ -6,12 +6,14 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors.torch import save
 from torch import Tensor
 
 from ..core.objective.problem import Problem
 from ..core.types import ServerState
+from ..writing import write_atomically
 from .checkpoint import load_checkpoint, save_checkpoint
-from .files import checkpoint_path, kept_path, kept_rounds
+from .files import checkpoint_path, initial_path, kept_path, kept_rounds
 from .run_database import RunDatabase
 
 
@@ -58,6 +60,13 @@ class RunModels(RunDatabase):
         """This lane of this run, and of no other."""
         self.keep_fact("id", secrets.token_hex(8))
         return f"{self.fact('id')} {lane}"
+
+    def keep_initial(self, vector: Tensor) -> None:
+        """Keep the parameters that every seed begins with, unless the folder has them."""
+        path = initial_path(self.folder)
+        with self._explained():
+            if not path.exists():
+                write_atomically(path, save({"model": vector}))
 
     def keep_model(self, lane: int, state: ServerState, every: int, problem: Problem) -> None:
         """Keep the model after every so many rounds, and after the best round so far.

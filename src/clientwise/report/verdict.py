@@ -65,6 +65,7 @@ def _conclusion(series: Sequence[Series]) -> list[str]:
         *_best_models(series),
         *_unequal_steps(series),
         *_unequal_tuning(series),
+        *_same_start(series),
     ]
     known = rivals(series)
     if not known:
@@ -326,6 +327,15 @@ def _unequal_tuning(series: Sequence[Series]) -> Iterator[str]:
     if len(budgets) > 1:
         said = "; ".join(f"{text}: {', '.join(labels)}" for text, labels in budgets.items())
         yield f"Methods were not tuned alike ({said}), which favours those with more trials."
+
+
+def _same_start(series: Sequence[Series]) -> Iterator[str]:
+    """Where seeds do not differ in their initial parameters."""
+    if any(one.run.same_start and len(one.metric) > 1 for one in series):
+        yield (
+            "All seeds begin with the parameters of the given network: intervals and p-values do not cover other "
+            "initial parameters. To draw them by the seed, pass a function that makes the network."
+        )
 
 
 def _verdict(known: Sequence[Series], differences: Differences) -> str:

@@ -13,7 +13,7 @@ from torch import nn
 from ...data.arrays import channels_last_hint
 from ...data.federated import Samples
 from ...errors import ConfigError
-from ...models.flat import fill
+from ...models.flat import fill, fill_flat
 from ...models.networks import MODELS, initialised
 from ...models.size import check_parameters, count_parameters, described, zeros
 from ..config.parts import make
@@ -62,10 +62,11 @@ def foreign_types(experiment: Experiment, samples: Samples) -> list[str]:
 
 
 def _filled(experiment: Experiment, module: nn.Module) -> nn.Module:
-    """The network with the parameters of the config's `initial_model`."""
+    """The network with the parameters of the config's `initial_model`, or those that its run began with."""
+    own = experiment.own_model
     path = experiment.initial_model
     if path is None:
-        return module
+        return module if own is None or own.start is None else fill_flat(module, own.start)
     try:
         if not Path(path).is_file():
             raise ValueError("no such file")

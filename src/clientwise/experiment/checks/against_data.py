@@ -35,6 +35,7 @@ from .adapters import adapter_issues
 from .combinations import needs_server_set
 from .policy import policy_issues
 from .privacy import cohort_privacy_issues, private_data_issues
+from .schedules import schedule_issues
 from .secure import secure_data_issues
 from .trial import engine_issues, size_issues
 
@@ -69,6 +70,7 @@ def _data_issues(
     divided = own_data or divide_samples(experiment, samples, seed)
     names = names_of(divided, samples)
     issues = [
+        *dict.fromkeys(schedule_issues(experiment)),
         *_problem_issues(experiment, samples),
         *dict.fromkeys(_transform_issues(experiment, samples)),
         *_client_issues(experiment, len(divided.train), names),

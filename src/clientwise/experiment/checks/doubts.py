@@ -20,6 +20,7 @@ from ..config.schema import Experiment
 from .adapters import adapter_doubts
 from .combinations import needs_server_set
 from .data_doubts import data_doubts
+from .schedules import schedule_doubts
 
 MOST_VALUES = 20  # different targets of a regression that may be classes
 FEW_SAMPLES = 10  # of a class
@@ -40,6 +41,8 @@ def doubts(
     found = list(_about_names(experiment.methods))
     found += _about_sampling(experiment, data.num_clients)
     found += _about_equal_methods(experiment.methods)
+    found += schedule_doubts(experiment)
+    found += _about_selection(experiment)
     if len(hostile) == data.num_clients:
         found.append(f"all {data.num_clients} clients are hostile: no honest update is sent")
     if not len(data.train.indices):  # the server of a deployment
@@ -124,6 +127,19 @@ def _about_equal_methods(methods: Sequence[MethodSettings]) -> Iterator[str]:
         if other is not None:
             yield f"the methods {other!r} and {method.name!r} have the same settings: they give the same results"
         known.append((method.name, settings))
+
+
+def _about_selection(experiment: Experiment) -> Iterator[str]:
+    """A round that is chosen by the loss on samples that the server trains on."""
+    chosen = {
+        "stop_early": experiment.stop_early is not None,
+        'keep = "best"': experiment.keep == "best",
+    }
+    keys = " and ".join(key for key, is_set in chosen.items() if is_set)
+    names = [method.name for method in experiment.methods if method.trains_model_on_server]
+    if keys and names:
+        said = f"the held-out loss ({keys}) is a training loss: the server trains on these samples"
+        yield f"{', '.join(names)}: {said}"
 
 
 def _about_weighing(experiment: Experiment, data: FederatedData) -> Iterator[str]:

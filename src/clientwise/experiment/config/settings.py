@@ -147,6 +147,10 @@ class Training(_TrainingTable):
                 options["optimizer"] = Part(part.name, {**part.options, **zeros})
         return options
 
+    def schedule_name(self, *changes: TrainingOverride) -> str:
+        """The name of the schedule after changes."""
+        return _as_part(self.changed(*changes)["schedule"]).name
+
     def schedule_of(self, *changes: TrainingOverride) -> Callable[[int], float] | None:
         """The factor of the learning rate by round; None where it is 1 in all rounds."""
         part = _as_part(self.changed(*changes)["schedule"])

@@ -80,7 +80,10 @@ class HeldOut:
         """Why the lane stops after this round, for the record."""
         assert self._stop is not None
         best = self.best(round_num)
-        text = f"stopped early: the held-out loss did not fall for {self._stop.rounds} rounds"
+        how = "did not fall for"
+        if self._stop.min_delta:
+            how = f"fell by no more than {self._stop.min_delta:g} in"
+        text = f"stopped early: the held-out loss {how} {self._stop.rounds} rounds"
         return f"{text}; it was lowest in round {best}" if best else text
 
     def forget(self, until: int) -> None:

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from ...data.federated import FederatedData
 from ...errors import RunError
 from ...models.flat import frozen_digest, same_frozen
+from ...models.own import OwnModel
 from ...record.facts import current_minute, recorded_fact
 from ...record.reading.rows import Change
 from ...record.writer import Store
@@ -48,6 +49,8 @@ class Origin:
     values: dict[str, str] = field(default_factory=dict)
     # Whether `data` are fingerprints of what was given. Those of 0.2.0 are of what was computed from it.
     of_given: bool = False
+    # The digest of the parameters that all seeds begin with, where a module was given; "" in earlier records
+    parameters: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,12 @@ def recorded_system(folder: Path) -> str | None:
     return origin.versions.get("machine") if origin else None
 
 
+def recorded_parameters(folder: Path) -> str | None:
+    """The digest of the parameters that all seeds began with; None where nothing is recorded yet."""
+    origin, _ = _recorded(folder)
+    return origin.parameters if origin else None
+
+
 def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin) -> None:
     """Record what a run comes from, and what has changed since it began."""
     if compared.differences:
@@ -179,7 +188,14 @@ def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origi
         functions={name: function_code(one) for name, one in experiment.functions.items()},
         values={name: bound_values(one) for name, one in experiment.given.items()},
         of_given=True,
+        parameters=_vector_digest(experiment.own_model),
     )
+
+
+def _vector_digest(model: OwnModel | None) -> str:
+    if model is None or model.start is None:
+        return ""
+    return hashlib.blake2b(model.start.numpy().data, digest_size=16).hexdigest()
 
 
 def _compare_with_0_2_0(
@@ -247,6 +263,8 @@ def _differences(before: Origin, now: Origin) -> Iterator[str]:
             yield f"other values in the function of the {name}"
     if before.initial_model != now.initial_model:
         yield "another initial model"
+    if before.parameters and before.parameters != now.parameters:
+        yield "other initial parameters of the network"
     if now.data and not same_frozen(before.frozen, now.frozen):
         yield "other frozen parameters of the network"
     if before.network and now.network and before.network != now.network:

@@ -44,6 +44,7 @@ from ..checks.steps import count_steps
 from ..config.schema import Experiment
 from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
 from .folders import claim, new_folder
+from .initial import with_initial_parameters
 from .lanes import Lane, Progress, run_lanes
 from .machine import facts_of, in_words, record_machine
 from .origin import Origin, compare_origin, record_origin, versions
@@ -118,10 +119,15 @@ def run(
             # Data and code of all seeds are compared before any file changes.
             built = {seed: build_data(experiment, samples, seed, data) for seed in experiment.seeds}
             federated = {seed: one for seed, (one, _) in built.items()}
+            experiment, resumed = with_initial_parameters(folder, experiment)
             origin = compare_origin(folder, experiment, federated, accept_changes=accept_changes)
             connect = stack.enter_context(engines) if engines else None
             store = Store(folder, signing_key)
             stack.callback(store.close)
+            own = experiment.own_model
+            if own is not None and own.start is not None:
+                store.keep_initial(own.start)
+                store.set_facts({"all seeds begin with a given network": True})
             _record_config(store, experiment, before)
             record_origin(store, experiment, origin)
             _record_versions(store)
@@ -134,7 +140,7 @@ def run(
                 on_warning(warning)
             session = _RunSession(experiment, store, seeds, trackers, on_round)
             session.begin(samples, on_clients)
-            for remark in [*origin.remarks, *session.record_machine(origin.before)]:
+            for remark in [*resumed, *origin.remarks, *session.record_machine(origin.before)]:
                 on_warning(remark)
             session.run(data)
             store.refuse_nothing_learned()

@@ -82,6 +82,11 @@ class RecordedConfig:
         return _part(self.table.get("model"))
 
     @property
+    def keeps_best(self) -> bool:
+        """Whether the model that is used is that with the lowest held-out loss."""
+        return self.table.get("keep") == "best"
+
+    @property
     def training(self) -> Mapping[str, Any]:
         """The options of local training."""
         return _table(self.table.get("training"))

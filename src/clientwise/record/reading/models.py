@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...data.tables.encoding import Encoding
 from ...errors import RunError, shortened
 from ..files import checkpoint_path, kept_path, kept_rounds
+from .config_view import recorded_config
 from .rounds import RoundReader
 from .rows import ModelFacts
 
@@ -35,8 +36,8 @@ class ModelReader(RoundReader):
         Args:
             method: the method.
             seed: the seed.
-            after: the round after which it was kept, or "best"; by default the last one, or the best
-                by its held-out loss with `keep = "best"`.
+            after: the round after which it was kept, or "best": by its held-out loss with `keep = "best"`,
+                otherwise by the reported metric. By default the last one, or the best with `keep = "best"`.
 
         Returns:
             The round, and the model's tensors by name.
@@ -90,8 +91,8 @@ class ModelReader(RoundReader):
         if after is None:
             return checkpoint_path(self.folder, lane)
         kept = kept_rounds(self.folder, lane)
-        if after == "best" and not kept and lane in self.best_of_lanes:
-            return checkpoint_path(self.folder, lane)
+        if after == "best" and recorded_config(self.folder).keeps_best:
+            return checkpoint_path(self.folder, lane)  # which has it
         if after == self._last_round(method, seed) and after not in kept:
             return checkpoint_path(self.folder, lane)  # the last one is always kept
         wanted = self._best_of(kept, method, seed) if after == "best" else after

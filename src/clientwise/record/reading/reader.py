@@ -110,6 +110,7 @@ class RunReader:
         self.warnings = facts.warnings  # what was probably not meant, found when it began
         self.steps = facts.steps  # of a round, by method; runs of `cw.Aggregator` have none
         self.initial_model = facts.initial_model  # the file it came from; "" is a random model
+        self.same_start = facts.same_start  # whether all seeds begin with a given network
         # Parts that were given in Python as functions, by kind and name: the module of each
         self.functions = facts.functions
         self.data = self._read_data()  # a fingerprint of the data by seed
