@@ -569,7 +569,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "dates": (
         {"clients": [frame(40).assign(day=pandas.Timestamp("2020-01-01"))] * 2, "target": "y"},
-        "client 0: column 'day' has dates: turn it into numbers",
+        "client 0: column 'day' has dates: turn it into numbers, or put it into `ignore`",
+    ),
+    "dates as text": (
+        {
+            "clients": [frame(40).assign(day=["2024-06-30", None, "", "2024-07-01"] * 10)] * 2,
+            "target": "y",
+        },
+        "client 0: column 'day' has dates: turn it into numbers, or put it into `ignore`",
     ),
     "two columns of a name": (
         {"clients": [pandas.concat([frame(40), frame(40)], axis=1)] * 2, "target": "y"},
@@ -868,6 +875,21 @@ def test_columns_of_frames_are_ignored(caplog: pytest.LogCaptureFixture) -> None
         cw.fit("linear", sheets, target="y", ignore=["cod"], **QUICK)
     with pytest.raises(ClientwiseError, match="ignore: names columns of frames"):
         cw.fit(net(), sites(), ignore=["a"], **QUICK)
+
+
+def test_text_of_numbers_or_of_many_words_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    sheets = {}
+    for place, name in enumerate(NAMES):
+        numbers = [f"{36 + (row + place) % 30 / 10:.1f}" for row in range(69)]
+        words = [f"by {place} {row}" for row in range(70)]
+        ward = [str(row % 9) for row in range(70)]
+        sheets[name] = frame(70).assign(heat=[*numbers, ""], note=words, ward=ward)
+    said = _said_of(sheets, caplog)
+    assert "column 'heat': It has 31 categories, each an input of its own. They look like" in said
+    count = 70 * len(NAMES)
+    assert f"It has {count} categories, each an input of its own: group them." in said
+    assert "'ward'" not in said
+    assert "'heat'" not in _said_of(sheets, caplog, ignore=["heat", "note"])
 
 
 def _said_of(sheets: dict[str, pandas.DataFrame], caplog: Any, **options: Any) -> str:

@@ -21,11 +21,12 @@ from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
 from .folder import DataError
 from .partition import PARTITIONS
+from .tables.cells import is_date
 from .tables.joining import Sheet
 from .tables.joining import join as join_table
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 MOST_NAMED = 3  # clients in a message
 OF_FRAMES = (Classification.kind, Regression.kind, Survival.kind)
@@ -326,13 +327,26 @@ def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
     if not len(frame):
         raise DataError(f"{name}: has no rows: leave this client out")
     for column in frame.columns:
-        if pandas.api.types.is_datetime64_any_dtype(frame[column]):
+        if _has_dates(frame[column]):
             raise DataError(
-                f"{name}: column {column!r} has dates: turn it into numbers, or drop it"
+                f"{name}: column {column!r} has dates: turn it into numbers, or put it into `ignore`"
             )
         if isinstance(frame[column].dtype, pandas.CategoricalDtype):
             frame[column] = frame[column].astype(object)
     return frame
+
+
+def _has_dates(column: Series[Any]) -> bool:
+    """Whether all cells with a value are dates, parsed or as text."""
+    import pandas
+
+    if pandas.api.types.is_datetime64_any_dtype(column):
+        return True
+    if pandas.api.types.is_numeric_dtype(column):
+        return False
+    texts = (str(cell).strip() for cell in column.dropna())
+    given = (text for text in texts if text)
+    return is_date(next(given, "")) and all(map(is_date, given))
 
 
 def _columns_of_words(frames: Sequence[DataFrame], names: Sequence[str]) -> list[str]:

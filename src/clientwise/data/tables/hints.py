@@ -1,14 +1,15 @@
-"""Columns of a table that predict the target too well alone: identifiers, and copies of the target."""
+"""Columns of a table that are probably not meant as inputs: identifiers, copies of the target, numbers as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy
 import torch
 
 from ...errors import shortened
 from ..federated import Samples
+from .cells import is_date, parse_numbers
 from .encoding import InputColumn
 
 MOST_COLUMNS = 2_000  # that are looked at
@@ -17,13 +18,18 @@ MOST_VALUES = 400_000  # of all columns together: a second
 FEWEST_ROWS = 30  # below that, numbers differ by chance
 TOO_WELL = 0.8  # of what the most frequent class, or the mean, gets wrong
 MOST_LINES = 5
+MOST_CODES = 20  # numbers that are categories
+MOST_CATEGORIES = 50  # or, where it is more, this share of the rows:
+PER_ROW = 0.1
+MOSTLY = 0.9  # of the categories
 
 
 def column_hints(samples: Samples) -> list[str]:
     """A line for each column that should probably be left out; none where there is no table.
 
     A row is predicted by the rows of the other half that are nearest in this one column. A column
-    with a different whole number in every row is named whatever it predicts.
+    with a different whole number in every row is named whatever it predicts, and so is one with
+    very many categories, or with dates or numbers as categories.
 
     Args:
         samples: as they were read, before clients hold them.
@@ -39,7 +45,8 @@ def column_hints(samples: Samples) -> list[str]:
     rows = order[:count]
     values = samples.inputs[rows][:, : len(columns)].double().numpy()
     targets = samples.targets[rows].abs().numpy()
-    lines = list(_hints(columns, values, targets, table.target, bool(table.classes)))
+    num_rows = len(samples.targets)
+    lines = list(_hints(columns, values, targets, table.target, bool(table.classes), num_rows))
     if len(lines) > MOST_LINES:
         more = len(lines) - MOST_LINES
         lines = [*lines[:MOST_LINES], f"{more} more columns look like these."]
@@ -52,6 +59,7 @@ def _hints(
     targets: numpy.ndarray,
     target: str,
     is_class: bool,
+    num_rows: int,
 ) -> Iterator[str]:
     usual = _score_of_the_usual(targets) if is_class else 0.0
     for index, column in enumerate(columns):
@@ -59,6 +67,7 @@ def _hints(
         found = []
         if _is_identifier(cells):
             found.append("It has a different value in every row, like an identifier.")
+        found += _about_categories(column.categories, num_rows)
         score = _score_alone(cells, targets, is_class)
         if score - usual >= TOO_WELL * (1 - usual):
             found.append(
@@ -69,6 +78,24 @@ def _hints(
                 f"column {shortened(column.name, 60)!r}: {' '.join(found)} If it is an identifier, or is "
                 "not known when you predict, put it into `ignore`."
             )
+
+
+def _about_categories(categories: Sequence[str], num_rows: int) -> Iterator[str]:
+    """Categories that are too many, or dates and numbers as text."""
+    given = [text for text in categories if text]
+    said = f"It has {len(categories)} categories, each an input of its own"
+    if sum(map(is_date, given)) > MOSTLY * len(given):
+        yield f"{said}. They look like dates: turn them into numbers."
+    elif len(given) > MOST_CODES and _count_numbers(given) > MOSTLY * len(given):
+        yield f"{said}. They look like numbers: turn text into numbers, unless they are codes."
+    elif len(categories) > max(MOST_CATEGORIES, PER_ROW * num_rows):
+        yield f"{said}: group them."
+
+
+def _count_numbers(texts: Sequence[str]) -> int:
+    import pandas
+
+    return int((~numpy.isnan(parse_numbers(pandas.Series(texts, dtype=object)))).sum())
 
 
 def _is_identifier(cells: numpy.ndarray) -> bool:
