@@ -877,6 +877,27 @@ def test_columns_of_frames_are_ignored(caplog: pytest.LogCaptureFixture) -> None
         cw.fit(net(), sites(), ignore=["a"], **QUICK)
 
 
+def test_columns_of_frames_are_doubted_with_given_held_out_samples(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    draws = numpy.random.default_rng(0)
+    sheets = {}
+    for place, name in enumerate([*NAMES, "held_out"]):
+        age = draws.normal(size=70)
+        ill = age + draws.normal(size=70) > 0
+        columns = {"age": age, "code": numpy.where(ill, "S1", "N0"), "y": ill.astype(int)}
+        numbers = range(1000 * place, 1000 * place + 70)
+        rows = pandas.DataFrame(columns).assign(pid=numbers, site=name.upper(), number=place)
+        sheets[name] = rows
+    mixed = sheets.pop("held_out").assign(site=["NORTH", "SOUTH"] * 35, number=[0, 1] * 35)
+    said = _said_of(sheets, caplog, held_out=mixed)
+    assert "column 'pid': It has a different value in every row, like an identifier." in said
+    assert "column 'code': Alone it predicts 'y' with 100.0% accuracy" in said
+    assert "column 'site': It has one value with each client, like the client's name." in said
+    assert "column 'number': It has one value with each client" in said
+    assert "column 'age'" not in said
+
+
 def test_text_of_numbers_or_of_many_words_is_said(caplog: pytest.LogCaptureFixture) -> None:
     sheets = {}
     for place, name in enumerate(NAMES):
