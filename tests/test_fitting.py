@@ -553,7 +553,19 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another column": (
         {"clients": {"north": frame(40), "south": frame(50)}, "target": "Y"},
-        "north: no column 'Y' for the target",
+        "north, south: no column 'Y' for the target; known: a, b, c, d, e, y$",
+    ),
+    "another column of many": (
+        {"clients": [frame(40)] * 9, "test": frame(40), "target": "yy"},
+        "^client 0, client 1, client 2 and 7 more: no column 'yy' for the target; did you mean",
+    ),
+    "a column less": (
+        {"clients": [frame(40).drop(columns="b"), *[frame(40)] * 8], "target": "y"},
+        "^client 0: no column 'b', which 8 others have; known: a, c, d, e, y$",
+    ),
+    "a column more": (
+        {"clients": [frame(40).assign(z=1), *[frame(40)] * 8], "target": "y"},
+        "^client 0: column 'z' is missing from client 1, client 2, client 3 and 5 more; put it",
     ),
     "a frame and arrays": (
         {"clients": {"north": frame(40), "south": GOOD}, "target": "y"},
@@ -870,6 +882,8 @@ def test_columns_of_frames_are_ignored(caplog: pytest.LogCaptureFixture) -> None
         sheets[name] = frame(70).assign(code=numbers)
     assert "column 'code'" in _said_of(sheets, caplog)
     assert "column 'code'" not in _said_of(sheets, caplog, ignore="code")
+    assert "column 'code'" not in _said_of(sheets, caplog, ignore=["code"])
+    sheets["north"] = sheets["north"].drop(columns="code")
     assert "column 'code'" not in _said_of(sheets, caplog, ignore=["code"])
     with pytest.raises(ClientwiseError, match="north: no column 'cod' to ignore; did you mean"):
         cw.fit("linear", sheets, target="y", ignore=["cod"], **QUICK)

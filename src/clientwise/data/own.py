@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core.objective.problem import Classification, Regression, Survival
 from ..registry import suggest
-from .arrays import is_frame, join, problem_of, read_blocks
+from .arrays import first_few, is_frame, join, problem_of, read_blocks
 from .cache import RowFile, Writer, unnamed_rows
 from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
@@ -28,7 +28,6 @@ from .tables.joining import join as join_table
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-MOST_NAMED = 3  # clients in a message
 OF_FRAMES = (Classification.kind, Regression.kind, Survival.kind)
 KINDS = "a Dataset, a DataLoader, (inputs, targets) or a frame"
 
@@ -112,13 +111,12 @@ class OwnData:
         there = {int(self.samples.ids[part[0]]) for part in drawn.train}
         names = [self._called(client) for client in sorted(every - there)]
         if names:
-            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
             apart = ", of those that are not set apart for the server"
             hint = "pass held_out= and test="
             if is_server_given:
                 apart, hint = "", "give them two samples or more"
             raise DataError(
-                f"{', '.join(names[:MOST_NAMED])}{more}: too few samples to train and to test on{apart}; "
+                f"{first_few(names)}: too few samples to train and to test on{apart}; "
                 f"leave these clients out, or {hint}"
             )
 
@@ -286,6 +284,7 @@ def _of_frames(
             f"problem = {meant.problem!r}: of frames must be one of {', '.join(OF_FRAMES)}; for others pass "
             "(inputs, targets)"
         )
+    _refuse_unknown(blocks, ignore)
     frames = [_plain_frame(own, name, ignore) for name, own in blocks]
     holders = [name for name, _ in blocks]
     words = [name for name in _columns_of_words(frames, holders) if name != target]
@@ -308,6 +307,15 @@ def _of_frames(
     return table.samples("pooled", problem), sizes
 
 
+def _refuse_unknown(blocks: Sequence[tuple[str, Any]], ignore: Sequence[str]) -> None:
+    """DataError for a column to ignore that no frame has."""
+    known = {str(column) for _, own in blocks for column in own.columns}
+    for column in ignore:
+        if column not in known:
+            hint = suggest(str(column), known)
+            raise DataError(f"{blocks[0][0]}: no column {column!r} to ignore{hint}")
+
+
 def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
     """A pandas frame without some columns, with texts as names of columns, and numbered rows."""
     import pandas
@@ -316,11 +324,7 @@ def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
         given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
     frame = given.reset_index(drop=True).infer_objects()  # objects that are all numbers
     frame.columns = [str(column) for column in frame.columns]
-    for column in ignore:
-        if column not in frame.columns:
-            hint = suggest(str(column), frame.columns)
-            raise DataError(f"{name}: no column {column!r} to ignore{hint}")
-    frame = frame.drop(columns=list(ignore))
+    frame = frame.drop(columns=list(ignore), errors="ignore")
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise DataError(f"{name}: has two columns {twice[0]!r}; rename one of them")
