@@ -555,7 +555,19 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another column": (
         {"clients": {"north": frame(40), "south": frame(50)}, "target": "Y"},
-        "north: no column 'Y' for the target",
+        "north, south: no column 'Y' for the target; known: a, b, c, d, e, y$",
+    ),
+    "another column of many": (
+        {"clients": [frame(40)] * 9, "test": frame(40), "target": "yy"},
+        "^client 0, client 1, client 2 and 7 more: no column 'yy' for the target; did you mean",
+    ),
+    "a column less": (
+        {"clients": [frame(40).drop(columns="b"), *[frame(40)] * 8], "target": "y"},
+        "^client 0: no column 'b', which 8 others have; known: a, c, d, e, y$",
+    ),
+    "a column more": (
+        {"clients": [frame(40).assign(z=1), *[frame(40)] * 8], "target": "y"},
+        "^client 0: column 'z' is missing from client 1, client 2, client 3 and 5 more; put it",
     ),
     "a frame and arrays": (
         {"clients": {"north": frame(40), "south": GOOD}, "target": "y"},
@@ -571,7 +583,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "dates": (
         {"clients": [frame(40).assign(day=pandas.Timestamp("2020-01-01"))] * 2, "target": "y"},
-        "client 0: column 'day' has dates: turn it into numbers",
+        "client 0: column 'day' has dates: turn it into numbers, or put it into `ignore`",
+    ),
+    "dates as text": (
+        {
+            "clients": [frame(40).assign(day=["2024-06-30", None, "", "2024-07-01"] * 10)] * 2,
+            "target": "y",
+        },
+        "client 0: column 'day' has dates: turn it into numbers, or put it into `ignore`",
     ),
     "two columns of a name": (
         {"clients": [pandas.concat([frame(40), frame(40)], axis=1)] * 2, "target": "y"},
@@ -866,10 +885,48 @@ def test_columns_of_frames_are_ignored(caplog: pytest.LogCaptureFixture) -> None
     assert "column 'code'" in _said_of(sheets, caplog)
     assert "column 'code'" not in _said_of(sheets, caplog, ignore="code")
     assert "column 'code'" not in _said_of(sheets, caplog, ignore=["code"])
+    sheets["north"] = sheets["north"].drop(columns="code")
+    assert "column 'code'" not in _said_of(sheets, caplog, ignore=["code"])
     with pytest.raises(ClientwiseError, match="north: no column 'cod' to ignore; did you mean"):
         cw.fit("linear", sheets, target="y", ignore=["cod"], **QUICK)
     with pytest.raises(ClientwiseError, match="ignore: names columns of frames"):
         cw.fit(net(), sites(), ignore=["a"], **QUICK)
+
+
+def test_columns_of_frames_are_doubted_with_given_held_out_samples(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    draws = numpy.random.default_rng(0)
+    sheets = {}
+    for place, name in enumerate([*NAMES, "held_out"]):
+        age = draws.normal(size=70)
+        ill = age + draws.normal(size=70) > 0
+        columns = {"age": age, "code": numpy.where(ill, "S1", "N0"), "y": ill.astype(int)}
+        numbers = range(1000 * place, 1000 * place + 70)
+        rows = pandas.DataFrame(columns).assign(pid=numbers, site=name.upper(), number=place)
+        sheets[name] = rows
+    mixed = sheets.pop("held_out").assign(site=["NORTH", "SOUTH"] * 35, number=[0, 1] * 35)
+    said = _said_of(sheets, caplog, held_out=mixed)
+    assert "column 'pid': It has a different value in every row, like an identifier." in said
+    assert "column 'code': Alone it predicts 'y' with 100.0% accuracy" in said
+    assert "column 'site': It has one value with each client, like the client's name." in said
+    assert "column 'number': It has one value with each client" in said
+    assert "column 'age'" not in said
+
+
+def test_text_of_numbers_or_of_many_words_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    sheets = {}
+    for place, name in enumerate(NAMES):
+        numbers = [f"{36 + (row + place) % 30 / 10:.1f}" for row in range(69)]
+        words = [f"by {place} {row}" for row in range(70)]
+        ward = [str(row % 9) for row in range(70)]
+        sheets[name] = frame(70).assign(heat=[*numbers, ""], note=words, ward=ward)
+    said = _said_of(sheets, caplog)
+    assert "column 'heat': It has 31 categories, each an input of its own. They look like" in said
+    count = 70 * len(NAMES)
+    assert f"It has {count} categories, each an input of its own: group them." in said
+    assert "'ward'" not in said
+    assert "'heat'" not in _said_of(sheets, caplog, ignore=["heat", "note"])
 
 
 def _said_of(sheets: dict[str, pandas.DataFrame], caplog: Any, **options: Any) -> str:

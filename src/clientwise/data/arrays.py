@@ -555,13 +555,21 @@ def read_dataset(
 
 def _warn_of_random(holders: Sequence[str]) -> None:
     """One line about datasets with random augmentation."""
-    more = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
     log.warning(
-        "warning: %s%s: samples differ each time they are read, as by random augmentation. They are read "
+        "warning: %s: samples differ each time they are read, as by random augmentation. They are read "
         "once, and used as they are then: pass the augmentation as transform= instead",
-        ", ".join(holders[:MOST_NAMED]),
-        more,
+        first_few(holders),
     )
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Names in a message: the first ones, and how many more.
+
+    >>> first_few(["north", "south", "east", "west", "centre"])
+    'north, south, east and 2 more'
+    """
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _read_sample(dataset: Any, index: int, holder: str) -> Any:

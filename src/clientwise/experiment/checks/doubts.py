@@ -26,6 +26,8 @@ MOST_VALUES = 20  # different targets of a regression that may be classes
 FEW_SAMPLES = 10  # of a class
 MOST_NAMED = 3  # of clients, in a line
 TRIED_SAMPLES = 16  # that the network predicts
+TRIED_PIXELS = 100  # samples
+WHITE = 255
 ROUNDING = 1e-4  # of probabilities that sum to 1
 FEWEST_TO_WEIGH = 20  # held-out samples
 ABOUT_METHODS = ("name", "tuned")  # what a method is called and where it is from, not what it does
@@ -54,6 +56,7 @@ def doubts(
         *_about_clients(data),
         *_about_weighing(experiment, data),
         *_about_pictures(data),
+        *_about_pixels(data, executor),
         *_about_types(experiment, executor),
         *_about_outputs(data, executor),
         *_about_single_samples(experiment, data, executor),
@@ -225,6 +228,20 @@ def _about_pictures(data: FederatedData) -> Iterator[str]:
     hint = channels_last_hint(data.samples.inputs.shape[1:])
     if hint and not data.samples.parts:
         yield hint
+
+
+def _about_pixels(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
+    """Pixels from 0 to 255 as they are: networks learn little from inputs as large as these."""
+    samples = data.samples
+    if samples.scale != 1 or samples.parts or samples.table or executor.samples.integers:
+        return
+    some = samples.inputs[data.train.indices[:TRIED_PIXELS].to(samples.inputs.device)]
+    if some.dtype != torch.uint8 and some.ndim < 3:
+        return
+    largest = some.max()
+    if WHITE / 2 < largest <= WHITE and some.min() >= 0 and not (some % 1).any():
+        said = f"inputs are whole numbers up to {int(largest)}, like pixels: divide them by {WHITE}"
+        yield f"{said} (scale = 0.0039 of the dataset `arrays`), unless the network does"
 
 
 def _about_types(experiment: Experiment, executor: DeviceExecutor) -> Iterator[str]:
