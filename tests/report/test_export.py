@@ -166,7 +166,6 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     write_items(
         Document("report", [], [Section("s", "all", "", [TABLE, line])]),
         tmp_path,
-        lambda path: None,
         figures=["png"],
     )
     assert precious.read_bytes() == b"precious"
@@ -227,7 +226,10 @@ def test_the_command_writes_the_figures_that_it_is_asked_for(tmp_path: Path) -> 
     assert "--figures pdf draws figures for a paper" in report()
     assert (folder / "report" / "tables" / "result-summary.csv").is_file()
     assert not figures.exists()
-    assert "figures (PDF)" in report("--wide")
+    drawn = report("--wide")
+    assert "figures (PDF)" in drawn
+    total = len(list(figures.iterdir()))
+    assert f"Drawing figure 1 of {total}\n" in drawn  # a line, since this is no terminal
     curves = (figures / "curves-metric.pdf").read_bytes()
     assert _page_width(curves) == pytest.approx(6.8)
     assert {path.suffix for path in figures.iterdir()} == {".pdf"}

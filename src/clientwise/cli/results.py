@@ -194,6 +194,7 @@ def report(
     from ..report.arena.report import write_arena
     from ..report.output.export import unique_names, write_report
     from ..report.output.paper import COLUMN, PAGE
+    from ..report.output.progress import show_drawing
 
     width = PAGE if wide else COLUMN
     formats = parse_formats(figures or ("pdf" if wide else ""))
@@ -205,16 +206,12 @@ def report(
     target = out_folder
     if target is None:
         target = Path("report") if others else first / "report"
-    with writing_to(target), err.status("Writing the report") as status:
-
-        def on_file(path: Path) -> None:
-            status.update(f"Writing the report: {escape(path.name)}")
-
+    with writing_to(target), show_drawing(err) as on_figure:
         if is_matrix(first):
-            page = write_arena(first, target, on_file, width, formats)
+            page = write_arena(first, target, on_figure, width, formats)
         else:
             found = [RunFolder(folder, name) for name, folder in names.items()]
-            page = write_report(found, target, on_file, width, formats)
+            page = write_report(found, target, on_figure, width, formats)
     beside = "tables (CSV, Markdown, LaTeX); --figures pdf draws figures for a paper"
     if formats:
         beside = f"figures ({', '.join(formats).upper()}) and tables (CSV, Markdown, LaTeX)"
