@@ -237,6 +237,10 @@ def test_the_command_writes_the_figures_that_it_is_asked_for(tmp_path: Path) -> 
     curves = (figures / "curves-metric.pdf").read_bytes()
     assert _page_width(curves) == pytest.approx(3.3)
     assert {path.suffix for path in figures.iterdir()} == {".pdf", ".svg"}
+    assert "Not updated" not in report("--figures", "pdf,svg")
+    said = " ".join(report("--figures", "pdf").split())
+    assert f"Not updated {total} files in {figures}, older than this report" in said
+    assert f"Not updated {2 * total} files in {figures}" in " ".join(report().split())
     refused = CliRunner().invoke(app, ["report", str(folder), "--figures", "jpg"])
     assert refused.exit_code == 2
     assert "--figures jpg: write one or several of pdf, png, svg" in refused.output

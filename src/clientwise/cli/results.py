@@ -192,7 +192,8 @@ def report(
     from ..experiment.running.folders import newest_run
     from ..record.reading.folder import RunFolder
     from ..report.arena.report import write_arena
-    from ..report.output.export import unique_names, write_report
+    from ..report.document import counted
+    from ..report.output.export import older_files, unique_names, write_report
     from ..report.output.paper import COLUMN, PAGE
     from ..report.output.progress import show_drawing
 
@@ -215,7 +216,10 @@ def report(
     beside = "tables (CSV, Markdown, LaTeX); --figures pdf draws figures for a paper"
     if formats:
         beside = f"figures ({', '.join(formats).upper()}) and tables (CSV, Markdown, LaTeX)"
-    print_lines([f"Report       {page}", f"Beside it    {beside}"])
+    lines = [f"Report       {page}", f"Beside it    {beside}"]
+    for folder, count in older_files(page).items():
+        lines.append(f"Not updated  {counted(count, 'file')} in {folder}, older than this report")
+    print_lines(lines)
 
 
 def parse_formats(text: str) -> list[Format]:

@@ -132,6 +132,18 @@ def _write_table(table: Table, folder: Path, name: str) -> None:
         write_atomically(folder / f"{name}.{suffix}", text.encode())
 
 
+def older_files(page: Path) -> dict[Path, int]:
+    """By folder, how many files beside a page are of an earlier report: a page is written first."""
+    written = page.stat().st_mtime_ns
+    found = {}
+    for name in ("tables", "figures"):
+        folder = page.with_name(name)
+        older = [path for path in folder.glob("*") if path.lstat().st_mtime_ns < written]
+        if older:
+            found[folder] = len(older)
+    return found
+
+
 def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
     """RunFolder folders by name; equal names are numbered."""
     names: dict[str, Path] = {}
