@@ -198,8 +198,10 @@ def report(
     from ..experiment.running.folders import newest_run
     from ..record.reading.folder import RunFolder
     from ..report.arena.report import write_arena
-    from ..report.output.export import unique_names, write_report
+    from ..report.document import counted
+    from ..report.output.export import older_files, unique_names, write_report
     from ..report.output.paper import COLUMN, PAGE
+    from ..report.output.progress import show_drawing
 
     width = PAGE if wide else COLUMN
     formats = parse_formats(figures or ("pdf" if wide else ""))
@@ -211,20 +213,19 @@ def report(
     target = out_folder
     if target is None:
         target = Path("report") if others else first / "report"
-    with writing_to(target), err.status("Writing the report") as status:
-
-        def on_file(path: Path) -> None:
-            status.update(f"Writing the report: {escape(path.name)}")
-
+    with writing_to(target), show_drawing(err) as on_figure:
         if is_matrix(first):
-            page = write_arena(first, target, on_file, width, formats)
+            page = write_arena(first, target, on_figure, width, formats)
         else:
             found = [RunFolder(folder, name) for name, folder in names.items()]
-            page = write_report(found, target, on_file, width, formats)
+            page = write_report(found, target, on_figure, width, formats)
     beside = "tables (CSV, Markdown, LaTeX); --figures pdf draws figures for a paper"
     if formats:
         beside = f"figures ({', '.join(formats).upper()}) and tables (CSV, Markdown, LaTeX)"
-    print_lines([f"Report       {page}", f"Beside it    {beside}"])
+    lines = [f"Report       {page}", f"Beside it    {beside}"]
+    for folder, count in older_files(page).items():
+        lines.append(f"Not updated  {counted(count, 'file')} in {folder}, older than this report")
+    print_lines(lines)
 
 
 def parse_formats(text: str) -> list[Format]:

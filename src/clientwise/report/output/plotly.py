@@ -182,7 +182,7 @@ def _heat_map(mark: HeatMap) -> tuple[list[Plotly], Plotly]:
         "zmin": mark.lowest,
         "zmax": mark.highest,
         "hoverongaps": False,
-        "colorbar": {"thickness": 12},
+        "colorbar": {"thickness": 12, "title": {"text": mark.value_label, "side": "right"}},
         **_meta(mark.links),
     }
     layout: Plotly = {
