@@ -1125,7 +1125,9 @@ def test_a_score_of_a_client_that_is_no_weight(value: float, sampling: dict[str,
 
     clients = sites()
     smallest = min(clients, key=lambda name: len(clients[name][0]))
-    said = f"score odd returned {value:g} for {smallest}: a score must be finite and 0 or more"
+    said = (
+        f"score odd returned {value:g} for client {smallest}: a score must be finite and 0 or more"
+    )
     method = {"name": "mine", "criteria": ["dataset_size"], "score": odd, **sampling}
     with pytest.raises(cw.ClientwiseError) as caught:
         cw.fit(net(), clients, method=method, **QUICK)

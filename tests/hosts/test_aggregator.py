@@ -311,7 +311,9 @@ def test_an_own_score_that_is_negative_names_the_client(clients: list[str] | Non
     table = {"name": "mine", "criteria": ["dataset_size"], "score": centred}
     aggregator = cw.Aggregator(table, clients=clients)
     updates = {name: model(1.0) for name in "abc"}
-    with pytest.raises(ValueError, match=r"score centred returned -0.05 for b: a score must be"):
+    with pytest.raises(
+        ValueError, match=r"score centred returned -0.05 for client b: a score must be"
+    ):
         aggregator.aggregate(SENT, updates, sizes(a=5, b=2, c=3))
     done = aggregator.aggregate(SENT, updates, sizes(a=5, b=5, c=5))
     assert done.weights == pytest.approx(dict.fromkeys("abc", 1 / 3))

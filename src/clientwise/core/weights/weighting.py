@@ -130,10 +130,9 @@ class ScoreError(ClientwiseError, ValueError):
     """
 
     def __init__(self, score: str, value: float, client: int, name: str | None = None) -> None:
-        who = f"client {client}" if name is None else name
-        super().__init__(
-            f"score {score} returned {value:.6g} for {who}: a score must be finite and 0 or more"
-        )
+        who = client if name is None else name
+        allowed = "a score must be finite and 0 or more"
+        super().__init__(f"score {score} returned {value:.6g} for client {who}: {allowed}")
         self.client = client
         self._given = score, value
 
