@@ -61,6 +61,5 @@ def _factors(method: Method, rounds: int) -> dict[int, float]:
 
 def _span(settings: MethodSettings, training: Training) -> str | None:
     """The option that says how many rounds the schedule spans; None where it has none."""
-    name = training.schedule_name(settings.training)
-    declared = SCHEDULES.declared(name)
+    declared = SCHEDULES.declared(training.schedule_part(settings.training).name)
     return declared.spans if isinstance(declared, ScheduleDeclaration) else None
