@@ -25,7 +25,7 @@ def schedule_issues(experiment: Experiment) -> Iterator[Issue]:
             continue
         settings = experiment.methods[index]
         key = "training.schedule"
-        if settings.training.schedule is not None:
+        if dict(settings.training)["schedule"] is not None:
             key = f"methods[{index}].{key}"
         option = _span(settings, experiment.training)
         if option is None:
