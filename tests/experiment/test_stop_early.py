@@ -325,3 +325,21 @@ def test_without_keep_no_model_is_called_the_best_by_its_loss(tmp_path: Path) ->
     run = cw.Run(cw.run(config, tmp_path / "run", progress=False))
     with pytest.raises(RunError, match="has no model of round best: `keep_every` keeps more"):
         run.trained("FedAvg", 1, "best")
+
+
+def test_check_prints_the_schedule_and_what_ends_and_keeps() -> None:
+    own = {"name": "own", "like": "FedAvg", "training": {"schedule": {"name": "step", "every": 4}}}
+    changed = {
+        "methods": ["FedAvg", own],
+        "stop_early": {"rounds": 3, "min_delta": 0.05},
+        "training": {"schedule": {"name": "cosine", "warmup": 2}},
+    }
+    lines = describe(load_experiment({**STOPS, **changed}))
+    assert (
+        "schedule    cosine (rounds 12, end 0.0, warmup 2): FedAvg; step (every 4, factor 0.1): own"
+        in lines
+    )
+    assert "stop early  after 3 rounds whose held-out loss is not lower by more than 0.05" in lines
+    assert "keep        the model with the lowest held-out loss" in lines
+    plain = describe(load_experiment(CONFIG))
+    assert not [line for line in plain if line.startswith(("schedule", "stop early", "keep"))]

@@ -62,6 +62,9 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "methods": ", ".join(names),
         "criteria": _criteria(experiment),
         "steps/round": steps_in_words(steps),
+        "schedule": _schedules(experiment),
+        "stop early": _stop_early(experiment),
+        "keep": "the model with the lowest held-out loss" if experiment.keep == "best" else "",
         "privacy": _privacy(experiment, data, plan),
         "record": _record(experiment, data, plan),
         "work": _work(experiment),
@@ -237,6 +240,30 @@ def _criteria(experiment: Experiment) -> str:
     if measured:
         parts.append(f"measured by the server: {', '.join(measured)}")
     return "; ".join(parts)
+
+
+def _schedules(experiment: Experiment) -> str:
+    """The learning rates by round, and of which methods; nothing where they are constant."""
+    methods: dict[str, list[str]] = {}
+    for settings in experiment.methods:
+        part = experiment.training.schedule_part(settings.training)
+        options = ", ".join(f"{key} {value}" for key, value in part.options.items())
+        text = f"{part.name} ({options})" if options else part.name
+        if experiment.training.schedule_of(settings.training) is not None:
+            methods.setdefault(text, []).append(settings.name)
+    found = []
+    for text, names in methods.items():
+        of = "" if len(names) == len(experiment.methods) else f": {', '.join(names)}"
+        found.append(f"{text}{of}")
+    return "; ".join(found)
+
+
+def _stop_early(experiment: Experiment) -> str:
+    stop = experiment.stop_early
+    if stop is None:
+        return ""
+    lower = f"lower by more than {stop.min_delta:g}" if stop.min_delta else "lower"
+    return f"after {_counted(stop.rounds, 'round')} whose held-out loss is not {lower}"
 
 
 def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:

@@ -25,7 +25,7 @@ def schedule_issues(experiment: Experiment) -> Iterator[Issue]:
             continue
         settings = experiment.methods[index]
         key = "training.schedule"
-        if settings.training.schedule is not None:
+        if dict(settings.training)["schedule"] is not None:
             key = f"methods[{index}].{key}"
         option = _span(settings, experiment.training)
         if option is None:
@@ -61,6 +61,5 @@ def _factors(method: Method, rounds: int) -> dict[int, float]:
 
 def _span(settings: MethodSettings, training: Training) -> str | None:
     """The option that says how many rounds the schedule spans; None where it has none."""
-    name = training.schedule_name(settings.training)
-    declared = SCHEDULES.declared(name)
+    declared = SCHEDULES.declared(training.schedule_part(settings.training).name)
     return declared.spans if isinstance(declared, ScheduleDeclaration) else None

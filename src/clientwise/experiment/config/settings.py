@@ -147,13 +147,13 @@ class Training(_TrainingTable):
                 options["optimizer"] = Part(part.name, {**part.options, **zeros})
         return options
 
-    def schedule_name(self, *changes: TrainingOverride) -> str:
-        """The name of the schedule after changes."""
-        return _as_part(self.changed(*changes)["schedule"]).name
+    def schedule_part(self, *changes: TrainingOverride) -> Part:
+        """The schedule after changes, by name."""
+        return _as_part(self.changed(*changes)["schedule"])
 
     def schedule_of(self, *changes: TrainingOverride) -> Callable[[int], float] | None:
         """The factor of the learning rate by round; None where it is 1 in all rounds."""
-        part = _as_part(self.changed(*changes)["schedule"])
+        part = self.schedule_part(*changes)
         declared = SCHEDULES.declared(part.name)
         if isinstance(declared, ScheduleDeclaration) and declared.is_constant:
             return None
