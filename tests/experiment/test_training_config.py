@@ -12,13 +12,14 @@ import torch
 from torch import nn
 
 import clientwise as cw
-from clientwise.core.objective.loss import CrossEntropy, FocalLoss
+from clientwise.core.objective.loss import LOSSES, CrossEntropy, FocalLoss
 from clientwise.core.round import first_state
 from clientwise.engine.optimizers import make_optimizer
 from clientwise.experiment.build.clients import build_data
 from clientwise.experiment.build.engine import build_engine, build_executor
 from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.config.objects import OF_TORCH
 from clientwise.experiment.load import load_experiment
 
 CONFIG: dict[str, Any] = {
@@ -478,3 +479,16 @@ def test_losses_of_pytorch_take_masks_and_transforms_may_return_float64() -> Non
     options = {"loss": loss, "transform": in_numpy, "learning_rate": 0.5, "rounds": 4}
     run = cw.fit(nn.Conv2d(1, 2, 1), [MASKS] * 2, device="cpu", **options)
     assert (run.predict(MASKS[0]) == MASKS[1].numpy()).mean() > 0.8
+
+
+@pytest.mark.parametrize("function", OF_TORCH, ids=lambda function: function.__name__)
+def test_functions_of_pytorch_are_the_losses_with_a_name(function: Any) -> None:
+    loaded = load_experiment(CONFIG | {"training": {"loss": function}})
+    loss = loaded.training.loss
+    assert (loss.name if hasattr(loss, "name") else loss) == OF_TORCH[function]
+    outputs = torch.randn(6, 3)
+    targets = torch.rand(6, 3).round()
+    if function is nn.functional.cross_entropy:
+        targets = torch.tensor([0, 1, 2, 2, 1, 0])
+    ours = LOSSES.get(OF_TORCH[function])(None)
+    torch.testing.assert_close(ours(outputs, targets), function(outputs, targets))

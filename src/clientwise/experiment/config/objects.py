@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ...core.criteria import CRITERIA, Arrivals, ClientFacts, CriterionDeclaration
 from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss, Loss
@@ -32,6 +33,15 @@ NEEDED_BY: dict[str, Need] = {
     "evaluation": "server_set",
     "judge": "server_set",
     "server_update": "server_samples",
+}
+
+# Losses of PyTorch that have a name here. They would average over the batch.
+OF_TORCH: dict[Any, str] = {
+    functional.cross_entropy: "cross_entropy",
+    functional.binary_cross_entropy_with_logits: "binary_cross_entropy",
+    functional.mse_loss: "mse",
+    functional.l1_loss: "mae",
+    functional.huber_loss: "huber",
 }
 
 # Keys of [training] that classes of `torch.optim` take as options
@@ -89,6 +99,8 @@ def named(registry: Registry[Any], given: object) -> Any:
         return {"name": type(given).__name__, **_options(given)}
     if registry is OPTIMIZERS:
         return _optimizer(given)
+    if registry is LOSSES and inspect.isroutine(given) and given in OF_TORCH:
+        return OF_TORCH[given]
     if registry in (LOSSES, SCHEDULES, TRANSFORMS) and callable(given):
         return _callable(registry, given)
     return _adopted(registry, given) if inspect.isroutine(given) else given
