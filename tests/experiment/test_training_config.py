@@ -484,7 +484,7 @@ def test_losses_of_pytorch_take_masks_and_transforms_may_return_float64() -> Non
 @pytest.mark.parametrize("function", OF_TORCH, ids=lambda function: function.__name__)
 def test_functions_of_pytorch_are_the_losses_with_a_name(function: Any) -> None:
     loaded = load_experiment(CONFIG | {"training": {"loss": function}})
-    assert loaded.to_dict()["training"]["loss"] == {"name": OF_TORCH[function]}
+    assert loaded.to_dict()["training"]["loss"]["name"] == OF_TORCH[function]
     outputs = torch.randn(6, 3)
     targets = torch.rand(6, 3).round()
     if function is nn.functional.cross_entropy:
