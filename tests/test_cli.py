@@ -283,6 +283,8 @@ def test_list_shows_every_part_with_its_options() -> None:
 
 
 def test_list_explains_a_part_by_its_name() -> None:
+    for one, several in {"schedule": "schedules", "loss": "losses", "method": "methods"}.items():
+        assert clientwise("list", one) == clientwise("list", several)
     table = clientwise("list", "table")
     assert "dataset table" in table
     assert "  files: string, required\n      a path or pattern in the data folder" in table

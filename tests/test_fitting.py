@@ -549,6 +549,17 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [Rows(lambda index: {"x": X[index]}), GOOD]},
         r"client 0: a dataset of dictionaries needs its targets in 'labels', it has \['x'\]",
     ),
+    "targets and inputs": (
+        {"clients": [(GOOD[1], GOOD[0])] * 2},
+        r"inputs have shape \(.*,\) and targets \(.*, 5\): if they are swapped, pass",
+    ),
+    "targets and inputs for a network that is made": (
+        {
+            "clients": [(GOOD[1], GOOD[0])] * 2,
+            "model": lambda shape, outputs: nn.Linear(shape[0], 3),
+        },
+        r"inputs have shape \(.*,\) and targets \(.*, 5\): if they are swapped, pass",
+    ),
     "frames without target": (
         {"clients": {"north": frame(40), "south": frame(50)}},
         "north: is a frame, and target= names no column: pass target=",

@@ -80,6 +80,18 @@ def test_normalisers_by_hand() -> None:
     assert divide(raw, torch.tensor([4.0, 0.0])).tolist() == [[0.25, 0], [0.75, 0]]
 
 
+def test_a_score_may_be_a_function() -> None:
+    def weaker(accuracy: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        return torch.minimum(size, accuracy)
+
+    criteria = {"size": [1.0, 3.0], "accuracy": [0.5, 0.5]}
+    assert cw.weigh(criteria, score=weaker).tolist() == pytest.approx([1 / 3, 2 / 3])
+    with pytest.raises(ValueError, match=r"weaker\(accuracy, size\): the criteria are size. Its"):
+        cw.weigh({"size": [1.0]}, score=weaker)
+    with pytest.raises(TypeError, match=r"cw.mean\(\) ..., or a function, got 'mean'"):
+        cw.weigh(criteria, score="mean")  # type: ignore[arg-type]
+
+
 def test_prioritized_weights_by_hand_under_each_normaliser() -> None:
     criteria = {"a": [1, 3], "b": [4, 1]}
     score = cw.prioritized("a", "b")

@@ -403,6 +403,18 @@ def channels_last_hint(shape: Sequence[int]) -> str:
     )
 
 
+def shape_hint(inputs: Tensor, targets: Tensor) -> str:
+    """What to do about samples whose shapes are probably not meant; empty where they may be.
+
+    >>> shape_hint(torch.ones(9), torch.ones(9, 4))
+    'inputs have shape (9,) and targets (9, 4): if they are swapped, pass (inputs, targets)'
+    """
+    if inputs.ndim == 1 and targets.ndim > 1 and targets.is_floating_point():
+        shapes = f"inputs have shape {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
+        return f"{shapes}: if they are swapped, pass (inputs, targets)"
+    return channels_last_hint(inputs.shape[1:])
+
+
 def is_frame(given: object) -> bool:
     """Whether this is a frame of pandas or polars."""
     library = type(given).__module__.partition(".")[0]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -10,18 +11,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .functions import score_by
 from .scores import Score
 from .weighting import NORMALISERS, check_normaliser, divide, scores_of, to_weights, zero_for_all
 
 
 def weigh(
-    criteria: Mapping[str, Any], *, score: Score, normalise: str | None = None
+    criteria: Mapping[str, Any],
+    *,
+    score: Score | Callable[..., Tensor],
+    normalise: str | None = None,
 ) -> NDArray[numpy.float64]:
     """The weights of n clients from criteria that you measured.
 
     Args:
         criteria: a list, NumPy array or tensor [n] per criterion, finite and zero or more.
-        score: how a client's criteria become one number: `cw.prioritized(...)`, `cw.mean()` ...
+        score: how a client's criteria become one number: `cw.prioritized(...)`, `cw.mean()` ..., or a
+            function with a parameter for each criterion, a tensor [n] of normalised values.
         normalise: "sum", "max" or "none". The default is the score's own: "none" for a product,
             "sum" for most others.
 
@@ -41,8 +47,12 @@ def weigh(
     """
     if not criteria:
         raise ValueError("no criteria given")
+    if inspect.isroutine(score):
+        score = score_by(score)()
     if not isinstance(score, Score):
-        raise TypeError(f"score must be one of cw.prioritized(...), cw.mean() ..., got {score!r}")
+        raise TypeError(
+            f"score must be one of cw.prioritized(...), cw.mean() ..., or a function, got {score!r}"
+        )
     names = tuple(criteria)
     columns = {name: _column(name, values) for name, values in criteria.items()}
     for name, column in columns.items():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.arrays import channels_last_hint
+from ...data.arrays import shape_hint
 from ...data.federated import FederatedData
 from ...engine.executor import DeviceExecutor
 from ...models.call import outputs_of
@@ -55,7 +55,7 @@ def doubts(
         *_about_targets(data),
         *_about_clients(data),
         *_about_weighing(experiment, data),
-        *_about_pictures(data),
+        *_about_shapes(data),
         *_about_pixels(data, executor),
         *_about_types(experiment, executor),
         *_about_outputs(data, executor),
@@ -224,8 +224,8 @@ def _about_clients(data: FederatedData) -> Iterator[str]:
         yield f"{counted} train on samples of one class only: {_listed(alone, data)}"
 
 
-def _about_pictures(data: FederatedData) -> Iterator[str]:
-    hint = channels_last_hint(data.samples.inputs.shape[1:])
+def _about_shapes(data: FederatedData) -> Iterator[str]:
+    hint = shape_hint(data.samples.inputs, data.samples.targets)
     if hint and not data.samples.parts:
         yield hint
 
