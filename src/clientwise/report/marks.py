@@ -171,7 +171,7 @@ class HeatMap:
     percent: bool = False
     column_label: str = ""
     row_label: str = ""
-    value_label: str = ""
+    value_label: str = ""  # beside the colour bar of a picture; on the page, the title says it
     texts: Sequence[Sequence[str]] | None = None
     lower_is_better: bool = False
     links: AuditLinks | None = None

@@ -166,6 +166,7 @@ def _box(box: Box) -> Plotly:
         "name": box.name,
         "marker": {"color": box.colour},
         "boxpoints": "outliers",
+        "hoveron": "points",  # the numbers of a lying box would be written aslant, and cut
     }
 
 
@@ -182,7 +183,7 @@ def _heat_map(mark: HeatMap) -> tuple[list[Plotly], Plotly]:
         "zmin": mark.lowest,
         "zmax": mark.highest,
         "hoverongaps": False,
-        "colorbar": {"thickness": 12, "title": {"text": mark.value_label, "side": "right"}},
+        "colorbar": {"thickness": 12},
         **_meta(mark.links),
     }
     layout: Plotly = {

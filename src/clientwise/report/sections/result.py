@@ -154,7 +154,11 @@ def _metric_columns(series: Sequence[Series]) -> Columns:
         marks_best=is_marked,
     )
     if run.shows("macro_f1"):
-        yield Column("macro F1", lambda one: number_cell(mean_of(one.summary.macro_f1), 3))
+        yield Column(
+            "macro F1",
+            lambda one: number_cell(mean_of(one.summary.macro_f1), 3),
+            is_secondary=True,
+        )
 
 
 def _has_several_seeds(series: Sequence[Series]) -> bool:
@@ -207,6 +211,7 @@ def _client_columns(series: Sequence[Series]) -> Columns:
         f"best decile of {word}s",
         lambda one: one.unit.cell(mean_of(one.summary.best_decile)),
         lower_is_better=lower,
+        is_secondary=True,
     )
 
 
