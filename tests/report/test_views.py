@@ -608,7 +608,10 @@ def test_terminal_tables(shown: cw.Run) -> None:
     text = console.export_text()
     assert "…" not in text.split("online, seed 1")[0]  # nothing cut off at 80 columns
     assert text.count("online, seed") == 3
-    assert re.search(r"[▁▂▃▄▅▆▇█]{5}", text)
+    assert "Not shown in 80 columns: curve" in text
+    wide = Console(width=120, record=True, file=io.StringIO())
+    wide.print(summary_table(shown))
+    assert re.search(r"[▁▂▃▄▅▆▇█]{5}", wide.export_text())
     assert any("updates refused: model has NaN or Inf" in remark for remark in remarks(shown))
     assert sparkline([]) == ""
     assert sparkline([1.0, 1.0]) == "▁▁"
