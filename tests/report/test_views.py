@@ -614,7 +614,10 @@ def test_terminal_tables(shown: cw.Run) -> None:
     assert re.findall("online, seed .", console.export_text()) == ["online, seed 2"]
     with pytest.raises(RunError, match="has no round 3 of seed 7"):
         audit_tables(shown, 3, "online", 7)
-    assert re.search(r"[▁▂▃▄▅▆▇█]{5}", text)
+    assert "Not shown in 80 columns: curve" in text
+    wide = Console(width=120, record=True, file=io.StringIO())
+    wide.print(summary_table(shown))
+    assert re.search(r"[▁▂▃▄▅▆▇█]{5}", wide.export_text())
     assert any("updates refused: model has NaN or Inf" in remark for remark in remarks(shown))
     assert sparkline([]) == ""
     assert sparkline([1.0, 1.0]) == "▁▁"

@@ -257,7 +257,7 @@ def _finish_y(axes: Axes, axis: Axis) -> None:
         axes.yaxis.set_major_formatter(_percent)
 
 
-def _percent(value: float, _: int | None = None) -> str:
+def _percent(value: float, _: float | None = None) -> str:
     """A tick's label, with as many decimals as it takes.
 
     >>> _percent(0.1), _percent(0.125)
