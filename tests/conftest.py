@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,20 @@ TINY: dict[str, Any] = {
         },
     ],
 }
+
+THREADS = torch.get_num_threads()
+BESIDE_OTHERS = "PYTEST_XDIST_WORKER" in os.environ
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Beside other test processes, a test has one thread, as its network is small; one about threads has all.
+
+    Threads that wait for each other take a fifth of the processor time of a run.
+    """
+    if BESIDE_OTHERS:
+        torch.set_num_threads(THREADS if item.get_closest_marker("bits") else 1)
+    return (yield)
 
 
 @pytest.fixture(autouse=True)

@@ -93,6 +93,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceWork]:
         patch.setattr(Tensor, "cpu", lambda value: cpu(work.fetch(value, "cpu")))
         patch.setattr(Tensor, "tolist", lambda value: tolist(work.fetch(value, "tolist")))
         patch.setattr(Tensor, "to", moved)
-        patch.setattr(torch.cuda, "current_stream", lambda: work)
+        patch.setattr(torch.cuda, "current_stream", lambda device=None: work)
         with work:
             yield work

@@ -180,6 +180,7 @@ PURE = {  # of the standard library: touches no file, no network, no clock and n
     "dataclasses",
     "functools",
     "hashlib",
+    "inspect",  # for signatures; `getsource`, which core does not use, reads files
     "itertools",
     "math",
     "threading",

@@ -84,6 +84,10 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     assert "--method goes with --round" in clientwise(
         "show", folder, "--method", "FedAvg", expect=2
     )
+    of_one = clientwise("show", folder, "--round", "2", "--seed", "2", cwd=tmp_path)
+    assert "seed 2, round 2" in of_one
+    assert "seed 1" not in of_one
+    assert "--seed goes with --round" in clientwise("show", folder, "--seed", "2", expect=2)
     assert "has no round 9" in clientwise("show", folder, "--round", "9", expect=2)
     assert "did you mean 'FedAvg'" in clientwise(
         "show", folder, "--round", "1", "--method", "FedAvgg", expect=2
@@ -279,6 +283,8 @@ def test_list_shows_every_part_with_its_options() -> None:
 
 
 def test_list_explains_a_part_by_its_name() -> None:
+    for one, several in {"schedule": "schedules", "loss": "losses", "method": "methods"}.items():
+        assert clientwise("list", one) == clientwise("list", several)
     table = clientwise("list", "table")
     assert "dataset table" in table
     assert "  files: string, required\n      a path or pattern in the data folder" in table

@@ -27,5 +27,6 @@ def test_all_folders_are_collected_together() -> None:
     """
     folders = sorted({path.parent for path in ROOT.glob("tests/*/test_*.py")})
     options = ["--collect-only", "-p", "no:cacheprovider", "--ignore-glob=*/test_*.py"]
+    options += ["-W", "ignore:Module already imported"]  # by the fork server
     done = processes.run(PYTEST, *options, *folders, cwd=ROOT)
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED, done.stdout

@@ -9,6 +9,7 @@ import re
 import runpy
 import subprocess
 import sys
+import textwrap
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ import nbformat
 import numpy
 import pytest
 import tomli_w
+import torch
 import typer
 from nbclient import NotebookClient
 from PIL import Image
@@ -189,6 +191,15 @@ def test_the_page_on_criteria_shows_the_example() -> None:
     code, *_ = blocks("own-criterion.md", "python")
     body = code.split("@cw.criterion")[1].strip()
     assert body in (ROOT / "examples" / "my_criteria.py").read_text(encoding="utf-8")
+
+
+def test_the_page_on_criteria_has_a_score_that_runs() -> None:
+    page = (ROOT / "docs" / "own-criterion.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^ {4}(def weaker\(.*?)\n\n", page, re.DOTALL | re.MULTILINE)
+    scope: dict[str, Any] = {"torch": torch}
+    exec(textwrap.dedent(" " * 4 + code), scope)
+    weights = cw.weigh({"size": [1, 3], "accuracy": [0.5, 0.5]}, score=scope["weaker"])
+    assert weights.tolist() == pytest.approx([1 / 3, 2 / 3])
 
 
 def test_the_page_on_criteria_and_other_parts_runs_as_printed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 import sqlite3
@@ -159,6 +160,7 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
         with pytest.raises(RunError, match=said):
             run.why(value)
     assert run.why(1) == text
+    assert run.why("south", round=1) == run.why("south", round_num=1) != text
     with pytest.raises(RunError, match="no method 'FedAvg'"):
         run.why("south", "FedAvg")
 
@@ -547,13 +549,36 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [Rows(lambda index: {"x": X[index]}), GOOD]},
         r"client 0: a dataset of dictionaries needs its targets in 'labels', it has \['x'\]",
     ),
+    "targets and inputs": (
+        {"clients": [(GOOD[1], GOOD[0])] * 2},
+        r"inputs have shape \(.*,\) and targets \(.*, 5\): if they are swapped, pass",
+    ),
+    "targets and inputs for a network that is made": (
+        {
+            "clients": [(GOOD[1], GOOD[0])] * 2,
+            "model": lambda shape, outputs: nn.Linear(shape[0], 3),
+        },
+        r"inputs have shape \(.*,\) and targets \(.*, 5\): if they are swapped, pass",
+    ),
     "frames without target": (
         {"clients": {"north": frame(40), "south": frame(50)}},
         "north: is a frame, and target= names no column: pass target=",
     ),
     "another column": (
         {"clients": {"north": frame(40), "south": frame(50)}, "target": "Y"},
-        "north: no column 'Y' for the target",
+        "north, south: no column 'Y' for the target; known: a, b, c, d, e, y$",
+    ),
+    "another column of many": (
+        {"clients": [frame(40)] * 9, "test": frame(40), "target": "yy"},
+        "^client 0, client 1, client 2 and 7 more: no column 'yy' for the target; did you mean",
+    ),
+    "a column less": (
+        {"clients": [frame(40).drop(columns="b"), *[frame(40)] * 8], "target": "y"},
+        "^client 0: no column 'b', which 8 others have; known: a, c, d, e, y$",
+    ),
+    "a column more": (
+        {"clients": [frame(40).assign(z=1), *[frame(40)] * 8], "target": "y"},
+        "^client 0: column 'z' is missing from client 1, client 2, client 3 and 5 more; put it",
     ),
     "a frame and arrays": (
         {"clients": {"north": frame(40), "south": GOOD}, "target": "y"},
@@ -569,7 +594,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "dates": (
         {"clients": [frame(40).assign(day=pandas.Timestamp("2020-01-01"))] * 2, "target": "y"},
-        "client 0: column 'day' has dates: turn it into numbers",
+        "client 0: column 'day' has dates: turn it into numbers, or put it into `ignore`",
+    ),
+    "dates as text": (
+        {
+            "clients": [frame(40).assign(day=["2024-06-30", None, "", "2024-07-01"] * 10)] * 2,
+            "target": "y",
+        },
+        "client 0: column 'day' has dates: turn it into numbers, or put it into `ignore`",
     ),
     "two columns of a name": (
         {"clients": [pandas.concat([frame(40), frame(40)], axis=1)] * 2, "target": "y"},
@@ -798,16 +830,16 @@ def test_what_has_learned_nothing_is_said(tmp_path: Path) -> None:
     run = cw.fit(network, sites(), test=part(80), out=tmp_path / "slow", **slow)
     lead = " ".join(overview([run]).lead)
     assert re.search(
-        r"At chance: FedAvg \(\S+%\), FedProx \(\S+%\)\. Predicting the same for all samples gives "
-        r"[\d.]+%\. Try another training\.learning_rate",
+        r"\w+ than a constant prediction \([\d.]+%\): FedAvg \(\S+%\), FedProx \(\S+%\)\. "
+        r"Try another training\.learning_rate",
         lead,
     )
     assert re.search(r"accuracy is the same in all rounds: FedAvg \(\S+%\), FedProx", lead)
     assert "FedProx: same predictions as FedAvg (equal accuracy in every round, and right" in lead
-    assert "At chance: FedAvg" in repr(run)
+    assert re.search(r"than a constant prediction \([\d.]+%\): FedAvg", repr(run))
     trained = cw.fit(net(), sites(), test=part(80), **{**slow, "learning_rate": 0.3})
     lead = " ".join(overview([trained]).lead)
-    assert "At chance" not in lead
+    assert "constant" not in lead
     assert "in all rounds" not in lead
 
 
@@ -864,10 +896,48 @@ def test_columns_of_frames_are_ignored(caplog: pytest.LogCaptureFixture) -> None
     assert "column 'code'" in _said_of(sheets, caplog)
     assert "column 'code'" not in _said_of(sheets, caplog, ignore="code")
     assert "column 'code'" not in _said_of(sheets, caplog, ignore=["code"])
+    sheets["north"] = sheets["north"].drop(columns="code")
+    assert "column 'code'" not in _said_of(sheets, caplog, ignore=["code"])
     with pytest.raises(ClientwiseError, match="north: no column 'cod' to ignore; did you mean"):
         cw.fit("linear", sheets, target="y", ignore=["cod"], **QUICK)
     with pytest.raises(ClientwiseError, match="ignore: names columns of frames"):
         cw.fit(net(), sites(), ignore=["a"], **QUICK)
+
+
+def test_columns_of_frames_are_doubted_with_given_held_out_samples(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    draws = numpy.random.default_rng(0)
+    sheets = {}
+    for place, name in enumerate([*NAMES, "held_out"]):
+        age = draws.normal(size=70)
+        ill = age + draws.normal(size=70) > 0
+        columns = {"age": age, "code": numpy.where(ill, "S1", "N0"), "y": ill.astype(int)}
+        numbers = range(1000 * place, 1000 * place + 70)
+        rows = pandas.DataFrame(columns).assign(pid=numbers, site=name.upper(), number=place)
+        sheets[name] = rows
+    mixed = sheets.pop("held_out").assign(site=["NORTH", "SOUTH"] * 35, number=[0, 1] * 35)
+    said = _said_of(sheets, caplog, held_out=mixed)
+    assert "column 'pid': It has a different value in every row, like an identifier." in said
+    assert "column 'code': Alone it predicts 'y' with 100.0% accuracy" in said
+    assert "column 'site': It has one value with each client, like the client's name." in said
+    assert "column 'number': It has one value with each client" in said
+    assert "column 'age'" not in said
+
+
+def test_text_of_numbers_or_of_many_words_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    sheets = {}
+    for place, name in enumerate(NAMES):
+        numbers = [f"{36 + (row + place) % 30 / 10:.1f}" for row in range(69)]
+        words = [f"by {place} {row}" for row in range(70)]
+        ward = [str(row % 9) for row in range(70)]
+        sheets[name] = frame(70).assign(heat=[*numbers, ""], note=words, ward=ward)
+    said = _said_of(sheets, caplog)
+    assert "column 'heat': It has 31 categories, each an input of its own. They look like" in said
+    count = 70 * len(NAMES)
+    assert f"It has {count} categories, each an input of its own: group them." in said
+    assert "'ward'" not in said
+    assert "'heat'" not in _said_of(sheets, caplog, ignore=["heat", "note"])
 
 
 def _said_of(sheets: dict[str, pandas.DataFrame], caplog: Any, **options: Any) -> str:
@@ -1055,6 +1125,24 @@ def test_a_score_that_returns_something_else() -> None:
     }.items():
         with pytest.raises(ConfigError, match=said):
             fit_with(score=score)
+
+
+@pytest.mark.parametrize("value", [-0.25, math.nan, math.inf])
+@pytest.mark.parametrize("sampling", [{}, {"sampling": "by_score"}])
+def test_a_score_of_a_client_that_is_no_weight(value: float, sampling: dict[str, Any]) -> None:
+    def odd(dataset_size: Tensor) -> Tensor:
+        is_smallest = dataset_size == dataset_size.min()
+        return torch.where(is_smallest & (dataset_size < 1), value, dataset_size)
+
+    clients = sites()
+    smallest = min(clients, key=lambda name: len(clients[name][0]))
+    said = (
+        f"score odd returned {value:g} for client {smallest}: a score must be finite and 0 or more"
+    )
+    method = {"name": "mine", "criteria": ["dataset_size"], "score": odd, **sampling}
+    with pytest.raises(cw.ClientwiseError) as caught:
+        cw.fit(net(), clients, method=method, **QUICK)
+    assert str(caught.value) == said
 
 
 def test_other_code_of_a_function_is_noticed(tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ class Run(RunFolder):
         method: str | None = None,
         seed: int | None = None,
         round_num: int | None = None,
+        *,
+        round: int | None = None,
     ) -> Sentences:
         """Why a client has its weight: criteria, evidence, bounds, rule and refusals, in words.
 
@@ -118,14 +120,16 @@ class Run(RunFolder):
             method: the method; by default all of them.
             seed: the seed; by default the first one.
             round_num: the round; by default the last one in which the client took part.
+            round: another name for `round_num`.
         """
         from .report.audit.why import why_weight
 
         methods = self.methods if method is None else [method]
+        chosen = round_num if round is None else round
         texts = []
         for one in methods:
             number = self.first_seed(one) if seed is None else seed
-            texts.append(why_weight(self, client, one, number, round_num))
+            texts.append(why_weight(self, client, one, number, chosen))
         return Sentences("\n".join(texts))
 
     @property

@@ -80,6 +80,18 @@ def test_normalisers_by_hand() -> None:
     assert divide(raw, torch.tensor([4.0, 0.0])).tolist() == [[0.25, 0], [0.75, 0]]
 
 
+def test_a_score_may_be_a_function() -> None:
+    def weaker(accuracy: torch.Tensor, size: torch.Tensor) -> torch.Tensor:
+        return torch.minimum(size, accuracy)
+
+    criteria = {"size": [1.0, 3.0], "accuracy": [0.5, 0.5]}
+    assert cw.weigh(criteria, score=weaker).tolist() == pytest.approx([1 / 3, 2 / 3])
+    with pytest.raises(ValueError, match=r"weaker\(accuracy, size\): the criteria are size. Its"):
+        cw.weigh({"size": [1.0]}, score=weaker)
+    with pytest.raises(TypeError, match=r"cw.mean\(\) ..., or a function, got 'mean'"):
+        cw.weigh(criteria, score="mean")  # type: ignore[arg-type]
+
+
 def test_prioritized_weights_by_hand_under_each_normaliser() -> None:
     criteria = {"a": [1, 3], "b": [4, 1]}
     score = cw.prioritized("a", "b")
@@ -102,9 +114,13 @@ def test_weights_sum_to_one_and_lie_between_zero_and_one(
     score, normalise: str, cohort: list[tuple[float, float]]
 ) -> None:
     first, second = zip(*cohort, strict=True)
-    weights = cw.weigh({"a": first, "b": second}, score=score, normalise=normalise)
+    try:
+        weights = cw.weigh({"a": first, "b": second}, score=score, normalise=normalise)
+    except ValueError as error:
+        assert str(error).startswith("the score is zero for all clients")  # noqa: PT017
+        return
     assert ((weights >= 0) & (weights <= 1 + 1e-12)).all()
-    assert weights.sum() == pytest.approx(1) or (weights == 0).all()
+    assert weights.sum() == pytest.approx(1)
 
 
 @given(cohort=cohorts)
@@ -137,8 +153,13 @@ def test_weigh_takes_lists_numpy_and_torch(make) -> None:
     assert weights.tolist() == pytest.approx([9.5 / 19.4, 9.9 / 19.4])
 
 
-def test_all_zero_scores_give_all_zero_weights() -> None:
-    assert cw.weigh({"a": [0, 0], "b": [1, 2]}, score=cw.prioritized("a", "b")).tolist() == [0, 0]
+def test_all_zero_scores_give_no_weights() -> None:
+    said = "the score is zero for all clients, so there are no weights"
+    zero = f"{said}. Criteria that are zero for all clients: 'a'"
+    with pytest.raises(ValueError, match=f"^{re.escape(zero)}$"):
+        cw.weigh({"a": [0, 0], "b": [1, 2]}, score=cw.prioritized("a", "b"))
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        cw.weigh({"a": [0, 1], "b": [1, 0]}, score=cw.product())
     assert to_weights(torch.zeros(3)).tolist() == [0, 0, 0]
     assert cw.weigh({"a": []}, score=cw.mean()).tolist() == []
 
@@ -152,11 +173,26 @@ def test_all_zero_scores_give_all_zero_weights() -> None:
         ({"a": [1, -2]}, "negative or not finite"),
         ({"a": [1, float("nan")]}, "negative or not finite"),
         ({"a": [1e308, 1e308]}, "too large to weigh"),
+        ({"a": {"x": 6, "y": 4}}, "'a' must be a list, an array or a tensor with one number per"),
+        ({"a": ["six", 4]}, "one number per client, got ['six', 4]"),
     ],
 )
 def test_weigh_refuses_what_it_cannot_weigh(criteria, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
         cw.weigh(criteria, score=cw.mean())
+
+
+@pytest.mark.parametrize("value", [-0.5, float("nan"), float("inf")])
+def test_an_own_score_that_is_no_weight_is_named(value: float) -> None:
+    class Odd(cw.Score):
+        def __call__(self, names, values):
+            return torch.where(values[:, 0] > 0.5, value, values[:, 0])
+
+    with pytest.raises(
+        ValueError, match=f"score Odd returned {value:g} for client 1: a score must"
+    ):
+        cw.weigh({"a": [1, 3]}, score=Odd())
+    assert cw.weigh({"a": [2, 2]}, score=Odd()).tolist() == [0.5, 0.5]
 
 
 def test_scores_are_not_names_or_classes_and_thresholds_are_raw() -> None:

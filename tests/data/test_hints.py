@@ -65,6 +65,14 @@ def test_numbers_and_times(tmp_path: Path) -> None:
     assert "'later'" in line
 
 
+def test_dates_as_categories(tmp_path: Path) -> None:
+    days = pandas.date_range("2024-01-01", periods=40).strftime("%Y-%m-%d")
+    frame = pandas.DataFrame({"day": [*days, *days], "ward": [1, 2] * 40, "y": [0, 0, 1, 1] * 20})
+    (line,) = hints_of(frame, tmp_path, categories=["day", "ward"])
+    assert "column 'day': It has 40 categories, each an input of its own. They look like" in line
+    assert "dates: turn them into numbers" in line
+
+
 def test_wide_tables_take_a_moment() -> None:
     inputs = torch.randn(3000, 2000, dtype=torch.float64)
     inputs[:, 0] = torch.nan

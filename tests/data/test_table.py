@@ -180,7 +180,11 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
     ("files", "options", "message"),
     [
         ({}, {"files": "elsewhere/*.csv"}, "elsewhere/.*no such file"),
-        ({}, {"target": "il"}, "north.csv: no column 'il' for the target; did you mean 'ill'"),
+        (
+            {},
+            {"target": "il"},
+            "north.csv, .*south.csv: no column 'il' for the target; did you mean 'ill'",
+        ),
         (
             {},
             {"target": "il", "client": "ward", "ignore": ["smoker"]},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,12 @@ def pictures() -> cw.Samples:
     return cw.Samples.from_clients([(images, numpy.arange(12) % 3)] * 2)
 
 
+def pixels(kind: str = "uint8", scale: float = 1.0) -> cw.Samples:
+    images = numpy.random.default_rng(0).integers(0, 256, (12, 3, 8, 8)).astype(kind)
+    samples = cw.Samples.from_clients([(images, numpy.arange(12) % 3)] * 2)
+    return replace(samples, scale=scale)
+
+
 SOFTMAX = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
 SIGMOID = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
 HOSTILE = CONFIG | {"hostile": [{"share": 1.0, "attack": "sign_flip"}]}
@@ -69,8 +76,19 @@ HOSTILE = CONFIG | {"hostile": [{"share": 1.0, "attack": "sign_flip"}]}
         ),
         (clients, HOSTILE, None, "all 3 clients are hostile"),
         (pictures, CONFIG, None, r"channels last, and networks take \(3, 16, 16\)"),
+        (pixels, CONFIG, None, "whole numbers up to 255, like pixels: divide them by 255"),
+        (lambda: pixels("float32"), CONFIG, None, "like pixels: divide them by 255"),
     ],
-    ids=["from 1", "float labels", "softmax", "sigmoid", "hostile", "channels last"],
+    ids=[
+        "from 1",
+        "float labels",
+        "softmax",
+        "sigmoid",
+        "hostile",
+        "channels last",
+        "pixels",
+        "pixels as floats",
+    ],
 )
 def test_what_is_probably_not_meant_is_said(
     samples: Any, config: dict[str, Any], model: Any, said: str, tmp_path: Path, caplog: Any
@@ -78,6 +96,11 @@ def test_what_is_probably_not_meant_is_said(
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=model))
     assert any(re.search(said, warning) for warning in run.warnings), run.warnings
     assert re.search(said, caplog.text)
+
+
+def test_scaled_pixels_are_not_doubted(tmp_path: Path) -> None:
+    run = cw.run(CONFIG, tmp_path / "run", data=pixels(scale=1 / 255))
+    assert not any("pixels" in warning for warning in run.warnings)
 
 
 def test_one_class_clients_are_said_and_sound_runs_are_not(tmp_path: Path, caplog: Any) -> None:
@@ -263,6 +286,18 @@ def test_names_of_methods_that_are_nearly_those_of_others(tiny: dict[str, Any]) 
     assert "'FedAvg' and 'fedavG' have the same settings" in found
     tiny["methods"] = ["FedAvg", {"name": "mine", "like": "FedAvg", "brake": 2.0}]
     assert "the same settings" not in warnings_of(tiny)
+
+
+def test_methods_that_are_not_what_their_names_promise(tiny: dict[str, Any]) -> None:
+    diverse = {"name": "FedAvg", "criteria": ["label_diversity"]}
+    tiny["methods"] = [diverse, {"name": "Median", "rule": "mean"}]
+    found = warnings_of(tiny)
+    assert "'FedAvg' has its own criteria, and tables call it FedAvg" in found
+    assert "'Median' has its own rule, and tables call it Median" in found
+    tiny["methods"] = [diverse | {"name": "diverse", "like": "FedAvg"}, "Median"]
+    assert "tables call it" not in warnings_of(tiny)
+    tiny["methods"] = [{"name": "FedAvg", "training": {"learning_rate": 0.3}}]
+    assert "tables call it" not in warnings_of(tiny)
 
 
 def test_a_method_that_starts_from_the_one_of_nearly_its_name(tiny: dict[str, Any]) -> None:

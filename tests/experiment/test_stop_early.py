@@ -18,9 +18,11 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.held_out import HeldOut
 from clientwise.record.reading.reader import refuse_damaged
+from clientwise.report.about import about
 from clientwise.report.document import Chart
 from clientwise.report.marks import Line, Lines
 from clientwise.report.output.html import write_html
+from clientwise.report.output.terminal import remarks
 from clientwise.report.sections.curves import metric_chart
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
@@ -213,7 +215,14 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     )
     path = write_html(overview([run]), {}, tmp_path / "report.html")
     page = path.read_text(encoding="utf-8")
-    assert f"after round {last} of 12; the held-out loss was lowest in round {best}" in page
+    said = (
+        f"after round {last} (seed 1) of 12: the held-out loss was lowest in round {best} (seed 1)"
+    )
+    assert said in page
+    shown = [*headline(series_of([run])), *remarks(run), *map(str, about(run))]
+    assert " ".join(shown).count("stopped early") == 1  # what `show` prints
+    assert page.count("stopped early") == 1
+    assert "Reported results are of the last round." in page
     assert f"that of round {best}, by its held-out loss" in page
     refuse_damaged(stopped, [("FedAvg", 1)])
 

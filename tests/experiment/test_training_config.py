@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
-from clientwise.core.objective.loss import CrossEntropy, FocalLoss
+from clientwise.core.objective.loss import LOSSES, CrossEntropy, FocalLoss
 from clientwise.core.round import first_state
 from clientwise.engine.optimizers import make_optimizer
 from clientwise.errors import ConfigError
@@ -22,6 +22,7 @@ from clientwise.experiment.build.clients import build_data
 from clientwise.experiment.build.engine import build_engine, build_executor
 from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.config.objects import OF_TORCH
 from clientwise.experiment.load import load_experiment
 
 CONFIG: dict[str, Any] = {
@@ -520,3 +521,15 @@ def test_a_warm_up_that_is_longer_than_the_run_gets_a_line(
     assert said in "\n".join(describe(load_experiment(config)))
     config["training"] = {"schedule": {"name": "warmup", "rounds": 3}}
     assert "still rises" not in "\n".join(describe(load_experiment(config)))
+
+
+@pytest.mark.parametrize("function", OF_TORCH, ids=lambda function: function.__name__)
+def test_functions_of_pytorch_are_the_losses_with_a_name(function: Any) -> None:
+    loaded = load_experiment(CONFIG | {"training": {"loss": function}})
+    assert loaded.to_dict()["training"]["loss"]["name"] == OF_TORCH[function]
+    outputs = torch.randn(6, 3)
+    targets = torch.rand(6, 3).round()
+    if function is nn.functional.cross_entropy:
+        targets = torch.tensor([0, 1, 2, 2, 1, 0])
+    ours = LOSSES.get(OF_TORCH[function])(None)
+    torch.testing.assert_close(ours(outputs, targets), function(outputs, targets))

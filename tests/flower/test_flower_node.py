@@ -170,6 +170,8 @@ def test_a_loader_must_return_the_same_rows(
         "    return OwnData((own.train[0][chosen], own.train[1][chosen]), own.test)\n"
     )
     changed = replace(node, loader=str(loader), cell=cell)
+    if (kind, cell) != ("order of a set", 1):  # one with a process as an operator has it
+        request.getfixturevalue("quickly")
     if is_refused:
         with pytest.raises(
             ClientwiseError, match=r"returned other rows of .* when it was called again"

@@ -303,6 +303,22 @@ def test_the_servers_samples_may_measure_a_criterion() -> None:
     assert set(done.weights) == {"a", "b"}
 
 
+@pytest.mark.parametrize("clients", [None, ["a", "b", "c"]])
+def test_an_own_score_that_is_negative_names_the_client(clients: list[str] | None) -> None:
+    def centred(dataset_size: Tensor) -> Tensor:
+        return dataset_size - 0.25
+
+    table = {"name": "mine", "criteria": ["dataset_size"], "score": centred}
+    aggregator = cw.Aggregator(table, clients=clients)
+    updates = {name: model(1.0) for name in "abc"}
+    with pytest.raises(
+        ValueError, match=r"score centred returned -0.05 for client b: a score must be"
+    ):
+        aggregator.aggregate(SENT, updates, sizes(a=5, b=2, c=3))
+    done = aggregator.aggregate(SENT, updates, sizes(a=5, b=5, c=5))
+    assert done.weights == pytest.approx(dict.fromkeys("abc", 1 / 3))
+
+
 @pytest.mark.parametrize("make", [list, tuple, numpy.array])
 def test_clients_may_be_an_array(make: Any) -> None:
     aggregator = cw.Aggregator("FedAvg", clients=make(["a", "b"]))

@@ -87,7 +87,7 @@ def test_clients_train_a_resnet18(norm: str, tmp_path: Path) -> None:
     config = {
         "data": "digits",
         "partition": {"name": "iid", "clients": 3},
-        "model": {"name": "resnet18", "width": 8, "norm": norm},
+        "model": {"name": "resnet18", "width": 4, "norm": norm},
         "server_set": {"fraction": 0.4},
         "rounds": 2,
         "device": "cpu",

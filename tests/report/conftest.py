@@ -74,7 +74,7 @@ def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
             for item in section.items
             if isinstance(item, Table) or f"{section.id}-{item.id}" in DRAWN
         ]
-    write_items(document, page.parent, lambda path: None, figures=FORMATS)
+    write_items(document, page.parent, figures=FORMATS)
     return page.parent
 
 

@@ -7,14 +7,19 @@ import io
 import os
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy
 import pytest
 from rich.console import Console
+from torch import Tensor
 
 import clientwise as cw
+from clientwise.core.weights.scores import SCORES, Score
+from clientwise.record.reading.config_view import RecordedConfig
 from clientwise.report import views
-from clientwise.report.audit.round_audit import Audit, audit
+from clientwise.report.audit.round_audit import Audit, audit, weighing
 from clientwise.report.document import Table
 from clientwise.report.output import terminal
 from clientwise.report.output.terminal import audit_tables
@@ -142,12 +147,25 @@ def test_since_when_evidence_lowers_a_weight(moved: cw.Run) -> None:
             assert bool(remarks[client]) == (last.z > 2)
             continue
         since = max((number for number, low in enumerate(lowered, 1) if not low), default=0) + 1
+        assert harmful[-1] >= since
         when = "" if harmful[-1] == 5 else f"last in round {harmful[-1]}, "
         assert remarks[client] == (
             f"evidence has lowered its weight since round {since}: its updates increased the loss "
             f"on held-out samples ({when}z = {rounds[harmful[-1] - 1][client].z:.1f})",
         )
     assert all(remarks[client] for client in moved.hostile_clients(1))
+
+
+def test_a_frame_has_the_weight_as_influence_where_no_rule_changed_it(moved: cw.Run) -> None:
+    rows = moved.frame("weights")
+    of_mean = rows[rows["method"].isin(["evidence alone", "bounds"])]
+    assert of_mean["influence"].equals(of_mean["weight"])
+    of_rule = rows[(rows["method"] == "rule") & (rows["round"] == 5)]
+    recorded = {row.client: row.influence for row in moved.participants("rule", 1, 5)}
+    assert dict(zip(of_rule["client"], of_rule["influence"], strict=True)) == recorded
+    assert not of_rule["influence"].equals(of_rule["weight"])
+    for row in moved.participants("bounds", 1, 5):  # audits show an influence where it differs
+        assert row.influence is None
 
 
 @pytest.fixture
@@ -174,6 +192,8 @@ def made(moved: cw.Run, tmp_path: Path) -> cw.Run:
         put(3, "= 5", posterior=0.001, weight=0.02, influence=0.0)
         put(4, "= 5", weight=0.15, influence=0.15)
         put(5, "= 5", weight=0.105, influence=0.1)  # too little for words
+        put(7, "= 2", z=4.5)
+        put(7, ">= 4", posterior=0.05, weight=0.05, influence=0.05)
         database.execute(
             f"UPDATE participants SET refusal = 'late', score = NULL, prior = NULL, z = NULL, posterior = NULL, "
             f"weight = NULL, influence = NULL WHERE lane = {lane} AND ((client = 6 AND round_num = 5) "
@@ -207,7 +227,10 @@ def test_remarks_say_what_the_record_shows(made: cw.Run) -> None:
         4: ("the bounds raised its weight from 10.0% to 15.0%",),
         5: (),
         6: (),
-        7: (),
+        7: (
+            f"{worse} (last in round 2, z = 4.5); its weight has been below its prior weight since "
+            "round 4",
+        ),
     }
     assert said(audit(made, "all of it", 1, 1))[0][0].startswith(
         "evidence has lowered its weight since round 1"
@@ -360,3 +383,21 @@ def test_the_terminal_shows_the_chain(moved: cw.Run) -> None:
             in words
         )
         assert f"Client {one.client}: {'; '.join(filter(None, [one.remark, *one.moved]))}." in words
+
+
+def test_what_if_weights_of_a_plugin_s_score_are_computed_from_tensors() -> None:
+    @SCORES.register("doubled")
+    class Doubled(Score):
+        """Twice the sum of the criteria."""
+
+        def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
+            return 2 * values.double().detach().sum(1)
+
+    table = {"name": "A", "criteria": ["dataset_size", "label_diversity"], "score": "doubled"}
+    how = weighing(RecordedConfig({"methods": [table]}).method("A"), None)
+    assert how is not None
+    weights = how.weights(numpy.array([[1.0, 2.0], [3.0, 2.0]]))
+    assert isinstance(weights, numpy.ndarray)
+    assert weights.tolist() == pytest.approx([0.375, 0.625])
+    cohorts = how.weights_of_cohorts(numpy.array([[[1.0, 2.0], [3.0, 2.0]]]))
+    assert cohorts.tolist() == [pytest.approx([0.375, 0.625])]

@@ -33,6 +33,13 @@ TEXTS = table(
 NARROW = table(
     "narrow", "A narrow one", ["method", "gain"], [["FedAvg", 0.1], ["AdaFed³ †", 0.2]], ""
 )
+LETTERS = table(
+    "letters",
+    "A method with wide letters",
+    ["method", "mean", "worst 10%", "best 10%", "standard deviation", "Jain's index"],
+    [["Recommended", "91.5%", "84.4%", "97.6%", "4.7 points", "0.997"]],
+    "",
+)
 
 
 @pytest.mark.parametrize("shown", [WIDE, TEXTS, NARROW], ids=lambda shown: shown.id)
@@ -67,7 +74,7 @@ def test_latex_sets_all_tables_without_overfull_lines(
     items = [item for section in overview([shown]).sections for item in section.items]
     tables = [item for item in items if isinstance(item, Table)]
     assert len(tables) > 5
-    body = "\n\\clearpage\n".join(map(as_latex, [*tables, WIDE, TEXTS, NARROW]))
+    body = "\n\\clearpage\n".join(map(as_latex, [*tables, WIDE, TEXTS, NARROW, LETTERS]))
     document = rf"""\documentclass[{layout}]{{article}}
 \usepackage{{booktabs,tabularx}}
 \begin{{document}}

@@ -111,8 +111,11 @@ def test_a_run_shows_numbers_and_their_direction(run: Run) -> None:
     best, slow = run.summary()
     mean = sum(best.metric) / 5
     assert 5 < mean < 30 < sum(slow.metric) / 5
-    at_chance, verdict, lead, *_ = headline_of(run)
-    assert at_chance.startswith(f"At chance: FedAvg ({mean:.4g}), slow")
+    against_constant, verdict, lead, *_ = headline_of(run)
+    constant = f"{run.constant_metric:.4g}"
+    assert against_constant.startswith(
+        f"Worse than a constant prediction ({constant}): FedAvg ({mean:.4g}), slow"
+    )
     assert verdict.startswith(
         f"FedAvg has the lowest {METRIC} ({mean:.4g} in round 8). The lead is "
     )

@@ -41,6 +41,16 @@ def printed(table: object, width: int = 200) -> str:
     return console.export_text()
 
 
+@pytest.mark.parametrize("write", [as_markdown, as_latex])
+def test_the_caption_says_which_columns_are_about_all_rounds(shown: cw.Run, write) -> None:
+    table = result.result_table(series_of([shown]))
+    labels = [column.label for column in table.columns]
+    assert {"influence of hostile clients", "testing rounds"} <= {*labels}
+    text = write(table)
+    assert "The influence of hostile clients is the mean over all rounds." in text
+    assert "Testing rounds are counted over all rounds." in text
+
+
 def test_a_new_column_of_the_result_is_in_every_output(
     shown: cw.Run, monkeypatch: pytest.MonkeyPatch, tmp_path
 ) -> None:
@@ -113,6 +123,31 @@ def test_a_table_breaks_lines_between_words_to_fit_the_terminal() -> None:
         assert max(map(len, lines)) <= width
         words = " ".join(lines).split()
         assert words.count("hostile") == words.count("+30.0]") == 5
+
+
+def test_a_terminal_without_room_leaves_out_secondary_columns() -> None:
+    columns = [
+        Column[str]("method", lambda name: name, numeric=False),
+        Column[str]("accuracy ± deviation", lambda _: "52.2% ± 13.1"),
+        Column[str]("macro F1", lambda _: "0.915", is_secondary=True),
+        Column[str]("against the baseline [95% CI]", lambda _: "+10.0 [-20.0, +30.0]"),
+        Column[str]("rounds to 85%", lambda _: "not reached"),
+        Column[str]("curve", lambda _: "▁▂▄▅▆▇████", numeric=False, is_secondary=True),
+    ]
+    shown = plain_table(tabulate("t", "t", columns, ["Recommended ‡"], ""), "t")
+    left_out = {60: "curve", 50: "curve, macro F1"}
+    for width in (60, 50, 200):  # a table can be printed again
+        text = printed(shown, width)
+        assert max(map(len, text.splitlines())) <= width
+        assert "Recommended ‡  52.2% ± 13.1" in text
+        for word in ("baseline", "rounds", "reached", "deviation"):
+            assert word in text.split()
+        if width in left_out:
+            assert f"Not shown in {width} columns: {left_out[width]}." in text
+            assert "▁▂▄" not in text
+        else:
+            assert "Not shown" not in text
+            assert "▁▂▄▅▆▇████" in text
 
 
 def test_a_target_that_nobody_set_is_not_all_that_can_be_reached(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from clientwise.report.differences import all_differences
 from clientwise.report.document import Cell, Chart, Table
 from clientwise.report.marks import Bars
 from clientwise.report.output.export import as_csv
+from clientwise.report.output.notebook import run_html
 from clientwise.report.output.terminal import summary_table
 from clientwise.report.sections.result import result_table
 from clientwise.report.sections.targets import average_gain, rounds_cell
@@ -345,6 +348,84 @@ def test_what_is_not_available_in_practice_is_never_the_best(tmp_path: Path) -> 
     assert [row[0] for row in table.texts(str, "<{}>".format)] == ["Pooled †", "FedAvg"]
     assert table.best() == set()
     assert "† Not available in practice" in table.note
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_the_clients_that_lost_their_weight_by_evidence_are_named(
+    tmp_path: Path, seeds: int
+) -> None:
+    values = {"FedAvg": BASE[:seeds], "doubtful": BASE[:seeds]}
+    run = write_run(tmp_path / "run", values)
+    assert not any("vidence" in line for line in lead(run))
+    put = [  # posterior by client, and how many share a weight; the prior is 0.25
+        (0.02, None, 1),  # Turin
+        (0.10, 3, 2),  # Graz sent a copy
+    ]
+    with closing(sqlite3.connect(run.folder / "run.sqlite")) as database, database:
+        lane = run.lane("doubtful", seeds)
+        database.execute(
+            "UPDATE participants SET prior = 0.25, posterior = 0.25 WHERE lane IN (?, ?)",
+            (lane, run.lane("doubtful", 1)),
+        )
+        for posterior, copies, client in put:
+            database.execute(
+                "UPDATE participants SET posterior = ? WHERE lane = ? AND client = ?",
+                (posterior, lane, client),
+            )
+            database.execute(
+                "INSERT INTO look_back (lane, round_num, client, copies) VALUES (?, 1, ?, ?)",
+                (lane, client, copies),
+            )
+    when = "in the last round of at least one seed" if seeds > 1 else "in the last round"
+    said = (
+        f"Evidence took more than half of their weight from clients {when}: "
+        "doubtful from 1 of 4 (Turin). A lowered weight proves nothing."
+    )
+    run = cw.Run(run.folder)
+    assert lead(run)[-1] == said
+    assert said in repr(run)
+    assert said in run_html(run)
+
+
+def test_hostile_clients_that_evidence_found_are_told_apart(moved: cw.Run) -> None:
+    last = lead(moved)[-1]
+    assert last.startswith("Evidence took more than half of their weight from clients in the last")
+    for method in ("all of it", "evidence alone"):
+        rows = moved.participants(method, 1, 5)
+        lowered = [row for row in rows if row.posterior < row.prior / 2]
+        honest = [row for row in lowered if row.hostile is None]
+        assert {row.client for row in lowered} >= {*moved.hostile_clients(1)}
+        assert f"{method} from {len(lowered)} of {len(rows)} (" in last
+        assert f"), {len(honest)} of them honest" in last
+    assert "bounds from" not in last
+
+
+def test_many_clients_are_not_read_for_the_conclusion(
+    moved: cw.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clientwise.report.verdict.MOST_READ", 7)
+    assert "Evidence took" not in " ".join(lead(moved))
+
+
+def test_methods_are_compared_with_a_constant_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clientwise.report.verdict.LEAST_ROUNDS", 1)
+    values = {
+        "above": around(0.861, 0, 0.1, -0.1, 0.2, -0.2),  # significantly, by less than an error
+        "equal": [0.844] * 5,
+        "below": [0.6] * 5,
+        "level": [0.843] * 5,
+        "good": [0.9] * 5,
+    }
+    facts = {"reported samples": 100, "metric of a constant prediction": 0.844}
+    run = write_run(tmp_path / "run", values, **facts)
+    constant = "than a constant prediction (84.4%)"
+    assert lead(run)[0] == (
+        f"Little better {constant}: above (86.1%). No better {constant}: equal (84.4%). "
+        f"Worse {constant}: below (60.0%), level (84.3%). "
+        "Try another training.learning_rate, more rounds, or another evaluation.metric."
+    )
 
 
 def test_the_size_of_the_reporting_set_is_said(tmp_path: Path) -> None:

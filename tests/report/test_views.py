@@ -9,6 +9,7 @@ import re
 import shutil
 import sqlite3
 import statistics
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from clientwise.record.lock import locked
 from clientwise.record.writer import Store
 from clientwise.report import run_list, sections, views
 from clientwise.report.audit.round_audit import audit
-from clientwise.report.marks import COLOURS, FAINT, Lines
+from clientwise.report.document import Chart
+from clientwise.report.marks import COLOURS, FAINT, Bars, Lines
 from clientwise.report.output.figures import draw
 from clientwise.report.output.page_json import as_json
 from clientwise.report.output.terminal import (
@@ -266,6 +268,30 @@ def test_looking_at_a_run_executes_nothing_it_names(shown: cw.Run, tmp_path: Pat
     (copied / "config.toml").write_text("not toml at all [")
     assert not audit(foreign, "FedAvg", 1, 1).what_if
     assert "is unknown" in audit(foreign, "FedAvg", 1, 1).explanation
+
+
+def test_what_moves_weights_has_one_colour_in_all_charts_of_a_run(tmp_path: Path) -> None:
+    methods = [
+        {"name": "FedAvg"},
+        {"name": "AdaFed"},
+        {"name": "Median"},
+        {"name": "Recommended", "bounds": {"cap": 0.15}},
+    ]
+    config: Json = {"rounds": 1, "data": "digits", "model": "linear", "methods": methods}
+    config["partition"] = {"name": "dirichlet", "clients": 8, "concentration": 0.5}
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    colours = defaultdict(set)
+    ends = set()
+    for chart in sections.weights_section(series_of([run])).items:
+        if isinstance(chart, Chart) and isinstance(chart.mark, Bars):
+            assert chart.title.endswith(f"from an equal weight to the {chart.mark.axis.label}")
+            ends.add(chart.mark.axis.label)
+            for group in chart.mark.groups[:-1]:
+                colours[group.name].add(group.colour)
+    assert ends == {"weight", "influence"}
+    movers = {"dataset_size", "server_performance", "evidence", "bounds", "rule"}
+    assert colours.keys() == movers
+    assert len({colour for (colour,) in colours.values()}) == len(movers)
 
 
 def test_audits_as_documents(shown: cw.Run) -> None:
@@ -582,6 +608,12 @@ def test_terminal_tables(shown: cw.Run) -> None:
     text = console.export_text()
     assert "…" not in text.split("online, seed 1")[0]  # nothing cut off at 80 columns
     assert text.count("online, seed") == 3
+    assert text.count("Score function: prioritized") == 1  # the seeds share it
+    (of_one,) = audit_tables(shown, 3, "online", 2)
+    console.print(of_one)
+    assert re.findall("online, seed .", console.export_text()) == ["online, seed 2"]
+    with pytest.raises(RunError, match="has no round 3 of seed 7"):
+        audit_tables(shown, 3, "online", 7)
     assert re.search(r"[▁▂▃▄▅▆▇█]{5}", text)
     assert any("updates refused: model has NaN or Inf" in remark for remark in remarks(shown))
     assert sparkline([]) == ""

@@ -65,7 +65,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     with tampering(run) as database:
         database.execute("INSERT INTO privacy VALUES (1, 1, 2.0, 0.5, 0.0)")
         database.execute("INSERT INTO adapters VALUES (1, 1, 0.25)")
-        database.execute("INSERT INTO sums VALUES (1, 1, 6, 0.5, 1, x'00')")
         database.execute("DELETE FROM chain")
         chain = SignedChain(database, private_key(folder / "key"), "id")
         chain.add_missing()

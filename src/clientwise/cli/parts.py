@@ -27,6 +27,8 @@ from .options import (
 if TYPE_CHECKING:
     from ..data.summary import DataSummary
 
+PLURALS = {"criterion": "criteria", "loss": "losses"}  # of kinds; others end in s
+
 
 def data(
     file: ConfigArgument,
@@ -152,6 +154,9 @@ def list_parts(
     methods = listed["methods"]
     kinds = listed["kinds"]
     named = [one["parts"][kind] for one in kinds.values() if kind in one["parts"]]
+    plural = PLURALS.get(kind or "", f"{kind}s")
+    if not named and plural in ("methods", *kinds):
+        kind = plural
     if kind is None:
         _list_methods(methods)
         for name in kinds:

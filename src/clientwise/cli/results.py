@@ -37,6 +37,10 @@ def show(
     method: Annotated[
         str | None, typer.Option(help="With --round: only this method.", show_default=False)
     ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="With --round: only this seed. Default: all seeds.", show_default=False),
+    ] = None,
     fairness: Annotated[
         bool,
         typer.Option("--fairness", help="Show how the clients' results differ, method by method."),
@@ -44,7 +48,7 @@ def show(
 ) -> None:
     """Show the results of a run, finished or running, in the terminal.
 
-    Example: clientwise show runs/mine --round 10 --method FedAvg
+    Example: clientwise show runs/mine --round 10 --method FedAvg --seed 2
     """
     from ..experiment.matrix.grid import is_matrix
     from ..experiment.running.folders import newest_run
@@ -54,6 +58,8 @@ def show(
 
     if method is not None and round_num is None:
         fail("--method goes with --round; add the number of a round")
+    if seed is not None and round_num is None:
+        fail("--seed goes with --round; add the number of a round")
     folder = folder or newest_run()
     if is_matrix(folder):
         if round_num is not None:
@@ -62,7 +68,7 @@ def show(
         return
     run = RunFolder(folder)
     if round_num is not None:
-        for table in audit_tables(run, round_num, method):
+        for table in audit_tables(run, round_num, method, seed):
             out.print(table)
         return
     if fairness:
@@ -192,8 +198,10 @@ def report(
     from ..experiment.running.folders import newest_run
     from ..record.reading.folder import RunFolder
     from ..report.arena.report import write_arena
-    from ..report.output.export import unique_names, write_report
+    from ..report.document import counted
+    from ..report.output.export import older_files, unique_names, write_report
     from ..report.output.paper import COLUMN, PAGE
+    from ..report.output.progress import show_drawing
 
     width = PAGE if wide else COLUMN
     formats = parse_formats(figures or ("pdf" if wide else ""))
@@ -205,20 +213,19 @@ def report(
     target = out_folder
     if target is None:
         target = Path("report") if others else first / "report"
-    with writing_to(target), err.status("Writing the report") as status:
-
-        def on_file(path: Path) -> None:
-            status.update(f"Writing the report: {escape(path.name)}")
-
+    with writing_to(target), show_drawing(err) as on_figure:
         if is_matrix(first):
-            page = write_arena(first, target, on_file, width, formats)
+            page = write_arena(first, target, on_figure, width, formats)
         else:
             found = [RunFolder(folder, name) for name, folder in names.items()]
-            page = write_report(found, target, on_file, width, formats)
+            page = write_report(found, target, on_figure, width, formats)
     beside = "tables (CSV, Markdown, LaTeX); --figures pdf draws figures for a paper"
     if formats:
         beside = f"figures ({', '.join(formats).upper()}) and tables (CSV, Markdown, LaTeX)"
-    print_lines([f"Report       {page}", f"Beside it    {beside}"])
+    lines = [f"Report       {page}", f"Beside it    {beside}"]
+    for folder, count in older_files(page).items():
+        lines.append(f"Not updated  {counted(count, 'file')} in {folder}, older than this report")
+    print_lines(lines)
 
 
 def parse_formats(text: str) -> list[Format]:

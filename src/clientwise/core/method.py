@@ -28,7 +28,7 @@ from .types import LocalTraining, ModelSpec, ServerState, Task
 from .weights.bounds import Bounds
 from .weights.priority import Adjustment
 from .weights.scores import Equal, Prioritized, Score
-from .weights.weighting import Normaliser, divide, sum_scale
+from .weights.weighting import Normaliser, ScoreError, divide, scores_of, sum_scale
 
 Sample = Callable[..., tuple[int, ...]]  # see `sample_clients`
 Control = Literal["pooled", "server_only", "alone"]
@@ -68,6 +68,7 @@ class Method:
     adapters: Adapters = "products"  # what of LoRA adapters is averaged
     compares_pairs: bool = False  # a part holds matrices of all pairs of clients
     sampling: ByScore | None = None  # how a round's clients are drawn; None: as the plan says
+    client_names: tuple[str, ...] = ()  # where they are known, for messages
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -138,8 +139,19 @@ class Method:
         if seen.any():
             raw = criteria[seen]
             score = self.score.with_order(state.priority)
-            scores[seen] = score(self.names, divide(raw, self.normaliser(raw))).double()
+            normalised = divide(raw, self.normaliser(raw))
+            clients = seen.nonzero().flatten().tolist()
+            scores[seen] = self.scores_of(score, normalised, clients).double()
         return scores
+
+    def scores_of(self, score: Score, normalised: Tensor, clients: Sequence[int]) -> Tensor:
+        """The scores of these clients; ScoreError, which names the client, where one is no weight."""
+        try:
+            return scores_of(score, self.names, normalised, clients)
+        except ScoreError as error:
+            if error.client < len(self.client_names):
+                raise error.of(self.client_names[error.client]) from None
+            raise
 
     def averaged_pairs(self, spec: ModelSpec) -> tuple[Pair, ...]:
         """The adapted layers of a model whose products are averaged, for which models are kept, too."""
@@ -179,9 +191,10 @@ class Method:
 
     def for_clients(self, names: Sequence[str], num_clients: int) -> Method:
         """The method with numbers where its bounds name clients; ValueError for unknown ones."""
+        named = replace(self, client_names=tuple(names))
         if self.bounds is None or self.bounds.is_plain or self.control:
-            return self
-        return replace(self, bounds=self.bounds.for_clients(names, num_clients))
+            return named
+        return replace(named, bounds=self.bounds.for_clients(names, num_clients))
 
     def needs(self, what: Need) -> bool:
         """Whether one of the criteria needs it."""

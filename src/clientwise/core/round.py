@@ -120,7 +120,7 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
 
     scales = cohort.scales
     normalised = divide(cohort.raw, scales)
-    scores = score(method.names, normalised)
+    scores = method.scores_of(score, normalised, cohort.client_ids)
     averaging = method.averaging(score)
     prior = to_weights(averaging(method.names, normalised))
     posterior = None

@@ -403,6 +403,18 @@ def channels_last_hint(shape: Sequence[int]) -> str:
     )
 
 
+def shape_hint(inputs: Tensor, targets: Tensor) -> str:
+    """What to do about samples whose shapes are probably not meant; empty where they may be.
+
+    >>> shape_hint(torch.ones(9), torch.ones(9, 4))
+    'inputs have shape (9,) and targets (9, 4): if they are swapped, pass (inputs, targets)'
+    """
+    if inputs.ndim == 1 and targets.ndim > 1 and targets.is_floating_point():
+        shapes = f"inputs have shape {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
+        return f"{shapes}: if they are swapped, pass (inputs, targets)"
+    return channels_last_hint(inputs.shape[1:])
+
+
 def is_frame(given: object) -> bool:
     """Whether this is a frame of pandas or polars."""
     library = type(given).__module__.partition(".")[0]
@@ -555,13 +567,21 @@ def read_dataset(
 
 def _warn_of_random(holders: Sequence[str]) -> None:
     """One line about datasets with random augmentation."""
-    more = f" and {len(holders) - MOST_NAMED} more" if len(holders) > MOST_NAMED else ""
     log.warning(
-        "warning: %s%s: samples differ each time they are read, as by random augmentation. They are read "
+        "warning: %s: samples differ each time they are read, as by random augmentation. They are read "
         "once, and used as they are then: pass the augmentation as transform= instead",
-        ", ".join(holders[:MOST_NAMED]),
-        more,
+        first_few(holders),
     )
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Names in a message: the first ones, and how many more.
+
+    >>> first_few(["north", "south", "east", "west", "centre"])
+    'north, south, east and 2 more'
+    """
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _read_sample(dataset: Any, index: int, holder: str) -> Any:

@@ -15,19 +15,19 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core.objective.problem import Classification, Regression, Survival
 from ..registry import suggest
-from .arrays import is_frame, join, problem_of, read_blocks
+from .arrays import first_few, is_frame, join, problem_of, read_blocks
 from .cache import RowFile, Writer, unnamed_rows
 from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
 from .folder import DataError
 from .partition import PARTITIONS
+from .tables.cells import is_date
 from .tables.joining import Sheet
 from .tables.joining import join as join_table
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
-MOST_NAMED = 3  # clients in a message
 OF_FRAMES = (Classification.kind, Regression.kind, Survival.kind)
 KINDS = "a Dataset, a DataLoader, (inputs, targets) or a frame"
 
@@ -111,13 +111,12 @@ class OwnData:
         there = {int(self.samples.ids[part[0]]) for part in drawn.train}
         names = [self._called(client) for client in sorted(every - there)]
         if names:
-            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
             apart = ", of those that are not set apart for the server"
             hint = "pass held_out= and test="
             if is_server_given:
                 apart, hint = "", "give them two samples or more"
             raise DataError(
-                f"{', '.join(names[:MOST_NAMED])}{more}: too few samples to train and to test on{apart}; "
+                f"{first_few(names)}: too few samples to train and to test on{apart}; "
                 f"leave these clients out, or {hint}"
             )
 
@@ -285,6 +284,7 @@ def _of_frames(
             f"problem = {meant.problem!r}: of frames must be one of {', '.join(OF_FRAMES)}; for others pass "
             "(inputs, targets)"
         )
+    _refuse_unknown(blocks, ignore)
     frames = [_plain_frame(own, name, ignore) for name, own in blocks]
     holders = [name for name, _ in blocks]
     words = [name for name in _columns_of_words(frames, holders) if name != target]
@@ -307,6 +307,15 @@ def _of_frames(
     return table.samples("pooled", problem), sizes
 
 
+def _refuse_unknown(blocks: Sequence[tuple[str, Any]], ignore: Sequence[str]) -> None:
+    """DataError for a column to ignore that no frame has."""
+    known = {str(column) for _, own in blocks for column in own.columns}
+    for column in ignore:
+        if column not in known:
+            hint = suggest(str(column), known)
+            raise DataError(f"{blocks[0][0]}: no column {column!r} to ignore{hint}")
+
+
 def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
     """A pandas frame without some columns, with texts as names of columns, and numbered rows."""
     import pandas
@@ -315,24 +324,33 @@ def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
         given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
     frame = given.reset_index(drop=True).infer_objects()  # objects that are all numbers
     frame.columns = [str(column) for column in frame.columns]
-    for column in ignore:
-        if column not in frame.columns:
-            hint = suggest(str(column), frame.columns)
-            raise DataError(f"{name}: no column {column!r} to ignore{hint}")
-    frame = frame.drop(columns=list(ignore))
+    frame = frame.drop(columns=list(ignore), errors="ignore")
     twice = frame.columns[frame.columns.duplicated()]
     if len(twice):
         raise DataError(f"{name}: has two columns {twice[0]!r}; rename one of them")
     if not len(frame):
         raise DataError(f"{name}: has no rows: leave this client out")
     for column in frame.columns:
-        if pandas.api.types.is_datetime64_any_dtype(frame[column]):
+        if _has_dates(frame[column]):
             raise DataError(
-                f"{name}: column {column!r} has dates: turn it into numbers, or drop it"
+                f"{name}: column {column!r} has dates: turn it into numbers, or put it into `ignore`"
             )
         if isinstance(frame[column].dtype, pandas.CategoricalDtype):
             frame[column] = frame[column].astype(object)
     return frame
+
+
+def _has_dates(column: Series[Any]) -> bool:
+    """Whether all cells with a value are dates, parsed or as text."""
+    import pandas
+
+    if pandas.api.types.is_datetime64_any_dtype(column):
+        return True
+    if pandas.api.types.is_numeric_dtype(column):
+        return False
+    texts = (str(cell).strip() for cell in column.dropna())
+    given = (text for text in texts if text)
+    return is_date(next(given, "")) and all(map(is_date, given))
 
 
 def _columns_of_words(frames: Sequence[DataFrame], names: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from ..core.reasons import Reason
 from ..core.round import first_state, run_round
 from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
+from ..core.weights.weighting import ScoreError
 from ..errors import plain
 from ..record.best_file import Best
 from .aggregate import Aggregate, aggregate_of
@@ -196,7 +197,8 @@ class Aggregator:
         listed = sorted(set(clients), key=str)
         scores = torch.full((len(listed),), math.nan, dtype=torch.float64)
         if self._layout is not None:
-            known = self._method.last_scores(self._state)
+            with self._naming_clients():
+                known = self._method.last_scores(self._state)
             for row, client in enumerate(listed):
                 if client in self._numbers:
                     scores[row] = known[self._numbers[client]]
@@ -275,7 +277,8 @@ class Aggregator:
         asked = tuple(sorted(client_of))
         plan = Plan(self._seed, len(asked), evaluate_clients_every=None, asks=asked)
         state = replace(self._state, model=layout.vector())
-        self._state, record = run_round(state, self._method, plan, self._engine)
+        with self._naming_clients():
+            self._state, record = run_round(state, self._method, plan, self._engine)
         self.round_num = record.round_num
         ignored = map(plain, self._ignored_claims(record, replies))
         of_best = map(plain, self._keep_best(record, replies))
@@ -358,6 +361,15 @@ class Aggregator:
             if client in replies.models or client not in self._numbers:
                 notes.append(f"{_shown(client)} is refused: {reason}")
         return notes
+
+    @contextlib.contextmanager
+    def _naming_clients(self) -> Iterator[None]:
+        """Within this context, an error that is about a client has its name, not its number."""
+        try:
+            yield
+        except ScoreError as error:
+            client_of = {number: client for client, number in self._numbers.items()}
+            raise error.of(_shown(client_of[error.client])) from None
 
     def _clients_of(self, replies: _Replies) -> dict[int, Client]:
         """The clients of a round that have a number, by number."""

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 from numpy.typing import NDArray
-from torch import Tensor
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..core.types import RoundRecord
 
 MANY = 1_000  # accepted updates

@@ -106,15 +106,12 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
 
 
 def _best_rounds(run: RunFolder) -> Iterator[tuple[str, str]]:
-    """Which lanes stopped early, and whose model is not that of the last round."""
+    """Of which round the model of each lane is, where the best one is kept."""
     found = run.best_of_lanes
     for lane in run.lanes:
         if (best := found.get(lane.lane)) is None:
             continue
         name = f"{lane.method}, seed {lane.seed}"
-        if best.stopped:
-            lowest = f"the held-out loss was lowest in round {best.round}"
-            yield "stopped early", f"{name}: after round {best.last} of {run.rounds}; {lowest}"
         if best.kept and best.round is not None:
             yield "model kept", f"{name}: that of round {best.round}, by its held-out loss"
 

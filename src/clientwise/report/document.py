@@ -50,6 +50,7 @@ class Column(Generic[Row]):
     lower_is_better: bool = False
     name: str = ""  # in a CSV, where the label says more than what it is
     marks_best: bool = False  # whether its best values are shown in bold
+    is_secondary: bool = False  # left out of a terminal that has no room for all columns
 
 
 @dataclass(frozen=True)

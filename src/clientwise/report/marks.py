@@ -23,6 +23,9 @@ COLOURS = (
     "#B8A900",
 )
 GREY = "#999999"
+# What moves a weight has the same colour in every chart of a run; criteria have the first ones.
+CRITERION_COLOURS = ("#E69F00", "#56B4E9", "#CC79A7", "#B8A900")
+MOVER_COLOURS = {"evidence": "#0072B2", "bounds": "#000000", "rule": "#009E73"}
 FAINT = "#A6A6A6"  # of lines without a name; it is no method's colour
 # Cividis from the lowest to the highest value, for heat maps on the page and on paper.
 HEAT_COLOURS = (
@@ -74,11 +77,12 @@ def value_axis(values: Sequence[float], *, percent: bool, label: str = "") -> Ax
     """An axis that stays within [0, 1] where all values do: there is no accuracy of -20%.
 
     >>> value_axis([0.25, 1.0], percent=True)
-    Axis(label='', percent=True, log=False, low=0, high=1.01, unit='')
+    Axis(label='', percent=True, log=False, low=-0.01, high=1.01, unit='')
     """
     known = [value for value in values if math.isfinite(value)]
-    low = 0 if min(known, default=0) >= 0 else None
-    high = 1.01 if max(known, default=1) <= 1 else None  # a marker at 100% is drawn whole
+    # A line at 0% and a marker at 100% are drawn whole.
+    low = -0.01 * max(known, default=1) if min(known, default=0) >= 0 else None
+    high = 1.01 if max(known, default=1) <= 1 else None
     return Axis(label, percent=percent, low=low, high=high)
 
 
@@ -167,6 +171,7 @@ class HeatMap:
     percent: bool = False
     column_label: str = ""
     row_label: str = ""
+    value_label: str = ""  # beside the colour bar of a picture; on the page, the title says it
     texts: Sequence[Sequence[str]] | None = None
     lower_is_better: bool = False
     links: AuditLinks | None = None

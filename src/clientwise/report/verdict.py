@@ -43,18 +43,24 @@ STILL_IMPROVES = 0.01  # of the metric
 LEAST_ROUNDS = 3  # with fewer, nothing is said about a method that has not learned anything
 FLAT = 1e-4  # of the metric
 LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
+MOST_LOWERED = 5  # names of clients that evidence took weight from
+MOST_READ = 2_000  # clients times seeds: with more, nothing is said about their weights
 NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
 NOT_COMPARED = "not compared: they share no round of the same seed on the same data"
 
 
 def headline(series: Sequence[Series]) -> list[str]:
-    """Warnings first; then which method leads and the differences to the baseline."""
+    """Warnings; which method leads and the differences to the baseline; what evidence did."""
+    return [*_conclusion(series), *_lowered(series)]
+
+
+def _conclusion(series: Sequence[Series]) -> list[str]:
     warnings = [
         *_stayed(series),
         *_changes(series),
         *_refused(series),
         *_diverged(series),
-        *_at_chance(series),
+        *_like_a_constant(series),
         *_unchanged(series),
         *_best_models(series),
         *_unequal_steps(series),
@@ -182,33 +188,38 @@ def _diverged(series: Sequence[Series]) -> list[str]:
     return lines
 
 
-def _at_chance(series: Sequence[Series]) -> Iterator[str]:
-    """Methods that end no better than a model that predicts the same for all samples."""
-    found = [one for one in series if _is_at_chance(one)]
-    if not found:
-        return
-    named = ", ".join(f"{one.label} ({one.unit.text(one.mean_metric)})" for one in found)
-    guessed = found[0].unit.text(found[0].run.constant_metric)
-    yield (
-        f"At chance: {named}. Predicting the same for all samples gives {guessed}. "
-        "Try another training.learning_rate, more rounds, or another evaluation.metric."
-    )
+def _like_a_constant(series: Sequence[Series]) -> Iterator[str]:
+    """Methods that end little better than a model that predicts the same for all samples, or worse."""
+    found: dict[str, list[str]] = {}
+    for one in series:
+        if words := _against_a_constant(one):
+            found.setdefault(words, []).append(f"{one.label} ({one.unit.text(one.mean_metric)})")
+    if found:
+        said = " ".join(f"{words}: {', '.join(labels)}." for words, labels in found.items())
+        yield (
+            f"{said} Try another training.learning_rate, more rounds, or another evaluation.metric."
+        )
 
 
-def _is_at_chance(one: Series) -> bool:
-    """Whether a trained method ends at a constant prediction's metric, or a standard error above."""
+def _against_a_constant(one: Series) -> str | None:
+    """A trained method against a constant prediction; None where it is more than a standard error better."""
     run = one.run
     guessed = run.constant_metric
+    metric = one.mean_metric
     has_ended = one.ended == run.rounds and one.last_round >= LEAST_ROUNDS
     is_trained = one.learned and not one.diverged
-    if not (has_ended and is_trained) or guessed is None or one.mean_metric is None:
-        return False
-    if not run.higher_is_better:
-        return one.mean_metric >= guessed
+    if not (has_ended and is_trained) or guessed is None or metric is None:
+        return None
+    gain = metric - guessed if run.higher_is_better else guessed - metric
     error = 0.0
-    if run.is_share and run.report_samples and 0 < guessed < 1:
+    if run.is_share and run.higher_is_better and run.report_samples and 0 < guessed < 1:
         error = math.sqrt(guessed * (1 - guessed) / run.report_samples)
-    return one.mean_metric <= guessed + error
+    if gain > error:
+        return None
+    text = one.unit.text(guessed)
+    if one.unit.text(metric) == text:
+        return f"No better than a constant prediction ({text})"
+    return f"{'Worse' if gain < 0 else 'Little better'} than a constant prediction ({text})"
 
 
 def _unchanged(series: Sequence[Series]) -> Iterator[str]:
@@ -241,11 +252,14 @@ def _best_models(series: Sequence[Series]) -> Iterator[str]:
             continue
         lanes = {seed: found.get(one.run.lane(one.method, seed)) for seed in one.metric}
         best = {seed: row for seed, row in lanes.items() if row is not None}
-        stopped = [f"{row.last} (seed {seed})" for seed, row in best.items() if row.stopped]
+        stopped = {seed: row for seed, row in best.items() if row.stopped}
         if stopped:
+            last = ", ".join(f"{row.last} (seed {seed})" for seed, row in stopped.items())
+            lowest = [f"{row.round} (seed {seed})" for seed, row in stopped.items() if row.round]
+            loss = f"was lowest in round {', '.join(lowest)}" if lowest else "was not finite"
             yield (
-                f"{one.label} stopped early, after round {', '.join(stopped)} of {one.run.rounds}, by its held-out "
-                "loss."
+                f"{one.label} stopped early, after round {last} of {one.run.rounds}: the held-out loss "
+                f"{loss}."
             )
         kept = {
             seed: row.round
@@ -259,7 +273,7 @@ def _best_models(series: Sequence[Series]) -> Iterator[str]:
             value = one.unit.text(statistics.fmean(values))
             yield (
                 f"{one.label}: predictions and exports use the model of round {rounds}, which has the lowest "
-                f"held-out loss ({one.run.metric} {value}). The results below are of the last round."
+                f"held-out loss ({one.run.metric} {value}). Reported results are of the last round."
             )
 
 
@@ -448,6 +462,47 @@ def _hostile(best: Series, baseline: Series, series: Sequence[Series]) -> Iterat
 
 def _refused_only_hostile(one: Series) -> bool:
     return bool(one.arrived.refused) and not one.arrived.refused_honest
+
+
+def _lowered(series: Sequence[Series]) -> Iterator[str]:
+    """How many clients have less than half of their weight left after evidence, and some names."""
+    found = [text for one in series if (text := _lowered_clients(one))]
+    if found:
+        several = any(len(one.summary.seeds) > 1 for one in series)
+        when = "in the last round of at least one seed" if several else "in the last round"
+        yield (
+            f"Evidence took more than half of their weight from clients {when}: "
+            f"{'; '.join(found)}. A lowered weight proves nothing."
+        )
+
+
+def _lowered_clients(one: Series) -> str | None:
+    run = one.run
+    seeds = one.summary.seeds
+    recorded = recorded_config(run.folder).method(one.method)
+    has_evidence = recorded is None or recorded.evidence is not None
+    if not has_evidence or len(seeds) * run.client_sizes(one.seed).clients > MOST_READ:
+        return None
+    judged = set()
+    lowered: dict[int, str] = {}
+    honest = set()
+    for seed in seeds:
+        for row in run.participants(one.method, seed, one.rounds(seed)):
+            if row.posterior is None or row.prior is None:
+                continue
+            judged.add(row.client)
+            # Copies share a weight, which is no evidence against them
+            if row.posterior * (row.copies or 1) < row.prior / 2:
+                lowered[row.client] = row.name or f"client {row.client}"
+                if row.hostile is None:
+                    honest.add(row.client)
+    if not lowered:
+        return None
+    named = [lowered[client] for client in sorted(lowered, key=lambda one: one not in honest)]
+    names = ", ".join(named[:MOST_LOWERED]) + (" …" if len(named) > MOST_LOWERED else "")
+    text = f"{one.label} from {len(lowered)} of {len(judged)} ({names})"
+    # Outside of simulations, which clients are honest is not known
+    return f"{text}, {len(honest)} of them honest" if run.has_hostile else text
 
 
 def _unequal_rounds(series: Sequence[Series]) -> Iterator[str]:

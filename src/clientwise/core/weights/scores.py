@@ -66,6 +66,11 @@ class Score(ABC):
         """ValueError if the score does not fit criteria with these labels."""
 
     @property
+    def is_own(self) -> bool:
+        """Whether it is the user's: then what it returns is checked in every round."""
+        return type(self).__module__ != Score.__module__
+
+    @property
     def needs_units(self) -> bool:
         """Whether it has options in a criterion's own units, so that values must not be normalised."""
         return False

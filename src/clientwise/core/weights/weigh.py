@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -10,27 +11,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from .functions import score_by
 from .scores import Score
-from .weighting import NORMALISERS, check_normaliser, divide, to_weights
+from .weighting import NORMALISERS, check_normaliser, divide, scores_of, to_weights, zero_for_all
 
 
 def weigh(
-    criteria: Mapping[str, Any], *, score: Score, normalise: str | None = None
+    criteria: Mapping[str, Any],
+    *,
+    score: Score | Callable[..., Tensor],
+    normalise: str | None = None,
 ) -> NDArray[numpy.float64]:
     """The weights of n clients from criteria that you measured.
 
     Args:
         criteria: a list, NumPy array or tensor [n] per criterion, finite and zero or more.
-        score: how a client's criteria become one number: `cw.prioritized(...)`, `cw.mean()` ...
+        score: how a client's criteria become one number: `cw.prioritized(...)`, `cw.mean()` ..., or a
+            function with a parameter for each criterion, a tensor [n] of normalised values.
         normalise: "sum", "max" or "none". The default is the score's own: "none" for a product,
             "sum" for most others.
 
     Returns:
-        The weights [n], which sum to 1. They are all zero if every score is zero.
+        The weights [n], which sum to 1.
 
     Raises:
         ValueError: the criteria differ in length, have a value that is negative or not finite, or do not
-            fit the score.
+            fit the score; or all scores are zero, or one is negative or not finite.
 
     Example:
         >>> import clientwise as cw
@@ -41,10 +47,14 @@ def weigh(
     """
     if not criteria:
         raise ValueError("no criteria given")
+    if inspect.isroutine(score):
+        score = score_by(score)()
     if not isinstance(score, Score):
-        raise TypeError(f"score must be one of cw.prioritized(...), cw.mean() ..., got {score!r}")
+        raise TypeError(
+            f"score must be one of cw.prioritized(...), cw.mean() ..., or a function, got {score!r}"
+        )
     names = tuple(criteria)
-    columns = {name: _column(values) for name, values in criteria.items()}
+    columns = {name: _column(name, values) for name, values in criteria.items()}
     for name, column in columns.items():
         if column.ndim != 1 or len(column) != len(columns[names[0]]):
             raise ValueError(
@@ -63,15 +73,25 @@ def weigh(
     if len(raw) == 0:
         return numpy.zeros(0)
     scales = NORMALISERS.get(normaliser)(raw)
-    scores = score(names, divide(raw, scales))
+    scores = scores_of(score, names, divide(raw, scales), range(len(raw)))
     if not bool(scales.isfinite().all() & scores.sum().isfinite()):
         raise ValueError(
             "these values are too large to weigh: their scores overflow. Use larger units."
         )
+    if not bool(scores.any()):
+        zero = ", ".join(map(repr, zero_for_all(names, raw)))
+        which = f". Criteria that are zero for all clients: {zero}" if zero else ""
+        raise ValueError(f"the score is zero for all clients, so there are no weights{which}")
     return to_weights(scores).numpy()
 
 
-def _column(values: Any) -> Tensor:
+def _column(name: str, values: Any) -> Tensor:
     if isinstance(values, Tensor):
         return values.detach().cpu().double()
-    return torch.as_tensor(numpy.asarray(values, dtype=numpy.float64))
+    try:
+        return torch.as_tensor(numpy.asarray(values, dtype=numpy.float64))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name!r} must be a list, an array or a tensor with one number per client, got "
+            f"{values!s:.80}"
+        ) from None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from numpy.typing import NDArray
 
+from ...errors import ClientwiseError
 from ...registry import Declaration, PositiveFloat, Registry
 from .scores import Score, library_of
 
@@ -116,6 +117,45 @@ def divide(raw: Values, scales: Values) -> Values:
     """Values [n, m] over the cohort's scales [m]; a criterion that is zero for all clients stays zero."""
     divided: Values = library_of(raw).where(scales == 0, 0.0, raw / scales)
     return divided
+
+
+class ScoreError(ClientwiseError, ValueError):
+    """A user's own score that cannot become a weight.
+
+    Args:
+        score: the name of the score.
+        value: what it returned.
+        client: the number of the client.
+        name: the client's name; None: it has none.
+    """
+
+    def __init__(self, score: str, value: float, client: int, name: str | None = None) -> None:
+        who = client if name is None else name
+        allowed = "a score must be finite and 0 or more"
+        super().__init__(f"score {score} returned {value:.6g} for client {who}: {allowed}")
+        self.client = client
+        self._given = score, value
+
+    def of(self, name: str) -> ScoreError:
+        """The same with the client's name."""
+        score, value = self._given
+        return ScoreError(score, value, self.client, name)
+
+
+def scores_of(score: Score, names: Sequence[str], values: Tensor, clients: Sequence[int]) -> Tensor:
+    """The scores [n] of these clients by their normalised criteria [n, m].
+
+    Raises:
+        ScoreError: a user's own score is negative or not finite. Those of this library are not
+            negative; where they overflow, `to_weights` gives no weight.
+    """
+    scores = score(names, values)
+    if score.is_own:
+        wrong = ~(scores.isfinite() & (scores >= 0))
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            raise ScoreError(type(score).__name__, float(scores[row]), clients[row])
+    return scores
 
 
 def to_weights(scores: Values) -> Values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 LARGEST = 1e30  # number, either sign: squares of larger ones are infinite
 MOST_PROBLEMS = 10  # in one message
 NOT_NUMBERS = "; correct the cells, or put the column into `categories` or `ignore`"
+DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ].*)?")
 CODE = numpy.int32  # of a client or a category, one for every row
 
 
@@ -110,6 +112,15 @@ def parse_numbers(column: Series[Any]) -> numpy.ndarray:
         numbers = column.map(_number, na_action="ignore")
     parsed: numpy.ndarray = numbers.to_numpy(numpy.float64, na_value=numpy.nan)
     return parsed
+
+
+def is_date(text: str) -> bool:
+    """Whether this is a date, with or without a time.
+
+    >>> is_date("2024-06-30"), is_date("30.06.2024 12:00"), is_date("2024")
+    (True, True, False)
+    """
+    return DATE.fullmatch(text) is not None
 
 
 def refuse(wrong: Sequence[str], advice: str = "") -> None:

@@ -16,7 +16,7 @@ import torch
 from ...core.objective.problem import Classification, Problem, Regression
 from ...errors import plain, shortened
 from ...registry import suggest
-from ..arrays import MOST_CLASSES
+from ..arrays import MOST_CLASSES, first_few
 from ..cache import Writer, cached
 from ..federated import Given, Samples
 from ..folder import DataError, ProgressLog
@@ -182,32 +182,46 @@ def _common_columns(
         needed: columns that must be there, and what a message adds to each.
         ignore: columns that are left out.
     """
-    first = sheets[0]
     ignored = frozenset(ignore)
-    used = [name for name in first.columns if name not in ignored]
-    wanted = {*used, *ignored}
-    found: set[str] = set()
+    used = [name for name in sheets[0].columns if name not in ignored]
+    known = [set(sheet.columns) for sheet in sheets]
+    found = set().union(*known)
+    wanted = [name for sheet in sheets for name in sheet.columns if name not in ignored]
     wrong: list[str] = []
-    for sheet in sheets:
-        known = set(sheet.columns)
-        found |= known
-        for name in dict.fromkeys([*needed, *used]):
-            if name not in known:
-                what = f"{_shown(name)!r}{needed.get(name, '')}"
-                wrong.append(f"{sheet.path}: no column {what}{suggest(name, map(_shown, known))}")
-        for name in sheet.columns:
-            if name not in wanted:
-                wrong.append(
-                    f"{sheet.path}: has a column {_shown(name)!r}, but {first.path} has none; "
-                    "put it into `ignore`, or add it there"
-                )
+    for name in dict.fromkeys([*needed, *wanted]):
+        lacking = [index for index, columns in enumerate(known) if name not in columns]
+        if lacking:
+            wrong.append(_about_missing(name, needed.get(name, ""), sheets, lacking))
     for name in ignore:
         if name not in found:
-            wrong.append(
-                f"{first.path}: no column {_shown(name)!r} to ignore{suggest(name, map(_shown, found))}"
-            )
+            hint = suggest(name, map(_shown, found))
+            wrong.append(f"{sheets[0].path}: no column {_shown(name)!r} to ignore{hint}")
     refuse(wrong)
     return used
+
+
+def _about_missing(name: str, purpose: str, sheets: Sequence[Sheet], lacking: Sequence[int]) -> str:
+    """A column that some sheets lack, in one line: the few are named, with or without it.
+
+    Args:
+        name: of the column.
+        purpose: what it is for, such as " for the target"; empty: an input.
+        sheets: the files.
+        lacking: the positions of those without it.
+    """
+    absent = set(lacking)
+    without = [str(sheets[index].path) for index in lacking]
+    having = [str(one.path) for index, one in enumerate(sheets) if index not in absent]
+    is_first_without = lacking[0] == 0
+    if having and not purpose and len(having) < len(without) + is_first_without:
+        return (
+            f"{first_few(having)}: column {_shown(name)!r} is missing from {first_few(without)}; "
+            "put it into `ignore`, or add it there"
+        )
+    hint = suggest(name, map(_shown, sheets[lacking[0]].columns))
+    if len(having) > 1:
+        purpose += f", which {len(having)} others have"
+    return f"{first_few(without)}: no column {_shown(name)!r}{purpose}{hint}"
 
 
 def _shown(name: str) -> str:

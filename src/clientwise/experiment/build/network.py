@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from ...data.arrays import channels_last_hint
+from ...data.arrays import shape_hint
 from ...data.federated import Samples
 from ...errors import ConfigError
 from ...models.flat import fill, fill_flat
@@ -40,7 +40,7 @@ def build_module(
         raise
     except (ValueError, RuntimeError, MemoryError) as error:
         message = str(error).splitlines()[0]
-        if hint := channels_last_hint(samples.inputs.shape[1:]):
+        if hint := shape_hint(samples.inputs, samples.targets):
             message += f"; {hint}"
         raise ConfigError(experiment.source, [("model", message)]) from None
     except Exception as error:  # a user's own network may raise anything
@@ -48,6 +48,8 @@ def build_module(
         message = f"{experiment.model_name} cannot be built: {type(error).__name__}: {reason}"
         if experiment.own_model is not None:
             message += f". With two arguments, it is called with {samples.input_shape}, {count_outputs(samples)}"
+        if hint := shape_hint(samples.inputs, samples.targets):
+            message += f"; {hint}"
         if samples.parts:
             names = ", ".join(part.name for part in samples.parts)
             message += f". The samples have several inputs ({names}): the first argument is their shapes by name"

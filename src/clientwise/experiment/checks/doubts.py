@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...data.arrays import channels_last_hint
+from ...data.arrays import shape_hint
 from ...data.federated import FederatedData
 from ...engine.executor import DeviceExecutor
 from ...models.call import outputs_of
 from ..build.engine import build_plan
 from ..build.network import foreign_types
 from ..config.methods import MethodSettings
-from ..config.named import near_miss, own_keys
+from ..config.named import METHODS, near_miss, own_keys, write_out
 from ..config.schema import Experiment
 from .adapters import adapter_doubts
 from .combinations import needs_server_set
@@ -26,6 +26,8 @@ MOST_VALUES = 20  # different targets of a regression that may be classes
 FEW_SAMPLES = 10  # of a class
 MOST_NAMED = 3  # of clients, in a line
 TRIED_SAMPLES = 16  # that the network predicts
+TRIED_PIXELS = 100  # samples
+WHITE = 255
 ROUNDING = 1e-4  # of probabilities that sum to 1
 FEWEST_TO_WEIGH = 20  # held-out samples
 ABOUT_METHODS = ("name", "tuned")  # what a method is called and where it is from, not what it does
@@ -53,7 +55,8 @@ def doubts(
         *_about_targets(data),
         *_about_clients(data),
         *_about_weighing(experiment, data),
-        *_about_pictures(data),
+        *_about_shapes(data),
+        *_about_pixels(data, executor),
         *_about_types(experiment, executor),
         *_about_outputs(data, executor),
         *_about_single_samples(experiment, data, executor),
@@ -79,9 +82,15 @@ def _about_sampling(experiment: Experiment, num_clients: int) -> Iterator[str]:
 
 
 def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
-    """Methods whose names are nearly those of others."""
+    """Methods whose names are nearly those of others, or are of others."""
     names = [method.name for method in methods]
     for name, method in zip(names, methods, strict=True):
+        changed = _changed_from(name, method)
+        if changed:
+            said = (
+                f"the method {name!r} has its own {', '.join(changed)}, and tables call it {name}"
+            )
+            yield f"{said}: give it another name, with like = {name!r}"
         meant = near_miss(name)
         if meant and not own_keys(meant) <= {*method.unlike_fedavg()}:
             yield f"the method {name!r} is your own, and not {meant}: start from it with like = {meant!r}"
@@ -90,6 +99,26 @@ def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
         other = spelt.setdefault(name.casefold(), name)
         if other != name:
             yield f"the methods {other!r} and {name!r} differ in upper and lower case alone"
+
+
+def _changed_from(name: str, method: MethodSettings) -> list[str]:
+    """What makes a method another one than the method of the library that has its name.
+
+    Options and settings of the training may be anybody's own, and some of its criteria be left out.
+    """
+    if name not in METHODS:
+        return []
+    (table,) = write_out([name], name)
+    named = MethodSettings.model_validate(table)
+    changed = []
+    promised = {part.name for part in named.criteria}
+    if not {part.name for part in method.criteria} <= promised:
+        changed.append("criteria")
+    for key in ("evidence", "rule", "server_step"):
+        mine, theirs = getattr(method, key), getattr(named, key)
+        if (mine and mine.name) != (theirs and theirs.name):
+            changed.append(key)
+    return changed
 
 
 def _about_equal_methods(methods: Sequence[MethodSettings]) -> Iterator[str]:
@@ -195,10 +224,24 @@ def _about_clients(data: FederatedData) -> Iterator[str]:
         yield f"{counted} train on samples of one class only: {_listed(alone, data)}"
 
 
-def _about_pictures(data: FederatedData) -> Iterator[str]:
-    hint = channels_last_hint(data.samples.inputs.shape[1:])
+def _about_shapes(data: FederatedData) -> Iterator[str]:
+    hint = shape_hint(data.samples.inputs, data.samples.targets)
     if hint and not data.samples.parts:
         yield hint
+
+
+def _about_pixels(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
+    """Pixels from 0 to 255 as they are: networks learn little from inputs as large as these."""
+    samples = data.samples
+    if samples.scale != 1 or samples.parts or samples.table or executor.samples.integers:
+        return
+    some = samples.inputs[data.train.indices[:TRIED_PIXELS].to(samples.inputs.device)]
+    if some.dtype != torch.uint8 and some.ndim < 3:
+        return
+    largest = some.max()
+    if WHITE / 2 < largest <= WHITE and some.min() >= 0 and not (some % 1).any():
+        said = f"inputs are whole numbers up to {int(largest)}, like pixels: divide them by {WHITE}"
+        yield f"{said} (scale = 0.0039 of the dataset `arrays`), unless the network does"
 
 
 def _about_types(experiment: Experiment, executor: DeviceExecutor) -> Iterator[str]:

@@ -15,7 +15,7 @@ from ...core.objective.problem import Problem
 from ...core.optimizers import is_elementwise
 from ...core.seeding import client_keys
 from ...core.types import Evaluation, LocalTraining
-from ...data.arrays import NamedInput, channels_last_hint
+from ...data.arrays import NamedInput, shape_hint
 from ...data.federated import FederatedData, Samples
 from ...engine.executor import DeviceExecutor
 from ...engine.jobs import TrainJob
@@ -133,9 +133,9 @@ def _explained(error: Exception, samples: Samples) -> str:
     if isinstance(error, IndexError) and (samples.integers or samples.parts):
         largest = int(samples.inputs.max())
         text += f"; the largest number is {largest}: an nn.Embedding for it needs num_embeddings > {largest}"
-    if hint := channels_last_hint(samples.inputs.shape[1:]):
+    if hint := shape_hint(samples.inputs, samples.targets):
         text += f"; {hint}"
-    if samples.inputs.ndim == 1:
+    elif samples.inputs.ndim == 1:
         text += "; a sample is one number: for a row of one column, pass inputs[:, None]"
     return text
 

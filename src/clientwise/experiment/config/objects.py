@@ -7,14 +7,15 @@ import dataclasses
 import hashlib
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ...core.criteria import CRITERIA, Arrivals, ClientFacts, CriterionDeclaration
 from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss, Loss
@@ -22,6 +23,7 @@ from ...core.optimizers import OPTIMIZERS
 from ...core.schedules import SCHEDULES
 from ...core.transforms import TRANSFORMS
 from ...core.types import LocalTraining
+from ...core.weights.functions import score_by
 from ...core.weights.scores import SCORES, Score
 from ...registry import Declaration, Need, Registry
 from .messages import refuse
@@ -32,6 +34,15 @@ NEEDED_BY: dict[str, Need] = {
     "evaluation": "server_set",
     "judge": "server_set",
     "server_update": "server_samples",
+}
+
+# Losses of PyTorch that have a name here. They would average over the batch.
+OF_TORCH: dict[Any, str] = {
+    functional.cross_entropy: "cross_entropy",
+    functional.binary_cross_entropy_with_logits: "binary_cross_entropy",
+    functional.mse_loss: "mse",
+    functional.l1_loss: "mae",
+    functional.huber_loss: "huber",
 }
 
 # Keys of [training] that classes of `torch.optim` take as options
@@ -89,6 +100,8 @@ def named(registry: Registry[Any], given: object) -> Any:
         return {"name": type(given).__name__, **_options(given)}
     if registry is OPTIMIZERS:
         return _optimizer(given)
+    if registry is LOSSES and inspect.isroutine(given) and given in OF_TORCH:
+        return OF_TORCH[given]
     if registry in (LOSSES, SCHEDULES, TRANSFORMS) and callable(given):
         return _callable(registry, given)
     return _adopted(registry, given) if inspect.isroutine(given) else given
@@ -266,9 +279,7 @@ def _adopted(registry: Registry[Any], function: Callable[..., Any]) -> str:
         declared = CriterionDeclaration(needs, measured_by=measured_by)
         _adopt(registry, name, function, declared, function)
     elif registry is SCORES:
-        members = {"function": staticmethod(function), "__doc__": inspect.getdoc(function) or name}
-        score = type(name, (FunctionScore,), members)
-        _adopt(registry, name, score, Declaration(), function)
+        _adopt(registry, name, score_by(function), Declaration(), function)
     else:
         how = f"register it as a {registry.kind} (docs/own-criterion.md)"
         refuse([("", f"{name} is a function that is not registered: {how}")])
@@ -305,47 +316,3 @@ def _measured_by(function: Callable[..., Any]) -> Literal["client", "server"]:
         return "server"
     how = "`clients` (the client measures it, cw.ClientFacts) or `arrivals` (the server does, cw.Arrivals)"
     refuse([("", f"{function.__name__}({first}): call its first argument {how}")])
-
-
-class FunctionScore(Score):
-    """A score by a plain function: of (names, values [n, m]), or of criteria by their labels, each [n]."""
-
-    compares_clients = True  # it may
-    function: ClassVar[Callable[..., Any]]
-
-    def check(self, names: Sequence[str]) -> None:
-        """ValueError if the function does not take these criteria, or does not return a score per client."""
-        asked = self._arguments()
-        if asked != ("names", "values") and {*asked} != {*names}:
-            raise ValueError(
-                f"{self._name}({', '.join(asked)}): the criteria are {', '.join(names)}. Its arguments must "
-                "be these, or `names` and `values`"
-            )
-        tried = torch.ones(2, len(names), dtype=torch.float64)
-        try:
-            found = self._call(names, tried)
-        except Exception as error:  # a user's own function may raise anything
-            raise ValueError(f"{self._name} failed: {type(error).__name__}: {error}") from None
-        if not isinstance(found, Tensor) or found.shape != (2,):
-            given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise ValueError(
-                f"{self._name} must return a tensor with one score per client, returned {given} for 2"
-            )
-
-    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """See the class."""
-        scores: Tensor = self._call(names, values)
-        return scores
-
-    def _call(self, names: Sequence[str], values: Tensor) -> Any:
-        if self._arguments() == ("names", "values"):
-            return type(self).function(names, values)
-        columns = dict(zip(names, values.unbind(1), strict=True))
-        return type(self).function(**columns)
-
-    def _arguments(self) -> tuple[str, ...]:
-        return tuple(inspect.signature(type(self).function).parameters)
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__

@@ -125,6 +125,10 @@ class Lane:
         """Whether there is no round after `state`."""
         if state.round_num >= self.rounds or self._held_out.stops_after(state.round_num):
             return True
+        return self._has_spent_budget(state)
+
+    def _has_spent_budget(self, state: ServerState) -> bool:
+        """Whether another round would spend more privacy than is allowed."""
         privacy = self.method.privacy
         if self._accountant is None or privacy is None or privacy.epsilon is None:
             return False
@@ -150,7 +154,7 @@ class Lane:
 
     def accounted(self, done: Round) -> Round:
         """The round with the privacy that all rounds so far have spent, and why it is the last one."""
-        return self._with_privacy(self._with_loss(done))
+        return self._with_loss(self._with_privacy(done))  # its note is the last one
 
     def _with_loss(self, done: Round) -> Round:
         if done.held_out is None:
@@ -168,7 +172,7 @@ class Lane:
             return done
         spent = self._accountant.epsilon(int(done.state.privacy["releases"].max()))
         record = replace(done.record, released=replace(released, epsilon=spent))
-        if done.state.round_num < self.rounds and self.ends_after(done.state):
+        if done.state.round_num < self.rounds and self._has_spent_budget(done.state):
             stop = f"the privacy budget is spent (ε = {spent:.3g}): this was the last round"
             record = replace(record, notes=(*record.notes, stop))
         return replace(done, record=record)

@@ -13,6 +13,7 @@ _CLIENT = "client, name, hostile"
 _BY_CLIENT = "ORDER BY lane, round_num, client"
 _OF_CLIENTS = f"JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client) {_BY_CLIENT}"
 _STEPS = "score, prior, z, posterior, weight, influence"  # from the score to the aggregate
+_COMPUTED = {"influence": "COALESCE(influence, weight)"}  # recorded where it is not the weight
 
 
 class FrameQuery(NamedTuple):
@@ -23,8 +24,10 @@ class FrameQuery(NamedTuple):
 
 
 def _frame(columns: str, source: str) -> FrameQuery:
-    names = columns.replace("round_num", "round").split(", ")
-    return FrameQuery(names, f"SELECT {columns} FROM {source}")
+    listed = columns.split(", ")
+    names = ["round" if column == "round_num" else column for column in listed]
+    values = ", ".join(_COMPUTED.get(column, column) for column in listed)
+    return FrameQuery(names, f"SELECT {values} FROM {source}")
 
 
 FRAMES: dict[str, FrameQuery] = {

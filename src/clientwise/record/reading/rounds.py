@@ -261,15 +261,25 @@ class RoundReader(RunReader):
         )
         return [names for (names,) in rows]
 
-    def notes(self, method: str) -> list[Names]:
-        """The notes of every round that has any."""
+    def notes(self, method: str, *, stops: bool = True) -> list[Names]:
+        """The notes of every round that has any.
+
+        Args:
+            method: the method.
+            stops: with those that a lane stops early, which `best_of_lanes` has, too. Such a note is
+                the last one of its round.
+        """
         rows = self._rows(
-            tuple[Json[Names]],
-            """SELECT notes FROM rounds JOIN lanes USING (lane)
+            tuple[int, int, Json[Names]],
+            """SELECT lane, round_num, notes FROM rounds JOIN lanes USING (lane)
                WHERE method = ? AND notes != '[]'""",
             method,
         )
-        return [notes for (notes,) in rows]
+        best = {} if stops else self.best_of_lanes
+        last = {(lane, one.last) for lane, one in best.items() if one.stopped}
+        return [
+            notes[:-1] if (lane, round_num) in last else notes for lane, round_num, notes in rows
+        ]
 
     def kept(self, method: str) -> list[Kept]:
         """Why rounds kept the model of the round before, for every round that did."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from ..differences import significance
 from ..document import Document, counted
-from ..output.export import Format, write_items
+from ..output.export import Format, OnFigure, write_items
 from ..output.figures import require_matplotlib
 from ..output.html import write_html
 from ..output.paper import COLUMN
@@ -31,7 +31,7 @@ from .standings_tables import by_mean, federation_section, standings_section
 def write_arena(
     folder: Path,
     out: Path,
-    on_file: Callable[[Path], None] = lambda path: None,
+    on_figure: OnFigure = lambda number, total: None,
     width: float = COLUMN,
     figures: Collection[Format] = (),
 ) -> Path:
@@ -40,7 +40,7 @@ def write_arena(
         require_matplotlib()
     document = arena(folder)
     page = write_html(document, {"round": {}, "client": {}}, out / "report.html")
-    write_items(document, out, on_file, width, figures)
+    write_items(document, out, on_figure, width, figures)
     return page
 
 

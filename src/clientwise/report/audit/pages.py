@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ...record.reading.config_view import recorded_config
 from ...record.reading.folder import RunFolder
 from ...record.reading.reader import thinned
 from ...record.reading.rows import ClientRoundRow
@@ -29,8 +31,10 @@ from ..document import (
 from ..lines import ROUNDS, Curve
 from ..marks import (
     COLOURS,
+    CRITERION_COLOURS,
     GREY,
     MAX_POINTS,
+    MOVER_COLOURS,
     AuditLinks,
     BarGroup,
     Bars,
@@ -60,7 +64,7 @@ def audit_round(run: RunFolder, method: str, seed: int, round_num: int) -> Docum
     """The audit of one round as a document of its own."""
     found = audit(run, method, seed, round_num)
     items: list[Chart | Table] = [
-        *steps_charts(found, "From an equal weight to the weight", "steps"),
+        *steps_charts(found, "", "steps"),
         audit_table(found, "Clients", "audit"),
     ]
     if found.is_explained:
@@ -73,8 +77,14 @@ def audit_round(run: RunFolder, method: str, seed: int, round_num: int) -> Docum
     return Document(title, lead, [Section("audit", "Weights", "", items)])
 
 
-def steps_charts(found: Audit, title: str, name: str) -> list[Chart]:
-    """How an equal weight becomes each client's weight, step by step; nothing without clients."""
+def steps_charts(found: Audit, place: str, name: str) -> list[Chart]:
+    """How an equal weight becomes each client's weight, step by step; nothing without clients.
+
+    Args:
+        found: the audit of a round.
+        place: the round, for the title; empty where it is the subject of the page.
+        name: the id of the chart.
+    """
     # A damaged record may lack some steps.
     known = [one for one in found.participants if len(one.path) == len(found.steps)]
     if not known:
@@ -86,7 +96,7 @@ def steps_charts(found: Audit, title: str, name: str) -> list[Chart]:
     links = AuditLinks("client", found.run.id, found.method, found.seed, clients)
     mark = Bars(
         [f"{client_cell(one.client, one.name).text} {one.remark}".strip() for one in shown],
-        [*_step_groups(found.steps, shown, equal), _end_group(last, shown)],
+        [*_step_groups(found, shown, equal), _end_group(last, shown)],
         value_axis([0.0, *(v for one in shown for v in one.path)], percent=True, label=last),
         equal,
         links,
@@ -99,6 +109,8 @@ def steps_charts(found: Audit, title: str, name: str) -> list[Chart]:
     )
     if len(shown) < found.num_known:
         alt += f" The {len(shown)} of {found.num_known} clients farthest from it are shown."
+    steps_title = f"from an equal weight to the {last}"
+    title = f"{place}, {steps_title}" if place else steps_title.capitalize()
     return [Chart(name, title, alt, mark)]
 
 
@@ -113,19 +125,24 @@ def _farthest(known: Sequence[Participant], equal: float) -> list[Participant]:
     return [one for one in known if one.client in chosen]
 
 
-def _step_groups(
-    steps: Sequence[str],
-    shown: Sequence[Participant],
-    equal: float,
-) -> list[BarGroup]:
+def _step_groups(found: Audit, shown: Sequence[Participant], equal: float) -> list[BarGroup]:
+    colours = _mover_colours(found)
     groups = []
     before = [equal] * len(shown)
-    for index, step in enumerate(steps):
+    for index, step in enumerate(found.steps):
         after = [one.path[index] for one in shown]
-        colour = COLOURS[1 + index % (len(COLOURS) - 1)]
-        groups.append(BarGroup(step, after, colour, starts=before))
+        groups.append(BarGroup(step, after, colours.get(step, CRITERION_COLOURS[0]), starts=before))
         before = after
     return groups
+
+
+def _mover_colours(found: Audit) -> dict[str, str]:
+    """By what moves a weight: a criterion has the same colour under every method of the run."""
+    methods = recorded_config(found.run.folder).methods
+    named = [part.called for method in methods for part in method.criteria]
+    criteria = list(dict.fromkeys([*named, *found.criteria]))
+    colours = dict(zip(criteria, itertools.cycle(CRITERION_COLOURS), strict=False))
+    return {**MOVER_COLOURS, **colours}
 
 
 def _end_group(label: str, shown: Sequence[Participant]) -> BarGroup:

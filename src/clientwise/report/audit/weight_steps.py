@@ -140,7 +140,10 @@ class Chain:
             return since
         if is_harmful_now:
             return f"{since}: {worse} ({z})"
-        return f"{since}: {worse} (last in round {lowered.harmful}, {z})"
+        last = f"{worse} (last in round {lowered.harmful}, {z})"
+        if lowered.harmful < lowered.since:  # then the others lost as much, or shared as copies
+            return f"{last}; its weight has been below its prior weight since round {lowered.since}"
+        return f"{since}: {last}"
 
     def _cause(self, row: Weighed, is_harmful_now: bool) -> str:
         """What the evidence against a client is about."""

@@ -41,12 +41,13 @@ FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a text begins that a spreadsh
 
 Format = Literal["pdf", "png", "svg"]
 FORMATS: tuple[Format, ...] = ("pdf", "png", "svg")  # of figures
+OnFigure = Callable[[int, int], None]  # called before a figure is drawn: its number, how many
 
 
 def write_report(
     runs: Sequence[RunFolder],
     folder: Path,
-    on_file: Callable[[Path], None] = lambda path: None,
+    on_figure: OnFigure = lambda number, total: None,
     width: float = COLUMN,
     figures: Collection[Format] = (),
 ) -> Path:
@@ -55,7 +56,7 @@ def write_report(
     Args:
         runs: at least one.
         folder: the folder of the report.
-        on_file: called after each file.
+        on_figure: called before each figure with its number and how many there are.
         width: of PDF figures, in inches.
         figures: the formats in which figures are drawn. Drawing takes longer than all the rest.
     """
@@ -64,8 +65,7 @@ def write_report(
     with _without_garbage_collection():
         document, carried = _read(runs)
         page = write_html(document, carried, folder / "report.html")
-    on_file(page)
-    write_items(document, folder, on_file, width, figures)
+    write_items(document, folder, on_figure, width, figures)
     return page
 
 
@@ -96,7 +96,7 @@ def _without_garbage_collection() -> Iterator[None]:
 def write_items(
     document: Document,
     folder: Path,
-    on_file: Callable[[Path], None],
+    on_figure: OnFigure = lambda number, total: None,
     width: float = COLUMN,
     figures: Collection[Format] = (),
 ) -> None:
@@ -105,14 +105,17 @@ def write_items(
     if figures:
         make_folder(folder / "figures")
     used: set[str] = set()
-    for section in document.sections:
-        for item in section.items:
-            name = _file_name(f"{section.id}-{item.id}", used)
-            if isinstance(item, Table):
-                _write_table(item, folder / "tables", name)
-            elif figures:
-                _write_figure(item, folder / "figures" / name, figures, width)
-            on_file(folder / name)
+    items = [(section.id, item) for section in document.sections for item in section.items]
+    total = sum(isinstance(item, Chart) for _, item in items)
+    number = 0
+    for section_id, item in items:
+        name = _file_name(f"{section_id}-{item.id}", used)
+        if isinstance(item, Table):
+            _write_table(item, folder / "tables", name)
+        elif figures:
+            number += 1
+            on_figure(number, total)
+            _write_figure(item, folder / "figures" / name, figures, width)
 
 
 def _write_figure(chart: Chart, stem: Path, figures: Collection[Format], width: float) -> None:
@@ -127,6 +130,18 @@ def _write_table(table: Table, folder: Path, name: str) -> None:
     texts = {"csv": as_csv(table), "md": as_markdown(table), "tex": as_latex(table)}
     for suffix, text in texts.items():
         write_atomically(folder / f"{name}.{suffix}", text.encode())
+
+
+def older_files(page: Path) -> dict[Path, int]:
+    """By folder, how many files beside a page are of an earlier report: a page is written first."""
+    written = page.stat().st_mtime_ns
+    found = {}
+    for name in ("tables", "figures"):
+        folder = page.with_name(name)
+        older = [path for path in folder.glob("*") if path.lstat().st_mtime_ns < written]
+        if older:
+            found[folder] = len(older)
+    return found
 
 
 def unique_names(folders: Sequence[Path]) -> dict[str, Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 MANY_LINES = 5  # with more, the legend stands beside the picture
 MAX_ROW_LABELS = 20  # of a heat map
+TITLE_WIDTH = 56  # letters in a line
+MAX_TITLE = 180  # letters
+MAX_TICKS = 6  # intervals of a percentage axis below a picture: more labels touch each other
+DOTS_PER_INCH = 200
 _STYLES: dict[str, str | tuple[int, tuple[int, ...]]] = {
     "solid": "-",
     "dash": "--",
@@ -57,7 +62,9 @@ def draw(charts: Sequence[Chart], *paths: Path) -> None:
         kind = path.suffix.removeprefix(".")
         # Without a salt, every SVG has names of its own.
         with replacing(path) as temporary, rc_context({"svg.hashsalt": "clientwise"}):
-            figure.savefig(temporary, format=kind, dpi=110, bbox_inches="tight", metadata=about)
+            figure.savefig(
+                temporary, format=kind, dpi=DOTS_PER_INCH, bbox_inches="tight", metadata=about
+            )
 
 
 def draw_into(figure: Figure, charts: Sequence[Chart]) -> None:
@@ -67,9 +74,16 @@ def draw_into(figure: Figure, charts: Sequence[Chart]) -> None:
     for number, chart in enumerate(charts, start=1):
         axes = figure.add_subplot(1, len(charts), number)
         draw_mark(axes, chart.mark)
-        axes.set_title(short(chart.title), fontsize=11, parse_math=False)
+        axes.set_title(_in_lines(chart.title), fontsize=11, parse_math=False)
         for label in [*axes.get_xticklabels(), *axes.get_yticklabels()]:
             label.set_parse_math(False)  # a dollar sign in a name is a dollar sign
+
+
+def _in_lines(title: str) -> str:
+    """A title in lines of about one length."""
+    title = short(title, MAX_TITLE)
+    lines = math.ceil(len(title) / TITLE_WIDTH)
+    return textwrap.fill(title, min(TITLE_WIDTH, len(title) // lines + 6))
 
 
 def draw_mark(axes: Axes, mark: Mark) -> None:
@@ -143,9 +157,11 @@ def _draw_bars(axes: Axes, mark: Bars) -> None:
         widths = [end - start for start, end in zip(starts, group.ends, strict=True)]
         middles = [row + offset for row in rows]
         axes.barh(middles, widths, height, left=starts, color=group.colour, label=group.name)
-    axes.set_yticks(rows, [short(name, 30) for name in mark.categories], fontsize=7)
+    size = "small" if len(rows) <= MAX_ROW_LABELS else "x-small"
+    axes.set_yticks(rows, [short(name, 30) for name in mark.categories], fontsize=size)
     axes.invert_yaxis()
     axes.axvline(mark.reference, color="#999999", linewidth=0.8)
+    axes.set_ylabel("client")
     _finish_x(axes, mark.axis)
     add_legend(axes, beside=True)
 
@@ -160,8 +176,6 @@ def _draw_boxes(axes: Axes, mark: Boxes) -> None:
 
 def _draw_heat_map(axes: Axes, mark: HeatMap) -> None:
     """Rounds or classes × clients or classes, with a colour bar."""
-    from matplotlib.ticker import PercentFormatter
-
     firsts = [float(column) for column in mark.columns]
     width = firsts[1] - firsts[0] if len(firsts) > 1 else 1
     height = len(mark.rows)
@@ -176,10 +190,12 @@ def _draw_heat_map(axes: Axes, mark: HeatMap) -> None:
         extent=(firsts[0] - 0.5, firsts[-1] + width - 0.5, -0.5, height - 0.5),
     )
     step = math.ceil(height / MAX_ROW_LABELS)
-    axes.set_yticks(range(0, height, step), mark.rows[::step], fontsize=7)
+    axes.set_yticks(range(0, height, step), mark.rows[::step], fontsize="small")
     axes.set_xlabel(mark.column_label)
+    axes.set_ylabel(mark.row_label)
     assert axes.figure is not None
-    axes.figure.colorbar(image, ax=axes, format=PercentFormatter(1) if mark.percent else None)
+    form = _percent if mark.percent else None
+    axes.figure.colorbar(image, ax=axes, format=form, label=mark.value_label)
 
 
 def _draw_labelled_cells(axes: Axes, mark: HeatMap) -> None:
@@ -226,20 +242,28 @@ def _draw_timeline(axes: Axes, mark: Timeline) -> None:
 
 
 def _finish_x(axes: Axes, axis: Axis) -> None:
-    from matplotlib.ticker import PercentFormatter
+    from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel(axis.label)
     axes.set_xlim(_within(axes.get_xlim(), axis))
     if axis.percent:
-        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        axes.xaxis.set_major_locator(MaxNLocator(MAX_TICKS, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_formatter(_percent)
 
 
 def _finish_y(axes: Axes, axis: Axis) -> None:
-    from matplotlib.ticker import PercentFormatter
-
     axes.set_ylim(_within(axes.get_ylim(), axis))
     if axis.percent:
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.yaxis.set_major_formatter(_percent)
+
+
+def _percent(value: float, _: int | None = None) -> str:
+    """A tick's label, with as many decimals as it takes.
+
+    >>> _percent(0.1), _percent(0.125)
+    ('10%', '12.5%')
+    """
+    return f"{100 * value:.6g}%"
 
 
 def _within(ends: tuple[float, float], axis: Axis) -> tuple[float, float]:

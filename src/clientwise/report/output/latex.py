@@ -7,6 +7,7 @@ is too long, as several tables. Both are decided by counting letters.
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -65,11 +66,22 @@ class _Column:
 def _columns(table: Table) -> list[_Column]:
     found = []
     for place, column in enumerate(table.columns):
-        longest = max((len(text_of(row[place])) for row in table.rows), default=0)
-        word = max(map(len, column.label.split()), default=1)
+        longest = max((_size(text_of(row[place])) for row in table.rows), default=0)
+        word = max(map(_size, column.label.split()), default=1)
         letters = max(word, min(longest, PARAGRAPH))
         found.append(_Column(place, column.numeric, column.label, longest, letters))
     return found
+
+
+def _size(text: str) -> int:
+    """The width of a text in letters: some are half as wide again as the mean.
+
+    >>> _size("Recommended"), _size("client")
+    (13, 6)
+    """
+    wide = sum(letter in "mwMW%@" for letter in text)
+    capitals = sum(letter.isupper() for letter in text)
+    return math.ceil(len(text) + 0.6 * wide + 0.4 * capitals)
 
 
 def _keys(table: Table) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import textwrap
 from collections import Counter
@@ -11,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from ...writing import replacing
 from ..document import Chart
-from ..marks import Bars, Boxes, HeatMap, Lines, Mark, Timeline
+from ..marks import (
+    CRITERION_COLOURS,
+    MOVER_COLOURS,
+    Bars,
+    Boxes,
+    HeatMap,
+    Lines,
+    Mark,
+    Timeline,
+)
 from .figures import add_legend, draw_mark, require_matplotlib, short
 
 if TYPE_CHECKING:
@@ -23,7 +31,13 @@ PAGE = 6.8  # inches: both columns
 LINES_INSIDE = 3  # with more, the legend stands below the picture
 CELLS_IN_COLUMN = 6  # columns of a heat map whose texts fit into `COLUMN`
 MARKERS = ("", "o", "s", "^", "D", "v", "P", "X")
-HATCHES = ("", "////", "....", "xxxx", "----", "++++")
+HATCHES = dict(  # by colour; the bars where a weight ends are plain
+    zip(
+        (*CRITERION_COLOURS, *MOVER_COLOURS.values()),
+        ("////", "xxxx", "++++", "----", "....", "||||", "\\\\\\\\"),
+        strict=True,
+    )
+)
 HIGHEST = 8.5  # inches
 LONGEST_LABEL = 22  # letters in a line of the legend
 LEGEND_SIZE = 7
@@ -83,9 +97,9 @@ def _size(chart: Chart, width: float) -> tuple[float, float]:
 def tell_apart(axes: Axes, mark: Mark) -> None:
     """Without colours: lines of one style get different markers, and groups of bars hatches."""
     if isinstance(mark, Bars):
-        for bars, hatch in zip(axes.containers, itertools.cycle(HATCHES), strict=False):
+        for bars, group in zip(axes.containers, mark.groups, strict=True):
             for bar in bars:
-                bar.set(hatch=hatch, edgecolor="white", linewidth=0)
+                bar.set(hatch=HATCHES.get(group.colour), edgecolor="white", linewidth=0)
     if isinstance(mark, Lines):
         used: Counter[str] = Counter()
         for drawn, line in zip(axes.get_lines(), mark.lines, strict=False):  # the target is last

@@ -166,6 +166,7 @@ def _box(box: Box) -> Plotly:
         "name": box.name,
         "marker": {"color": box.colour},
         "boxpoints": "outliers",
+        "hoveron": "points",  # the numbers of a lying box would be written aslant, and cut
     }
 
 

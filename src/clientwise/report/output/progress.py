@@ -1,4 +1,4 @@
-"""Progress of a run: a live bar in a terminal or notebook, a few plain lines elsewhere."""
+"""Progress of a run: a live bar in a terminal or notebook, a few plain lines elsewhere; and of a report."""
 
 from __future__ import annotations
 
@@ -66,6 +66,24 @@ def show_progress(console: Console) -> Iterator[OnRound]:
             bar.update(task, description=text, completed=progress.done, total=progress.total)
 
         yield on_round
+
+
+@contextmanager
+def show_drawing(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A context that shows which figure of a report is drawn: its value is called with its number."""
+    last = time.monotonic()
+    with console.status("Writing the report") as status:  # which only a terminal shows
+
+        def on_figure(number: int, total: int) -> None:
+            nonlocal last
+            text = f"Drawing figure {number} of {total}"
+            status.update(text)
+            now = time.monotonic()
+            if not console.is_terminal and (number == 1 or now - last >= QUIET_SECONDS):
+                last = now
+                console.print(text, soft_wrap=True)
+
+        yield on_figure
 
 
 def _notebook_bar() -> OnRound:

@@ -6,12 +6,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import render
+from rich.table import Column as TableColumn
 from rich.table import Table
 
 from ...errors import RunError
@@ -66,7 +68,9 @@ def summary_table(run: RunFolder) -> Table:
     if not series:
         return _table(title)
     curves = sparklines(metric_chart(series))
-    curve = Column[Series]("curve", lambda one: curves.get(one.label), numeric=False)
+    curve = Column[Series](
+        "curve", lambda one: curves.get(one.label), numeric=False, is_secondary=True
+    )
     return plain_table(result_table(series, curve), title)
 
 
@@ -99,33 +103,70 @@ def plain_table(found: DocumentTable, title: str) -> Table:
         column = found.columns[place]
         side: Literal["left", "right"] = "right" if column.numeric else "left"
         table.add_column(escape(column.label), justify=side, overflow="fold")
+        if column.is_secondary:
+            table.secondary.append(table.columns[-1])
     for row in rows:
         table.add_row(*(row[place] for place in kept))
     return table
 
 
 class _FittingTable(Table):
-    """A table whose columns are made narrower until it fits, first between words."""
+    """A table that fits: without secondary columns, the last first, then with narrower columns."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.secondary: list[TableColumn] = []
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The lines of the table."""
-        labels = [render(str(column.header)).plain.replace("\n", " ") for column in self.columns]
-        widths = []
-        words = []
-        for column, label in zip(self.columns, labels, strict=True):
-            texts = "\n".join(render(str(cell)).plain for cell in column.cells if cell)
-            label_width = max(cell_len(word.rstrip()) for word in _words(label))
-            widths.append(min(MAX_WIDTH, max([label_width, *map(cell_len, texts.split("\n"))])))
-            words.append(min(MAX_WIDTH, max([label_width, *map(cell_len, texts.split())])))
-        room = options.max_width - 2 * (len(widths) - 1)  # two spaces between columns
-        least_name = widths[:1] if widths[:1] <= [NAME_WIDTH] else [1]
-        for least in (words, least_name + [1] * len(widths)):
-            widths = _fitted(widths, least, room)
+        every = self.columns
+        kept, left_out = self._divide(options.max_width)
+        self.columns = [replace(column, _index=index) for index, column in enumerate(kept)]
+        labels = [_label(column) for column in self.columns]
+        widths, whole, words = zip(*map(_widths, self.columns), strict=True) if labels else [()] * 3
+        room = _room(options.max_width, len(widths))
+        least_name = [*widths[:1]] if widths[:1] <= (NAME_WIDTH,) else [1]
+        for least in (whole, words, least_name + [1] * len(widths)):
+            widths = tuple(_fitted(widths, least, room))
         for column, label, width in zip(self.columns, labels, widths, strict=True):
             column.width = width
             column.header = escape(_heading(label, width))
         yield from super().__rich_console__(console, options)
         yield ""  # a line between the table and what follows
+        if left_out:
+            names = ", ".join(_label(column) for column in left_out)
+            yield escape(f"Not shown in {options.max_width} columns: {names}.")
+        self.columns = every
+
+    def _divide(self, width: int) -> tuple[list[TableColumn], list[TableColumn]]:
+        """Columns that fit without a break in a value, as far as possible, and those left out."""
+        kept = self.columns
+        left_out: list[TableColumn] = []
+        for candidate in reversed(self.secondary):
+            if sum(_widths(column)[1] for column in kept) <= _room(width, len(kept)):
+                break
+            kept = [column for column in kept if column is not candidate]
+            left_out.append(candidate)
+        return kept, left_out
+
+
+def _label(column: TableColumn) -> str:
+    return render(str(column.header)).plain
+
+
+def _room(width: int, columns: int) -> int:
+    return width - 2 * (columns - 1)  # two spaces between columns
+
+
+def _widths(column: TableColumn) -> tuple[int, int, int]:
+    """Of a column: its width; the least that breaks no value; the least that breaks no word."""
+    texts = "\n".join(render(str(cell)).plain for cell in column.cells if cell)
+    head = max(cell_len(word.rstrip()) for word in _words(_label(column)))
+    # A deviation and a mark belong to what stands before them.
+    values = re.split(r"\s(?![±†‡])(?<!±\s)", texts)
+    parts = (texts.split("\n"), values, texts.split())
+    longest, whole, word = (max([head, *map(cell_len, part)]) for part in parts)
+    return min(MAX_WIDTH, longest), min(MAX_WIDTH, whole), min(MAX_WIDTH, word)
 
 
 def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
@@ -259,7 +300,7 @@ def _on_method(run: RunFolder, method: str) -> Iterator[str]:
             f"{method}: {criterion} was constant across clients in {count} of {len(rounds)} rounds "
             "and had no effect there."
         )
-    for note, count in _count(run.notes(method)).items():
+    for note, count in _count(run.notes(method, stops=False)).items():
         yield f"{method}: {note} ({counted(count, 'round')})"
     for reason, count in run.refusal_counts(method):
         yield f"{method}: {counted(count, 'update')} refused: {reason}"
@@ -272,17 +313,28 @@ def _count(rounds: Sequence[Sequence[str]]) -> Counter[str]:
     return found
 
 
-def audit_tables(run: RunFolder, round_num: int, method: str | None = None) -> list[Group]:
+def audit_tables(
+    run: RunFolder, round_num: int, method: str | None = None, seed: int | None = None
+) -> list[Group]:
     """The weights of a round and what changed them: a table per method and seed, with remarks."""
     if method is not None:
         run.lane(method, next(iter(run.seeds(method)), -1))  # RunError if there is no such method
-    lanes = [lane for lane in run.lanes_with_round(round_num) if method in (None, lane.method)]
+    lanes = [
+        lane
+        for lane in run.lanes_with_round(round_num)
+        if method in (None, lane.method) and seed in (None, lane.seed)
+    ]
     if not lanes:
-        raise RunError(f"{run.folder}: has no round {round_num} (yet)")
+        which = "" if seed is None else f" of seed {seed}"
+        raise RunError(f"{run.folder}: has no round {round_num}{which} (yet)")
     shown = []
+    explained = set()
     for lane in lanes:
         found = audit(run, lane.method, lane.seed, round_num)
-        parts: list[RenderableType] = [_audit_table(found), *map(escape, _audit_remarks(found))]
+        is_new = (lane.method, found.explanation) not in explained  # seeds share it
+        explained.add((lane.method, found.explanation))
+        remarks = _audit_remarks(found, is_new)
+        parts: list[RenderableType] = [_audit_table(found), *map(escape, remarks)]
         for others in round_table(run, lane.method, lane.seed, round_num):
             parts += [plain_table(others, others.title), escape(others.note)]
         shown.append(Group(*parts))
@@ -299,7 +351,7 @@ def _audit_table(found: Audit) -> Table:
     )
 
 
-def _audit_remarks(found: Audit) -> Iterator[str]:
+def _audit_remarks(found: Audit, is_new: bool) -> Iterator[str]:
     """How the weights came about, what changed each of them, and notes on the round."""
     more = len(found.participants) - MOST_LINES
     if more > 0:
@@ -307,7 +359,8 @@ def _audit_remarks(found: Audit) -> Iterator[str]:
             f"{more:,} more clients are not shown: they have less weight, or were refused. "
             "`Run.participants` in Python returns all of them."
         )
-    yield found.explanation
+    if is_new:
+        yield found.explanation
     if found.is_explained:
         yield from _client_remarks(found)
     yield from found.notes
@@ -320,7 +373,7 @@ def _client_remarks(found: Audit) -> Iterator[str]:
             yield f"Client {client_cell(one.client, one.name).text}: {'; '.join(said)}."
 
 
-def _table(title: str) -> Table:
+def _table(title: str) -> _FittingTable:
     narrow = (0, 1, 0, 0)  # so that tables fit into 80 columns
     return _FittingTable(
         title=escape(title),

@@ -161,7 +161,7 @@ const NUMBER = new Intl.NumberFormat("en", { maximumSignificantDigits: 5, useGro
 const valueOf = (cell) => (cell !== null && typeof cell === "object" ? cell.value : cell);
 const textOf = (cell) => {
   if (cell === null || cell === undefined) return "–";
-  if (typeof cell === "object") return cell.text;
+  if (typeof cell === "object") return cell.text.replace(/ (?=[†‡]+$)/, "\u00a0"); // a name and its mark
   return typeof cell === "number" ? NUMBER.format(cell) : cell;
 };
 const isNothing = (value) => value === null || value === undefined || value === "";

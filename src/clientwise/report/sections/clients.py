@@ -232,7 +232,8 @@ def _distribution_charts(series: Sequence[Series]) -> list[Chart]:
     if not boxes:
         return []
     unit = series[0].unit
-    axis = value_axis([value for box in boxes for value in box.values], percent=unit.percent)
+    values = [value for box in boxes for value in box.values]
+    axis = value_axis(values, percent=unit.percent, label=series[0].run.metric)
     ends = "; ".join(_in_words(box, unit) for box in boxes)
     alt = f"Spread over the clients in the last round: {ends}."
     title = f"{series[0].run.metric} of the clients in the last round"

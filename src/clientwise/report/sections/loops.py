@@ -57,6 +57,9 @@ def _priority_chart(one: Series, rows: list[PriorityRow]) -> Chart:
     return Chart(f"priority-{one.label}", title, alt, timeline)
 
 
+VALUE_LABELS = {"per_class_f1": "F1", "class_weights": "class weight κ"}
+
+
 def classes_section(series: Sequence[Series]) -> Section:
     """P3's loop: F1 and weight of every class over time."""
     charts = [
@@ -106,6 +109,7 @@ def _class_chart(
         by_class,
         highest,
         column_label="round",
+        value_label=VALUE_LABELS[column],
     )
     title = f"{one.label}: {words}, seed {one.seed}"
     return Chart(f"{column}-{one.label}", title, alt, grid)

@@ -48,7 +48,8 @@ def _rows(one: Series) -> list[list[Content]]:
                 Cell(round_num, str(round_num), link),
             ]
         )
-    notes = Counter(note for notes in one.run.notes(one.method) for note in notes)
+    rounds = one.run.notes(one.method, stops=False)  # the headline has the stops
+    notes = Counter(note for notes in rounds for note in notes)
     for note, times in notes.items():
         rows.append([one.label, None, None, note, times, None])
     return rows

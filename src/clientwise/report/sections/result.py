@@ -76,6 +76,10 @@ def result_notes(series: Sequence[Series]) -> list[str]:
         else:
             sentences.append("With one seed, no confidence interval can be given.")
     sentences += brief_notes(series)
+    if any(one.run.has_hostile for one in series):
+        sentences.append("The influence of hostile clients is the mean over all rounds.")
+    if _has_search(series):
+        sentences.append("Testing rounds are counted over all rounds.")
     if any(one.run.target is not None for one in series):
         sentences.append(CENSORED)
     if scales(series):
@@ -150,7 +154,11 @@ def _metric_columns(series: Sequence[Series]) -> Columns:
         marks_best=is_marked,
     )
     if run.shows("macro_f1"):
-        yield Column("macro F1", lambda one: number_cell(mean_of(one.summary.macro_f1), 3))
+        yield Column(
+            "macro F1",
+            lambda one: number_cell(mean_of(one.summary.macro_f1), 3),
+            is_secondary=True,
+        )
 
 
 def _has_several_seeds(series: Sequence[Series]) -> bool:
@@ -203,6 +211,7 @@ def _client_columns(series: Sequence[Series]) -> Columns:
         f"best decile of {word}s",
         lambda one: one.unit.cell(mean_of(one.summary.best_decile)),
         lower_is_better=lower,
+        is_secondary=True,
     )
 
 
@@ -270,12 +279,16 @@ def _attack_columns(series: Sequence[Series]) -> Columns:
 
 
 def _search_columns(series: Sequence[Series]) -> Columns:
-    if any(any(one.summary.testing_rounds) for one in series):
+    if _has_search(series):
         yield Column(
             "testing rounds",
             lambda one: number_cell(mean_of(one.summary.testing_rounds), 0),
             lower_is_better=True,
         )
+
+
+def _has_search(series: Sequence[Series]) -> bool:
+    return any(any(one.summary.testing_rounds) for one in series)
 
 
 # A new column is a function here: it yields nothing for methods that have no such value.

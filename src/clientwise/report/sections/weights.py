@@ -90,6 +90,7 @@ def _heat_map(one: Series, grid: WeightGrid, highest: float) -> Chart:
         percent=True,
         column_label="round",
         row_label="client",
+        value_label="weight",
         links=one.links("client", firsts),
     )
     alt = (
@@ -144,8 +145,7 @@ def _last_round(one: Series) -> list[Chart | Table]:
         return []
     found = audit(one.run, one.method, one.seed, last, notable=True)
     title = f"{one.label}: round {last}, seed {one.seed}"
-    steps_title = f"{title}, from an equal weight to the weight"
-    steps = steps_charts(found, steps_title, f"steps-{one.label}")
+    steps = steps_charts(found, title, f"steps-{one.label}")
     note = found.explanation
     if len(found.participants) < found.num_participants:
         shown = f"{len(found.participants):,} of {found.num_participants:,} participants"
