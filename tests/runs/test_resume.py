@@ -32,7 +32,7 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
     return tiny | {
         "rounds": 6,
         "checkpoint_seconds": 0.0,
-        "methods": [{"name": "FedAvg", "server_step": "adam"}],
+        "methods": [{"name": "adaptive", "server_step": "adam"}],
     }
 
 
