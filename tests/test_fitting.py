@@ -145,7 +145,7 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
     assert text.startswith(
         f"south, Recommended, seed 1, round 2: weight {share:.1%}; with equal weights, 33.3%."
     )
-    assert "Criteria: dataset_size 56 (claimed)." in text  # 70, a fifth of which is its test set
+    assert "Criteria: dataset_size 70 (claimed)." in text
     assert "Score function: prioritized." in text
     assert repr(text) == str(text)
     inputs, targets = part(80)
@@ -313,6 +313,44 @@ def test_samples_that_are_given_are_used_and_others_set_apart(
     assert "Method: FedAvg (the default)." in capsys.readouterr().err
     cw.fit(net(), sites(), **QUICK)
     assert capsys.readouterr().err == ""  # nobody watches
+
+
+def train_and_test_sizes(run: cw.Run) -> list[tuple[int, int]]:
+    return [(one.num_train, one.num_test) for one in run.clients(1)]
+
+
+def test_clients_train_on_all_samples_where_test_is_given(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What a reader reads are the numbers that were given; results of clients are said to be missing."""
+    given: dict[str, Any] = {"held_out": part(50), "test": part(80), **QUICK}
+    methods = ["FedAvg", "Recommended"]
+    run = cw.fit(
+        net(), sites(), out=tmp_path / "run", methods=methods, seeds=[1, 2], progress=True, **given
+    )
+    said = capsys.readouterr().err
+    assert "Clients train on all their other samples and have no test sets of their own." in said
+    assert train_and_test_sizes(run) == [(60, 0), (70, 0), (80, 0)]
+    assert "dataset_size 80 (claimed)." in run.why("west", "Recommended")
+    assert run.client_metrics("FedAvg") == []
+    text = str(overview([run]))
+    assert "No client has results on test data of its own." in text
+    assert "worst client" not in text
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"evaluation": {"test_fraction": 0.2}},
+        {"evaluation": {"clients_every": 2}},
+        {"server_set": {"source": "clients"}},
+        {"server_set": {"fraction": 0.0}, "keep": "best"},
+    ],
+    ids=str,
+)
+def test_clients_keep_test_sets_that_something_needs(asked: dict[str, Any]) -> None:
+    run = cw.fit(net(), sites(), test=part(80), **QUICK, **asked)
+    assert all(test > 0 for _, test in train_and_test_sizes(run))
 
 
 def test_the_split_follows_the_seed() -> None:
