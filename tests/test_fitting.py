@@ -26,6 +26,8 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
+    Sampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -64,6 +66,17 @@ class Rows(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._sample(index)
+
+
+class Batches(Sampler[list[int]]):
+    """Two batches of the first samples."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [0, 1]
+        yield [1, 2]
+
+    def __len__(self) -> int:
+        return 2
 
 
 class Stream(IterableDataset[Any]):
@@ -376,6 +389,7 @@ def test_a_temporary_folder_is_removed_at_exit(tmp_path: Path) -> None:
 
 X, Y = part(60)
 GOOD = (X, Y)
+FRAME, SERIES = pandas.DataFrame(X.numpy()), pandas.Series(Y.numpy())
 LABELS = (X[:, :3] > 0).float()
 IMAGES = torch.randn(60, 1, 6, 6, generator=torch.Generator().manual_seed(1))
 MASKS = (IMAGES[:, 0] > 0).long() + (IMAGES[:, 0] > 1)
@@ -742,6 +756,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [frame(40)] * 2, "target": ["y"]},
         r"target = \['y'\]: must be the name of one column",
     ),
+    "a frame and a series of other rows": (
+        {"clients": [(FRAME, SERIES.sort_index(ascending=False))] * 2},
+        r"client 0: its inputs and targets have other indexes: pass targets.loc\[inputs.index\]",
+    ),
+    "a frame and a series of unknown rows": (
+        {"clients": [(FRAME, SERIES), (FRAME, SERIES.set_axis(range(7, 67)))]},
+        r"client 1: its inputs and targets have other indexes: pass .to_numpy\(\) of both",
+    ),
     "words and numbers": (
         {"clients": {"north": frame(40), "south": frame(40).assign(a="x")}, "target": "y"},
         "column 'a' has words with south and numbers with north",
@@ -781,18 +803,29 @@ def test_mistakes_are_refused_in_one_line(mistake: str) -> None:
 
 
 def test_what_is_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """In one line for all loaders, and one for all datasets with random samples."""
     data = TensorDataset(*GOOD)
-    loader = DataLoader(
-        data, collate_fn=list, sampler=WeightedRandomSampler([1.0] * 60, num_samples=60)
-    )
-    drawn = Rows(lambda index: (X[index] + torch.randn(5), Y[index]), 60)
+    weighted = WeightedRandomSampler([1.0] * 60, num_samples=60)
+    clients = {
+        "north": DataLoader(data, collate_fn=list, sampler=weighted),
+        "south": Rows(lambda index: (X[index] + torch.randn(5), Y[index]), 60),
+        "coast": DataLoader(data, batch_sampler=Batches()),
+        "hills": DataLoader(data, sampler=RandomSampler(data, num_samples=9)),
+        "plain": DataLoader(data, batch_size=7, shuffle=True, drop_last=True),
+        "west": data,
+    }
     with caplog.at_level(logging.WARNING):
-        cw.fit(net(), {"north": loader, "south": drawn, "west": data}, **QUICK)
+        cw.fit(net(), clients, **QUICK)
     said = [one.getMessage() for one in caplog.records]
-    assert "warning: north: the collate_fn of its DataLoader is not used" in said[0]
-    assert "warning: north: the sampler of its DataLoader (WeightedRandomSampler)" in said[1]
-    assert "warning: south: samples differ each time they are read" in said[2]
-    assert not [text for text in said if "west" in text]
+    assert said[0].startswith("warning: north, coast, hills: of a DataLoader the dataset alone")
+    assert said[0].endswith(
+        "Not used: its batch_sampler (Batches), its collate_fn, its sampler (RandomSampler), "
+        "its sampler (WeightedRandomSampler)"
+    )
+    assert "warning: south: samples differ each time they are read" in said[1]
+    loaders = [text for text in said if "DataLoader" in text]
+    assert len(loaders) == 1
+    assert not [text for text in said if "west" in text or "plain" in text]
 
 
 def test_samples_that_are_used_twice_are_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from .core.objective.problem import Problem, named_problem
-from .data.arrays import NamedInput, pack, read_block
+from .data.arrays import NamedInput, pack, read_blocks
 from .data.federated import Samples
 from .data.tables.encoder import Encoder
 from .data.tables.encoding import Encoding
@@ -131,7 +131,7 @@ def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ..
     parts: tuple[NamedInput, ...] = ()
     try:
         if isinstance(given, Dataset | DataLoader):
-            given, _ = read_block(given, "inputs")
+            ((given, _),) = read_blocks([("inputs", given)])
         if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "shape"):
             raise ValueError("a tuple of 2: pass the inputs alone, without targets")
         if isinstance(given, Mapping):
