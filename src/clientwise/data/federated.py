@@ -27,12 +27,12 @@ from .arrays import (
     read_dataset,
     unpack,
 )
+from .encoding import Encoding
 from .fingerprints import Content, digests
 from .folder import DataError
 from .holdings import Given as Given
 from .holdings import Holdings as Holdings
 from .holdings import NewData as NewData
-from .tables.encoding import Encoding
 
 MOST_NAMED = 3  # of clients or columns, in a message
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it

@@ -12,7 +12,7 @@ from annotated_types import Len, MinLen
 from numpy.typing import NDArray
 from pydantic import Json
 
-from ...data.tables.encoding import Encoding
+from ...data.encoding import Encoding
 
 if TYPE_CHECKING:
     from torch import Tensor
