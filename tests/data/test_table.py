@@ -16,7 +16,7 @@ from clientwise.data.encoding import Encoding, InputColumn
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id
-from clientwise.data.table import Encoder, Standardise, prepare
+from clientwise.data.table import Encoder, Standardise, encode_rows, prepare
 from clientwise.errors import ConfigError
 
 NAN = float("nan")
@@ -187,6 +187,7 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
             "north.csv: column 'sex', row 1: 'male' is not a number below 1e\\+30, and neither are 6 other",
         ),
         ({}, {"ignore": ["smoker"]}, "north.csv: no column 'smoker'"),
+        ({}, {"target": "il", "ignore": ["il"]}, "north.csv, .*: no column 'il' for the target"),
         ({}, {"client": "sex"}, "north.csv: column 'sex', row 4 is empty: it must name the client"),
         ({"south.csv": "age,ill\n1,yes\n"}, {}, "south.csv: no column 'sex'"),
         (
@@ -263,3 +264,13 @@ def test_semicolons_separate_the_same_table(tmp_path: Path) -> None:
     found = load(tmp_path, files="hospitals/german.csv", **options)
     torch.testing.assert_close(found.inputs, expected.inputs, equal_nan=True)
     assert expected.inputs[:, 1].tolist() == [1, 0, 1]
+
+
+def test_categories_with_more_digits_than_their_names_are_found_again(tmp_path: Path) -> None:
+    """In rows to predict, too: 1/3 is called 0.333333333333333."""
+    frame = pandas.DataFrame({"part": [1 / 3, 2 / 3, 0.1 + 0.2] * 4, "ill": [0, 1] * 6})
+    frame.to_csv(tmp_path / "all.csv", index=False)
+    samples = load(tmp_path, files="all.csv", categories=["part"])
+    assert samples.table.columns[0].categories == ("0.3", "0.333333333333333", "0.666666666666667")
+    found = encode_rows(frame, samples.table, "rows")
+    assert found.values[:, 0].tolist() == samples.inputs[:, 0].tolist() == [1, 2, 0] * 4

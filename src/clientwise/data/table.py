@@ -15,7 +15,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +45,7 @@ MOST_CLIENTS = 10**9
 MOST_CATEGORIES = 1_000  # of a column: more are names or numbers, not categories
 MOST_PROBLEMS = 10  # in one message
 FORMAT = 3  # increase it when `cached_table` writes other arrays than before
-ROWS_AT_ONCE = 2**16  # that become inputs: they are copied several times
+ROWS_AT_ONCE = 2**12  # that become inputs: they are copied several times
 FAR = 10  # standard deviations
 DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"
 Kind = Literal["classification", "regression", "survival"]
@@ -191,7 +191,7 @@ def _wrong_cell(cells: Series[Any], column: InputColumn, wrong: numpy.ndarray, r
 
 def _categories(cells: Series[Any]) -> tuple[str, ...]:
     """The different values, sorted. Where all are numbers, 1 and 1.0 are the same; else they are texts."""
-    found = cells.dropna().unique().tolist()
+    found = _hashable(cells).dropna().unique().tolist()
     keys = sorted(set(_keys(found, _are_numbers(found))))
     return tuple(key if isinstance(key, str) else f"{key:.15g}" for key in keys)
 
@@ -202,10 +202,19 @@ def _positions(cells: Series[Any], categories: Sequence[str]) -> numpy.ndarray:
 
     are_numbers = _are_numbers(categories)
     known = {key: float(index) for index, key in enumerate(_keys(categories, are_numbers))}
-    codes, found = pandas.factorize(cells.astype(object))
+    codes, found = pandas.factorize(_hashable(cells))
     positions = [known.get(key, numpy.nan) for key in _keys(found, are_numbers)]
     placed: numpy.ndarray = numpy.array([*positions, numpy.nan])[codes]
     return placed
+
+
+def _hashable(cells: Series[Any]) -> Series[Any]:
+    """The cells as objects; lists and dictionaries, which Parquet may have, as text."""
+    objects = cells.astype(object)
+    first = objects.dropna().head(1)
+    if len(first) and not isinstance(first.iloc[0], Hashable):
+        return objects.map(str, na_action="ignore")
+    return objects
 
 
 def _are_numbers(values: Sequence[object]) -> bool:
@@ -215,11 +224,12 @@ def _are_numbers(values: Sequence[object]) -> bool:
 
 
 def _keys(values: Iterable[object], are_numbers: bool) -> list[Any]:
-    """What tells categories apart: their number, or their text."""
+    """What tells categories apart: their number, by as many digits as their name has, or their text."""
     import pandas
 
     if are_numbers:
-        return parse_numbers(pandas.Series(list(values), dtype=object)).tolist()
+        numbers = parse_numbers(pandas.Series(list(values), dtype=object))
+        return [float(f"{number:.15g}") for number in numbers]
     return [str(value).strip() for value in values]
 
 
@@ -365,7 +375,7 @@ def _common_columns(
     known = [[str(name) for name in sheet.rows.columns] for sheet in sheets]
     every = dict.fromkeys([*needed, *(name for names in known for name in names)])
     wrong: list[str] = []
-    for name in (one for one in every if one not in ignore):
+    for name in (one for one in every if one in needed or one not in ignore):
         having = [str(sheet.path) for sheet, own in zip(sheets, known, strict=True) if name in own]
         without = [str(sheet.path) for sheet in sheets if str(sheet.path) not in having]
         if without:
@@ -399,7 +409,7 @@ def _with_target(sheet: Sheet, target: str) -> DataFrame:
     without = int((~given).sum())
     if without == len(given):
         raise DataError(
-            f"{sheet.path}: no row has a value in column {target!r}; fill some in, or leave the file out"
+            f"{sheet.path}: no row has a value in column {_shown(target)}; fill some in, or leave the file out"
         )
     if without:
         log.warning("%s: %d rows without a value in %s are left out", sheet.path, without, target)
@@ -413,8 +423,10 @@ def _targets(
     if kind == "classification":
         classes = rows.categories(name, MOST_CLASSES)
         if len(classes) < 2:
-            only = f"has the value {classes[0]!r} only, so there is nothing to learn"
-            raise DataError(f"{rows.paths[0]}: column {name!r} {only}; add rows of another class")
+            only = f"has the value {_shown(classes[0])} only, so there is nothing to learn"
+            raise DataError(
+                f"{rows.paths[0]}: column {_shown(name)} {only}; add rows of another class"
+            )
         return rows.values(InputColumn(name, classes)).astype(numpy.int64), classes
     numbers = rows.values(InputColumn(name))
     if event is None:
@@ -442,7 +454,7 @@ def _owners(
     if cells.isna().any():
         path, row = rows.place(cells.isna().to_numpy())
         raise DataError(
-            f"{path}: column {client!r}, row {row + 1} is empty: it must name the client; fill it in"
+            f"{path}: column {_shown(client)}, row {row + 1} is empty: it must name the client; fill it in"
         )
     names = rows.categories(client, MOST_CLIENTS)
     return _positions(cells, names).astype(numpy.int64), names
@@ -609,31 +621,33 @@ def prepare(data: FederatedData, standardise: Standardise) -> FederatedData:
     """
     samples = data.samples
     assert samples.table is not None
-    raw = samples.inputs
-    trained = torch.unique(data.train.indices)
+    raw = samples.inputs.numpy()
+    trained = torch.unique(data.train.indices).numpy()
     pooled = _Scale.of(raw[trained])
-    numbers = torch.tensor([not column.categories for column in samples.table.columns])
     values = raw
+    numbers = [index for index, one in enumerate(samples.table.columns) if not one.categories]
     if standardise != "off":
-        values = torch.where(numbers, pooled.scaled(raw), raw)
+        values = raw.copy()
+        values[:, numbers] = ((raw - pooled.mean) / pooled.deviation)[:, numbers]
     if standardise == "client":
         for client in range(data.num_clients):
-            rows = data.train.indices[data.train.slice(client)]
+            rows = data.train.indices[data.train.slice(client)].numpy()
             own = _Scale.of(raw[rows], pooled)
-            rows = torch.cat([data.test.indices[data.test.slice(client)], rows])
-            values[rows] = torch.where(numbers, own.scaled(raw[rows]), raw[rows])
+            rows = numpy.concatenate([data.test.indices[data.test.slice(client)].numpy(), rows])
+            values[numpy.ix_(rows, numbers)] = ((raw[rows] - own.mean) / own.deviation)[:, numbers]
+    missing = numpy.isnan(raw)
     columns = []
     for index, column in enumerate(samples.table.columns):
         is_filled = standardise == "off" and not column.categories
         column = replace(
             column,
             fill=float(pooled.mean[index]) if is_filled else 0.0,
-            marks_missing=bool(raw[:, index].isnan().any()),
-            missing=float(raw[trained, index].isnan().double().mean()),
+            marks_missing=bool(missing[:, index].any()),
+            missing=float(missing[trained, index].mean()),
         )
         columns.append(column)
     encode = Encoder(columns)
-    inputs = torch.cat([encode(block) for block in values.split(ROWS_AT_ONCE)])
+    inputs = torch.cat([encode(block) for block in torch.from_numpy(values).split(ROWS_AT_ONCE)])
     seen = inputs[trained].any(0)
     inputs[:, ~seen] = 0.0
     fitted = []
@@ -650,25 +664,28 @@ def prepare(data: FederatedData, standardise: Standardise) -> FederatedData:
 class _Scale(NamedTuple):
     """Mean and deviation [columns] of numbers; the deviation of a constant is infinite, so that it becomes 0."""
 
-    mean: Tensor
-    deviation: Tensor
+    mean: numpy.ndarray
+    deviation: numpy.ndarray
 
     @staticmethod
-    def of(values: Tensor, other: _Scale | None = None) -> _Scale:
-        """Those of values [N, columns] without the missing ones; where there are none, `other` ones."""
-        given = (~values.isnan()).sum(0)
-        mean = values.nansum(0) / given
-        deviation = ((values - mean).square().nansum(0) / given).sqrt()
-        deviation = deviation.where(deviation > 1e-12 * mean.abs(), torch.inf)
-        if other is None:
-            return _Scale(mean.nan_to_num(), deviation)
-        return _Scale(
-            mean.where(given > 0, other.mean), deviation.where(given > 0, other.deviation)
-        )
+    def of(values: numpy.ndarray, other: _Scale | None = None) -> _Scale:
+        """Those of values [N, columns] without the missing ones; where there are none, `other` ones.
 
-    def scaled(self, values: Tensor) -> Tensor:
-        """Values with mean 0 and deviation 1."""
-        return (values - self.mean) / self.deviation
+        NumPy adds row to row, in this order on every CPU.
+        """
+        given = ~numpy.isnan(values)
+        count = numpy.maximum(given.sum(0), 1)
+        mean = numpy.where(given, values, 0.0).sum(0) / count
+        distances = numpy.where(given, values - mean, 0.0)
+        deviation = numpy.sqrt((distances**2).sum(0) / count)
+        deviation[deviation <= 1e-12 * abs(mean)] = numpy.inf
+        if other is None:
+            return _Scale(mean, deviation)
+        is_given = given.any(0)
+        return _Scale(
+            numpy.where(is_given, mean, other.mean),
+            numpy.where(is_given, deviation, other.deviation),
+        )
 
     def applied_to(self, column: InputColumn, index: int) -> InputColumn:
         """A column of numbers with these statistics."""
