@@ -449,22 +449,21 @@ class Noticed:
             )
 
 
-def read_blocks(blocks: Iterable[tuple[str, Any]]) -> list[tuple[Any, Any]]:
-    """What `read_block` reads of every holder and its samples."""
+def read_blocks(blocks: Iterable[tuple[str, Any]], least: int = 1) -> list[tuple[Any, Any]]:
+    """Inputs and targets of holders of samples; ValueError that says what to pass instead.
+
+    Args:
+        blocks: the name of each holder in messages, and its PyTorch dataset or loader, or arrays
+            (inputs, targets).
+        least: the fewest samples of a holder that has arrays.
+    """
     noticed = Noticed()
-    read = [read_block(given, holder, noticed) for holder, given in blocks]
+    read = [_read_block(given, holder, noticed, least) for holder, given in blocks]
     noticed.warn()
     return read
 
 
-def read_block(given: Any, holder: str, noticed: Noticed) -> tuple[Any, Any]:
-    """Inputs and targets of one holder of samples; ValueError that says what to pass instead.
-
-    Args:
-        given: a PyTorch dataset or loader, or arrays (inputs, targets).
-        holder: whose they are, for messages.
-        noticed: gets what the user should know.
-    """
+def _read_block(given: Any, holder: str, noticed: Noticed, least: int) -> tuple[Any, Any]:
     if isinstance(given, DataLoader):
         if unused := list(_unused_of(given)):
             noticed.loaders.append(holder)
@@ -479,7 +478,7 @@ def read_block(given: Any, holder: str, noticed: Noticed) -> tuple[Any, Any]:
             f"{holder}: is a frame, and target= names no column: pass target='...', the column to predict"
         )
     if isinstance(given, tuple) or _is_pair(given):
-        return _read_pair(given, holder)
+        return _read_pair(given, holder, least)
     if isinstance(given, Tensor | numpy.ndarray):
         raise ValueError(
             f"{holder}: is one array of shape {tuple(given.shape)}: pass (inputs, targets)"
@@ -496,17 +495,19 @@ def _is_pair(given: object) -> bool:
     return isinstance(given, list) and len(given) == 2 and not isinstance(given[0], tuple | list)
 
 
-def _read_pair(given: Sequence[Any], holder: str) -> tuple[Any, Any]:
+def _read_pair(given: Sequence[Any], holder: str, least: int) -> tuple[Any, Any]:
     if len(given) != 2:
         raise ValueError(f"{holder}: is a tuple of {len(given)}: pass (inputs, targets)")
     _refuse_other_index(given, holder)
     inputs, targets = (_of_series(one) for one in given)
     for what, one in (("inputs", inputs), ("targets", targets)):
+        if getattr(one, "ndim", 1) == 0:
+            raise ValueError(f"{holder}: is a single number; give one row for every sample")
         if not hasattr(one, "__len__") or isinstance(one, str):
             raise ValueError(
                 f"{holder}: its {what} are {_kind(one)}: pass an array with a row for each sample"
             )
-    if len(targets) == 0:
+    if len(targets) < least:
         raise ValueError(f"{holder}: has no samples: leave it out")
     if isinstance(inputs, list | tuple) and len(inputs) == len(targets):
         inputs = _stacked(inputs, holder)
@@ -560,15 +561,8 @@ def _unused_of(loader: DataLoader[Any]) -> Iterator[str]:
         yield "collate_fn"
 
 
-def read_dataset(dataset: Any) -> tuple[Any, Any]:
-    """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels"."""
-    noticed = Noticed()
-    read = _read_dataset(dataset, "a dataset", noticed)
-    noticed.warn()
-    return read
-
-
 def _read_dataset(dataset: Any, holder: str, noticed: Noticed) -> tuple[Any, Any]:
+    """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels"."""
     if isinstance(dataset, IterableDataset):
         raise ValueError(
             f"{holder}: is an IterableDataset ({type(dataset).__name__}), whose samples have no numbers: pass "
@@ -673,19 +667,6 @@ def _kind(given: object) -> str:
     name = "nothing (None)" if given is None else f"a {type(given).__name__}"
     shape = getattr(given, "shape", None)
     return name if shape is None else f"{name} of shape {tuple(shape)}"
-
-
-def read_columns(dataset: Any, inputs: str, targets: str) -> tuple[Tensor, Tensor]:
-    """Two columns of a Hugging Face dataset; images with their channels first."""
-    if missing := {inputs, targets} - set(dataset.column_names):
-        raise ValueError(
-            f"no column {sorted(missing)} in this dataset; it has {dataset.column_names}"
-        )
-    rows = dataset.with_format("numpy")[:]
-    values = torch.as_tensor(numpy.stack(list(rows[inputs])))
-    if values.dtype == torch.uint8:
-        values = values.unsqueeze(1) if values.ndim == 3 else values.movedim(-1, 1)
-    return values, torch.as_tensor(rows[targets])
 
 
 def check_clients(

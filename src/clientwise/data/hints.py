@@ -17,6 +17,7 @@ MOST_VALUES = 400_000  # of all columns together: a second
 ROWS = (30, 2_000)  # of a column: with fewer, numbers differ by chance
 NEIGHBOURS = 5  # on either side, that predict a row
 TOO_WELL = 0.8  # of what the most frequent class, or the mean, gets wrong
+ROWS_PER_CLIENT = 5  # below that, clients have one value by chance
 MOST_LINES = 5
 MOST_CODES = 20  # numbers that are categories
 MOST_CATEGORIES = 50  # or, where it is more, this share of the rows:
@@ -39,8 +40,8 @@ def column_hints(samples: Samples) -> list[str]:
     """A line for each column that should probably be left out; none where there is no table.
 
     Named are columns with a different whole number or category in every row, with dates, numbers or very
-    many categories as text, and those that alone predict the target: each row by its neighbours, when all
-    are sorted by this column.
+    many categories as text, with one value for each client, and those that alone predict the target: each
+    row by its neighbours, when all are sorted by this column.
 
     Args:
         samples: as they were read, or as clients hold them (`Samples.given` has the table).
@@ -54,11 +55,14 @@ def column_hints(samples: Samples) -> list[str]:
     rows = torch.randperm(len(raw), generator=torch.Generator().manual_seed(0))[:count]
     values = raw[rows][:, : len(columns)].double().numpy()
     targets = samples.targets[rows].abs().numpy()
+    owners = numpy.full(len(rows), -1) if samples.ids is None else samples.ids[rows].numpy()
     lines = []
     for column, cells in zip(columns, values.T, strict=True):
         found = list(_about_categories(column.categories, len(raw)))
         if _is_identifier(cells):
             found.append("It has a different value in every row, like an identifier.")
+        if _names_clients(cells, owners, len(samples.names)):
+            found.append("It has one value with each client, like the client's name.")
         if said := _predicts(cells, targets, are_classes=bool(table.classes)):
             found.append(f"Alone it predicts {shortened(table.target, 40)!r} {said}.")
         if found:
@@ -103,6 +107,16 @@ def _is_identifier(cells: numpy.ndarray) -> bool:
     if len(given) < max(ROWS[0], 0.9 * len(cells)):
         return False
     return bool((given == given.round()).all()) and len(numpy.unique(given)) == len(given)
+
+
+def _names_clients(cells: numpy.ndarray, owners: numpy.ndarray, clients: int) -> bool:
+    """Whether each client has one value, and no two the same; other owners hold the server's samples."""
+    held = (owners >= 0) & (owners < clients) & ~numpy.isnan(cells)
+    pairs = numpy.unique(numpy.stack([owners[held], cells[held]]), axis=1)
+    count = len(numpy.unique(pairs[0]))
+    if count < 2 or held.sum() < ROWS_PER_CLIENT * count:
+        return False
+    return pairs.shape[1] == count == len(numpy.unique(pairs[1]))
 
 
 def _predicts(cells: numpy.ndarray, targets: numpy.ndarray, are_classes: bool) -> str:
