@@ -64,7 +64,7 @@ def uncovered(data: FederatedData, held_out: Holdings | None) -> Uncovered | Non
         classes = tuple(lacking.nonzero().flatten().tolist())
         is_uncovered = trained[:, lacking].bool()
     elif problem.predicts in ("classes", "masks"):
-        classes = tuple(sorted({*trained.unique().tolist()} - {*held.unique().tolist()}))
+        classes = tuple(sorted({*torch.unique(trained).tolist()} - {*torch.unique(held).tolist()}))
         is_uncovered = torch.isin(trained, torch.tensor(classes, dtype=trained.dtype))
     else:
         return None

@@ -116,7 +116,7 @@ def _names_clients(cells: numpy.ndarray, owners: numpy.ndarray, clients: int) ->
     count = len(numpy.unique(pairs[0]))
     if count < 2 or held.sum() < ROWS_PER_CLIENT * count:
         return False
-    return pairs.shape[1] == count == len(numpy.unique(pairs[1]))
+    return bool(pairs.shape[1] == count == len(numpy.unique(pairs[1])))
 
 
 def _predicts(cells: numpy.ndarray, targets: numpy.ndarray, are_classes: bool) -> str:

@@ -372,14 +372,13 @@ def _common_columns(
         needed: columns that must be there, and what a message adds to each.
         ignore: columns that are left out.
     """
-    known = [[str(name) for name in sheet.rows.columns] for sheet in sheets]
-    every = dict.fromkeys([*needed, *(name for names in known for name in names)])
+    known = [dict.fromkeys(str(name) for name in sheet.rows.columns) for sheet in sheets]
+    every = dict.fromkeys([*needed, *(name for own in known for name in own)])
     wrong: list[str] = []
-    for name in (one for one in every if one in needed or one not in ignore):
-        having = [str(sheet.path) for sheet, own in zip(sheets, known, strict=True) if name in own]
-        without = [str(sheet.path) for sheet in sheets if str(sheet.path) not in having]
-        if without:
-            wrong.append(_about_missing(name, needed.get(name, ""), having, without, every))
+    for name in every:
+        lacking = [name not in own for own in known]
+        if any(lacking) and (name in needed or name not in ignore):
+            wrong.append(_about_missing(name, needed.get(name, ""), sheets, lacking))
     for name in ignore:
         if name not in every:
             hint = suggest(name, map(plain, every))
@@ -389,15 +388,17 @@ def _common_columns(
 
 
 def _about_missing(
-    name: str, purpose: str, having: Sequence[str], without: Sequence[str], known: Iterable[str]
+    name: str, purpose: str, sheets: Sequence[Sheet], lacking: Sequence[bool]
 ) -> str:
     """A column that some sheets lack, in one line: the few are named, with or without it."""
-    if having and not purpose and len(having) < len(without):
+    without = [str(sheet.path) for sheet, lacks in zip(sheets, lacking, strict=True) if lacks]
+    having = [str(sheet.path) for sheet, lacks in zip(sheets, lacking, strict=True) if not lacks]
+    if having and not purpose and len(having) < len(without) + lacking[0]:
         return (
             f"{first_few(having)}: column {_shown(name)} is missing from {first_few(without)}; "
             "put it into `ignore`, or add it there"
         )
-    hint = suggest(name, [plain(one) for one in known if one != name])
+    hint = suggest(name, [plain(str(one)) for one in sheets[lacking.index(True)].rows.columns])
     if len(having) > 1:
         purpose += f", which {len(having)} others have"
     return f"{first_few(without)}: no column {_shown(name)}{purpose}{hint}"
@@ -480,9 +481,13 @@ def cached_table(
         for part, values in cached(name, paths, build, [FORMAT, *options]).items()
     }
     words = json.loads(arrays.pop("words").tobytes())
-    columns = tuple(InputColumn(column, tuple(known)) for column, known in words.pop("columns"))
-    texts = {part: tuple(value) for part, value in words.items() if part != "target"}
-    return SampleTable(**arrays, **texts, columns=columns, target=words["target"])
+    return SampleTable(
+        **arrays,
+        columns=tuple(InputColumn(column, tuple(known)) for column, known in words["columns"]),
+        names=tuple(words["names"]),
+        target=words["target"],
+        classes=tuple(words["classes"]),
+    )
 
 
 @DATASETS.register("table")
@@ -634,7 +639,8 @@ def prepare(data: FederatedData, standardise: Standardise) -> FederatedData:
             rows = data.train.indices[data.train.slice(client)].numpy()
             own = _Scale.of(raw[rows], pooled)
             rows = numpy.concatenate([data.test.indices[data.test.slice(client)].numpy(), rows])
-            values[numpy.ix_(rows, numbers)] = ((raw[rows] - own.mean) / own.deviation)[:, numbers]
+            scaled = (raw[rows] - own.mean) / own.deviation
+            values[rows[:, None], numbers] = scaled[:, numbers]
     missing = numpy.isnan(raw)
     columns = []
     for index, column in enumerate(samples.table.columns):
@@ -647,12 +653,15 @@ def prepare(data: FederatedData, standardise: Standardise) -> FederatedData:
         )
         columns.append(column)
     encode = Encoder(columns)
-    inputs = torch.cat([encode(block) for block in torch.from_numpy(values).split(ROWS_AT_ONCE)])
+    blocks = torch.split(torch.from_numpy(values), ROWS_AT_ONCE)
+    inputs = torch.cat([encode(block) for block in blocks])
     seen = inputs[trained].any(0)
     inputs[:, ~seen] = 0.0
     fitted = []
     widths = [column.width for column in columns]
-    for index, (column, own_seen) in enumerate(zip(columns, seen.split(widths), strict=True)):
+    for index, (column, own_seen) in enumerate(
+        zip(columns, torch.split(seen, widths), strict=True)
+    ):
         column = replace(column, unseen=tuple((~own_seen).nonzero().flatten().tolist()))
         if standardise != "off" and not column.categories:
             column = pooled.applied_to(column, index)

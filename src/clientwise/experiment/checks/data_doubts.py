@@ -209,7 +209,7 @@ def _columns_as_given(data: FederatedData) -> tuple[Tensor, list[str]]:
     """The numbers before they were standardised [N, M], and what a message calls each column."""
     samples = data.samples
     inputs = samples.inputs.cpu()
-    nothing = (inputs[:, None][:, :0], [])
+    nothing: tuple[Tensor, list[str]] = (inputs[:0], [])
     if samples.table is None:
         if inputs.ndim != 2 or not inputs.is_floating_point() or samples.parts:
             return nothing
