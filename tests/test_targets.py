@@ -81,6 +81,7 @@ class Kind:
             "epochs": 2,
             "batch_size": 20,
             "learning_rate": self.learning_rate,
+            "evaluation": {"test_fraction": 0.2},  # results of single clients, too
             "device": "cpu",
         }
 

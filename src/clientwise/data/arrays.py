@@ -516,7 +516,8 @@ def _read_pair(given: Sequence[Any], holder: str, least: int) -> tuple[Any, Any]
 
 def _refuse_other_index(given: Sequence[Any], holder: str) -> None:
     """ValueError for frames and series whose rows have other names, so that a pair may be of two samples."""
-    first, second = (getattr(one, "index", None) for one in given)  # of a list, it is a method
+    indexes: list[Any] = [getattr(one, "index", None) for one in given]  # of a list, a method
+    first, second = indexes
     if not (hasattr(first, "equals") and hasattr(second, "equals")) or first.equals(second):
         return
     hint = "pass .to_numpy() of both if the rows are in the same order"
