@@ -346,7 +346,7 @@ def test_mape_weighs_and_scores_where_it_is_named(tmp_path: Path) -> None:
     """As up to 0.2.0, where it was the default."""
     given = KINDS["regression"].fitted | {"method": "AdaFed", "rounds": 1}
     runs = {
-        metric: cw.fit(**given, evaluation={"metric": metric}, out=tmp_path / metric)
+        metric: cw.fit(**given | {"evaluation": {"metric": metric}}, out=tmp_path / metric)
         for metric in ("mape", "rmse")
     }
     raw = {
