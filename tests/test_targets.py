@@ -357,7 +357,7 @@ def test_mape_weighs_and_scores_where_it_is_named(tmp_path: Path) -> None:
     assert "%" in str(runs["mape"])
     assert "%" not in str(runs["rmse"])
     with pytest.raises(ClientwiseError, match=r"evaluation.metric = 'mape' \(was 'rmse'\)"):
-        cw.fit(**given, evaluation={"metric": "mape"}, out=tmp_path / "rmse", resume=True)
+        cw.fit(**given | {"evaluation": {"metric": "mape"}}, out=tmp_path / "rmse", resume=True)
 
 
 # Frames of survival --------------------------------------------------------------------------------------------------
