@@ -30,6 +30,8 @@ class TrainJob:
     corrections: Tensor | None = None
     # [G] what each client's noise follows from; there where `training.sample_clip` is set
     noise_keys: Sequence[bytes] | None = None
+    # Steps on the loss of an evaluation: no dropout, and batch norm with its running statistics
+    as_evaluated: bool = False
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -76,6 +78,7 @@ class TrainJob:
             losses=losses,
             corrections=corrections,
             noise_keys=noise_keys,
+            as_evaluated=self.as_evaluated,
         )
 
     @staticmethod
@@ -96,6 +99,7 @@ class TrainJob:
             losses=losses,
             corrections=together,
             noise_keys=noise_keys or None,
+            as_evaluated=jobs[0].as_evaluated,
             **tensors,
         )
 

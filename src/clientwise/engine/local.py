@@ -33,6 +33,8 @@ from .jobs import EvaluateJob, TrainJob, TrainResult
 from .variates import ControlVariates
 
 MOST_REASON = 300  # characters of an error that the record keeps
+# One full-batch step of SGD is a gradient. A large rate, since small steps are lost in rounding
+GRADIENT_STEP = LocalTraining(batch_size=None, learning_rate=1024.0)
 
 # What became of a chunk of clients: their numbers, and their updates or why they could not train.
 ChunkResult = tuple[Sequence[int], Updates | Exception]
@@ -379,6 +381,29 @@ class LocalEngine:
         if isinstance(result, Exception):
             raise result
         return result.models
+
+    def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+        """See `core.engine.Engine`: a step of each group from the model, divided by the learning rate.
+
+        So all groups are one job of training, which any backend takes.
+        """
+        held = self.data.weigh
+        assert held is not None, "validation refuses evidence without samples of the server"
+        rows = torch.tensor(list(itertools.chain.from_iterable(groups)), device=self.device)
+        job = TrainJob(
+            starts=model.to(self.device).expand(len(groups), -1),
+            indices=held.indices[rows],
+            targets=held.targets[rows],
+            sizes=torch.tensor([len(group) for group in groups]),
+            keys=client_keys(self.seed, "server training", 0, [0] * len(groups)),
+            training=GRADIENT_STEP,
+            losses=[self.problem.loss] * len(groups),
+            as_evaluated=True,
+        )
+        (stepped,) = self.executor.train([job])
+        if isinstance(stepped, Exception):
+            raise stepped
+        return (job.starts - stepped.models) / GRADIENT_STEP.learning_rate
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`."""

@@ -60,11 +60,11 @@ class StackedBackend:
     def _trainer(self, job: TrainJob) -> StackedTrainer:
         use_graphs = self._device.type == "cuda"
         size = len(job)
-        recipe: object = None
+        recipe: object = job.as_evaluated
         if use_graphs:  # they belong to one recipe
-            recipe = job.training.recipe
+            recipe = job.training.recipe, job.as_evaluated
         else:  # a larger one serves as well
-            size = max(size, *(known for known, _ in self._trainers), 1)
+            size = max([size, *(known for known, other in self._trainers if other == recipe)])
         trainer = self._trainers.pop((size, recipe), None)
         if trainer is None:
             while self._trainers and self._has_no_room_for(size):
