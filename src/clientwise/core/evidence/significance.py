@@ -51,14 +51,14 @@ class Significance(Evidence):
         h_k = ⟨∇ℓ(Θ + Δ̄), Δ_k − Δ̄⟩.
 
     The held-out samples are divided into 20 random groups, each with a gradient of its own. So all
-    clients take one product, [n, d] × [d, 20], and the groups' values give h_k a standard error s_k. What
-    counts is how far h_k exceeds a margin, in standard errors:
+    clients take one product, [n, d] × [d, 20], and the groups' values give h_k a standard error s_k, with
+    19 degrees of freedom. What counts is how far h_k exceeds a margin, in standard errors:
 
-        z_k = sign(h_k) · (|h_k| − margin · |ℓ(Θ + Δ̄) − ℓ(Θ)|)₊ / s_k,
+        z_k = sign(h_k) · (|h_k| − margin · |ℓ(Θ + Δ̄) − ℓ(Θ)|)₊ / s_k.
 
-    by Student's distribution with 19 degrees of freedom, as a value of the normal distribution. Without the
-    margin, clients with almost equal updates would be told apart by differences that are significant, but
-    far too small to matter.
+    Without the margin, clients with almost equal updates would be told apart by differences that are
+    significant, but far too small to matter, and a client with rare data would pay for helping less
+    than others. Classes that the held-out samples lack are left out of ℓ.
 
     Evidence against a client and in its favour is summed over the rounds, less `slack` per round for
     chance and different data (CUSUM test, Page, 1954):
@@ -69,7 +69,7 @@ class Significance(Evidence):
 
         log w_k ← min(0, log w_k − strength · (against_k − threshold)₊ + strength · (favour_k − threshold)₊).
 
-    With the defaults, more than three standard errors in one round count, or more than two in each of two
+    With the defaults, more than six standard errors in one round count, or more than four in each of two
     rounds. Earlier good updates do not offset harm. Both sums are cut at the threshold once they have had
     their effect.
 
@@ -95,10 +95,10 @@ class Significance(Evidence):
         copies: whether almost equal updates share the weight of one.
     """
 
-    threshold: StandardErrors = 2.0
-    slack: StandardErrors = 1.0
+    threshold: StandardErrors = 4.0
+    slack: StandardErrors = 2.0
     strength: Strength = 0.5
-    margin: Annotated[float, Ge(0), Le(10)] = 0.1
+    margin: Annotated[float, Ge(0), Le(10)] = 0.5
     liars: Annotated[float, Ge(0), Lt(0.5)] = POSSIBLE_LIARS
     history: bool = False
     copies: bool = False
@@ -148,8 +148,8 @@ class Significance(Evidence):
         effects -= weights @ effects
         margin = self.margin * abs(change)
         error = effects.std(1) / effects.shape[1] ** 0.5
-        t = _ratio(_beyond(effects.mean(1), margin), error)
-        return Harm(effects.mean(1), error, normal_of(t, effects.shape[1] - 1), change)
+        z = _ratio(_beyond(effects.mean(1), margin), error)
+        return Harm(effects.mean(1), error, z, change)
 
     def _judged_harm(self, gathered: Gathered, clip: Tensor, mean: Tensor) -> Harm | str:
         """The same by clients that evaluate models."""
@@ -193,22 +193,6 @@ def _beyond(values: Tensor, margin: float) -> Tensor:
 def _ratio(value: Tensor, error: Tensor) -> Tensor:
     """value / error; 0 where the error is 0."""
     return torch.where(error > 0, value / error.clamp(min=torch.finfo(error.dtype).tiny), 0.0)
-
-
-def normal_of(t: Tensor, freedom: int) -> Tensor:
-    """A value of Student's distribution as the value of the normal one that is as improbable (Wallace, 1959).
-
-    Args:
-        t: values of Student's distribution.
-        freedom: its degrees of freedom.
-
-    Example:
-        >>> normal_of(torch.tensor([2.093]), 19).round(decimals=2)  # p = 0.05, two-sided
-        tensor([1.9600])
-    """
-    scale = (8 * freedom + 1) / (8 * freedom + 3)
-    size = scale * (freedom * (t.square() / freedom).log1p()).sqrt()
-    return size.copysign(t)
 
 
 def _candidates(gathered: Gathered, clip: Tensor, mean: Tensor) -> Tensor:
