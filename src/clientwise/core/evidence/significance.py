@@ -19,6 +19,7 @@ from .page import PageTest, StandardErrors, Strength, moved
 from .protocol import EVIDENCE, Evidence
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
+LEAST_COMPARED = 5  # samples of a group where their loss compares them with each other
 LEAST_SAMPLES = 8  # held-out samples of the server; with fewer there is no evidence
 # Judges. With fewer, more than 5% of harmless clients lose half of their weight (docs/evidence.md).
 LEAST_JUDGES = 12
@@ -50,7 +51,7 @@ class Significance(Evidence):
 
         h_k = ⟨∇ℓ(Θ + Δ̄), Δ_k − Δ̄⟩.
 
-    The held-out samples are divided into 20 random groups, each with a gradient of its own. So all
+    The held-out samples are divided into up to 20 random groups, each with a gradient of its own. So all
     clients take one product, [n, d] × [d, 20], and the groups' values give h_k a standard error s_k, with
     19 degrees of freedom. What counts is how far h_k exceeds a margin, in standard errors:
 
@@ -141,7 +142,8 @@ class Significance(Evidence):
         if count < LEAST_SAMPLES:
             return f"fewer than {LEAST_SAMPLES} held-out samples"
         change = float(found.losses[1, 0] - found.losses[0, 0])
-        gradients = gathered.gradients(mean, _groups(count, gathered.seed))
+        least = LEAST_COMPARED if gathered.compares_samples else 1
+        gradients = gathered.gradients(mean, _groups(count, least, gathered.seed))
         if not math.isfinite(change) or not bool(gradients.isfinite().all()):
             return "the loss of the mean is not finite"
         effects = (gathered.updates @ gradients.T).double().cpu() * clip[:, None]  # [n, g]
@@ -179,10 +181,11 @@ def _clip_factors(gathered: Gathered) -> Tensor:
     return (lengths.median() / lengths).clamp(max=1).nan_to_num(1.0)
 
 
-def _groups(count: int, seed: int) -> list[list[int]]:
-    """Rows of samples at random in up to 20 groups, whose sizes differ by at most one."""
+def _groups(count: int, least: int, seed: int) -> list[list[int]]:
+    """Rows of samples at random in up to 20 groups of at least so many, whose sizes differ by at most one."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
-    return [order[first::GROUPS] for first in range(min(GROUPS, count))]
+    groups = max(2, min(GROUPS, count // least))
+    return [order[first::groups] for first in range(groups)]
 
 
 def _beyond(values: Tensor, margin: float) -> Tensor:
