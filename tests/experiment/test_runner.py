@@ -638,6 +638,7 @@ def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) ->
     assert list((folder / "checkpoints").glob("*.part"))
     cw.run(config, folder, resume=True)
     assert content(folder) == expected
+    assert list((folder / "checkpoints").glob("*.part")) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

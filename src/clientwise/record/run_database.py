@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError, shortened
+from ..writing import ENDING
 from .database import DAMAGE, refuse_links
 from .migrations import migrate, refuse_newer, refuse_older, version_of
 from .packed import unpack_into_rows
@@ -41,6 +42,8 @@ class RunDatabase:
             raise RunError(f"{self._checkpoints}: is a link; it must be a folder of the run")
         with self._explained():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
+            for left in self._checkpoints.glob(f"*{ENDING}"):  # as large as a model
+                left.unlink()
             # Python begins no transaction by itself: it goes by the statement's name in lower case, and
             # a Turkish locale has another one for INSERT. `_transaction` does.
             self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
