@@ -66,8 +66,9 @@ def test_commands_work_where_only_ascii_can_be_printed(
 
 def test_files_are_utf_8_all_the_same(place: Path) -> None:
     clientwise(place, "report", "run")
-    (page,) = (place / "run" / "report").glob("*.html")
-    assert "±" in page.read_text(encoding="utf-8")
+    table = place / "run" / "report" / "tables" / "result-summary.csv"
+    assert "prioritised ≻" in table.read_text(encoding="utf-8")
+    assert "prioritised ≻" in (place / "run" / "config.toml").read_text(encoding="utf-8")
 
 
 def test_errors_are_printed_as_well(place: Path) -> None:
