@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,17 +28,34 @@ def wanted(requirements: Sequence[str], extras: Iterable[str] = ()) -> Iterator[
 def dependencies(requirements: Iterable[str]) -> dict[str, metadata.Distribution]:
     """All distributions that these need, those that they need ..., by name."""
     found: dict[str, metadata.Distribution] = {}
+    seen = set()
     open_ones = [Requirement(text) for text in requirements]
     while open_ones:
         one = open_ones.pop()
-        if one.name not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
-            found[one.name] = metadata.distribution(one.name)
-            open_ones += [Requirement(text) for text in found[one.name].requires or []]
+        asked = (one.name, frozenset(one.extras))
+        if asked in seen:
+            continue
+        seen.add(asked)
+        found[one.name] = metadata.distribution(one.name)
+        for text in found[one.name].requires or []:
+            needed = Requirement(text)
+            marker = needed.marker
+            if marker is None or any(
+                marker.evaluate({"extra": name}) for name in ("", *one.extras)
+            ):
+                open_ones.append(needed)
     return found
 
 
-def install(wheel: Path, folder: Path, *extras: str) -> Path:
-    """The programs of an environment with the wheel and links to its declared dependencies."""
+def install(wheel: Path, folder: Path, *extras: str, others: Sequence[str] = ()) -> Path:
+    """The programs of an environment with the wheel and links to its declared dependencies.
+
+    Args:
+        wheel: of clientwise.
+        folder: the environment, which is made.
+        extras: of clientwise.
+        others: requirements beside clientwise.
+    """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     pip = [
@@ -52,8 +70,28 @@ def install(wheel: Path, folder: Path, *extras: str) -> Path:
     ]
     subprocess.run([*pip, "--no-index", str(wheel)], check=True)
     (ours,) = metadata.distributions(name="clientwise", path=[str(packages)])
-    for distribution in dependencies(wanted(ours.requires or [], extras)).values():
+    needed = [*wanted(ours.requires or [], extras), *others]
+    for distribution in dependencies(needed).values():
         for name in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
             if not (packages / name).exists():  # several may share a namespace
-                (packages / name).symlink_to(Path(str(distribution.locate_file(name))))
+                place = Path(str(distribution.locate_file(name)))
+                if name == "nvflare":  # it refuses files outside of the environment
+                    shutil.copytree(place, packages / name)
+                else:
+                    (packages / name).symlink_to(place)
+        for file in distribution.files or []:
+            if file.parts[0] == ".." and file.parts[-2] == "bin":
+                _add_program(Path(str(distribution.locate_file(file))).resolve(), folder / "bin")
     return folder / "bin"
+
+
+def _add_program(program: Path, folder: Path) -> None:
+    """A link to a program; one in Python is copied, and runs in this environment."""
+    content = program.read_bytes()
+    interpreter, _, rest = content.partition(b"\n")
+    target = folder / program.name
+    if interpreter.startswith(b"#!") and b"python" in interpreter:
+        target.write_bytes(b"#!" + bytes(folder / "python") + b"\n" + rest)
+        target.chmod(0o755)
+    elif not target.exists():
+        target.symlink_to(program)
