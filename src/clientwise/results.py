@@ -100,7 +100,7 @@ class Run(RunFolder):
         """
         rows = self.frame("weights")
         rows.loc[rows["refusal"].notna(), "weight"] = 0.0
-        rows["client"] = rows["name"].fillna(rows["client"])
+        rows["client"] = rows["client"].where(rows["name"].isna(), rows["name"])
         keys = ["client"] if len(self.methods) == 1 else ["method", "client"]
         return rows.pivot_table("weight", keys, "round", sort=False)
 

@@ -514,7 +514,7 @@ def test_what_a_killed_run_leaves_does_not_block_its_folder(
 ) -> None:
     config["matrix"] = {"attacks": {}}
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "matrix.toml.part").write_text("name = ")
+    (tmp_path / "run" / "matrix.toml.0123456789ab.part").write_text("name = ")
     run_matrix(load_matrix(config), tmp_path / "run")
     assert is_finished(tmp_path / "run" / "tiny--clean")
     (tmp_path / "mine").mkdir()

@@ -29,6 +29,7 @@ from clientwise.experiment.running import folders, runner
 from clientwise.models.flat import FlatModel
 from clientwise.models.networks import MODELS
 from clientwise.record.lock import locked
+from locales import in_turkish
 
 TABLES = {  # everything but how long it took
     "lanes": "lane, method, seed, finished",
@@ -577,6 +578,41 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_pa
     assert content(folder) == expected
 
 
+HALF_A_ROUND = """
+import locale, os, signal, sys
+locale.setlocale(locale.LC_ALL, "")
+assert locale.setlocale(locale.LC_ALL) == os.environ["LC_ALL"]
+import clientwise as cw
+from clientwise.record.writer import Store
+inner = Store._insert
+def insert(store, table, lane, round_num, rows):
+    inner(store, table, lane, round_num, rows)
+    if round_num == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+Store._insert = insert
+cw.run(sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.mark.bits
+def test_killed_in_a_round_in_turkish_it_has_whole_rounds_only(
+    uninterrupted, tmp_path: Path
+) -> None:
+    """There, Python does not see that INSERT has to begin a transaction."""
+    config, expected = uninterrupted
+    turkish = in_turkish(tmp_path)
+    folder = tmp_path / "run"
+    killed = processes.run(HALF_A_ROUND, config, folder, env=turkish)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run = cw.Run(folder)
+    for table in ("rounds", "participants", "criteria"):
+        found = run.query(f"SELECT DISTINCT round_num FROM {table} ORDER BY 1")
+        assert found == [(1,), (2,), (3,), (4,), (5,), (6,)], table
+    in_locale = "import locale; locale.setlocale(locale.LC_ALL, ''); " + processes.COMMAND
+    processes.run(in_locale, "run", folder, "--resume", env=turkish).check_returncode()
+    assert content(folder) == expected
+
+
 CRASH = """
 import os, sys
 import clientwise as cw
@@ -602,6 +638,7 @@ def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) ->
     assert list((folder / "checkpoints").glob("*.part"))
     cw.run(config, folder, resume=True)
     assert content(folder) == expected
+    assert list((folder / "checkpoints").glob("*.part")) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])

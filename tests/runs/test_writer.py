@@ -3,10 +3,12 @@ from __future__ import annotations
 import gc
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,6 +70,35 @@ def test_a_transaction_that_fails_is_undone(tmp_path: Path) -> None:
         stopped_halfway()
     assert store.fact("rounds") == "1"
     store.close()
+
+
+def test_whatever_a_run_writes_is_in_a_transaction(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one that clientwise begins: Python begins none by itself."""
+    connect = sqlite3.connect
+    written = []
+
+    def traced(*given: Any, **named: Any) -> sqlite3.Connection:
+        database = connect(*given, **named)
+        begun: list[str] = []
+
+        def see(statement: str) -> None:
+            word = statement.split()[0]
+            if word == "BEGIN":
+                begun.append(statement)
+            elif word in ("COMMIT", "ROLLBACK"):
+                begun.clear()
+            elif word in ("INSERT", "UPDATE", "DELETE"):
+                written.append((word, database.isolation_level, len(begun)))
+
+        database.set_trace_callback(see)
+        return database
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    cw.run(tiny, tmp_path / "run")
+    assert {word for word, _, _ in written} == {"INSERT", "UPDATE", "DELETE"}
+    assert {(level, begun) for _, level, begun in written} == {(None, 1)}
 
 
 def test_folders_in_the_place_of_files_leave_nothing_open(tmp_path: Path) -> None:

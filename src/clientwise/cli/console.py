@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import shlex
 import shutil
 import signal
@@ -19,6 +21,37 @@ from ..report.output.markup import escape
 LONGEST_LINE = 1_500  # of an error message
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+# What a terminal or a file shows that cannot encode a character; "?" for others
+PLAIN = {
+    "±": "+-",
+    "×": "x",
+    "·": ".",
+    "–": "-",
+    "−": "-",
+    "…": ".",
+    "≻": ">",
+    "≥": ">=",
+    "≤": "<=",
+    "†": "+",
+    "‡": "#",
+}
+
+
+def print_in_any_locale() -> None:
+    """Let stdout and stderr take any text, also where the locale is "C" and their encoding ASCII."""
+    codecs.register_error("clientwise", _in_plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="clientwise")
+
+
+def _in_plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    unknown = error.object[error.start : error.end]
+    return "".join(PLAIN.get(character, "?") for character in unknown), error.end
 
 
 def fail(message: str) -> NoReturn:

@@ -20,7 +20,7 @@ import torch
 from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ...errors import ClientwiseError, ConfigError, RunError
 from ...limits import gigabytes
-from ...writing import make_folder, write_atomically
+from ...writing import left_behind, make_folder, write_atomically
 from ..config_file import read_config
 from ..running.folders import new_folder
 from ..running.lanes import Progress
@@ -146,7 +146,7 @@ def _prepare(
             )
         matrix = grown(matrix, folder)
         todo = unfinished_cells(matrix, folder, accept_changes)
-    elif _names_in(folder) - {f"{MATRIX_FILE}.part"}:  # which a run that was killed may leave
+    elif _names_in(folder) - {left.name for left in left_behind(written)}:
         raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
     make_folder(folder)
     write_atomically(written, tomli_w.dumps(matrix.table).encode())
