@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -10,6 +11,7 @@ from ...core.aggregation.adapters import pairs_of
 from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
 from ...core.method import Plan
+from ...core.optimizers import declared_of, part_of
 from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData, Samples
 from ...data.summary import summarise
@@ -56,6 +58,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
+        "optimizer": optimizers_in_words(experiment),
         "training": _training(experiment, executor),
         "on Ray": _travels(experiment, data, plan, executor.spec, bool(hostile)),
         "memory": _memory(experiment, data, executor),
@@ -242,6 +245,27 @@ def _criteria(experiment: Experiment) -> str:
     return "; ".join(parts)
 
 
+def optimizers_in_words(experiment: Experiment) -> str:
+    """The clients' optimizers with their learning rates, and of which methods where these differ."""
+    methods: dict[str, list[str]] = {}
+    for method in experiment.build_methods():
+        training = method.training
+        text = f"{part_of(training.optimizer).name}, learning rate {training.learning_rate:g}"
+        if training.learning_rate == declared_of(training.optimizer).learning_rate:
+            text += " (its default)"
+        methods.setdefault(text, []).append(method.name)
+    return _of_methods(methods, len(experiment.methods))
+
+
+def _of_methods(methods: Mapping[str, Sequence[str]], count: int) -> str:
+    """Texts, each with the methods that it is about, where these are not all."""
+    found = []
+    for text, names in methods.items():
+        of = "" if len(names) == count else f": {', '.join(names)}"
+        found.append(f"{text}{of}")
+    return "; ".join(found)
+
+
 def _schedules(experiment: Experiment) -> str:
     """The learning rates by round, and of which methods; nothing where they are constant."""
     methods: dict[str, list[str]] = {}
@@ -251,11 +275,7 @@ def _schedules(experiment: Experiment) -> str:
         text = f"{part.name} ({options})" if options else part.name
         if experiment.training.schedule_of(settings.training) is not None:
             methods.setdefault(text, []).append(settings.name)
-    found = []
-    for text, names in methods.items():
-        of = "" if len(names) == len(experiment.methods) else f": {', '.join(names)}"
-        found.append(f"{text}{of}")
-    return "; ".join(found)
+    return _of_methods(methods, len(experiment.methods))
 
 
 def _stop_early(experiment: Experiment) -> str:
