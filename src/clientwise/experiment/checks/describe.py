@@ -20,6 +20,7 @@ from ...engine.device import gpu_memory, memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor, why_alone
 from ...limits import gigabytes
 from ...models.size import count_parameters
+from ...registry import listed
 from ..build.clients import build_data
 from ..build.engine import build_executor, build_plan, lanes_that_fit
 from ..config.schema import Experiment
@@ -39,8 +40,18 @@ MOST_NAMED = 8  # columns or classes
 
 
 @memory_errors_explained()
-def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
-    """What an experiment would run, found by building its first seed; see `validate`."""
+def describe(
+    experiment: Experiment,
+    own_data: FederatedData | None = None,
+    columns: Mapping[str, float] | None = None,
+) -> list[str]:
+    """What an experiment would run, found by building its first seed; see `validate`.
+
+    Args:
+        experiment: of a matrix, the one in the first column.
+        own_data: samples of the user's own.
+        columns: of a matrix, the share of hostile clients by column.
+    """
     samples = validate(experiment, own_data)
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed, own_data)
@@ -53,7 +64,8 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "data": _data(experiment, samples, data),
         "columns": _columns(data.samples),
         "classes": _classes(data.samples),
-        "clients": _clients(data, plan.cohort_size, len(hostile)),
+        "clients": _clients(data, plan.cohort_size, None if columns else len(hostile)),
+        "matrix": _hostile_by_column(columns or {}, data.num_clients),
         "devices": _response_times(experiment, data, executor.spec.size),
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
@@ -62,7 +74,7 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "training": _training(experiment, executor),
         "on Ray": _travels(experiment, data, plan, executor.spec, bool(hostile)),
         "memory": _memory(experiment, data, executor),
-        "methods": ", ".join(names),
+        "methods": listed(names),
         "criteria": _criteria(experiment),
         "steps/round": steps_in_words(steps),
         "schedule": _schedules(experiment),
@@ -107,7 +119,7 @@ def _training(experiment: Experiment, executor: DeviceExecutor) -> str:
             reasons.setdefault(why, []).append(method.name)
     lines = []
     for why, names in reasons.items():
-        of = "" if len(names) == len(experiment.methods) else f" ({', '.join(names)})"
+        of = "" if len(names) == len(experiment.methods) else f" ({listed(names)})"
         lines.append(f"one client after the other{of}: {why}")
     return f"\n{'':<12}".join(lines)
 
@@ -153,12 +165,21 @@ def _has_client_data(data: FederatedData) -> bool:
     return bool(data.train.sizes.any())
 
 
-def _clients(data: FederatedData, cohort: int, hostile: int) -> str:
+def _clients(data: FederatedData, cohort: int, hostile: int | None) -> str:
     sizes = data.train.sizes
     held = "data of their own, elsewhere"
     if _has_client_data(data):
         held = f"{sizes.min()} to {sizes.max()} training samples each"
-    return f"{data.num_clients} with {held}, {cohort} in a round, {hostile} hostile"
+    text = f"{data.num_clients} with {held}, {cohort} in a round"
+    return text if hostile is None else f"{text}, {hostile} hostile"
+
+
+def _hostile_by_column(columns: Mapping[str, float], clients: int) -> str:
+    """The numbers of hostile clients in a matrix, each with its columns."""
+    found: dict[int, list[str]] = {}
+    for name, share in columns.items():
+        found.setdefault(round(clients * share), []).append(name)
+    return "; ".join(f"{count} hostile: {listed(names)}" for count, names in found.items())
 
 
 def _response_times(experiment: Experiment, data: FederatedData, size: int) -> str:
@@ -261,7 +282,7 @@ def _of_methods(methods: Mapping[str, Sequence[str]], count: int) -> str:
     """Texts, each with the methods that it is about, where these are not all."""
     found = []
     for text, names in methods.items():
-        of = "" if len(names) == count else f": {', '.join(names)}"
+        of = "" if len(names) == count else f": {listed(names)}"
         found.append(f"{text}{of}")
     return "; ".join(found)
 
