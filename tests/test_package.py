@@ -137,8 +137,15 @@ def test_the_demo_keeps_its_promises(wheel: Path, tmp_path: Path) -> None:
         after.ru_utime - before.ru_utime < 200
     )  # of all cores together: what else runs does not count
     lines = {line.method: line for line in cw.Run(tmp_path / "demo").summary()}
-    assert list(lines) == ["FedAvg", "prioritized", "online", "AdaFed", "combined", "Recommended"]
-    fedavg, adafed, combined = lines["FedAvg"], lines["AdaFed"], lines["combined"]
+    assert list(lines) == [
+        "FedAvg",
+        "prioritized",
+        "online",
+        "AdaFedSquared",
+        "combined",
+        "Recommended",
+    ]
+    fedavg, adafed, combined = lines["FedAvg"], lines["AdaFedSquared"], lines["combined"]
     assert adafed.metric[0] > fedavg.metric[0] + 0.05
     assert combined.metric[0] > fedavg.metric[0] + 0.05
     assert lines["Recommended"].metric[0] > adafed.metric[0]

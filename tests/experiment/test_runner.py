@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import sys
 import threading
 import time
 import tomllib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pexpect
 import pytest
 import tomli_w
 import torch
@@ -641,7 +643,7 @@ def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) ->
     assert list((folder / "checkpoints").glob("*.part")) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_it_says_how_to_go_on(
     uninterrupted, tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -664,6 +666,42 @@ def test_interrupted_it_says_how_to_go_on(
     assert (
         before - 1 <= seen[0] - 1 <= before
     )  # it went on where it was, though no checkpoint was due
+    assert content(folder) == expected
+
+
+def test_when_its_terminal_is_closed_it_stops_after_saving(uninterrupted, tmp_path: Path) -> None:
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    arguments = ["-m", "clientwise", "run", config, "--out", folder]
+    arguments += ["--set", "checkpoint_seconds=1000"]
+    child = pexpect.spawn(
+        sys.executable,
+        [str(one) for one in arguments],
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also under nohup
+    )
+    wait_for(lambda: rounds_done(folder) >= 5)
+    os.close(child.child_fd)
+    _, status = os.waitpid(child.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    before = rounds_done(folder)
+    seen: list[int] = []
+    cw.run(
+        folder / "config.toml", folder, resume=True, on_round=lambda step: seen.append(step.done)
+    )
+    assert before <= seen[0] <= before + 1
+    assert content(folder) == expected
+
+
+def test_under_nohup_it_goes_on(uninterrupted, tmp_path: Path) -> None:
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    ignored = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    process = processes.start(ignored + processes.COMMAND, "run", config, "--out", folder)
+    wait_for(lambda: rounds_done(folder) >= 5)
+    os.kill(process.pid, signal.SIGHUP)
+    process.join(120)
+    assert process.exitcode == 0
     assert content(folder) == expected
 
 

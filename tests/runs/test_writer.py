@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -109,6 +110,15 @@ def test_folders_in_the_place_of_files_leave_nothing_open(tmp_path: Path) -> Non
     with pytest.raises(IsADirectoryError):
         read_whole(tmp_path / "config.toml", 9)
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_folder_that_was_removed_is_not_said_to_be_kept(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    tiny["checkpoint_seconds"] = 0.0
+    with pytest.raises(RunError, match=f"^{folder}: was removed during the run; run the exp"):
+        cw.run(tiny, folder, on_round=lambda _: shutil.rmtree(folder, ignore_errors=True))
 
 
 def test_a_lock_is_waited_for(tmp_path: Path) -> None:

@@ -153,6 +153,9 @@ class RunDatabase:
         except sqlite3.ProgrammingError:
             raise
         except (*DAMAGE, OSError) as error:
+            if not (self.folder / DATABASE).exists():
+                hint = "run the experiment again, in another folder or this one"
+                raise RunError(f"{self.folder}: was removed during the run; {hint}") from error
             reason = error.strerror if isinstance(error, OSError) else error
             raise RunError(
                 f"{self.folder}: its files cannot be used ({reason}). Their content is kept: once "
