@@ -153,19 +153,29 @@ class Samples:
             raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
         names = tuple(clients) if isinstance(clients, Mapping) else ()
         holders = [_called(client, names) for client in range(len(held))]
-        blocks = read_blocks(zip(holders, held, strict=True))
-        found = join(blocks, holders)
-        targets, predicted = problem_of(found.targets, num_classes, survival, problem)
-        sizes = torch.tensor([len(block[1]) for block in blocks])
-        samples = Samples(
-            found.inputs,
-            targets,
-            predicted,
-            ids=torch.repeat_interleave(torch.arange(len(blocks)), sizes),
-            names=names,
-            parts=found.parts,
+        blocks = list(zip(holders, held, strict=True))
+        samples = Samples.of_holders(
+            blocks, num_classes=num_classes, survival=survival, problem=problem
         )
-        samples.check_finite()
+        return replace(samples, names=names)
+
+    @staticmethod
+    def of_holders(
+        blocks: Sequence[tuple[str, Any]],
+        *,
+        num_classes: int | None,
+        survival: bool,
+        problem: str | None,
+    ) -> Samples:
+        """The samples of holders as `read_blocks` takes them, one after the other; ids are their positions."""
+        holders = [holder for holder, _ in blocks]
+        read = read_blocks(blocks)
+        found = join(read, holders)
+        targets, predicted = problem_of(found.targets, num_classes, survival, problem)
+        sizes = torch.tensor([len(block[1]) for block in read])
+        ids = torch.repeat_interleave(torch.arange(len(read)), sizes)
+        samples = Samples(found.inputs, targets, predicted, ids=ids, parts=found.parts)
+        samples.check_finite(holders)
         return samples
 
     def check_finite(self, holders: Sequence[str] = ()) -> None:

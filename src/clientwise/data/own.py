@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core.objective.problem import Classification, Regression, Survival
 from ..registry import suggest
-from .arrays import first_few, is_frame, join, problem_of, read_blocks
+from .arrays import first_few, is_frame, problem_of
 from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
 from .folder import DataError
@@ -243,18 +243,14 @@ def _samples(
             f"event = {meant.event!r} names a column of frames; of arrays, pass times as targets, negative where "
             "the event had not happened by then, and survival=True"
         )
-    holders = [name for name, _ in blocks]
-    read = read_blocks(blocks)
-    found = join(read, holders)
-    targets, problem = problem_of(found.targets, meant.num_classes, meant.survival, meant.problem)
-    sizes = [len(block[1]) for block in read]
-    samples = Samples(found.inputs, targets, problem, ids=_ids(sizes), parts=found.parts)
-    samples.check_finite(holders)
-    return samples, sizes
-
-
-def _ids(sizes: Sequence[int]) -> Tensor:
-    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    samples = Samples.of_holders(
+        blocks,
+        num_classes=meant.num_classes,
+        survival=meant.survival,
+        problem=meant.problem,
+    )
+    assert samples.ids is not None
+    return samples, torch.bincount(samples.ids).tolist()
 
 
 def _of_frames(
