@@ -8,6 +8,7 @@ with new rows, as the `Encoding` that a model carries describes them.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -74,10 +75,9 @@ def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
         with _parsing(path, "a Parquet file that can be read", "write it again"):
             rows = pandas.read_parquet(path)
         return rows.reset_index(drop=True)  # the file may have an index of anything
-    separator = separator_of(path)
+    separator, names = _header(path)
+    _refuse_repeated(filter(None, names), str(path))
     with _parsing(path):
-        header = _read_csv(path, sep=separator, header=None, nrows=1, dtype=str)
-        _refuse_repeated(header.iloc[0].dropna(), str(path))
         rows = _read_csv(path, sep=separator, dtype=dict.fromkeys(texts, str))
     for name in rows.columns.difference(texts):
         if separator == ";" and pandas.api.types.infer_dtype(rows[name], skipna=True) == "string":
@@ -87,12 +87,22 @@ def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
 
 def separator_of(path: Path) -> str:
     """The separator of a CSV or TSV file; of a CSV file, what its header has more of, outside of quotes."""
-    if ".tsv" in path.name:
-        return "\t"
-    with _parsing(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        header = next(filter(bytes.strip, file), b"")
-    unquoted = re.sub(b'"[^"]*"', b"", header)
-    return ";" if unquoted.count(b";") > unquoted.count(b",") else ","
+    separator, _ = _header(path)
+    return separator
+
+
+def _header(path: Path) -> tuple[str, list[str]]:
+    """The separator, and the names of the columns in the first line that is not empty."""
+    opened = gzip.open if path.suffix == ".gz" else open
+    with _parsing(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+        first = next(filter(str.strip, file), "")
+        unquoted = re.sub('"[^"]*"', "", first)
+        separator = ";" if unquoted.count(";") > unquoted.count(",") else ","
+        if ".tsv" in path.name:
+            separator = "\t"
+        file.seek(0)
+        rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
+        return separator, next(filter(None, rows), [])
 
 
 def read_csv(path: Path, most: int, **options: Any) -> DataFrame:
@@ -175,7 +185,10 @@ def parse_numbers(cells: Series[Any]) -> numpy.ndarray:
 def _cell_values(cells: Series[Any], column: InputColumn) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Numbers, or positions of categories, NaN where a value is missing; and which cells are wrong."""
     values = _positions(cells, column.categories) if column.categories else parse_numbers(cells)
-    return values, numpy.isnan(values) & cells.notna().to_numpy()
+    wrong: numpy.ndarray = numpy.isnan(values)
+    if wrong.any():  # tables may have thousands of columns
+        wrong &= cells.notna().to_numpy()
+    return values, wrong
 
 
 def _wrong_cell(cells: Series[Any], column: InputColumn, wrong: numpy.ndarray, row: int) -> str:
@@ -286,8 +299,9 @@ class _JoinedRows:
 
         self.paths = [sheet.path for sheet in sheets]
         given = [_with_target(sheet, target) for sheet in sheets]
-        self.frame = pandas.concat(given, keys=range(len(sheets)))
-        self.sheets = self.frame.index.get_level_values(0).to_numpy().astype(numpy.int64)
+        self.frame = pandas.concat(given, ignore_index=True)
+        self.sheets = numpy.repeat(numpy.arange(len(given)), [len(rows) for rows in given])
+        self._numbers = numpy.concatenate([rows.index for rows in given])
         self.wrong: list[str] = []
 
     def values(self, column: InputColumn) -> numpy.ndarray:
@@ -311,8 +325,8 @@ class _JoinedRows:
 
     def place(self, wrong: numpy.ndarray) -> tuple[Path, int]:
         """The file and the row, from 0, of the first wrong one."""
-        sheet, row = self.frame.index[int(wrong.argmax())]
-        return self.paths[sheet], row
+        first = int(wrong.argmax())
+        return self.paths[self.sheets[first]], int(self._numbers[first])
 
 
 def join(
@@ -731,12 +745,15 @@ def read_samples(path: Path, encoding: Encoding) -> tuple[numpy.ndarray, numpy.n
     if target.name not in rows:
         hint = suggest(target.name, rows.columns)
         raise DataError(f"{path}: no column {_shown(target.name)} for the target{hint}")
-    rows = _with_target(Sheet(path, rows), target.name)
     found = encode_rows(rows, replace(encoding, columns=(*encoding.columns, target)), str(path))
     if found.unused:
         log.warning("%s: columns that are not used: %s", path, _listed(found.unused))
+    values, targets = found.values[:, :-1], found.values[:, -1]
+    given = ~numpy.isnan(targets)
+    if not given.all():
+        log.warning("%s: %d rows without %s are left out", path, int((~given).sum()), target.name)
     kind = numpy.int64 if encoding.classes else numpy.float32
-    return found.values[:, :-1], found.values[:, -1].astype(kind)
+    return values[given], targets[given].astype(kind)
 
 
 def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> NewRows:
