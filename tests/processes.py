@@ -24,7 +24,6 @@ SERVER = multiprocessing.get_context("forkserver")
 # What most commands import, if only while they run: `torch.optim` imports `torch._dynamo` with its first step.
 _PRELOADED = [
     "clientwise.cli",
-    "clientwise.hosts.deployment.agree",
     "clientwise.launch",
     "clientwise.report.output.progress",
     "clientwise.report.output.export",

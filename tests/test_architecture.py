@@ -98,7 +98,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "limits": set(),
     "writing": set(),
     "core": {"annotated_types", "numpy", "torch"},
-    "secrecy": {"Crypto", "cryptography", "dp_accounting", "numpy"},
+    "secrecy": {"dp_accounting"},
     "data": {
         "PIL",
         "annotated_types",
@@ -192,12 +192,8 @@ SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|PRAGMA)\b")
 
 
 def files() -> list[Path]:
-    """The package's own files; `template/` is copied into users' projects."""
-    return [
-        path
-        for path in SOURCE.rglob("*.py")
-        if SOURCE / "hosts" / "deployment" / "template" not in path.parents
-    ]
+    """The package's own files."""
+    return list(SOURCE.rglob("*.py"))
 
 
 def package_of(path: Path) -> str:
@@ -389,13 +385,10 @@ METHODS = {"save", "to_json"}  # functions of these names return what they make
 CACHE = "arrays"  # a `data.cache.Writer`: its folder is renamed when it is whole
 # Where a file is written in place, and why nobody finds half of it.
 IN_PLACE = {
-    ("cli/new.py", "copytree"): "into a folder that did not exist",
     ("data/cache.py", "open"): "in a folder that is renamed when it is whole",
     ("data/cache.py", "open_memmap"): "in a folder that is renamed when it is whole",
     ("data/cache.py", "save"): "in a folder that is renamed when it is whole",
     ("data/features.py", "savez_compressed"): "put in place when it is whole",
-    ("hosts/deployment/ledger.py", "open"): "lines are appended; a secret is written once",
-    ("hosts/deployment/node.py", "write_text"): "into a folder that ends with the process",
     ("report/output/picture.py", "savefig"): "into memory",
     ("record/lock.py", "open"): "its content does not matter",
     ("record/pack.py", "copy"): "in a folder that is renamed when it is whole",

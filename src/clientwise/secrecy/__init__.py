@@ -1,4 +1,1 @@
-"""Secure aggregation (`masks/`), and the accountant of differential privacy (`accountant.py`).
-
-What a round computes with them is in `core/secrecy.py` and `core/privacy.py`.
-"""
+"""The accountant of differential privacy; what a round computes with noise is in `core/privacy.py`."""

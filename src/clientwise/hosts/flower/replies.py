@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from flwr.app import Message, RecordDict
@@ -15,16 +14,11 @@ MAX_REASON = 300  # characters
 # Why a client has no part in a round.
 NO_ANSWER = Reason("no answer in time", "unreachable")
 WENT_AWAY = Reason("its node disconnected", "unreachable")
-NOT_APPROVED = "app not approved by the node's operator (deploy/agree.sh)"
 DIED = Reason("its process died", "unreachable")
-INCOMPLETE = Reason(
-    "answer incomplete: the node announced it and did not send all of it", "unreachable"
-)
 
-KNOWN_ERRORS: dict[int, str] = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 7: NOT_APPROVED, 8: DIED}
+KNOWN_ERRORS: dict[int, str] = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 8: DIED}
 
 Content = RecordDict | str  # of a reply; a text says why there is none
-Unseal = Callable[[RecordDict, str], RecordDict]
 
 
 def why_unreadable(error: Exception) -> str:
@@ -34,13 +28,13 @@ def why_unreadable(error: Exception) -> str:
     return plain(f"answer cannot be read: {type(error).__name__}: {error}")[:MAX_REASON]
 
 
-def content_of(message: Message, name: str, unseal: Unseal) -> Content:
-    """The content of a decoded message that answers the request of this name."""
+def content_of(message: Message) -> Content:
+    """The content of a decoded message; a text where it is an error."""
     if message.has_error():
         return why_failed(message.error)
     if not isinstance(message.content, RecordDict):
         raise TypeError(f"a message of {type(message.content).__name__}")
-    return unseal(message.content, name)
+    return message.content
 
 
 def why_failed(error: Any) -> str:
