@@ -106,10 +106,6 @@ class Significance(Evidence):
             return found
         return replace(found, notes=(f"{why_not}: no evidence from them",))
 
-    def most_judged(self, num_clients: int) -> int:
-        """A step towards every client, and the mean."""
-        return num_clients + 1
-
     def _candidates(self, gathered: Gathered, weights: Tensor) -> Tensor:
         """A step from the mean of the clipped updates towards each of them, and the mean itself [n + 1, d].
 
