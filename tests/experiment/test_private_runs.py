@@ -185,6 +185,17 @@ def test_check_says_that_held_out_samples_are_not_covered() -> None:
     assert not any("same ids" in line for line in describe(cw.load(config())))
 
 
+def test_check_says_what_noise_of_single_samples_promises() -> None:
+    """Nine steps on a sample, each with the noise of three sensitivities: μ = √9 / 3 = 1."""
+    training = {"epochs": 3, "batch_size": 20, "learning_rate": 0.1}
+    plain = cw.load(config() | {"rounds": 3, "methods": ["FedAvg"], "training": training})
+    assert "for one training sample" not in "\n".join(describe(plain))
+    noise = training | {"sample_clip": 1.0, "sample_noise": 3.0}
+    noisy = cw.load(config() | {"rounds": 3, "methods": ["FedAvg"], "training": noise})
+    promise = "FedAvg: μ = 1, ε = 4.4 at δ = 1e-05 for one training sample"
+    assert promise in "\n".join(describe(noisy))
+
+
 def test_a_missing_multiplier_is_computed() -> None:
     method = {"name": "p", "bounds": {"cap": 0.2}}
     method |= {"privacy": {"clip": 1.0, "delta": 0.01, "epsilon": 2.0}}
