@@ -21,7 +21,6 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "limits": set(),
     "writing": set(),
     "core": {"registry", "errors"},
-    "secrecy": {"core", "errors"},
     "data": {"core", "registry", "errors", "limits", "writing"},
     "models": {"core", "registry", "limits"},
     "attacks": {"core", "data", "registry"},
@@ -29,7 +28,6 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "record": {"core", "data", "registry", "errors", "writing"},
     "experiment": {
         "record",
-        "secrecy",
         "engine",
         "core",
         "data",
@@ -43,7 +41,6 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "hosts": {
         "experiment",
         "record",
-        "secrecy",
         "engine",
         "core",
         "data",
@@ -97,8 +94,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "errors": set(),
     "limits": set(),
     "writing": set(),
-    "core": {"annotated_types", "numpy", "torch"},
-    "secrecy": {"dp_accounting"},
+    "core": {"annotated_types", "dp_accounting", "numpy", "torch"},
     "data": {
         "PIL",
         "annotated_types",

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
+from clientwise.core.accountant import Accountant
 from clientwise.core.objective.problem import Classification
 from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
@@ -24,7 +25,6 @@ from clientwise.record.reading.folder import RunFolder
 from clientwise.registry import Part
 from clientwise.report.server.served_runs import progress
 from clientwise.report.views import audit_round, overview
-from clientwise.secrecy.accountant import Accountant
 
 LANE = "checkpoints/lane-1.safetensors"
 PRIVATE = {

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from ...core.accountant import accountant_of
 from ...core.method import Method, Plan
 from ...core.privacy import gaussian_epsilon
 from ...core.weights.weighting import is_constant
 from ...data.federated import Samples
-from ...secrecy.accountant import accountant_of
 from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.schema import Experiment
