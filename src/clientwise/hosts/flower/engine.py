@@ -22,10 +22,9 @@ from ...core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.settings import FlowerSettings
-from .answers import merged, read_reply, stacked
 from .claims import TEST_SAMPLES, Claims
 from .exchange import Connected, Exchange
-from .replies import NO_ANSWER, Content
+from .replies import NO_ANSWER, Content, merged, read_reply, stacked
 from .wire import Request, pack, read_evaluation, read_update, write_request
 
 log = logging.getLogger("flwr.clientwise")
