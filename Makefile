@@ -43,7 +43,7 @@ test-flower: .venv/ready
 
 # What uses Flower's public API, with the oldest and the newest version (pyproject.toml: flower).
 FLOWER_VERSIONS := 1.29.0 1.42.0
-FLOWER_TESTS := $(addprefix tests/flower/test_flower_,strategy.py method_strategy.py wire.py engine.py)
+FLOWER_TESTS := $(addprefix tests/flower/test_flower_,strategy.py method_strategy.py wire.py engine.py gate.py)
 test-flower-versions: .venv/ready
 	for version in $(FLOWER_VERSIONS); do \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
