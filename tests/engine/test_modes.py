@@ -471,14 +471,14 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
         ).contiguous()
 
         def evaluate(models: torch.Tensor) -> Any:
-            return executor._evaluate(models, job.indices, job.targets)
+            return executor._evaluate(models, job.indices, job.targets, job.problem)
 
         found = stacked_evaluate.evaluate_by_graph(job, models, evaluate, 100)
         again = [part.clone() for part in found]
         torch.testing.assert_close(again, list(evaluate(models)))
         assert len(graphs) == expected
     for limit in ("LARGE", "MAX_GRAPHS", ""):  # too much to keep, too many, too many samples
-        anew = EvaluateJob(job.indices, job.targets, job.owner, job.sizes)
+        anew = EvaluateJob(job.indices, job.targets, job.owner, job.sizes, job.problem)
         with monkeypatch.context() as limited:
             if limit:
                 limited.setattr(stacked_evaluate, limit, 0)

@@ -15,7 +15,6 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..core.evidence.significance import z_values
 from ..registry import (
     NonNegativeFloat,
     PositiveFloat,
@@ -202,7 +201,7 @@ class Unnoticed(Omniscient):
         judged = honest.judge(torch.cat([means + LITTLE * (sent - means), means])).sample_losses
         assert judged is not None
         found = judged[:20] - judged[20:]
-        z = z_values(found) * (self.samples / found.shape[1]) ** 0.5
+        z = found.mean(1) / found.std(1) * self.samples**0.5
         unnoticed = gamma[z.to(gamma.device) <= self.z]  # NaN is noticed
         return (1 - unnoticed.max()) * honest.mean if len(unnoticed) else honest.mean
 

@@ -58,6 +58,13 @@ class Engine(Protocol):
         """Train models [c, d] as a client would, each by itself, on the samples the server weighs by."""
         ...
 
+    def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+        """Gradients [g, d] at `model` [d] of the mean loss of g groups of the samples the server weighs by.
+
+        The loss is that of an evaluation: no dropout, no adapted loss. Buffers have no gradient.
+        """
+        ...
+
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """Prepare for these clients, which will be asked next. May do nothing."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -46,6 +46,11 @@ class Judge:
                 f"{self._method.name} weighs by a server set, but the engine has none"
             )
         return evaluation
+
+    @property
+    def gradients(self) -> Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None:
+        """See `Engine.server_gradients`; None where clients judge."""
+        return None if self._by_clients else self._engine.server_gradients
 
     @property
     def sent(self) -> int:

@@ -74,6 +74,9 @@ def record_round(
         residual=chosen.residual,
         steps=chosen.steps,
         kept=kept,
+        harm=posterior.harm if posterior else None,
+        harm_error=posterior.harm_error if posterior else None,
+        held_out_change=posterior.held_out_change if posterior else None,
     )
 
 

@@ -393,6 +393,9 @@ class Gathered:
     train_server: Callable[..., Tensor]
     seed: int = 0  # of this round, for random draws
     training: LocalTraining = LocalTraining()  # of the clients
+    # See `Engine.server_gradients`; None where clients judge, or the server has no samples
+    gradients: Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None = None
+    compares_samples: bool = False  # whether the loss of a sample depends on the others (Cox's)
 
     def select(self, rows: Sequence[int]) -> Gathered:
         """The same of some clients."""
@@ -445,6 +448,11 @@ class Posterior:
     weights: Tensor  # [n], sum to 1
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # for the next round
     z: Tensor | None = None  # [n] evidence against each client in standard errors; NaN: unknown
+    # By how much following each client instead of the mean would raise the held-out loss [n], its
+    # standard error [n], and what the round itself changed of that loss
+    harm: Tensor | None = None
+    harm_error: Tensor | None = None
+    held_out_change: float | None = None
     notes: tuple[str, ...] = ()
     scale: float = 1.0  # factor on the parameters of the new model
     look_back: LookBack = LookBack()
@@ -560,6 +568,11 @@ class RoundRecord:
     residual: float | None = None  # of adapters: see `adapters.average_products`
     steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
     kept: Kept | None = None  # why the model is that of the round before; None: it is new
+    # By how much following each client instead of the mean would raise the held-out loss [n], its
+    # standard error [n], and what the round itself changed of that loss
+    harm: Tensor | None = None
+    harm_error: Tensor | None = None
+    held_out_change: float | None = None
 
 
 ServerPart = Literal[

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.objective.loss import Loss
+from ..core.objective.problem import Problem
 from ..core.types import LocalTraining
 from ..data.federated import Holdings
 
@@ -30,6 +31,8 @@ class TrainJob:
     corrections: Tensor | None = None
     # [G] what each client's noise follows from; there where `training.sample_clip` is set
     noise_keys: Sequence[bytes] | None = None
+    # Steps on the loss of an evaluation: no dropout, and batch norm with its running statistics
+    as_evaluated: bool = False
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -76,6 +79,7 @@ class TrainJob:
             losses=losses,
             corrections=corrections,
             noise_keys=noise_keys,
+            as_evaluated=self.as_evaluated,
         )
 
     @staticmethod
@@ -96,6 +100,7 @@ class TrainJob:
             losses=losses,
             corrections=together,
             noise_keys=noise_keys or None,
+            as_evaluated=jobs[0].as_evaluated,
             **tensors,
         )
 
@@ -124,14 +129,15 @@ class EvaluateJob:
     targets: Tensor  # [N, ...]
     owner: Tensor  # [N] on the CPU
     sizes: Tensor  # [K] samples of each holder
+    problem: Problem  # by which they are judged
     # CUDA graphs by number of models; None: as many were evaluated once, without a graph.
     graphs: dict[int, Callable[[Tensor], EvaluateResult] | None] = field(default_factory=dict)
 
     @staticmethod
-    def of(held: Holdings, holders: Sequence[int]) -> EvaluateJob:
+    def of(held: Holdings, holders: Sequence[int], problem: Problem) -> EvaluateJob:
         """All samples of some holders."""
         indices, targets, owner = held.gather(holders)
-        return EvaluateJob(indices, targets, owner, held.sizes[list(holders)])
+        return EvaluateJob(indices, targets, owner, held.sizes[list(holders)], problem)
 
     @cached_property
     def targets_on_cpu(self) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.objective.loss import Loss
+from ..core.objective.problem import Problem
 from ..core.optimizers import is_elementwise
 from ..core.seeding import mixed, seeded_default_generator, standard_normal
 from ..core.transforms import TRANSFORMS, applied
@@ -59,6 +60,7 @@ class LoopBackend:
         self._anchor = flat.parameter.detach().clone()
         self._correction = torch.zeros_like(self._anchor)
         self._recipe: tuple[LocalTraining, Loss] | None = None
+        self._as_evaluated = False
         self._graphs: dict[int, tuple[tuple[Tensor, Tensor], CudaGraph]] = {}
         self._loss = torch.zeros((), device=flat.vector.device)
         self._class_weights: Tensor | None = None
@@ -86,9 +88,9 @@ class LoopBackend:
         training, flat, device = job.training, self._flat, job.starts.device
         key, size = job.keys[index : index + 1], job.sizes[index : index + 1]
         indices, targets = job.indices[start:end], job.targets[start:end]
-        self._prepare(training, job.losses[index])
+        self._prepare(training, job.losses[index], job.as_evaluated)
         flat.load(job.starts[index])
-        flat.module.train()
+        flat.module.train(not job.as_evaluated)
         self._anchor.copy_(flat.parameter.detach())
         self._noise_key = job.noise_keys[index] if job.noise_keys is not None else None
         if job.corrections is not None:
@@ -104,7 +106,7 @@ class LoopBackend:
         with self._seeded(int(key), device):
             for step, (count, share) in enumerate(zip(counts, last_epoch, strict=True)):
                 rows = order[step, 0, :count]
-                if count == 1 and self._pairs:
+                if count == 1 and self._pairs and not job.as_evaluated:
                     rows = _with_another(order, step, rows)
                 self._step_num = step
                 for dropout in self._dropouts:
@@ -120,14 +122,15 @@ class LoopBackend:
             return seeded_default_generator(key, "modules", device=device)
         return nullcontext()
 
-    def _prepare(self, training: LocalTraining, loss: Loss) -> None:
+    def _prepare(self, training: LocalTraining, loss: Loss, as_evaluated: bool) -> None:
         """A fresh optimizer, and graphs that belong to this task."""
         if training.sample_clip is not None and self._flat.spec.size > len(self._anchor):
             raise ValueError("statistics of batch norm get no noise: use a network without them")
         recipe = training.recipe, loss.unweighted()
-        if self._recipe != recipe:
+        if self._recipe != recipe or self._as_evaluated != as_evaluated:
             self._optimizer = make_optimizer(self._flat.parameter, training)
             self._recipe, self._graphs = recipe, {}
+            self._as_evaluated = as_evaluated
             self._transform = _made(training.transform)
         elif not is_elementwise(training.optimizer):
             self._optimizer = make_optimizer(self._flat.parameter, training)
@@ -251,14 +254,16 @@ class LoopBackend:
         shaped = zip(torch.split(mean, sizes), self._parameters, strict=True)
         return torch.stack(losses).mean(), tuple(part.view_as(one) for part, one in shaped)
 
-    def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
+    def evaluate(
+        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
+    ) -> EvaluateResult:
         """Model after model."""
         self._flat.module.eval()
         results = []
         for model in models:
             self._flat.load(model)
             found = evaluate_batches(
-                self._forward, 1, self._samples, indices, targets, self._evaluated
+                self._forward, 1, self._samples, indices, targets, problem, self._evaluated
             )
             results.append(found)
         return joined(results)

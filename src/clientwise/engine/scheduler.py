@@ -169,9 +169,9 @@ class Scheduler:
                 start += len(own)
 
 
-def _recipe(job: TrainJob) -> tuple[LocalTraining, Loss]:
+def _recipe(job: TrainJob) -> tuple[LocalTraining, Loss, bool]:
     """Jobs with the same options can be joined; class weights may differ."""
-    return job.training, job.losses[0].unweighted()
+    return job.training, job.losses[0].unweighted(), job.as_evaluated
 
 
 def _grouped(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:

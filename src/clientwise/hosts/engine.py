@@ -62,6 +62,10 @@ class ServerSamples:
         """The models [c, d], trained on the samples to weigh by."""
         return self._engine.train_server(models, task)
 
+    def gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+        """Of the mean loss of groups of the samples to weigh by [g, d]."""
+        return self._engine.server_gradients(model, groups)
+
 
 def server_set(
     model: nn.Module | None,
@@ -127,6 +131,11 @@ class HostEngine:
         """See `core.engine.Engine`."""
         assert self._server is not None, "methods that need samples are refused beforehand"
         return self._server.train(models, task)
+
+    def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+        """See `core.engine.Engine`."""
+        assert self._server is not None, "methods that need samples are refused beforehand"
+        return self._server.gradients(model, groups)
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """See `core.engine.Engine`."""

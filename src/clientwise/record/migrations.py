@@ -111,6 +111,13 @@ def _version_10(database: sqlite3.Connection, into: Into) -> None:
     )
 
 
+def _version_11(database: sqlite3.Connection, into: Into) -> None:
+    """Evidence has a size."""
+    add_column(database, into, "rounds", "held_out_change REAL")
+    add_column(database, into, "participants", "harm REAL")
+    add_column(database, into, "participants", "harm_error REAL")
+
+
 # Version 0.2.0 knew causes and kinds by its sentences. Nothing else reads them. A detail stands
 # between the beginning of a sentence and its end.
 KEPT_OF_0_2_0 = """WITH said (cause, start, finish) AS (VALUES
@@ -149,4 +156,4 @@ REFUSALS_OF_0_2_0 = """SELECT lane, round_num, refusal AS reason,
     GROUP BY lane, round_num, refusal"""
 
 # The first leads from OLDEST_VERSION to the next.
-MIGRATIONS: list[Migration] = [_version_9, _version_10]
+MIGRATIONS: list[Migration] = [_version_9, _version_10, _version_11]

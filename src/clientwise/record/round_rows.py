@@ -22,7 +22,7 @@ from .reading.rows import SHARES
 Row = tuple[Any, ...]
 
 COLUMNS = {  # besides the lane and the round
-    "participants": "client, refusal, score, prior, z, posterior, weight, influence, "
+    "participants": "client, refusal, score, prior, z, harm, harm_error, posterior, weight, influence, "
     "training_loss, seconds",
     "refusals": "reason, kind, refused, honest",
     "omitted": "accepted, without_weight, weight, hostile_weight, refusals, scores, scales",
@@ -82,6 +82,7 @@ def round_columns(
         "models_moved": record.models_moved,
         "evaluations": record.evaluations,
         "attack_success": record.attack_success,
+        "held_out_change": record.held_out_change,
     }
     if shown is not None:
         row["metric"] = float(shown.overall()[0])
@@ -169,6 +170,8 @@ def _thinned(record: RoundRecord, kept: Collection[int]) -> RoundRecord:
         scores=record.scores[rows],
         prior=record.prior[rows],
         z=some(record.z),
+        harm=some(record.harm),
+        harm_error=some(record.harm_error),
         posterior=some(record.posterior),
         look_back=look_back,
         weights=record.weights[rows],
@@ -252,6 +255,8 @@ def _columns(record: RoundRecord) -> dict[str, Tensor | None]:
         "score": record.scores,
         "prior": record.prior if moved else None,
         "z": record.z,
+        "harm": record.harm,
+        "harm_error": record.harm_error,
         "posterior": record.posterior,
         "weight": record.weights,
         "influence": record.influence,

@@ -8,7 +8,7 @@ that release (`tests/runs/fixtures`).
 from __future__ import annotations
 
 DATABASE = "run.sqlite"
-SCHEMA_VERSION = 10  # a database says its own in `PRAGMA user_version`
+SCHEMA_VERSION = 11  # a database says its own in `PRAGMA user_version`
 
 # Tables with rows about a round, by the columns `lane` and `round_num`.
 TABLES_BY_ROUND = (
@@ -60,6 +60,7 @@ SCHEMA = (
     class_weights TEXT, loss_shape REAL, per_class_f1 TEXT,
     no_effect TEXT, notes TEXT, seconds REAL, models_moved INTEGER, evaluations INTEGER,
     attack_success REAL,  -- of simulated backdoors
+    held_out_change REAL,  -- of the loss by the round, on the samples that the server weighs by
     machine INTEGER,  -- that computed it, as the fact `machines` counts them from 1; NULL: not recorded
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
     """CREATE TABLE IF NOT EXISTS kept (  -- rounds that kept the model of the round before
@@ -88,7 +89,9 @@ SCHEMA = (
     lane INTEGER, round_num INTEGER,
     client INTEGER,  -- NULL: all accepted updates of a large round; see `packed.py`
     refusal TEXT,  -- NULL: accepted
-    score REAL, prior REAL, z REAL, posterior REAL, weight REAL,
+    score REAL, prior REAL, z REAL,
+    harm REAL, harm_error REAL,  -- of the held-out loss; see `evidence/significance.py`
+    posterior REAL, weight REAL,
     influence REAL,  -- NULL where the rule is the mean
     training_loss REAL, seconds REAL)""",
     # No index by client: its rows would be written all over the file, and a round of a thousand

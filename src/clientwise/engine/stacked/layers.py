@@ -36,12 +36,13 @@ FEW = 64  # values in a patch
 CUT_BYTES = 8 * 2**20  # of patches that a CPU copies at once, so that they stay in its caches
 
 
-@dataclass(frozen=True)
+@dataclass
 class DropoutDraws:
     """What dropout draws from, one key for every model."""
 
     keys: Tensor  # [G]
     step: Tensor  # []
+    on: bool = True  # whether layers drop anything while they train
 
 
 class Parameter:
@@ -470,7 +471,8 @@ class Dropping(StackedLayer):
         module = self.module
         draws = self.draws
         assert isinstance(module, CountedDropout)
-        if not training or module.p == 0:
+        self._mask = None
+        if not training or module.p == 0 or not self.draws.on:
             return values
         shape = channels_first(values).shape[1:]
         draw = torch.vmap(lambda key: keep(shape, module.p, module.layer, key, draws.step))
@@ -479,8 +481,7 @@ class Dropping(StackedLayer):
 
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """The same masks."""
-        assert isinstance(self.module, CountedDropout)
-        return gradient * self._mask if self.module.p else gradient
+        return gradient if self._mask is None else gradient * self._mask
 
 
 class Plain(StackedLayer):
@@ -508,8 +509,8 @@ class Vmapped(StackedLayer):
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """The module, once per model."""
-        module = self.module.train(training)
         draws = self.draws
+        module = self.module.train(training and draws.on)
         count = len(values)
         names = [name for name, _ in module.named_parameters()]
         dropouts = [

@@ -59,6 +59,7 @@ class StackedTrainer:
             back = order.argsort().to(device)
             return TrainResult(models[back], losses[back])
         self._prepare(training, job.losses[0].unweighted())
+        network.draws.on = not job.as_evaluated
         self._lay_out(job)
         if job.corrections is not None:
             network.load(job.corrections)  # lays them out as the parameters are

@@ -82,6 +82,10 @@ class WrappingEngine:
         """See `core.engine.Engine`."""
         return self.inner.train_server(models, task)
 
+    def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+        """See `core.engine.Engine`."""
+        return self.inner.server_gradients(model, groups)
+
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`."""
         return self.inner.evaluate(client_ids, models)

@@ -308,6 +308,10 @@ class FlowerEngine:
         """See `core.engine.Engine`."""
         return self._local.train_server(models, task)
 
+    def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+        """See `core.engine.Engine`."""
+        return self._local.server_gradients(model, groups)
+
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """See `core.engine.Engine`. Nothing to do: the nodes hold the data."""
 

@@ -12,7 +12,7 @@ _ROUND = "method, seed, round_num"
 _CLIENT = "client, name, hostile"
 _BY_CLIENT = "ORDER BY lane, round_num, client"
 _OF_CLIENTS = f"JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client) {_BY_CLIENT}"
-_STEPS = "score, prior, z, posterior, weight, influence"  # from the score to the aggregate
+_STEPS = "score, prior, z, harm, harm_error, posterior, weight, influence"  # from the score to the aggregate
 _COMPUTED = {"influence": "COALESCE(influence, weight)"}  # recorded where it is not the weight
 
 
@@ -33,7 +33,7 @@ def _frame(columns: str, source: str) -> FrameQuery:
 FRAMES: dict[str, FrameQuery] = {
     "rounds": _frame(
         f"{_ROUND}, metric, macro_f1, loss, local_mean, local_p10, local_p90, attack_success, "
-        "testing_rounds, models_moved, evaluations, seconds",
+        "held_out_change, testing_rounds, models_moved, evaluations, seconds",
         "rounds JOIN lanes USING (lane) ORDER BY lane, round_num",
     ),
     "clock": _frame(

@@ -77,7 +77,8 @@ class RoundReader(RunReader):
         """How the weights of a round came about."""
         rows = self._lane_rows(
             RoundRow,
-            """SELECT priority, candidates, testing_rounds, no_effect, notes FROM rounds
+            """SELECT priority, candidates, testing_rounds, no_effect, notes, held_out_change
+               FROM rounds
                WHERE lane = ? AND round_num = ?""",
             method,
             seed,

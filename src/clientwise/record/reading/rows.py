@@ -118,6 +118,7 @@ class RoundRow(NamedTuple):
     testing_rounds: int
     no_effect: Json[Names]  # criteria that were constant across clients
     notes: Json[Names]
+    held_out_change: float | None = None  # of the loss by the round, where it is evidence
 
 
 class PolicyRow(NamedTuple):
@@ -164,6 +165,8 @@ class ParticipantRow(NamedTuple):
     name: str | None  # of the client
     history_z: float | None = None  # against its own past, in standard errors
     copies: float | None = None  # updates that are almost equal to it, itself included
+    harm: float | None = None  # by how much following it would raise the held-out loss
+    harm_error: float | None = None  # its standard error
 
 
 class OmittedRow(NamedTuple):
@@ -254,6 +257,8 @@ class ClientRoundRow(NamedTuple):
     refusal: str | None
     history_z: float | None = None
     copies: float | None = None
+    harm: float | None = None
+    harm_error: float | None = None
 
 
 class PriorityRow(NamedTuple):

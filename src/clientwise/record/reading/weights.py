@@ -42,7 +42,7 @@ class WeightReader(RunReader):
         return self._lane_rows(
             ParticipantRow,
             """SELECT client, hostile, score, prior, z, posterior, weight, influence, refusal, name,
-                   history_z, copies
+                   history_z, copies, harm, harm_error
                FROM participants JOIN lanes USING (lane) LEFT JOIN clients USING (seed, client)
                    LEFT JOIN look_back USING (lane, round_num, client)
                WHERE lane = ? AND round_num = ? ORDER BY weight DESC, client""",
@@ -97,7 +97,7 @@ class WeightReader(RunReader):
             return self._lane_rows(
                 ClientRoundRow,
                 """SELECT round_num, score, prior, z, posterior, weight, influence, training_loss,
-                       refusal, history_z, copies
+                       refusal, history_z, copies, harm, harm_error
                    FROM rounds CROSS JOIN participants USING (lane, round_num)
                        LEFT JOIN look_back USING (lane, round_num, client)
                    WHERE lane = ? AND client = ? ORDER BY round_num, weight""",
