@@ -128,10 +128,6 @@ class Significance(Evidence):
             )
         return replace(found, notes=(f"{harm}: no evidence from them",))
 
-    def most_judged(self, num_clients: int) -> int:
-        """A step towards every client, the mean, and the model before the round."""
-        return num_clients + 2
-
     def _harm(self, gathered: Gathered, weights: Tensor) -> Harm | str:
         """The harm of each client, or why there is no evidence."""
         clip = _clip_factors(gathered)
