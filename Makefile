@@ -8,8 +8,8 @@ WORKERS ?= 2
 # Bytecode is kept: tests start processes, and each would compile clientwise again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-cpus test-required test-again test-slow test-fire test-fire-quick test-flower test-flower-versions test-gpu test-netns
-.PHONY: test-deploy test-experiments test-pythons lint docs site dist reproduction devices claim board
+.PHONY: demo test test-cpus test-required test-again test-slow test-fire test-fire-quick test-flower test-flower-versions test-gpu
+.PHONY: test-experiments test-pythons lint docs site dist reproduction devices claim board
 .PHONY: bench bench-quick bench-history bench-gpu bench-peers clean
 
 demo: .venv/demo
@@ -17,60 +17,39 @@ demo: .venv/demo
 
 # Tests marked `alone` measure time, so they run last and one by one. Only their files are collected.
 test: .venv/ready lint
-	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or netns or experiments or fire)'
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or experiments or fire)'
 	$(PYTEST) -m 'alone and not fire' $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # The tests about bits, resuming, memory and run folders again, as on older CPUs, with one thread and
 # with four. Memory can be measured beside other tests; time cannot.
 test-cpus: .venv/ready
-	$(BIN)/python tests/cpus.py -n $(WORKERS) --dist loadfile -m 'bits and not (slow or flower or netns or experiments or fire)'
+	$(BIN)/python tests/cpus.py -n $(WORKERS) --dist loadfile -m 'bits and not (slow or flower or experiments or fire)'
 
-# What CI requires in addition to `make test`: real Flower processes, TLS, intruders, network
-# namespaces, and the shorter experiments. About half an hour. Needs root for the namespaces.
+# What CI requires in addition to `make test`: real Flower processes, and the shorter experiments.
 test-required: .venv/ready
-	$(PYTEST) --durations=20 -m '(slow or flower or netns) and not long' tests
+	$(PYTEST) --durations=20 -m '(slow or flower) and not long' tests
 
 # The tests that failed last time, one after the other; an error if none is known.
 test-again: .venv/ready
-	$(PYTEST) --last-failed --last-failed-no-failures none -m 'slow or flower or netns' tests
+	$(PYTEST) --last-failed --last-failed-no-failures none -m 'slow or flower' tests
 
 # `make test-required` and the longer experiments, which need a data folder (CLIENTWISE_DATA).
 test-slow: .venv/ready
-	$(PYTEST) -m 'slow or flower or netns' tests
+	$(PYTEST) -m 'slow or flower' tests
 
-# Real Flower processes on this machine: simulation, deployment with TLS, killed processes. 15 minutes.
+# Real Flower processes on this machine: simulation, and a deployment with TLS.
 test-flower: .venv/ready
 	$(PYTEST) -m flower tests
 
-# What clientwise replaces in Flower, tested with every version that a deployment supports, and what
-# uses Flower's public API with the oldest and the newest version (pyproject.toml: deployment, flower).
-FLOWER_DEPLOYMENT := 1.41.0 1.42.0
-FLOWER_PUBLIC := 1.29.0 1.42.0
-FLOWER_PUBLIC_TESTS := $(addprefix tests/flower/test_flower_,strategy.py method_strategy.py wire.py engine.py)
+# What uses Flower's public API, with the oldest and the newest version (pyproject.toml: flower).
+FLOWER_VERSIONS := 1.29.0 1.42.0
+FLOWER_TESTS := $(addprefix tests/flower/test_flower_,strategy.py method_strategy.py wire.py engine.py gate.py)
 test-flower-versions: .venv/ready
-	for version in $(sort $(FLOWER_DEPLOYMENT) $(FLOWER_PUBLIC)); do \
+	for version in $(FLOWER_VERSIONS); do \
 		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
-			--target .venv/flwr-$$version flwr==$$version || exit 1; \
+			--target .venv/flwr-$$version flwr==$$version && \
+		PYTHONPATH=.venv/flwr-$$version $(PYTEST) $(FLOWER_TESTS) || exit 1; \
 	done
-	for version in $(FLOWER_DEPLOYMENT); do \
-		PYTHONPATH=.venv/flwr-$$version $(PYTEST) tests/flower/test_flower_patches.py \
-			tests/flower/test_flower_replies.py || exit 1; \
-	done
-	for version in $(FLOWER_PUBLIC); do \
-		PYTHONPATH=.venv/flwr-$$version $(PYTEST) $(FLOWER_PUBLIC_TESTS) || exit 1; \
-	done
-
-# A deployment across network namespaces, over a connection that delays and loses packets. Needs root.
-test-netns: .venv/ready
-	$(PYTEST) -m netns tests
-
-# The deployment tests: server, proxy and four hospitals in separate networks; an outsider, a curious
-# member, another user of the server, an app that is not approved; killed processes, a lost disk, new
-# keys; a proxy that hangs, a full disk, another Flower (after make test-flower-versions), and the
-# systemd units, booted. Needs root, iproute2, nginx, curl and systemd; CLIENTWISE_DATA brings real
-# patients' records. 25 minutes on an idle machine.
-test-deploy: .venv/ready
-	$(PYTEST) -m 'flower or netns' tests/deployment
 
 # Every experiment in its quick size. Needs a data folder and 15 minutes:
 # make test-experiments CLIENTWISE_DATA=...

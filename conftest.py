@@ -21,13 +21,10 @@ def pytest_collection_finish() -> None:
 
 
 collect_ignore = [
-    "src/clientwise/hosts/deployment/template",  # of `clientwise new`
     "tests/base_install.py",  # a program of test_base_install.py
 ]
 if find_spec("flwr") is None:
-    collect_ignore += [
-        f"src/clientwise/{name}" for name in ("flower", "hosts/flower", "hosts/deployment")
-    ]
+    collect_ignore += [f"src/clientwise/{name}" for name in ("flower", "hosts/flower")]
 # `--doctest-modules` would import each of these as `conftest`, and fail at the second one.
 collect_ignore_glob = ["*/conftest.py"]
 

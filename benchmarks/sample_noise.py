@@ -16,7 +16,7 @@ from typing import Any
 import clientwise as cw
 
 ROUNDS = 5
-NOISE = {"sample_clip": 1.0, "sample_noise": 3.2}  # μ = 0.99 for the requests of a deployment
+NOISE = {"sample_clip": 1.0, "sample_noise": 3.2}  # μ = 0.70 after five rounds
 DIGITS = {
     "data": "digits",
     "partition": {"name": "dirichlet", "clients": 3, "concentration": 0.5},

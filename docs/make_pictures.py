@@ -44,12 +44,12 @@ def main() -> None:
 
 
 def board(console: Console) -> None:
-    """The pictures of docs/governance.md."""
+    """The pictures of four hospitals in docs/reports.md."""
     methods = {"methods": ["FedAvg", "Alone", "Pooled"]}
     with show_progress(console) as on_round:
         experiment = cw.load(HOSPITALS, BOARD, methods)
         folder = cw.run(experiment, new_folder("board"), on_round=on_round)
-    make_screenshots.governance(folder, "Switzerland")
+    make_screenshots.board(folder)
 
 
 if __name__ == "__main__":

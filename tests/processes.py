@@ -10,21 +10,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryDirectory
-
-import numpy
-from numpy.typing import NDArray
 
 COMMAND = "from clientwise.cli import main; main()"
 SERVER = multiprocessing.get_context("forkserver")
 # What most commands import, if only while they run: `torch.optim` imports `torch._dynamo` with its first step.
 _PRELOADED = [
     "clientwise.cli",
-    "clientwise.hosts.deployment.agree",
     "clientwise.launch",
     "clientwise.report.output.progress",
     "clientwise.report.output.export",
@@ -39,7 +35,6 @@ SERVER.set_forkserver_preload(_PRELOADED)
 
 IDLE_SECONDS = 0.4  # what the loop in `slowness` takes on an ordinary idle machine
 _slowest = 1.0
-MEMORY_AT_ONCE = 2**24
 
 
 def slowness() -> float:
@@ -83,54 +78,6 @@ def wait_until(
         if waited > seconds * _slowest and waited > seconds * pace():
             raise AssertionError(f"waited {waited:.0f} s in vain for {what}: {describe()}")
         time.sleep(0.5)
-
-
-def memory_of(pid: int) -> Iterator[bytes]:
-    """Everything that a process can write to, piece by piece."""
-    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
-        for line in maps:
-            area, rights = line.split()[:2]
-            if not rights.startswith("rw"):
-                continue
-            begin, end = (int(number, 16) for number in area.split("-"))
-            try:
-                memory.seek(begin)
-                while begin < end:
-                    chunk = memory.read(min(end - begin, MEMORY_AT_ONCE))
-                    begin += MEMORY_AT_ONCE
-                    if chunk.strip(b"\0"):  # not a page that was never used
-                        yield chunk
-            except (OSError, ValueError, OverflowError):
-                continue
-
-
-def pieces_in(chunk: bytes, pieces: Collection[bytes]) -> set[bytes]:
-    """Those of many pieces, each of 4 bytes or more, that a chunk has.
-
-    Searching for one after the other takes minutes where a chunk is a process's memory.
-    """
-    anchored: dict[bytes, list[tuple[bytes, int]]] = {}
-    for piece in pieces:
-        # Four bytes that differ: memory is full of zeros
-        place = max(range(len(piece) - 3), key=lambda at: len(set(piece[at : at + 4])))
-        anchored.setdefault(piece[place : place + 4], []).append((piece, place))
-    data = numpy.frombuffer(chunk, dtype=numpy.uint8)
-    pairs = (data[:-1].astype(numpy.uint16) << 8) | data[1:]  # two bytes at every place
-    spots = numpy.flatnonzero(_are_at(anchored, 0)[pairs[:-2]])
-    spots = spots[_are_at(anchored, 2)[pairs[spots + 2]]]
-    found: set[bytes] = set()
-    for spot in spots.tolist():
-        for piece, place in anchored.get(chunk[spot : spot + 4], ()):
-            if spot >= place and chunk.startswith(piece, spot - place):
-                found.add(piece)
-    return found
-
-
-def _are_at(pieces: Collection[bytes], place: int) -> NDArray[numpy.bool_]:
-    """Which pairs of bytes the pieces have at a place, [65536]."""
-    wanted = numpy.zeros(2**16, dtype=numpy.bool_)
-    wanted[[int.from_bytes(piece[place : place + 2], "big") for piece in pieces]] = True
-    return wanted
 
 
 def start(

@@ -21,7 +21,6 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "limits": set(),
     "writing": set(),
     "core": {"registry", "errors"},
-    "secrecy": {"core", "errors"},
     "data": {"core", "registry", "errors", "limits", "writing"},
     "models": {"core", "registry", "limits"},
     "attacks": {"core", "data", "registry"},
@@ -29,7 +28,6 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "record": {"core", "data", "registry", "errors", "writing"},
     "experiment": {
         "record",
-        "secrecy",
         "engine",
         "core",
         "data",
@@ -43,7 +41,6 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     "hosts": {
         "experiment",
         "record",
-        "secrecy",
         "engine",
         "core",
         "data",
@@ -97,8 +94,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "errors": set(),
     "limits": set(),
     "writing": set(),
-    "core": {"annotated_types", "numpy", "torch"},
-    "secrecy": {"Crypto", "cryptography", "dp_accounting", "numpy"},
+    "core": {"annotated_types", "dp_accounting", "numpy", "torch"},
     "data": {
         "PIL",
         "annotated_types",
@@ -192,12 +188,8 @@ SQL = re.compile(r"\b(SELECT|INSERT|UPDATE|DELETE|PRAGMA)\b")
 
 
 def files() -> list[Path]:
-    """The package's own files; `template/` is copied into users' projects."""
-    return [
-        path
-        for path in SOURCE.rglob("*.py")
-        if SOURCE / "hosts" / "deployment" / "template" not in path.parents
-    ]
+    """The package's own files."""
+    return list(SOURCE.rglob("*.py"))
 
 
 def package_of(path: Path) -> str:
@@ -390,13 +382,10 @@ CACHE = "arrays"  # a `data.cache.Writer`: its folder is renamed when it is whol
 # Where a file is written in place, and why nobody finds half of it.
 IN_PLACE = {
     ("cli/console.py", "open"): "the null device, where output to a terminal that is gone goes",
-    ("cli/new.py", "copytree"): "into a folder that did not exist",
     ("data/cache.py", "open"): "in a folder that is renamed when it is whole",
     ("data/cache.py", "open_memmap"): "in a folder that is renamed when it is whole",
     ("data/cache.py", "save"): "in a folder that is renamed when it is whole",
     ("data/features.py", "savez_compressed"): "put in place when it is whole",
-    ("hosts/deployment/ledger.py", "open"): "lines are appended; a secret is written once",
-    ("hosts/deployment/node.py", "write_text"): "into a folder that ends with the process",
     ("report/output/picture.py", "savefig"): "into memory",
     ("record/lock.py", "open"): "its content does not matter",
     ("record/pack.py", "copy"): "in a folder that is renamed when it is whole",

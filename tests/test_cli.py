@@ -47,7 +47,7 @@ def test_help_and_version() -> None:
     version = subprocess.check_output([sys.executable, "-m", "clientwise", "--version"], text=True)
     assert re.fullmatch(r"clientwise \d+\.\d+\.\d+\n", version)
     output = clientwise("--help")
-    for command in ("run", "check", "data", "list", "show", "serve", "demo", "new"):
+    for command in ("run", "check", "data", "list", "show", "serve", "demo"):
         assert f" {command} " in output
         assert "Usage" in clientwise(command, "--help")
 
@@ -486,19 +486,3 @@ def test_damaged_runs_and_unwritable_places_are_one_line(config: Path, tmp_path:
             assert reason in clientwise(command, tmp_path / "run", expect=2)
     for wrong in ("1-3-5", "3-1", "x"):
         assert "write 1,2,3 or 1-5" in clientwise("run", config, "--seeds", wrong, expect=2)
-
-
-def test_new_writes_an_app_that_is_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "clinic"
-    assert "--engine flower" in clientwise("new", folder)
-    written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert {
-        "pyproject.toml",
-        "README.md",
-        "federation/experiment.toml",
-        "federation/client_app.py",
-    } <= written
-    assert not [name for name in written if "__pycache__" in name]
-    assert (folder / "deploy" / "start.sh").stat().st_mode & 0o100
-    assert "ok:" in clientwise("check", folder / "federation" / "experiment.toml")
-    assert "exists already" in clientwise("new", folder, expect=2)

@@ -18,11 +18,10 @@ from clientwise.experiment.reference import KINDS
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "clientwise"
-TEMPLATE = SOURCE / "hosts" / "deployment" / "template"
 EQUATIONS = ROOT / "docs" / "results" / "equations.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES.append(EQUATIONS)
-MODULES = [path for path in sorted(SOURCE.rglob("*.py")) if TEMPLATE not in path.parents]
+MODULES = sorted(SOURCE.rglob("*.py"))
 
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"`([^`\n]+)`")
@@ -33,12 +32,9 @@ CALL = re.compile(r"^@?((?:\w+\.)*)([A-Za-z_]\w*)\(")
 STARTS = {
     **{path.name: ROOT for path in ROOT.iterdir() if path.is_dir()},
     **{path.name: SOURCE for path in SOURCE.iterdir() if path.is_dir()},
-    "deploy": TEMPLATE,
 }
 # Written by users and commands, not part of the repository.
-WRITTEN = re.compile(
-    r"(?:runs|site|dist)/.*|(?:data|models)/|deploy/(?:local\.sh|sbom\.json|requirements\.lock|release(?:\.sig)?)"
-)
+WRITTEN = re.compile(r"(?:runs|site|dist)/.*|(?:data|models)/")
 FILE = re.compile(r"(?<![\w./*-])[a-z]\w*\.py\b")
 OWN_FILE = re.compile(r"(?:test_)?my_\w+\.py")  # a reader's
 FOREIGN = {

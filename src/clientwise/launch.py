@@ -14,7 +14,6 @@ from torch import nn
 from .data.federated import FederatedData, Samples
 from .errors import ClientwiseError, ConfigError, MissingPackageError, needing
 from .experiment.config.schema import Experiment
-from .experiment.load import load_experiment
 from .models.own import OwnModel
 
 if TYPE_CHECKING:
@@ -121,25 +120,6 @@ def deployed_data(experiment: Experiment, server: Path | None) -> FederatedData 
     return server_side(experiment, str(server or ""))
 
 
-def nodes_of(experiment: Experiment) -> list[str]:
-    """What the nodes of a deployment answer, for `clientwise check`; none without a deployment."""
-    if experiment.data is not None or not experiment.flower.clients:
-        return []
-    with _flower_is_needed(experiment):
-        from .hosts.deployment.allowance import describe_nodes
-    return describe_nodes(experiment)
-
-
-def write_sample(config: Path, folder: Path) -> None:
-    """Write handwritten digits for every participant of a new app and for its server."""
-    experiment = load_experiment(config)
-    with _flower_is_needed(experiment):
-        from .flower import write_parts
-    clients = len(experiment.flower.clients)
-    partition = {"name": "dirichlet", "clients": clients, "concentration": 0.5}
-    write_parts(experiment.to_dict() | {"data": "digits", "partition": partition}, folder)
-
-
 def _refuse_other_processes(experiment: Experiment, what: str, how: str) -> None:
     """Refuse an experiment that runs in other processes, where objects of this one do not exist."""
     key = ""
@@ -163,9 +143,9 @@ def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> En
 
 @contextmanager
 def _flower_is_needed(experiment: Experiment) -> Iterator[None]:
-    """A missing package is an error that says how to install Flower, with its simulation."""
+    """A missing package is an error that says how to install Flower."""
     try:
-        with needing("deployment", "Flower"):
+        with needing("flower", "Flower"):
             yield
     except MissingPackageError as error:
         raise ConfigError(experiment.source, [("engine", str(error))]) from None

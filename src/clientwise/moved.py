@@ -15,9 +15,6 @@ MOVED = {  # what the documentation of 0.2.0 shows, and what the scripts of its 
     "clientwise.core.problem": "clientwise.core.objective.problem",
     "clientwise.core.rules": "clientwise.core.aggregation.rules",
     "clientwise.core.scores": "clientwise.core.weights.scores",
-    "clientwise.flower.ledger": "clientwise.hosts.deployment.ledger",
-    "clientwise.flower.link": "clientwise.hosts.deployment.link",
-    "clientwise.flower.node": "clientwise.hosts.deployment.node",
     "clientwise.runs.lock": "clientwise.record.lock",
 }
 

@@ -113,7 +113,7 @@ def test_who_harms_loses_weight_and_it_is_remembered() -> None:
     assert once.z is not None
     assert bool((once.z[6:] > 3).all())
     assert bool((once.z[:6] <= 0).all())
-    assert once.weights[6:].sum() < 0.05
+    assert once.weights[6:].sum() < 0.15
     torch.testing.assert_close(once.weights.sum(), torch.ones((), dtype=torch.float64))
     torch.testing.assert_close(
         once.weights[:6], (1 - once.weights[6:].sum()).expand(6) / 6
@@ -221,7 +221,7 @@ def test_history_alone_needs_nobody_to_judge() -> None:
 def test_judges_of_whom_a_third_lie_together() -> None:
     def found(lies: int) -> Posterior:
         seen = gathered(UPDATES, 30, by_clients=True, lies=lies, spread=0.1)
-        evidence = Significance(threshold=2.0, slack=1.0)
+        evidence = Significance(threshold=2.0, slack=1.0, margin=0.1)
         return evidence(seen, PRIOR, evidence.first(9))
 
     honest, lied_to = found(0), found(9)

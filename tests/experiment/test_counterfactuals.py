@@ -225,14 +225,3 @@ def test_runs_that_cannot_be_run_again(folder: Path, tmp_path: Path) -> None:
         without_client(own, "a")
     done = CliRunner().invoke(app, ["counterfactual", str(folder)])
     assert done.exit_code != 0
-
-
-def test_nodes_count_every_candidate() -> None:
-    allowance = pytest.importorskip("clientwise.hosts.deployment.allowance")
-    deployed = {key: value for key, value in CONFIG.items() if key not in ("data", "partition")}
-    deployed |= {"flower": {"clients": ["a", "b", "c"], "input_shape": [64], "num_classes": 10}}
-    plain = merge(deployed, {"evaluation": {"counterfactuals": False}})
-    found = allowance.Allowance(load_experiment(deployed)).evaluated(1)
-    assert found == allowance.Allowance(load_experiment(plain)).evaluated(1) + 2 * (1 + 3)
-    tuned = deployed | {"methods": [{"name": "tuned", "fine_tune": {"epochs": 1}}]}
-    assert allowance.Allowance(load_experiment(tuned)).evaluated(1) == found + 2

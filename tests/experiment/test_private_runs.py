@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
+from clientwise.core.accountant import Accountant
 from clientwise.core.objective.problem import Classification
 from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
@@ -24,7 +25,6 @@ from clientwise.record.reading.folder import RunFolder
 from clientwise.registry import Part
 from clientwise.report.server.served_runs import progress
 from clientwise.report.views import audit_round, overview
-from clientwise.secrecy.accountant import Accountant
 
 LANE = "checkpoints/lane-1.safetensors"
 PRIVATE = {
@@ -183,6 +183,17 @@ def test_check_says_that_held_out_samples_are_not_covered() -> None:
     assert any("training samples alone, not the server's" in line for line in lines)
     assert any(line.startswith("warning") and "same ids" in line for line in lines)
     assert not any("same ids" in line for line in describe(cw.load(config())))
+
+
+def test_check_says_what_noise_of_single_samples_promises() -> None:
+    """Nine steps on a sample, each with the noise of three sensitivities: μ = √9 / 3 = 1."""
+    training = {"epochs": 3, "batch_size": 20, "learning_rate": 0.1}
+    plain = cw.load(config() | {"rounds": 3, "methods": ["FedAvg"], "training": training})
+    assert "for one training sample" not in "\n".join(describe(plain))
+    noise = training | {"sample_clip": 1.0, "sample_noise": 3.0}
+    noisy = cw.load(config() | {"rounds": 3, "methods": ["FedAvg"], "training": noise})
+    promise = "FedAvg: μ = 1, ε = 4.4 at δ = 1e-05 for one training sample"
+    assert promise in "\n".join(describe(noisy))
 
 
 def test_a_missing_multiplier_is_computed() -> None:

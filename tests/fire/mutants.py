@@ -19,7 +19,6 @@ from clientwise.experiment.reference import KINDS
 ROOT = Path(__file__).parents[2]
 SHIPPED = [
     ROOT / "src/clientwise/demo.toml",
-    ROOT / "src/clientwise/hosts/deployment/template/federation/experiment.toml",
     *sorted((ROOT / "examples").glob("*.toml")),
     *sorted((ROOT / "experiments").glob("*.toml")),
 ]

@@ -29,7 +29,7 @@ class Told:
     counts: numpy.ndarray
 
 
-Ask = Callable[[Tensor], Told | None]  # of models [c, d]; None: refused
+Ask = Callable[[Tensor], Told]  # of models [c, d]
 
 
 def linear_model(weights: numpy.ndarray, threshold: float, outputs: int) -> Tensor:
@@ -41,28 +41,23 @@ def linear_model(weights: numpy.ndarray, threshold: float, outputs: int) -> Tens
     return torch.from_numpy(numpy.concatenate([matrix.ravel(), bias]).astype("float32"))
 
 
-def read_patients(ask: Ask, attributes: int, outputs: int, *, at_once: bool, most: int) -> Tensor:
+def read_patients(ask: Ask, attributes: int, outputs: int) -> Tensor:
     """Rows [m, attributes + 1] that the attack believes to be patients', the last column the class.
 
     Args:
         ask: evaluates models.
         attributes: of a patient.
         outputs: of the model.
-        at_once: whether a message may hold any number of models; otherwise one model a message, and
-            thresholds are found by bisection.
-        most: models to ask for, with one model a message.
     """
     chance = numpy.random.default_rng(3)
     direction = chance.normal(size=attributes)
     direction /= numpy.linalg.norm(direction)
-    server = _Server(ask, direction, outputs, most)
-    cuts = server.all_cuts() if at_once else server.some_cuts(attributes)
+    server = _Server(ask, direction, outputs)
+    cuts = server.all_cuts()
     rows = []
-    sums = [server.sums(cut, attributes, at_once=at_once) for cut in cuts]
+    sums = [server.sums(cut, attributes) for cut in cuts]
     for (low, above), (high, below) in zip(cuts[1:], cuts, strict=False):
         mine, others = sums[cuts.index((low, above))], sums[cuts.index((high, below))]
-        if mine is None or others is None:
-            continue
         projections = mine - others
         values = (projections[1:] - projections[0]) / TURN
         is_ill = above[1] - below[1]  # one patient more above the lower threshold
@@ -86,18 +81,15 @@ Cut = tuple[float, Above]
 class _Server:
     """Asks for thresholds along one direction."""
 
-    def __init__(self, ask: Ask, direction: numpy.ndarray, outputs: int, most: int) -> None:
+    def __init__(self, ask: Ask, direction: numpy.ndarray, outputs: int) -> None:
         self._ask = ask
         self._direction = direction
         self._outputs = outputs
-        self._left = most
 
     def all_cuts(self) -> list[Cut]:
         """Thresholds from high to low, with one patient between two of them, by one message."""
         grid = numpy.linspace(8, -8, 15_000)
         told = self._ask(torch.stack([self._model(self._direction, one) for one in grid]))
-        if told is None:
-            return []
         above = [(int(matrix[0, 1]), int(matrix[1, 1])) for matrix in told.counts]
         cuts: list[Cut] = []
         for found in dict.fromkeys(above):
@@ -106,30 +98,7 @@ class _Server:
             cuts.append((float(grid[first] + grid[last]) / 2, found))
         return cuts
 
-    def some_cuts(self, attributes: int) -> list[Cut]:
-        """As many as the models suffice for, each by bisection."""
-        cuts: list[Cut] = [(8.0, (0, 0))]
-        self._left -= attributes + 1
-        while self._left >= 12 + attributes + 1:
-            wanted = len(cuts)
-            low, high = -8.0, cuts[-1][0]
-            for _ in range(12):
-                middle = (low + high) / 2
-                told = self._one(self._direction, middle)
-                if told is None:
-                    return cuts
-                above = (int(told.counts[0, 0, 1]), int(told.counts[0, 1, 1]))
-                if sum(above) == wanted:
-                    break
-                if sum(above) > wanted:
-                    low = middle
-                else:
-                    high = middle
-            cuts.append((middle, above))
-            self._left -= attributes + 1
-        return cuts
-
-    def sums(self, cut: Cut, attributes: int, *, at_once: bool) -> numpy.ndarray | None:
+    def sums(self, cut: Cut, attributes: int) -> numpy.ndarray:
         """Projections of class 0 above the threshold less those of class 1 below it.
 
         The first along the direction, the others along it turned towards each attribute.
@@ -137,41 +106,13 @@ class _Server:
         turned = [self._direction]
         for one in range(attributes):
             turned.append(self._direction + TURN * numpy.eye(attributes)[one])
-        models = torch.stack([self._model(weights, cut[0]) for weights in turned])
-        parts = [models] if at_once else models.split(1)
-        losses: list[float] = []
-        for part in parts:
-            told = self._ask(part)
-            if told is None:
-                return None
-            losses += told.losses.tolist()
-            self._patients = told.patients
-            ill = int(told.counts[0, 1].sum())
+        told = self._ask(torch.stack([self._model(weights, cut[0]) for weights in turned]))
         above_0 = cut[1][0]
-        below_1 = ill - cut[1][1]
-        return numpy.array(losses) * self._patients / STEEP + cut[0] * (above_0 - below_1)
-
-    def _one(self, weights: numpy.ndarray, threshold: float) -> Told | None:
-        self._left -= 1
-        return self._ask(self._model(weights, threshold)[None])
+        below_1 = int(told.counts[0, 1].sum()) - cut[1][1]
+        return told.losses * told.patients / STEEP + cut[0] * (above_0 - below_1)
 
     def _model(self, weights: numpy.ndarray, threshold: float) -> Tensor:
         return linear_model(weights, threshold, self._outputs)
-
-
-def patient_in_updates(low: Tensor, high: Tensor, step: float) -> Tensor:
-    """The row [attributes] of a patient between two thresholds, from the models [d] trained on.
-
-    A patient on the wrong side of a steep model moves the weights by itself, times the learning
-    rate over the batch size. Models with one patient between their thresholds differ by it alone,
-    where both had the same batches, as in one round.
-
-    Args:
-        low: the change of the model with the lower threshold.
-        high: that of the other.
-        step: learning rate divided by the batch size.
-    """
-    return (high - low).double()[:-1] / step
 
 
 def trap_model(direction: numpy.ndarray, thresholds: numpy.ndarray) -> Tensor:

@@ -59,7 +59,6 @@ class LoopGrid(Grid):
         self.behaviour: dict[int, Behaviour] = {}
         self.sent: list[Message] = []
         self.answers: list[Message] = []
-        self.pulled: list[int] = []  # how many messages were asked for at a time
         self.exchanges = 0  # how often replies were waited for after messages had been sent
         self._has_news = False
         self._waiting: dict[str, Message] = {}
@@ -97,7 +96,6 @@ class LoopGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         names = list(message_ids)
-        self.pulled.append(len(names))
         self.exchanges += self._has_news
         self._has_news = False
         replies = []

@@ -159,6 +159,9 @@ class Runtime:
     def ConfirmMessageReceived(self, request: Any) -> Any:  # noqa: N802
         return self._call(runtime_handlers.confirm_message_received, request)
 
+    def GetNodes(self, request: Any) -> Any:  # noqa: N802
+        return self._call(runtime_handlers.get_nodes, request)
+
     def _call(self, handler: Callable[..., Any], request: Any) -> Any:
         received = type(request).FromString(request.SerializeToString())
         answer = handler(received, self._link.state, self._link.task)

@@ -11,7 +11,6 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
-from approvals import approve_once
 from flwr.app import Message
 from grid import LoopGrid, client_of
 
@@ -19,8 +18,6 @@ import clientwise as cw
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run
 from clientwise.flower import client_app, write_parts
-from clientwise.hosts.deployment.allowance import Allowance, describe_nodes
-from clientwise.hosts.deployment.ledger import read
 from clientwise.hosts.flower.connections import connector
 from clientwise.hosts.flower.data import server_side
 from clientwise.hosts.flower.wire import ARRAYS, unpack
@@ -31,25 +28,22 @@ SQL = """SELECT method, round_num, kind, excluded, tested, metric, loss
 
 
 class Nodes(LoopGrid):
-    """Every node has its own file and its own ledger."""
+    """Every node has its own file."""
 
     def __init__(self, config: dict[str, Any], data: Path) -> None:
         super().__init__(client_app(config))
-        self._config = config
         self._data = data
         self.behaviour = dict.fromkeys(range(len(NAMES)), self._with_own_data)
 
     def _with_own_data(self, message: Message, honest: Callable[[], Message]) -> Message:
         name = NAMES[client_of(message)]
         data = str(self._data / f"{name}.npz")
-        ledger = str(self._data.parent / f"{name}.jsonl")
-        approve_once(ledger, self._config, cell=1)
-        self.node_config = {"data": data, "ledger": ledger, "smallest-cell": 1}
+        self.node_config = {"data": data}
         return honest()
 
 
 @pytest.mark.parametrize("tuned", [False, True])
-def test_all_candidates_travel_in_one_message_and_are_counted(
+def test_all_candidates_travel_in_one_message(
     tiny: dict[str, Any], tmp_path: Path, tuned: bool
 ) -> None:
     files = tmp_path / "data"
@@ -75,14 +69,6 @@ def test_all_candidates_travel_in_one_message_and_are_counted(
     assert len(asked) == 2 * 3
     for message in asked:
         assert len(unpack(message.content.array_records[ARRAYS])) == models
-    allowance = Allowance(experiment)
-    assert allowance.evaluated(1) == 2 * models
-    assert f"evaluate at most {allowance.models} models" in describe_nodes(experiment)[0]
-    for name in NAMES:
-        noted = read(tmp_path / f"{name}.jsonl")
-        counted = [one for one in noted if one.get("kind") == "evaluate" and "models" in one]
-        assert [len(one["models"]) for one in counted] == [models, models]
-        assert sum(one["cost"] for one in counted) == pytest.approx(2 * models / allowance.models)
 
     found, expected = cw.Run(there).query(SQL), cw.Run(here).query(SQL)
     assert len(found) == 2 * 5 * 4  # rounds, candidates, test sets

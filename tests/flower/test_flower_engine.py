@@ -32,11 +32,11 @@ from clientwise.experiment.build.engine import build_engine, build_executor, bui
 from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
-from clientwise.hosts.flower.answers import LOSS_TOO_LARGE
 from clientwise.hosts.flower.client_app import client_app
 from clientwise.hosts.flower.connections import simulated_clients
 from clientwise.hosts.flower.engine import FlowerEngine, TooFewRepliesError
 from clientwise.hosts.flower.exchange import CHUNK
+from clientwise.hosts.flower.replies import LOSS_TOO_LARGE
 from clientwise.hosts.flower.wire import (
     ARRAYS,
     KEPT,
@@ -412,12 +412,9 @@ def test_the_run_stops_after_the_last_repeat_and_can_be_resumed(
     config: dict[str, Any], clock: FakeClock
 ) -> None:
     setup = Setup(config, train_seconds=10.0, min_replies=3, repeats=2)
-    told: list[str] = []
-    setup.flower._on_repeat = told.append
     began = clock.now
     with pytest.raises(TooFewRepliesError, match=r"also after 2 repeats .* resume the run"):
         setup.round_with(dict.fromkeys(range(4), never))
-    assert len(told) == 2
     assert clock.now - began > 3 * 10 + 30 + 60
     state, record, _ = setup.round_with({})
     assert sorted(record.client_ids) == list(range(6))
@@ -574,7 +571,6 @@ def test_models_are_handed_on_as_they_arrive_and_few_are_held(config: dict[str, 
     task = first_task(setup, method)
     sizes = [len(updates.client_ids) for updates in setup.flower.train(range(40), model, task)]
     assert sizes == [CHUNK] * (40 // CHUNK)
-    assert max(setup.grid.pulled) == CHUNK
     answered = len(setup.grid.answers)
     next(iter(setup.flower.train(range(40), model, task)))
     assert len(setup.grid.answers) - answered == CHUNK  # the others were not even looked for

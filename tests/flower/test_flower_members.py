@@ -12,23 +12,17 @@ import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
-from approvals import approve_once
 from flwr.app import Message
 from grid import LoopGrid, client_of
 
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.recompute import recompute
 from clientwise.experiment.running.runner import run
 from clientwise.flower import client_app, write_parts
-from clientwise.hosts.deployment.approval import config_digest
 from clientwise.hosts.flower.connections import connector
 from clientwise.hosts.flower.data import server_side
 from clientwise.hosts.flower.wire import ARRAYS, unpack
-from clientwise.record.reading.folder import RunFolder
-from clientwise.record.signed.keys import make_private_key
-from clientwise.record.signed.verify import verify
 from clientwise.report.about import about
 
 NAMES = ["a", "b", "c", "d"]
@@ -59,16 +53,12 @@ class Hospitals(LoopGrid):
 
     def __init__(self, config: dict[str, Any], data: Path) -> None:
         super().__init__(client_app(config))
-        self._config = config
         self._paths = [data / f"{name}.npz" for name in config["flower"]["clients"]]
         self.behaviour = dict.fromkeys(range(len(self._paths)), self._with_own_data)
 
     def _with_own_data(self, message: Message, honest: Callable[[], Message]) -> Message:
         path = self._paths[client_of(message)]
-        # Another app: nodes approve it, and count from there.
-        ledger = f"{path}.{config_digest(self._config)}.ledger"
-        approve_once(ledger, self._config, cell=1)
-        self.node_config = {"data": str(path), "ledger": ledger, "smallest-cell": 1}
+        self.node_config = {"data": str(path)}
         return honest()
 
     def connected(self) -> dict[int, int]:
@@ -80,7 +70,6 @@ def run_on_flower(
     tmp_path: Path,
     out: Path,
     on_server: dict[str, Any],
-    signing_key: Path | None = None,
 ) -> list[Message]:
     """Begin a run, or go on with it; what was sent. `on_server` are keys that the server alone is given."""
     experiment = load_experiment(config, replaced={"engine": "flower", **on_server})
@@ -88,7 +77,7 @@ def run_on_flower(
     engines = nullcontext(connector(experiment, grid, grid.connected))
     data = server_side(experiment, str(tmp_path / "data" / "server.npz"))
     resume = out.exists()
-    run(experiment, out, data=data, resume=resume, engines=engines, signing_key=signing_key)
+    run(experiment, out, data=data, resume=resume, engines=engines)
     return grid.sent
 
 
@@ -121,26 +110,6 @@ def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_pat
         == "4 with local data, sizes not recorded; cohort: all clients"
     )
     assert [change.what for change in found.changes] == [["d joined", "b left"], ["b came back"]]
-
-
-def test_the_weight_of_a_member_that_joined_is_verified(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
-    """Its probation follows from the signed record: the members of every round, accepted updates."""
-    make_private_key(tmp_path / "key")
-    bounds = {"probation": {"cap": 0.02, "rounds": 1}}
-    config |= {"methods": [{"name": "A", "bounds": bounds}]}
-    out = tmp_path / "run"
-    run_on_flower(config, tmp_path, out, {}, tmp_path / "key")
-    later = with_members(config, NAMES) | {"rounds": 4}
-    run_on_flower(later, tmp_path, out, {}, tmp_path / "key")
-    (weight,) = cw.Run(out).query("SELECT weight FROM participants WHERE client = 3 LIMIT 1")
-    assert weight == pytest.approx((0.02,))
-    found = verify(out)
-    assert found.faults == []
-    assert [found.members["A", 1, number] for number in range(1, 5)] == [3, 3, 4, 4]
-    assert recompute(RunFolder(out), found.members).faults == []
-    assert recompute(RunFolder(out), {}).faults
 
 
 def test_members_stay_the_same_where_epsilon_follows_from_their_number(

@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
-import test_flower_small_numbers as node
-from approvals import approve_again
 from grid import FakeClock
 from test_flower_engine import Setup
 
-from clientwise.core.privacy import LocalNoise
-from clientwise.core.types import Task
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.connections import connector
-from clientwise.hosts.flower.wire import (
-    ARRAYS,
-    NUMBERS,
-    Request,
-    unpack,
-)
 
 pytestmark = pytest.mark.usefixtures("clock")
 CENTRAL = {
@@ -38,7 +26,6 @@ LOCAL: dict[str, Any] = {
     "criteria": ["uniform"],
     "privacy": {"clip": 0.5, "delta": 0.1, "noise_multiplier": 1.0, "local": True},
 }
-hospital = node.hospital
 
 
 @pytest.mark.parametrize("method", [CENTRAL, LOCAL])
@@ -57,63 +44,6 @@ def test_both_engines_release_the_same_models(tiny: dict[str, Any], method: dict
     for one, other in zip(ours[1], theirs[1], strict=True):
         assert sorted(one.client_ids) == sorted(other.client_ids)
         assert one.released == other.released
-
-
-def test_a_node_adds_secret_noise_and_answers_a_repeated_request_alike(
-    hospital: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node, "CONFIG", node.CONFIG | {
-        "methods": [LOCAL],
-        "evaluation": {"clients_every": 0, "test_fraction": 0.0},
-    })  # fmt: skip
-    noise = LocalNoise(clip=0.5, deviation=1.0)
-
-    def train(path: Path, **node_config: Any) -> torch.Tensor:
-        task: Task = node.task(noise=noise)
-        reply = node.ask(path, Request(0, 1, task), torch.zeros(5), **node_config)
-        assert not reply.has_error(), reply.error
-        assert reply.content.metric_records[NUMBERS]["training_loss"] == 0
-        assert reply.content.metric_records[NUMBERS]["seconds"] == 0
-        return unpack(reply.content.array_records[ARRAYS])
-
-    sent = train(hospital)
-    assert torch.equal(sent, train(hospital))
-    elsewhere = hospital.with_name("elsewhere.npz")
-    elsewhere.write_bytes(hospital.read_bytes())
-    there = train(elsewhere)
-    assert not torch.allclose(sent, there, atol=0.1)  # another node, another secret
-    # As after another approval, whose app may compute another update from the same request
-    again = hospital.with_name("again.ledger")
-    approve_again(again, node.CONFIG, cell=1)
-    key = Path(f"{hospital}.ledger.key")
-    again.with_name(f"{again.name}.key").write_bytes(key.read_bytes())
-    approved = train(hospital, ledger=str(again))
-    assert not torch.allclose(sent, approved, atol=0.1)
-    # The deviation is 0.5. The secrets are new in every test: one in 100,000 is below 0.1.
-    assert float(torch.stack([sent, there, approved]).std(0).mean()) > 0.1
-    arrays = dict(numpy.load(hospital))
-    arrays["train_targets"][0] = 0  # one patient is well
-    numpy.savez(hospital, **arrays)
-    assert not torch.allclose(sent, train(hospital), atol=0.1)
-    less: Task = node.task(noise=LocalNoise(clip=0.5, deviation=0.1))
-    assert "noise" in node.ask(hospital, Request(0, 1, less), torch.zeros(5)).error.reason
-    none: Task = node.task()
-    assert "noise" in node.ask(hospital, Request(0, 1, none), torch.zeros(5)).error.reason
-
-
-def test_a_simulated_client_does_not_pass_off_the_seeds_noise_as_secret(
-    tiny: dict[str, Any],
-) -> None:
-    config = tiny | {
-        "federation": {"fraction": 1.0},
-        "evaluation": {"clients_every": 0, "test_fraction": 0.0},
-        "methods": [LOCAL | {"privacy": LOCAL["privacy"] | {"secret": True}}],
-    }
-    setup = Setup(config, repeats=0)
-    (method,) = setup.methods.values()
-    _, (record,) = setup.rounds(setup.flower, method)
-    assert len(record.refusals) == setup.local.num_clients
-    assert all("privacy.secret is for the nodes" in one.reason for one in record.refusals)
 
 
 @pytest.mark.parametrize("absent", [{5}, {0, 5}, {0, 1, 2, 3, 5}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
-from approvals import approve_once
 from flwr.app import Message
-from grid import LoopGrid, client_of
+from grid import LoopGrid
 
 import clientwise as cw
 from clientwise.core.round import first_state, run_round
@@ -27,7 +25,6 @@ from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.client_app import client_app
 from clientwise.hosts.flower.data import load_npz, server_side, write_parts
 from clientwise.hosts.flower.engine import FlowerEngine
-from clientwise.hosts.flower.wire import RUNS_HERE
 
 NUMBERS = {  # the documented names: docs/flower.md
     "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
@@ -56,13 +53,6 @@ def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, 
     experiment = load_experiment(config)
     data = server_side(experiment, str(path.parent / "server.npz"))
     grid = LoopGrid(app, {"data": str(path)})
-
-    def as_its_node(message: Message, honest: Callable[[], Message]) -> Message:
-        grid.node_config["ledger"] = f"{path}.{client_of(message)}.ledger"
-        approve_once(grid.node_config["ledger"], config)
-        return honest()
-
-    grid.behaviour = dict.fromkeys(range(3), as_its_node)
     local = embedded(experiment, data)
     engine = FlowerEngine(
         local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=FlowerSettings()
@@ -98,12 +88,7 @@ def test_nothing_leaves_a_client_but_what_is_documented(
     requests = {message.metadata.message_id: message for message in grid.sent}
     for reply in grid.answers:
         kind = requests[reply.metadata.reply_to_message_id].metadata.message_type
-        assert set(reply.content) == {
-            "arrays",
-            "numbers",
-            *(["versions"] if kind == "train" else []),
-        }
-        assert all(one == RUNS_HERE for one in reply.content.config_records.values())
+        assert set(reply.content) == {"arrays", "numbers"}
         assert set(reply.content.metric_records["numbers"]) == NUMBERS[kind]
         (array,) = (array.numpy() for array in reply.content.array_records["arrays"].values())
         if kind == "train":
@@ -139,8 +124,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     def load(where: str) -> Any:
         raise ValueError(f"cannot parse {load_npz(where).train[0][0].tolist()}")
 
-    approve_once(f"{path}.ledger", config)
-    grid = LoopGrid(client_app(config, load), {"data": str(path), "ledger": f"{path}.ledger"})
+    grid = LoopGrid(client_app(config, load), {"data": str(path)})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
     engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings(repeats=0))

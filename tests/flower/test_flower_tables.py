@@ -20,7 +20,7 @@ from clientwise.cli import app
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.build.clients import build_data
-from clientwise.flower import load_table, training_values
+from clientwise.flower import load_table
 from clientwise.hosts.flower.data import from_files, server_side
 
 MEMBERS = ["north", "south", "west"]
@@ -103,10 +103,6 @@ def test_a_row_stays_where_it_is_when_others_are_added(
 
     assert contents(before.train) <= contents(after.train)
     assert contents(before.test) <= contents(after.test)
-    values = training_values(str(path), config)
-    assert list(values) == ["Größe", "b"]
-    classes = more["state"].value_counts()
-    assert len(values["b"]) == len(more) - sum(round(0.2 * count) for count in classes)
 
 
 def test_wrong_tables_and_wrong_files(

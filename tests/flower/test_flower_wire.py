@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import MetricRecord, RecordDict
 
 from clientwise.core.objective.loss import CrossEntropy, FocalLoss, HuberLoss, RobustLoss
 from clientwise.core.objective.problem import (
@@ -29,6 +29,7 @@ from clientwise.core.types import (
     Updates,
 )
 from clientwise.engine.jobs import EvaluateJob
+from clientwise.errors import RefusedError
 from clientwise.hosts.flower import wire
 from clientwise.hosts.flower.wire import Request, pack
 from clientwise.registry import Part
@@ -67,34 +68,16 @@ def test_a_request_arrives_as_it_was_sent(task: Task | None) -> None:
     content = wire.write_request(asked, pack(model))
     request, models, kept = wire.read_request(content)
     assert request == asked
-    in_json = json.loads(str(content.config_records[wire.REQUEST]["json"]))
-    assert in_json.keys() == {"client", "seed", "task", "version", "round_num"}  # as 0.2.0 reads it
-    del content.config_records[wire.REQUEST][wire.FROZEN]  # as 0.2.0 writes it
-    assert wire.read_request(content)[0].frozen == ""
     assert torch.equal(models, model)
     assert kept is None
 
 
-def test_a_request_of_version_0_2_is_read() -> None:
-    training = {
-        "epochs": 1,
-        "batch_size": 32,
-        "optimizer": "adam",
-        "learning_rate": 0.1,
-        "momentum": 0.0,
-        "weight_decay": 0.0,
-        "proximal": 0.0,
-        "control_variates": False,
-        "sample_clip": None,
-        "sample_noise": None,
-    }
-    loss = {"kind": "cross_entropy", "class_weights": [1.0, 2.0], "shape": 2.0, "scale": 1.0}
-    task = {"round_num": 1, "training": training, "loss": loss, "criteria": [], "noise": None}
-    asked = Request(4, 1, Task(1, LocalTraining(optimizer="adam"), CrossEntropy((1.0, 2.0)), ()))
-    content = wire.write_request(asked, pack(torch.zeros(1)))
+def test_another_version_is_refused_before_its_request_is_read() -> None:
+    content = wire.write_request(Request(4, 1, version="9.9"), pack(torch.zeros(1)))
     plain = json.loads(str(content.config_records[wire.REQUEST]["json"]))
-    assert plain["task"] == task  # and 0.2.0 reads what is written now
-    assert wire.read_request(content)[0] == asked
+    content.config_records[wire.REQUEST]["json"] = json.dumps(plain | {"new": "a key of 9.9"})
+    with pytest.raises(RefusedError, match=r"the server runs clientwise 9\.9, this node"):
+        wire.read_request(content)
 
 
 def test_an_update_arrives_as_it_was_sent() -> None:
@@ -107,28 +90,12 @@ def test_an_update_arrives_as_it_was_sent() -> None:
     )
     content = wire.write_update(sent, torch.ones(7))
     got, kept = wire.read_update(5, content, [Part("age", {})])
-    assert wire.read_versions(content) == wire.RUNS_HERE
     assert got.client_ids == (5,)
     assert torch.equal(got.models, sent.models)
     assert torch.equal(got.measurements["age"], sent.measurements["age"].double())
     assert (float(got.training_loss), float(got.seconds)) == (1.5, 2.0)
     assert kept is not None
     assert torch.equal(kept, torch.ones(7))
-
-
-def test_versions_that_a_client_makes_up() -> None:
-    made_up = {
-        "flwr": "x" * 1000,
-        "torch": 3,
-        "rows": [1.0, 2.0],
-        "python": "3.11\nERROR: forged",
-        "clientwise": "9.9",
-    }
-    said = RecordDict({wire.VERSIONS: ConfigRecord(made_up)})
-    assert wire.read_versions(said) == dict.fromkeys(wire.RUNS_HERE, "not told") | {
-        "clientwise": "9.9"
-    }
-    assert set(wire.read_versions(RecordDict()).values()) == {"not told"}
 
 
 def classification() -> Evaluation:

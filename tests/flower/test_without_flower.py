@@ -16,8 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "clientwise"
 
 def test_only_the_flower_parts_import_flower() -> None:
     hosts = SOURCE / "hosts"
-    theirs = {*(hosts / "flower").rglob("*"), *(hosts / "deployment").rglob("*")}
-    for path in set(SOURCE.rglob("*.py")) - theirs:
+    for path in set(SOURCE.rglob("*.py")) - {*(hosts / "flower").rglob("*")}:
         text = path.read_text(encoding="utf-8")
         if "flwr" not in text and "ray" not in text:
             continue
@@ -53,7 +52,7 @@ import importlib, pkgutil, sys
 sys.modules["flwr"] = sys.modules["ray"] = None  # as if they were not installed
 import clientwise as cw
 for module in pkgutil.walk_packages(cw.__path__, "clientwise."):
-    theirs = (".flower", ".deployment", ".nvflare", ".__main__")
+    theirs = (".flower", ".nvflare", ".__main__")
     if not any(name in module.name for name in theirs):
         importlib.import_module(module.name)
 experiment = cw.load("tiny.toml", ["rounds=1"])
@@ -74,7 +73,7 @@ def test_without_flower_all_else_works_and_a_run_says_what_to_install(
         command, capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False
     )
     assert (
-        done.stdout == 'tiny.toml: engine: Flower needs ray: pip install "clientwise[deployment]"\n'
+        done.stdout == 'tiny.toml: engine: Flower needs ray: pip install "clientwise[flower]"\n'
     ), done.stderr
     assert not (tmp_path / "runs").exists()
 

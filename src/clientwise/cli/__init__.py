@@ -16,7 +16,6 @@ from .counterfactual import counterfactual
 from .demo import demo
 from .experiments import check, run, tune
 from .export import export
-from .new import new
 from .parts import data, list_parts, schema
 from .predict import predict
 from .results import (
@@ -68,7 +67,6 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "receipts": receipts,
     "stamp": stamp,
     "demo": demo,
-    "new": new,
 }
 for _name, _command in COMMANDS.items():
     app.command(_name)(_command)

@@ -214,7 +214,7 @@ def check(
     server_data: Annotated[
         Path | None,
         typer.Option(
-            help="For a deployment: the samples of the server (.npz) that start.sh gets.",
+            help="For a deployment: the samples of the server (.npz).",
             show_default=False,
         ),
     ] = None,
@@ -244,14 +244,13 @@ def check(
     problems.refuse()
     from ..experiment.checks.describe import describe
     from ..experiment.matrix.grid import Matrix
-    from ..launch import deployed_data, nodes_of
+    from ..launch import deployed_data
 
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
         return
     assert loaded is not None, "what is wrong was refused"
     print_lines(describe(loaded, deployed_data(loaded, server_data)))
-    print_lines(nodes_of(loaded))
     checked = str(file)
     if presets:
         checked += f" (and its presets: {', '.join(presets)})"

@@ -77,15 +77,15 @@ class FixedPoint:
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """How a round's weighted sum is hidden from the server."""
+    """A round's weighted sum as it would be hidden from the server, simulated."""
 
     # The config's table `secure_aggregation` is made from these fields.
     threshold: Annotated[
         OpenShare,
         doc(
-            "More than this share of the cohort must take part in every step, or the round is void. "
-            "2/3 holds against a server that deviates together with fewer than a third of the clients; "
-            "1/2 against such a server alone, and is the least."
+            "More than this share of the cohort must have a usable update, or the round is void. With "
+            "masks, 2/3 would hold against a server that deviates together with fewer than a third of "
+            "the clients; 1/2 against such a server alone, and is the least."
         ),
     ] = 2 / 3
     bits: Annotated[
@@ -101,5 +101,5 @@ class SecureAggregation:
     ] = 10.0
 
     def needed(self, cohort: int) -> int:
-        """The number of clients that must take part in every step of a round of n."""
+        """The number of clients that must take part in a round of n."""
         return max(FEWEST, math.floor(self.threshold * cohort + 1e-9) + 1)

@@ -112,7 +112,7 @@ class Privacy:
         bool,
         doc(
             "Draw noise and cohorts from an unrecorded key instead of the seed. Needed in a "
-            "deployment. A resumed run draws anew."
+            "deployment on Flower. A resumed run draws anew."
         ),
     ] = False
 

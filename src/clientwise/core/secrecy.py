@@ -1,8 +1,8 @@
-"""Weighted sums that a server learns without any single term: scores by the clients, fixed-point sums.
+"""Weighted sums of which a server learns no single term, simulated: scores by the clients, fixed-point sums.
 
 A client scores itself with the cohort's sums of the criteria, which are all that it is told about the
 others. It sends [s_k, s_k·Δ_k] in fixed point, modulo 2^bits. The sum over the clients is exact, so
-masks that cancel in it (`secrecy/masks/`) change nothing. The server divides Σ s_k·Δ_k by Σ s_k.
+masks that cancel in it would change nothing. The server divides Σ s_k·Δ_k by Σ s_k.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import numpy
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from .candidates import take_server_step, unchanged
 from .cohort import Cohort
 from .fixed_point import Fixed, FixedPoint, SecureAggregation
-from .guard import inspect_measurements, inspect_updates, inspect_values
+from .guard import inspect_measurements, inspect_updates
 from .method import Method
 from .objective.problem import Problem
 from .types import (
@@ -172,14 +171,6 @@ class SecretScores:
             largest = max(largest, sum(abs(power) * log for power, log in powers))
         return math.expm1(2 * largest) * self.secure.clip
 
-    def why_outside(self, raw: Tensor) -> str | None:
-        """Why a client's criteria [m] cannot be used; the client checks it, since nobody else can."""
-        for criterion, value, high in zip(self.method.criteria, raw, self.highs, strict=True):
-            (reason,) = inspect_values(criterion.name, value[None], float(high))
-            if reason:
-                return reason
-        return None
-
 
 @dataclass(frozen=True)
 class SecretSum:
@@ -217,17 +208,6 @@ class SecretSum:
         )
 
 
-@runtime_checkable
-class SumsSecretly(Protocol):
-    """An engine whose clients mask what they send."""
-
-    def sum_secretly(
-        self, client_ids: Sequence[int], model: Tensor, task: Task, scores: SecretScores
-    ) -> SecretSum:
-        """Train these clients, and learn the weighted sum of their updates alone."""
-        ...
-
-
 class SecretCohort(Cohort):
     """The clients of a round of which the server knows the weighted sum alone."""
 
@@ -239,12 +219,7 @@ class SecretCohort(Cohort):
 
     def gather(self, task: Task) -> None:
         """Train the clients and add up what they send."""
-        engine = self.engine
-        model = self.state.model
-        if isinstance(engine, SumsSecretly):
-            found = engine.sum_secretly(self.asked, model, task, self._scores)
-        else:
-            found = self._sum_here(task)
+        found = self._sum(task)
         self.secret_sum = found
         self.client_ids = list(found.client_ids)
         self.raw = found.raw
@@ -260,10 +235,10 @@ class SecretCohort(Cohort):
             return self.secret_sum.sums
         return torch.ones(len(self.method.criteria), dtype=torch.float64)
 
-    def _sum_here(self, task: Task) -> SecretSum:
-        """The sum of simulated clients, without masks: these cancel to the last bit.
+    def _sum(self, task: Task) -> SecretSum:
+        """The sum of simulated clients, without masks: these would cancel to the last bit.
 
-        A client that finds its own update or criteria unusable takes no part, as on Flower.
+        A client that finds its own update or criteria unusable takes no part.
         """
         scores = self._scores
         engine = self.engine

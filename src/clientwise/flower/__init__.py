@@ -3,7 +3,7 @@
     strategy = Weighted(FedAvg(), criteria=["label_diversity", "num-examples"])
     strategy.start(grid, initial_arrays, num_rounds=10)
 
-See docs/flower.md. Needs `clientwise[flower]`; a deployment needs `clientwise[deployment]`.
+See docs/flower.md. Needs `clientwise[flower]`.
 
 The server app runs an experiment as `clientwise run` does, with its clients reached through a grid.
 The code is in `hosts/flower/`: `engine.py` sends requests, `client.py` answers them with the embedded
@@ -22,7 +22,6 @@ with needing("flower", "clientwise.flower"):
         OwnData,
         load_npz,
         load_table,
-        training_values,
         write_parts,
     )
     from ..hosts.flower.method_strategy import MethodStrategy
@@ -39,6 +38,5 @@ __all__ = [
     "load_table",
     "measure",
     "server_app",
-    "training_values",
     "write_parts",
 ]

@@ -22,7 +22,7 @@ from ..experiment.load import load_method
 from ..registry import Part
 
 NEED_SAMPLES = {"server_set", "server_samples"}
-INSTEAD = "run it with `clientwise run` or `clientwise new`"
+INSTEAD = "run it with `clientwise run`"
 
 
 def settings_of(method: str | Mapping[str, Any]) -> MethodSettings:

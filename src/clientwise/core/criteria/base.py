@@ -114,7 +114,6 @@ class CriterionDeclaration(Declaration):
     memory: Memory | None = None
     alike: bool = False  # constant across clients by design
     fixed: bool = False  # a fact of the client's data, which stays the same from round to round
-    of_counts: bool = False  # it follows from the numbers of samples per class alone
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,6 @@ def criterion(
     memory: Memory | None = None,
     alike: bool = False,
     fixed: bool = False,
-    of_counts: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Decorator: register a criterion.
 
@@ -174,8 +172,6 @@ def criterion(
         alike: it is constant across clients by design. For others the record notes when that happens.
         fixed: it is a fact of the client's data and stays the same from round to round. In a
             deployment, a client that claims another value is refused.
-        of_counts: it follows from the client's numbers of samples per class alone. Others tell of
-            single samples, and `check` warns of it in a deployment.
     """
     if measured_by == "client" and "whole_cohort" in needs:
         raise ValueError(
@@ -191,7 +187,6 @@ def criterion(
         memory=memory,
         alike=alike,
         fixed=fixed,
-        of_counts=of_counts,
     )
     return CRITERIA.register(name, declared)
 
@@ -223,12 +218,6 @@ def is_fixed(part: Part) -> bool:
     """Whether a criterion is a fact of the client's data, the same in every round."""
     declared = CRITERIA.declared(part.name)
     return isinstance(declared, CriterionDeclaration) and declared.fixed
-
-
-def is_of_counts(part: Part) -> bool:
-    """Whether a criterion follows from a client's numbers of samples per class alone."""
-    declared = CRITERIA.declared(part.name)
-    return isinstance(declared, CriterionDeclaration) and declared.of_counts
 
 
 def is_claimed(part: Part) -> bool:

@@ -11,7 +11,7 @@ from ...registry import PositiveFloat
 from .base import ClientFacts, criterion
 
 
-@criterion("dataset_size", measured_by="client", fixed=True, of_counts=True)
+@criterion("dataset_size", measured_by="client", fixed=True)
 def dataset_size(clients: ClientFacts) -> Tensor:
     """Number of training samples (DS; alone it is FedAvg).
 
@@ -27,7 +27,6 @@ def dataset_size(clients: ClientFacts) -> Tensor:
     high=lambda problem: problem.num_classes,
     needs={"classes"},
     fixed=True,
-    of_counts=True,
 )
 def label_diversity(clients: ClientFacts) -> Tensor:
     """Number of distinct labels a client holds (P1 5.1, LD).
@@ -44,7 +43,6 @@ def label_diversity(clients: ClientFacts) -> Tensor:
     high=1.0,
     needs={"classes"},
     fixed=True,
-    of_counts=True,
 )
 def class_balance(clients: ClientFacts) -> Tensor:
     """Binary: min(#pos, #neg)/max(#pos, #neg) (P1 Eq. 9, CB). More classes: label entropy divided by log C.
@@ -66,7 +64,6 @@ def class_balance(clients: ClientFacts) -> Tensor:
     high=1.0,
     needs={"classes"},
     fixed=True,
-    of_counts=True,
 )
 def label_closeness(clients: ClientFacts) -> Tensor:
     """1 − d with d = ‖label shares − 1/C‖₂, the distance from all classes alike (FedDisco, Ye et al., 2023).
@@ -161,7 +158,7 @@ def start_loss(clients: ClientFacts) -> Tensor:
     return clients.load_start_loss()
 
 
-@criterion("local_steps", measured_by="client", fixed=True, of_counts=True)
+@criterion("local_steps", measured_by="client", fixed=True)
 def local_steps(clients: ClientFacts) -> Tensor:
     """Local steps τ; with momentum or a proximal term, as many plain steps (FedNova's ‖a‖₁, Wang et al., 2020).
 

@@ -49,10 +49,6 @@ class Credibility(Evidence):
         note = "no client of the round has credibility: the weights are those of the score"
         return Posterior(prior, notes=(note,))
 
-    def most_judged(self, num_clients: int) -> int:
-        """Every client's model."""
-        return num_clients
-
 
 def credibility(mutual: Tensor, alpha: float) -> Tensor:
     """1 − exp(αE_k)/Σ_i exp(αE_i) [n], for mutual cross-entropies E [n].

@@ -47,7 +47,3 @@ class Greedy(Evidence):
             return Posterior(to_weights(chosen))
         note = "no model has a finite loss on the server's set: the weights are those of the score"
         return Posterior(prior, notes=(note,))
-
-    def most_judged(self, num_clients: int) -> int:
-        """Every client's model, and the mean of the first ones as each is added."""
-        return 2 * num_clients

@@ -41,13 +41,6 @@ class Evidence(Protocol):
         """
         ...
 
-    def most_judged(self, num_clients: int) -> int:
-        """The most models that one call judges, for so many clients; none by default.
-
-        Nodes refuse to evaluate more.
-        """
-        return 0
-
 
 EVIDENCE: Registry[Any] = Registry("evidence", "evidence", "Changes of the prior weights")
 

@@ -56,12 +56,6 @@ class Shapley(Evidence):
             return self._exact(gathered, prior)
         return self._sampled(gathered, prior)
 
-    def most_judged(self, num_clients: int) -> int:
-        """All coalitions, or those of the random orders and the whole cohort; and the global model."""
-        if num_clients <= self.exact:
-            return (1 << num_clients) + 1
-        return max(1 << self.exact, self.orders * num_clients + 1) + 1
-
     def _exact(self, gathered: Gathered, prior: Tensor) -> Tensor:
         """Of all coalitions."""
         return exact_shapley(_worth(gathered, prior, all_coalitions(len(prior))))

@@ -55,11 +55,12 @@ class Significance(Evidence):
     clients take one product, [n, d] × [d, 20], and the groups' values give h_k a standard error s_k, with
     19 degrees of freedom. What counts is how far h_k exceeds a margin, in standard errors:
 
-        z_k = sign(h_k) · (|h_k| − margin · |ℓ(Θ + Δ̄) − ℓ(Θ)|)₊ / s_k.
+        z_k = sign(h_k) · (|h_k| − margin · Σ_j w_j |⟨∇ℓ(Θ + Δ̄), Δ_j⟩|)₊ / s_k.
 
-    Without the margin, clients with almost equal updates would be told apart by differences that are
-    significant, but far too small to matter, and a client with rare data would pay for helping less
-    than others. Classes that the held-out samples lack are left out of ℓ.
+    The sum is by how much a client changes the held-out loss on average. Without the margin, clients with
+    almost equal updates would be told apart by differences that are significant, but far too small to
+    matter, and a client with rare data would pay for helping less than others. Classes that the held-out
+    samples lack are left out of ℓ.
 
     Evidence against a client and in its favour is summed over the rounds, less `slack` per round for
     chance and different data (CUSUM test, Page, 1954):
@@ -90,7 +91,7 @@ class Significance(Evidence):
         threshold: in standard errors.
         slack: in standard errors per round.
         strength: how fast evidence beyond the threshold changes log-weights.
-        margin: how large a harm must be to count, as a share of what the round changed of the loss.
+        margin: how large a harm must be to count, in units of what a client changes of the loss on average.
         liars: share of the judges that may lie together.
         history: whether a client's own past is a witness.
         copies: whether almost equal updates share the weight of one.
@@ -99,7 +100,7 @@ class Significance(Evidence):
     threshold: StandardErrors = 4.0
     slack: StandardErrors = 2.0
     strength: Strength = 0.5
-    margin: Annotated[float, Ge(0), Le(10)] = 0.5
+    margin: Annotated[float, Ge(0), Le(10)] = 1.0
     liars: Annotated[float, Ge(0), Lt(0.5)] = POSSIBLE_LIARS
     history: bool = False
     copies: bool = False
@@ -127,16 +128,12 @@ class Significance(Evidence):
             )
         return replace(found, notes=(f"{harm}: no evidence from them",))
 
-    def most_judged(self, num_clients: int) -> int:
-        """A step towards every client, the mean, and the model before the round."""
-        return num_clients + 2
-
     def _harm(self, gathered: Gathered, weights: Tensor) -> Harm | str:
         """The harm of each client, or why there is no evidence."""
         clip = _clip_factors(gathered)
         mean = gathered.global_model + combine(weights * clip, gathered.updates)
         if gathered.gradients is None:
-            return self._judged_harm(gathered, clip, mean)
+            return self._judged_harm(gathered, weights, clip, mean)
         found = gathered.judge(torch.stack([gathered.global_model, mean]))
         count = int(found.num_samples.sum())
         if count < LEAST_SAMPLES:
@@ -147,13 +144,15 @@ class Significance(Evidence):
         if not math.isfinite(change) or not bool(gradients.isfinite().all()):
             return "the loss of the mean is not finite"
         effects = (gathered.updates @ gradients.T).double().cpu() * clip[:, None]  # [n, g]
+        margin = self.margin * float(weights @ effects.mean(1).abs())
         effects -= weights @ effects
-        margin = self.margin * abs(change)
         error = effects.std(1) / effects.shape[1] ** 0.5
         z = _ratio(_beyond(effects.mean(1), margin), error)
         return Harm(effects.mean(1), error, z, change)
 
-    def _judged_harm(self, gathered: Gathered, clip: Tensor, mean: Tensor) -> Harm | str:
+    def _judged_harm(
+        self, gathered: Gathered, weights: Tensor, clip: Tensor, mean: Tensor
+    ) -> Harm | str:
         """The same by clients that evaluate models."""
         found = gathered.judge(_candidates(gathered, clip, mean))
         losses = found.losses[:, found.num_samples > 0]
@@ -166,11 +165,11 @@ class Significance(Evidence):
         effects = losses[:-2].nan_to_num(nan=most).clamp(max=most) - after
         effects /= JUDGED_STEP
         change = float((after - before).nan_to_num().median())  # of liars, whatever they say
-        margin = self.margin * abs(change)
+        middle = _Median.of(effects)
+        margin = self.margin * float(weights @ (middle.value + change).abs())
         against = _Median.of(_without_largest(effects, self.liars))
         favour = _Median.of(_without_largest(-effects, self.liars))
         z = against.z(margin).clamp(min=0) - favour.z(margin).clamp(min=0)
-        middle = _Median.of(effects)
         return Harm(middle.value, middle.error, z, change)
 
 

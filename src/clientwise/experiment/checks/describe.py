@@ -28,7 +28,7 @@ from ..running.ray_shards import can_be_sharded
 from .against_data import validate
 from .doubts import doubts
 from .policy import policy_doubts
-from .privacy import describe_privacy, held_out_doubts
+from .privacy import describe_privacy, describe_sample_noise, held_out_doubts
 from .round_memory import fixed_bytes, gpu_bytes, largest_round
 from .steps import count_steps, total_steps
 from .steps_in_words import steps_in_words, unequal_steps
@@ -308,10 +308,10 @@ def _stop_early(experiment: Experiment) -> str:
 
 
 def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
-    promises = [
-        describe_privacy(method, plan, data.num_clients, experiment.rounds)
-        for method in experiment.build_methods()
-    ]
+    promises = []
+    for method in experiment.build_methods():
+        promises.append(describe_privacy(method, plan, data.num_clients, experiment.rounds))
+        promises.append(describe_sample_noise(method, experiment.rounds))
     on_flower = experiment.engine == "flower" or experiment.flower.clients
     if on_flower and any(method.noises_mean for method in experiment.build_methods()):
         promises.append("with noise of the server, no round is repeated: flower.repeats is 0")

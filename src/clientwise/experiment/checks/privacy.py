@@ -7,17 +7,20 @@ the accountant assumes. docs/privacy.md has the reason for each refusal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
+from ...core.accountant import accountant_of
 from ...core.method import Method, Plan
+from ...core.privacy import gaussian_epsilon
 from ...core.weights.weighting import is_constant
 from ...data.federated import Samples
-from ...secrecy.accountant import accountant_of
 from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.schema import Experiment
 
 SEES_SINGLE = "makes what one client contributes depend on the others, so that ε is unknown"
+ROW_DELTA = 1e-5  # at which ε of a training sample is given
 ON_CLIENTS = "evaluates on the clients' samples, which the noise does not cover"
 
 
@@ -233,3 +236,16 @@ def describe_privacy(method: Method, plan: Plan, num_clients: int, rounds: int) 
     drawn = "secret noise" if privacy.secret else "simulated noise, known from the seed"
     what = f"{accountant.relation}; training samples alone, not the server's; {where}; {drawn}"
     return f"{text} at δ = {privacy.delta:g} ({what})"
+
+
+def describe_sample_noise(method: Method, rounds: int) -> str:
+    """What noise of single samples promises, in a line; empty without it.
+
+    A sample is in one batch an epoch, and every step on it is 1/z-Gaussian differentially private.
+    """
+    training = method.training
+    if training.sample_noise is None:
+        return ""
+    mu = math.sqrt(rounds * training.epochs) / training.sample_noise
+    spent = f"μ = {mu:.2g}, ε = {gaussian_epsilon(mu, ROW_DELTA):.2g} at δ = {ROW_DELTA:g}"
+    return f"{method.name}: {spent} for one training sample, given its class, after {rounds} rounds"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ...core.fixed_point import FEWEST
@@ -35,12 +34,8 @@ REFUSED = {
     "privacy": "noise of the server is added after the sum is known to it, and noise of the clients "
     "inside the masked sum is not implemented: use either of the two",
 }
+SIMULATED = "is simulated in one process, and clients on Flower would send everything in the clear"
 NOT_SUPPORTED = "is not supported together with secure aggregation: remove one of the two"
-
-
-def has_secrets(experiment: Experiment) -> bool:
-    """Whether a method of the experiment uses secure aggregation."""
-    return any(method.secure_aggregation for method in experiment.methods)
 
 
 def secure_issues(
@@ -72,7 +67,7 @@ def secure_issues(
     if method.training.control_variates:
         yield "training.control_variates", f"sends a second vector: it {NOT_SUPPORTED}"
     if experiment.engine == "flower" or experiment.flower.clients:
-        yield from _flower_issues(experiment)
+        yield KEY, f'{SIMULATED}: use engine = "local", without flower.clients'
 
 
 def secure_data_issues(
@@ -102,26 +97,6 @@ def secure_data_issues(
             yield f"{key}.bits = {method.secure.bits}", hint
 
 
-def identity_issues(experiment: Experiment) -> Iterator[Issue]:
-    """Clients of a deployment without an identity key of their own."""
-    if not has_secrets(experiment):
-        return
-    identities = experiment.flower.identities
-    keys = list(identities.values())
-    for name in experiment.flower.clients:
-        key = identities.get(name)
-        if key is None:
-            hint = "has no identity: add the public key that deploy/node-key.sh printed on its node"
-            yield "flower.identities", f"{name!r} {hint}"
-        elif not re.fullmatch("[0-9a-f]{64}", key):
-            yield f"flower.identities.{name}", "must be 64 hex digits, an Ed25519 public key"
-        elif keys.count(key) > 1:
-            yield (
-                f"flower.identities.{name}",
-                "is another client's key, too: every node has its own",
-            )
-
-
 def _score_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
     if method.score.terms(method.names) is None:
         hint = "sorts or compares criteria, so its weights are no sum of products of criteria: use "
@@ -131,23 +106,3 @@ def _score_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
     if not isinstance(NORMALISERS.declared(name), DividesBySums | KeepsUnits):
         hint = "needs more than sums of the criteria, which are all that clients are told: "
         yield "normalise", f'{name} {hint}use "sum", or "none" for criteria with a known range'
-
-
-def _flower_issues(experiment: Experiment) -> Iterator[Issue]:
-    """What would tell the server single updates or results on another way."""
-    if len(experiment.methods) > 1:
-        hint = "methods of one seed start with the same updates, and their weighted sums together "
-        hint += "reveal them: use one method in a run on Flower"
-        yield KEY, hint
-    if len(experiment.seeds) > 1 and experiment.initial_model:
-        hint = "all seeds start with initial_model, and two sums of updates of one model differ by the "
-        yield KEY, f"{hint}clients that dropped out: use one seed, or leave out initial_model"
-    if experiment.evaluation.clients_every:
-        hint = "every client's results on its own test set would reach the server: set "
-        hint += "evaluation.clients_every = 0, and report on the server's samples"
-        yield KEY, hint
-    if experiment.server_set.source == "clients":
-        hint = 'server_set.source = "clients" sends every client\'s results to the server: use '
-        yield KEY, f'{hint}"held_out"'
-    if experiment.hostile:
-        yield KEY, 'hostile clients are simulated with engine = "local" only: remove [[hostile]]'

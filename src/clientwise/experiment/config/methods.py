@@ -33,7 +33,7 @@ PACE = TableOf(
     Pace, "When a round ends, where clients take time. Default: when all clients have answered."
 )
 BOUNDS = TableOf(
-    Bounds, "The policy on weights: caps, floors, groups, probation, quorum (docs/governance.md)."
+    Bounds, "The policy on weights: caps, floors, groups, probation, quorum (docs/rules.md)."
 )
 PRIVACY = TableOf(Privacy, "Differential privacy of the clients; see docs/privacy.md.")
 SECURE_AGGREGATION = TableOf(

@@ -292,7 +292,7 @@ class EvaluationSettings(ConfigTable):
     counterfactuals: bool = Field(
         False,
         description="Also evaluate equal weights, weights by size, and the aggregate without each "
-        "client (docs/governance.md).",
+        "client (docs/reports.md).",
     )
     shapley: bool = Field(
         False,
@@ -372,7 +372,7 @@ class MemberColumn(ConfigTable):
 
 
 class MemberTable(ConfigTable):
-    """The columns of the members' tables, on which all members agree: see docs/deployment.md."""
+    """The columns of the members' tables, on which all members agree: see docs/flower.md."""
 
     target: str = Field(description="The column to predict.")
     classes: list[str] = Field([], description="Its values. Default: it has numbers.")
@@ -444,11 +444,6 @@ class FlowerSettings(ConfigTable):
     left: list[str] = Field(
         [],
         description="Deployment: clients that left. They are not asked, and keep their numbers.",
-    )
-    identities: dict[str, str] = Field(
-        {},
-        description="Deployment with secure aggregation: the public identity key of every client, in "
-        "hex, by its name (deploy/node-key.sh prints it).",
     )
     input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = Field(
         [], description="Deployment: the shape of a sample."

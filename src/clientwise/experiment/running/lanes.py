@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from ...attacks import Hostile
+from ...core.accountant import accountant_of
 from ...core.engine import Engine
 from ...core.method import Method, Plan
 from ...core.round import first_state, run_round
@@ -21,7 +22,6 @@ from ...core.types import RoundRecord, ServerState
 from ...engine.scheduler import Scheduler
 from ...record.facts import BEST_OF_LANE
 from ...record.writer import Store
-from ...secrecy.accountant import accountant_of
 from ..build.engine import build_plan
 from ..config.schema import Experiment
 from ..config.tables import to_plain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,13 +31,11 @@ class Claims:
         max_change: f, at least 1.
         file: one line for each value, `NAME CRITERION VALUE`; later lines count. It is read again
             for every check, so the operator can add a line during a run.
-        on_first: called with a client, a criterion and its first claim.
     """
 
     names: Sequence[str]
     max_change: float
     file: Path | None = None
-    on_first: Callable[[int, str, float], None] = lambda client, name, value: None
     _first: dict[str, Tensor] = field(default_factory=dict)  # by criterion, each [K]
 
     def check(self, client: int, asked: Sequence[Part], measured: Mapping[str, Tensor]) -> None:
@@ -54,7 +52,6 @@ class Claims:
         if math.isnan(known):
             if 0 <= value < math.inf:  # else the guard refuses it
                 self._row(name)[client] = value
-                self.on_first(client, name, value)
             return
         low = known / self.max_change
         high = known * self.max_change

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
 
 from flwr.app import Error, Message, RecordDict
-from torch import Tensor
 
 from ...engine.wrappers.engine import EmbeddedEngine
-from ..deployment.gate import Gate, RefusedError, refuse_other_weights
+from ...errors import RefusedError
+from ...models.flat import same_frozen
+from ..protocols import Exact, Gate
 from .wire import Request, read_request, write_evaluation, write_update
 
 log = logging.getLogger("clientwise")
@@ -25,41 +25,35 @@ def answer(
     Args:
         content: a request, as `wire.write_request` writes it.
         engine_of: returns the engine that holds the client's data.
-        gate: a node's rules for requests and replies; None in a simulation, where all is exact.
+        gate: a site's rules for requests and answers; None: all are answered exactly.
     """
     request, models, kept = read_request(content)
-    if gate is None:
-        return _answer(request, models, kept, engine_of(request))
-    gate.check(request)
+    permit = gate.admit(request, models) if gate else None
     engine = engine_of(request)
-    gate.admit(request, models, engine.data)
-    reply = _answer(request, models, None, engine, gate)
-    gate.sent(reply)
-    return reply
+    _refuse_other_weights(request, engine)
 
+    def released(exact: Exact) -> Exact:
+        return gate.release(permit, exact) if gate and permit else exact
 
-def _answer(
-    request: Request,
-    models: Tensor,
-    kept: Tensor | None,
-    engine: EmbeddedEngine,
-    gate: Gate | None = None,
-) -> RecordDict:
-    refuse_other_weights(request, engine)
     client = request.client
     if request.task is None:
-        evaluate = partial(engine.evaluate, [client])
-        if gate is None:
-            return write_evaluation(evaluate(models))
-        return write_evaluation(gate.evaluation(models, engine.data, engine.problem, evaluate))
+        return write_evaluation(released(engine.evaluate([client], models)))
+    if permit:
+        engine.noise_key = permit.noise_key
+        kept = None  # is for simulated hostile clients alone
     engine.load_state({} if kept is None else {str(client): kept})
-    if gate is not None:
-        engine.noise_key = gate.noise_key(engine.data)
     trained = engine.train([client], models.to(engine.device), request.task)
     (updates,) = (one for one in trained if one.client_ids)
-    if gate is None:
-        return write_update(updates, engine.state().get(str(client)))
-    return write_update(gate.update(updates), None)
+    return write_update(released(updates), engine.state().get(str(client)))
+
+
+def _refuse_other_weights(request: Request, engine: EmbeddedEngine) -> None:
+    """Frozen parameters are not sent: with others, a client would train or judge another model."""
+    if not same_frozen(request.frozen, engine.frozen):
+        raise RefusedError(
+            "the frozen parameters of this node's network are not those of the server: load the same "
+            "pretrained weights"
+        )
 
 
 def answer_failure(message: Message, error: Exception, *, private: bool) -> Message:

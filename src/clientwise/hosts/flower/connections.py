@@ -5,21 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
-from pathlib import Path
 
 from flwr.serverapp import Grid
 
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...experiment.build.clients import choose_hostile
-from ...experiment.checks.secure import has_secrets
 from ...experiment.config.schema import Experiment
 from ...experiment.running.runner import Connect
-from ..deployment.receipts import Outbox
-from ..deployment.signing import Signer
 from .claims import Claims
 from .engine import FlowerEngine
 from .exchange import Connected
-from .secure_wire import SecureRun
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
 
@@ -28,26 +23,14 @@ def connector(
     experiment: Experiment,
     grid: Grid,
     connected: Connected,
-    on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
-    on_repeat: Callable[[str], None] = lambda text: None,
     make_claims: Callable[[], Claims | None] = lambda: None,
-    signing_key: Path | None = None,
-    run_id: int = 0,
-    simulated: bool = True,
-    outbox: Outbox | None = None,
 ) -> Connect:
     """A function that replaces a lane's local engine by one that uses the grid.
 
-    See `FlowerEngine`; `make_claims` is called for every lane. `signing_key` is the file of the key
-    that signs instructions. `run_id` is Flower's number of the run; `simulated` clients have
-    identities that everybody can compute. `outbox` has the receipts of the signed record.
+    See `FlowerEngine`; `make_claims` is called for every lane.
     """
-    signer = Signer(signing_key)
 
     def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
-        secure = None
-        if has_secrets(experiment):
-            secure = SecureRun.of(experiment, run_id, local.num_clients, simulated=simulated)
         hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
         keepers = [client for client, one in hostile.items() if one.ignore_global]
         return FlowerEngine(
@@ -57,16 +40,19 @@ def connector(
             seed=seed,
             settings=experiment.flower,
             keepers=keepers,
-            on_versions=on_versions,
-            signer=signer,
-            outbox=outbox,
-            on_repeat=on_repeat,
             claims=make_claims(),
-            secure=secure,
             awaits_all=any(method.noises_mean for method in experiment.build_methods()),
         )
 
     return connect
+
+
+def is_simulated(grid: Grid) -> bool:
+    """Whether the nodes are those of a simulation.
+
+    Flower does not export the class of its grid, and moves it between versions.
+    """
+    return "InMemoryGrid" in {kind.__name__ for kind in type(grid).__mro__}
 
 
 def simulated_clients(grid: Grid, num_clients: int) -> Connected:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import runpy
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import escape
@@ -28,7 +24,6 @@ from ...errors import ConfigError
 from ...experiment.build.clients import build_data
 from ...experiment.build.samples import load_samples, scored
 from ...experiment.checks.combinations import deployment_issues
-from ...experiment.checks.secure import has_secrets, identity_issues
 from ...experiment.config.schema import Experiment
 from ...experiment.config.settings import MemberTable
 from ...experiment.load import load_experiment
@@ -37,8 +32,6 @@ from ...writing import replacing
 Config = str | Path | Mapping[str, Any]
 _Arrays = tuple[numpy.ndarray, numpy.ndarray]  # inputs or values, and targets
 DATA_KEYS = ("files", "loader")  # keys of the config, and of Flower's run config
-# A node's secret, by which `load_table` divides rows; None in a simulation
-_secret: ContextVar[bytes | None] = ContextVar("secret", default=None)
 
 
 @dataclass(frozen=True)
@@ -67,46 +60,13 @@ def load_npz(path: str) -> OwnData:
 def load_table(path: str, config: Config | Experiment) -> OwnData:
     """The rows of a CSV, TSV or Parquet file, as `flower.table` of the config describes them.
 
-    `evaluation.test_fraction` of the rows are for testing: on a node, of every class that fraction of
-    its rows, chosen by the node's secret. So neither the sizes of the two parts nor the place of a row
-    tell of its content. In a simulation, a hash of a row's content decides on which side it is.
+    About `evaluation.test_fraction` of the rows are for testing: a hash of a row's content decides.
     """
     experiment = _read(config)
     encoding = _member_table(experiment).encoding()
-    train, test = _split_table(path, experiment)
+    found = read_samples(Path(path), encoding)
+    train, test = _split(found, experiment.evaluation.test_fraction)
     return OwnData(_encoded(train, encoding), _encoded(test, encoding))
-
-
-def training_values(path: str, config: Config | Experiment) -> dict[str, numpy.ndarray]:
-    """Numbers of as many rows of a member's table as it trains on, by column, before they are scaled.
-
-    They are other rows than those of the node, whose secret is not known here.
-    """
-    experiment = _read(config)
-    with dividing_by(b""):
-        (values, _), _ = _split_table(path, experiment)
-    columns = _member_table(experiment).columns
-    return {one.name: values[:, index] for index, one in enumerate(columns) if not one.categories}
-
-
-def _split_table(path: str, experiment: Experiment) -> tuple[_Arrays, _Arrays]:
-    """Values and targets of the training rows and of the test rows."""
-    found = read_samples(Path(path), _member_table(experiment).encoding())
-    fraction = experiment.evaluation.test_fraction
-    secret = _secret.get()
-    if secret is None:
-        return _split(found, fraction)
-    return _split_by_class(found, fraction, secret)
-
-
-@contextmanager
-def dividing_by(secret: bytes) -> Iterator[None]:
-    """Within this, `load_table` chooses a node's test rows by its secret."""
-    token = _secret.set(secret)
-    try:
-        yield
-    finally:
-        _secret.reset(token)
 
 
 def _encoded(rows: _Arrays, encoding: Encoding) -> _Arrays:
@@ -124,48 +84,6 @@ def _split(found: _Arrays, fraction: float) -> tuple[_Arrays, _Arrays]:
         draws.append(int.from_bytes(digest, "big") / 2**64)
     second = numpy.array(draws) < fraction
     return (values[~second], targets[~second]), (values[second], targets[second])
-
-
-def _split_by_class(found: _Arrays, fraction: float, secret: bytes) -> tuple[_Arrays, _Arrays]:
-    """The rows in two parts, of which the second has a fraction of every class; both in their order.
-
-    The number of rows follows from the classes alone. Which rows they are follows from the secret.
-    """
-    values, targets = found
-    draws = row_draws([values, targets], secret)
-    second = numpy.zeros(len(targets), dtype=bool)
-    for members in by_class(targets):
-        chosen = sorted(members, key=draws.__getitem__)
-        second[chosen[: round(len(members) * fraction)]] = True
-    return (values[~second], targets[~second]), (values[second], targets[second])
-
-
-def by_class(targets: Any) -> list[list[int]]:
-    """Positions of the rows of every class; numbers to predict are one class."""
-    plain = torch.as_tensor(targets)
-    if plain.is_floating_point():
-        return [list(range(len(plain)))]
-    groups: dict[int, list[int]] = {}
-    for position, one in enumerate(plain.tolist()):
-        groups.setdefault(one, []).append(position)
-    return list(groups.values())
-
-
-def row_draws(columns: Sequence[Any], secret: bytes) -> list[bytes]:
-    """A pseudorandom number for every row, which follows from its content and the secret.
-
-    Rows with equal content have different numbers. So the numbers of all rows have the same
-    distribution, whatever the rows are: another row in the place of one takes over its number.
-    """
-    arrays = [numpy.ascontiguousarray(column) for column in columns]
-    seen: Counter[bytes] = Counter()
-    draws = []
-    for parts in zip(*arrays, strict=True):
-        content = b"".join(part.tobytes() for part in parts)
-        number = seen[content]
-        seen[content] += 1
-        draws.append(hmac.digest(secret, content + number.to_bytes(8, "big"), "sha256"))
-    return draws
 
 
 def _read(config: Config | Experiment) -> Experiment:
@@ -188,12 +106,8 @@ def server_side(experiment: Experiment, path: str) -> FederatedData:
     either pair is optional. With `flower.table` it may be a table, of which one half is for weighing.
     """
     parts = _server_parts(path, experiment)
-    issues = [*deployment_issues(experiment), *identity_issues(experiment)]
-    if "report" not in parts and has_secrets(experiment):
-        hint = "secure aggregation evaluates on the server's samples alone, which have no report_inputs: "
-        hint += "start the run with such samples (start.sh SERVER_DATA)"
-        issues.append(("methods[0].secure_aggregation", hint))
-    elif "report" not in parts and experiment.evaluation.clients_every != 1:
+    issues = deployment_issues(experiment)
+    if "report" not in parts and experiment.evaluation.clients_every != 1:
         hint = "must be 1: nodes evaluate the model only in the rounds that it names, and without "
         hint += "report_inputs in the server's samples every round needs an evaluation"
         issues.append(("evaluation.clients_every", hint))

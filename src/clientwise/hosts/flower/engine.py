@@ -18,20 +18,14 @@ from torch import Tensor
 
 from ...core.clock import LATE, Pace
 from ...core.reasons import Reason
-from ...core.secrecy import SecretScores, SecretSum
 from ...core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.settings import FlowerSettings
-from ..deployment.receipts import Outbox
-from ..deployment.signing import Signer
-from .answers import merged, read_reply, stacked
 from .claims import TEST_SAMPLES, Claims
 from .exchange import Connected, Exchange
-from .replies import NO_ANSWER, Content
-from .secure_rounds import SecureRound
-from .secure_wire import SecureRun
-from .wire import Request, pack, read_evaluation, read_update, read_versions, write_request
+from .replies import NO_ANSWER, Content, merged, read_reply, stacked
+from .wire import Request, pack, read_evaluation, read_update, write_request
 
 log = logging.getLogger("flwr.clientwise")
 FIRST_REPEAT = 30.0  # seconds before a round is repeated; twice as long before the next repeat
@@ -80,13 +74,8 @@ class FlowerEngine:
         settings: the config's `[flower]` table.
         keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
             between messages, so the server keeps that model for them.
-        on_versions: called with a client and the versions it runs, for every update.
-        signer: signs requests and opens sealed replies; without a key, both stay as they are.
-        outbox: receipts of the signed record, which travel with the next request.
         claims: compares what clients say about their data with what they declared; None in a
             simulation.
-        on_repeat: called with a text before too few replies make the engine ask again.
-        secure: the run, for secure aggregation.
         awaits_all: wait for every client to connect, and then as long for its reply. Under differential
             privacy, no client may decide whether another one is asked. No round is repeated then.
     """
@@ -100,12 +89,7 @@ class FlowerEngine:
         seed: int,
         settings: FlowerSettings,
         keepers: Collection[int] = (),
-        on_versions: Callable[[int, Mapping[str, str]], None] = lambda client, versions: None,
-        signer: Signer | None = None,
-        outbox: Outbox | None = None,
         claims: Claims | None = None,
-        on_repeat: Callable[[str], None] = lambda text: None,
-        secure: SecureRun | None = None,
         awaits_all: bool = False,
     ) -> None:
         self.num_clients = local.num_clients
@@ -118,19 +102,10 @@ class FlowerEngine:
         self.idle_work: Callable[[], None] | None = None
         self.clock = local.clock  # shows real time
         self._local = local
-        self._exchange = Exchange(
-            grid,
-            connected,
-            settings,
-            signer or Signer(),
-            outbox or Outbox(),
-        )
+        self._exchange = Exchange(grid, connected, settings)
         self._seed = seed
         self._settings = settings
-        self._on_versions = on_versions
         self._claims = claims
-        self._on_repeat = on_repeat
-        self._secure = secure
         self._awaits_all = awaits_all
         # A round that is repeated for one client asks others again
         self._repeats = 0 if awaits_all else settings.repeats
@@ -238,51 +213,6 @@ class FlowerEngine:
             self._asked = {}
         return frozenset(self._asked)
 
-    def sum_secretly(
-        self, client_ids: Sequence[int], model: Tensor, task: Task, scores: SecretScores
-    ) -> SecretSum:
-        """See `core.secrecy.SumsSecretly`. A client that does not answer a step has dropped out.
-
-        Nothing is repeated: a second sum of the same round would differ by single clients.
-        """
-        self._round = task.round_num
-        assert self._secure is not None
-        terms = self._secure.terms(self._seed, model, task, scores)
-        patience = time.monotonic() + self._settings.train_seconds
-        nodes = self._exchange.wait_for(client_ids, min(terms.threshold, len(client_ids)), patience)
-        packed = pack(model)
-        trainings = {client: write_request(self._request(client, task), packed) for client in nodes}
-        seconds = iter([self._settings.train_seconds])  # of the first step, which trains
-
-        def exchange(requests: Mapping[int, RecordDict]) -> Iterator[tuple[int, Content]]:
-            limit = next(seconds, self._settings.evaluate_seconds)
-            deadline = time.monotonic() + limit
-            waiting, not_taken = self._push("train", requests, nodes, deadline)
-            for client in not_taken:
-                yield client, NOT_TAKEN
-            for replies in self._exchange.pull_until(waiting, deadline, terms.threshold):
-                yield from replies
-            for client in waiting.values():
-                yield client, NO_ANSWER
-
-        one = SecureRound(
-            scores,
-            terms,
-            self._secure.identities,
-            exchange,
-            seed=self._seed,
-            round_num=task.round_num,
-        )
-        found = one.run(trainings, len(model))
-        away = tuple(
-            Refusal(client, NOT_CONNECTED, was_sent=False)
-            for client in client_ids
-            if client not in nodes
-        )
-        if self.clock:
-            self.clock.now = time.monotonic() - self._began
-        return replace(found, refusals=(*found.refusals, *away))
-
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`.
 
@@ -362,7 +292,6 @@ class FlowerEngine:
             f"again after {pause:g} s, repeat {attempt + 1} of {self._repeats}"
         )
         log.warning("%s", note)
-        self._on_repeat(note)
         time.sleep(pause)
         return note
 
@@ -455,8 +384,6 @@ class FlowerEngine:
         if isinstance(found, Refusal):
             return found
         update, kept = found
-        if isinstance(content, RecordDict):
-            self._on_versions(client, read_versions(content))
         if kept is not None and client in self._keepers:
             self._kept[client] = kept
         return update

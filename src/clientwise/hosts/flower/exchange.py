@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from secrets import token_hex
 
 import torch
@@ -11,10 +12,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from ...experiment.config.settings import FlowerSettings
-from ..deployment.receipts import Outbox
-from ..deployment.signing import Signer
-from .grids import pull_replies
-from .replies import Content
+from .replies import Content, content_of, why_unreadable
 
 CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
 FIRST_PAUSE = 0.05  # seconds between two looks for replies, at first
@@ -31,23 +29,12 @@ class Exchange:
         grid: Flower's connection to the nodes.
         connected: returns the node of every connected client.
         settings: the config's `[flower]` table.
-        signer: signs requests and opens sealed replies.
-        outbox: receipts that travel with the next request.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        connected: Connected,
-        settings: FlowerSettings,
-        signer: Signer,
-        outbox: Outbox,
-    ) -> None:
+    def __init__(self, grid: Grid, connected: Connected, settings: FlowerSettings) -> None:
         self._grid = grid
         self._connected = connected
         self._settings = settings
-        self._signer = signer
-        self._outbox = outbox
 
     def wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
         """The nodes of these clients, once `needed` are connected or the deadline has passed."""
@@ -76,9 +63,7 @@ class Exchange:
         for client, content in requests.items():
             # Makes the message's id secret: only the node that received it can reply to it
             secret = token_hex()
-            self._outbox.attach(client, content)
-            message = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
-            messages[client] = self._signer.sign(message)
+            messages[client] = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
         taken: set[str] = set()
         if messages:
             # Gives every message its id
@@ -118,10 +103,8 @@ class Exchange:
             in_time = time.monotonic() < deadline
             arrived = False
             for names in _slices(list(waiting), CHUNK):
-                pulled = pull_replies(self._grid, names, deadline, self._signer.open)
-                replies = [
-                    (waiting.pop(name), content) for name, content in pulled if name in waiting
-                ]
+                pulled = pull_replies(self._grid, names)
+                replies = [(waiting.pop(name), content) for name, content in pulled]
                 if replies:
                     arrived = True
                     good = [client for client, content in replies if not isinstance(content, str)]
@@ -131,6 +114,27 @@ class Exchange:
                 return
             pause = FIRST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
             time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+
+
+def pull_replies(grid: Grid, names: Sequence[str]) -> Iterator[tuple[str, Content]]:
+    """The replies that are there, each with the id of the request it answers.
+
+    They are fetched one by one: Flower raises at a message that it cannot decode, and loses those
+    that it fetched with it. With any of them it delivers what clients sent unasked, so that goes first.
+    """
+    with suppress(Exception):
+        grid.pull_messages([])
+    for name in names:
+        try:
+            pulled = grid.pull_messages([name])
+            found: list[Content] = [
+                content_of(one) for one in pulled if one.metadata.reply_to_message_id == name
+            ]
+        except Exception as error:
+            grid.get_node_ids()  # raises if the server cannot be reached: no client's fault
+            found = [why_unreadable(error)]
+        for content in found[:1]:
+            yield name, content
 
 
 def _slices(names: list[str], size: int) -> Iterator[list[str]]:

@@ -17,7 +17,6 @@ from flwr.simulation import run_simulation
 
 from ...errors import ClientwiseError
 from ...experiment.build.samples import count_clients
-from ...experiment.checks.secure import has_secrets
 from ...experiment.config.schema import Experiment
 from ...experiment.running.runner import Connect
 from .client_app import client_app
@@ -34,16 +33,14 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
         logging.getLogger(name).setLevel(logging.ERROR)
     num_clients = count_clients(experiment)
     num_nodes = min(num_clients, SIMULATED_NODES)
-    if has_secrets(experiment):  # every client keeps secrets between messages, in a node of its own
-        num_nodes = num_clients
     clients = client_app(experiment.to_dict())
-    begun: queue.Queue[tuple[Grid, int] | BaseException] = queue.Queue()
+    begun: queue.Queue[Grid | BaseException] = queue.Queue()
     ended = threading.Event()
     server = ServerApp()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        begun.put((grid, context.run_id))
+        begun.put(grid)
         ended.wait()  # the rounds run in the thread that entered this context
 
     def simulate() -> None:
@@ -66,10 +63,9 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
     thread = threading.Thread(target=simulate, name="flower-simulation")
     thread.start()
     try:
-        first = begun.get()
-        if isinstance(first, BaseException):
-            raise ClientwiseError(f"Flower's simulation did not start: {first}") from first
-        grid, run_id = first
+        grid = begun.get()
+        if isinstance(grid, BaseException):
+            raise ClientwiseError(f"Flower's simulation did not start: {grid}") from grid
         dealt = simulated_clients(grid, num_clients)
 
         def connected() -> Mapping[int, int]:
@@ -78,7 +74,7 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
             return dealt()
 
         _keep_signals(thread)
-        yield connector(experiment, grid, connected, run_id=run_id)
+        yield connector(experiment, grid, connected)
     finally:
         ended.set()
         thread.join()

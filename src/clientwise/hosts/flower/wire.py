@@ -4,8 +4,7 @@ server -> client
     train:    the model [d], the task, and the client's number
     evaluate: c candidate models [c, d], and the client's number
 client -> server
-    trained:  the model [d], training loss, seconds, one number per requested criterion, and the
-              versions it runs
+    trained:  the model [d], training loss, seconds, one number per requested criterion
     judged:   number of test samples; metric, loss and counts (confusion, sums, pairs) per candidate
 
 There is no pickle. Nodes keep no model between messages. A simulated hostile client that trains a
@@ -18,8 +17,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
-from platform import python_version
-from typing import Any
 
 import numpy
 import torch
@@ -31,18 +28,15 @@ from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
 from ...core.privacy import LocalNoise
 from ...core.types import Evaluation, LocalTraining, Task, Updates
+from ...errors import RefusedError
 from ...registry import Part
 
 # The records of a message.
 ARRAYS = "arrays"
 REQUEST = "request"
-FROZEN = "frozen"  # in the record of the request
 NUMBERS = "numbers"
 KEPT = "kept"
-VERSIONS = "versions"
 VERSION = version("clientwise")
-RUNS_HERE = {name: version(name) for name in ("clientwise", "flwr", "torch")}
-RUNS_HERE["python"] = python_version()
 CRITERION = "criterion."  # prefix of a criterion's name among the numbers
 LARGEST_COUNT = 1e300
 Numbers = Mapping[str, float | int | Sequence[float] | Sequence[int]]
@@ -62,28 +56,23 @@ class Request:
 
 def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
     """A message to a client. `models` comes from `pack`, so that all clients share one array."""
-    # Beside the JSON, in which a node of 0.2.0 takes no new key: it can still say that versions differ.
-    asked = ConfigRecord({"json": json.dumps(plain_request(request)), FROZEN: request.frozen})
+    plain = asdict(replace(request, task=None))
+    if request.task is not None:
+        plain["task"] = request.task.plain()
+    asked = ConfigRecord({"json": json.dumps(plain)})
     content = RecordDict({ARRAYS: models, REQUEST: asked})
     if kept is not None:
         content[KEPT] = pack(kept)
     return content
 
 
-def plain_request(request: Request) -> dict[str, Any]:
-    """A request as JSON can hold it, without the digest of frozen parameters."""
-    plain = asdict(replace(request, task=None))
-    del plain["frozen"]
-    if request.task is not None:
-        plain["task"] = request.task.plain()
-    return plain
-
-
 def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
     """The request, the models, and a simulated hostile client's own model."""
-    asked = content.config_records[REQUEST]
-    plain = json.loads(str(asked["json"]))
-    frozen = str(asked.get(FROZEN, ""))
+    plain = json.loads(str(content.config_records[REQUEST]["json"]))
+    if plain["version"] != VERSION:
+        raise RefusedError(
+            f"the server runs clientwise {plain['version']}, this node {VERSION}: install the same version"
+        )
     task = plain.pop("task")
     if task is not None:
         task["training"] = LocalTraining.read(task["training"])
@@ -93,8 +82,7 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
         task["noise"] = LocalNoise(**noise) if noise else None
         task = Task(**task)
     kept = unpack(content.array_records[KEPT]) if KEPT in content.array_records else None
-    request = Request(task=task, frozen=frozen, **plain)
-    return request, unpack(content.array_records[ARRAYS]), kept
+    return Request(task=task, **plain), unpack(content.array_records[ARRAYS]), kept
 
 
 def write_update(updates: Updates, kept: Tensor | None) -> RecordDict:
@@ -107,16 +95,9 @@ def write_update(updates: Updates, kept: Tensor | None) -> RecordDict:
     content = RecordDict()
     content[ARRAYS] = pack(updates.models[0])
     content[NUMBERS] = numbers
-    content[VERSIONS] = ConfigRecord({**RUNS_HERE})
     if kept is not None:
         content[KEPT] = pack(kept)
     return content
-
-
-def read_versions(content: RecordDict) -> dict[str, str]:
-    """The versions that a client claims to run; only short printable texts, for the log's sake."""
-    claimed = content.config_records.get(VERSIONS, ConfigRecord())
-    return {name: _printable(claimed.get(name)) for name in RUNS_HERE}
 
 
 def read_update(
@@ -145,15 +126,6 @@ def write_evaluation(evaluation: Evaluation) -> RecordDict:
     numbers["values"] = evaluation.values[:, 0].tolist()
     numbers["losses"] = evaluation.losses[:, 0].tolist()
     return RecordDict({ARRAYS: pack(evaluation.counts), NUMBERS: numbers})
-
-
-def evaluation_from(answers: Sequence[Mapping[str, Any]], problem: Problem) -> Evaluation:
-    """One client's evaluation of c models, from their results as plain numbers."""
-    samples = torch.tensor([answers[0]["samples"]])
-    values = torch.tensor([[one["value"]] for one in answers], dtype=torch.float64)
-    losses = torch.tensor([[one["loss"]] for one in answers], dtype=torch.float64)
-    counts = torch.tensor([one["counts"] for one in answers], dtype=problem.counts_dtype)
-    return Evaluation(samples, values, losses, counts)
 
 
 def read_evaluation(
@@ -228,9 +200,3 @@ def _number(numbers: Numbers, name: str) -> Tensor:
 def _column(numbers: Numbers, name: str, rows: int) -> Tensor:
     """A list of numbers as a tensor [rows, 1]."""
     return torch.tensor(numbers[name], dtype=torch.float64).reshape(rows, 1)
-
-
-def _printable(value: object) -> str:
-    if isinstance(value, str) and len(value) < 40 and value.isprintable():
-        return value
-    return "not told"

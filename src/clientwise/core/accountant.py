@@ -17,8 +17,8 @@ import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..core.method import Method, Plan
 from ..errors import needing
+from .method import Method, Plan
 
 Relation = Literal["add or remove one client", "replace one client"]
 # Of privacy losses. The result stays an upper bound, and is at most 1e-4 above that of 1e-4.

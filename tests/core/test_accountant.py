@@ -13,10 +13,10 @@ from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy import stats
 
+from clientwise.core.accountant import Accountant, accountant_of
 from clientwise.core.method import Method, Plan
 from clientwise.core.privacy import Privacy, release
 from clientwise.core.sampling import poisson_sample
-from clientwise.secrecy.accountant import Accountant, accountant_of
 
 
 def test_poisson_sampling_has_the_epsilon_of_the_library() -> None:

@@ -1,1 +1,0 @@
-"""A federation that weighs every client by what it brings."""
