@@ -55,4 +55,5 @@ def test_flowers_simulation_gives_the_same_golden_frames(tmp_path: Path) -> None
         timeout=280 * processes.pace(),
     )
     assert done.returncode == 0, done.stderr
-    assert_equal(tmp_path / "found", FOLDER / SIMULATED)
+    # On Flower, the time that rounds end at is the server's.
+    assert_equal(tmp_path / "found", FOLDER / SIMULATED, leaving_out="ended")
