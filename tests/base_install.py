@@ -132,8 +132,6 @@ def with_extras(folder: Path) -> None:
     digits = write("digits.toml", 'data = "digits"')
     attempt("datasets check", lambda: command("check", digits))
     attempt("demo command", lambda: command("demo"))
-    attempt("serve command", lambda: command("serve", "."))
-    attempt("serve token", lambda: command("token", "roles.json"))
     attempt("signed key", lambda: command("key", "mine.key"))
     attempt("signed verify", lambda: command("verify", "run"))
     attempt("flower import", lambda: import_module("clientwise.flower"))

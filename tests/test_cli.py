@@ -47,7 +47,7 @@ def test_help_and_version() -> None:
     version = subprocess.check_output([sys.executable, "-m", "clientwise", "--version"], text=True)
     assert re.fullmatch(r"clientwise \d+\.\d+\.\d+\n", version)
     output = clientwise("--help")
-    for command in ("run", "check", "data", "list", "show", "serve", "demo", "new"):
+    for command in ("run", "check", "data", "list", "show", "report", "demo", "new"):
         assert f" {command} " in output
         assert "Usage" in clientwise(command, "--help")
 

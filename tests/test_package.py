@@ -34,8 +34,6 @@ NOT_NEEDED = [
     "pandas",
     "PIL",
     "sklearn",
-    "starlette",
-    "uvicorn",
     "pytest",
     "ruff",
     "mypy",

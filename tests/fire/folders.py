@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import attempts
 import httpx
+from clientwise.report.server import served_runs as served
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, RunError
@@ -25,7 +26,6 @@ from clientwise.record.reading import reader
 from clientwise.report import server
 from clientwise.report.output.export import audits
 from clientwise.report.output.html import write_html
-from clientwise.report.server import served_runs as served
 from clientwise.report.views import overview
 
 CONFIG = {

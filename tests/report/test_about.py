@@ -80,7 +80,7 @@ def test_runs_are_listed_found_and_sorted(folders: list[Path], tmp_path: Path) -
     runs = list_runs([parent])
 
     def names(*given: str | None) -> list[str]:
-        return [row[0].text for row in chosen(runs, *given).rows]  # type: ignore[union-attr]
+        return [row[0] for row in chosen(runs, *given).rows]
 
     assert names("thesis") == names("fedyogi") == ["second"]
     assert names("nothing") == []

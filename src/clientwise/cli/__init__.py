@@ -26,7 +26,6 @@ from .results import (
     runs,
     show,
 )
-from .serve import serve, token
 from .signing import (
     key,
     receipts,
@@ -60,8 +59,6 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "counterfactual": counterfactual,
     "export": export,
     "predict": predict,
-    "serve": serve,
-    "token": token,
     "statement": statement,
     "key": key,
     "verify": verify,
