@@ -49,7 +49,7 @@ def board(console: Console) -> None:
     with show_progress(console) as on_round:
         experiment = cw.load(HOSPITALS, BOARD, methods)
         folder = cw.run(experiment, new_folder("board"), on_round=on_round)
-    make_screenshots.governance(folder, "Switzerland")
+    make_screenshots.board(folder)
 
 
 if __name__ == "__main__":

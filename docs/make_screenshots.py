@@ -13,8 +13,6 @@ from playwright.sync_api import Browser, sync_playwright
 
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.output.export import write_report
-from clientwise.report.output.html import write_html
-from clientwise.report.statement import statement
 
 DOCS = Path(__file__).parent
 MARGIN = 16  # around a section, in pixels
@@ -64,8 +62,8 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
             context.close()
 
 
-def governance(folder: Path, site: str, out: Path = DOCS) -> None:
-    """What a board reads of a run, and the statement for one site."""
+def board(folder: Path, out: Path = DOCS) -> None:
+    """What a board reads of a run."""
     address = write_report([RunFolder(folder)], folder / "report").resolve().as_uri()
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1000, "height": 900}, reduced_motion="reduce")
@@ -75,13 +73,6 @@ def governance(folder: Path, site: str, out: Path = DOCS) -> None:
             shown.locator("tbody tr").first.wait_for()
             box = shown.evaluate(AROUND, MARGIN)
             page.screenshot(path=out / f"board-{section}.png", clip=box, full_page=True)
-    statements = folder / "statements"
-    file = write_html(statement(RunFolder(folder), site), {}, statements / "pictured.html")
-    with chromium() as browser:
-        page = browser.new_page(viewport={"width": 900, "height": 900})
-        page.goto(file.resolve().as_uri())
-        page.locator(".plot svg").first.wait_for()
-        page.screenshot(path=out / "statement.png", full_page=True)
 
 
 @contextmanager

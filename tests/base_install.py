@@ -95,7 +95,6 @@ def in_the_base_install() -> Path:
     assert 'Picture     none: a figure needs matplotlib: pip install "clientwise[report]"' in ran
     assert "class_weights" in command("list")
     assert "FedAvg" in command("show", "run")
-    command("statement", "run")
     assert "report.html" in command("report", "run")
     command("export", "run", "--method", "FedAvg")
     command("--help")

@@ -214,7 +214,6 @@ def test_commands_that_read_runs_import_nothing_slow(runs: Path) -> None:
         ["report", "one"],
         ["report", "one", "two"],
         ["report", "matrix"],
-        ["statement", "one", "--site", "client 0"],
     ]
     program = f"""
         import sys

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
 
 import clientwise as cw
-from clientwise.cli import app
 from clientwise.errors import RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
@@ -23,7 +21,6 @@ from clientwise.record.reading.folder import RunFolder
 from clientwise.record.signed.keys import make_private_key
 from clientwise.record.signed.verify import verify
 from clientwise.report.audit.round_audit import audit
-from clientwise.report.statement import statement
 
 CLIENTS = 20
 KEPT = 5
@@ -132,29 +129,6 @@ def test_the_audit_says_what_is_left_out(runs: tuple[RunFolder, RunFolder]) -> N
     assert "rows of 5 of 20 participants" in audit(thin, "sums", 1, 1).notes[-1]
     assert not audit(thin, "sums", 1, 1).what_if
     assert audit(full, "sums", 1, 1).what_if
-
-
-def test_a_site_without_rows_gets_no_statement(
-    runs: tuple[RunFolder, RunFolder], tmp_path: Path
-) -> None:
-    _, thin = runs
-    kept = sorted({row.client for row in thin.participants("sums", 1, 1)})
-    (left_out, *_) = set(range(CLIENTS)) - set(kept)
-    with pytest.raises(RunError, match=f"the record has no rows of client {left_out}"):
-        statement(thin, f"client {left_out}")
-    arguments = ["statement", str(thin.folder), "--out", str(tmp_path / "pages")]
-    shown = CliRunner().invoke(app, arguments)
-    assert shown.exit_code == 0
-    assert f"{CLIENTS - len(kept)} sites without rows" in shown.output
-    assert len(list((tmp_path / "pages").glob("*.html"))) == len(kept)
-
-
-def test_a_statement_counts_the_sites_without_rows(runs: tuple[RunFolder, RunFolder]) -> None:
-    full, thin = runs
-    accepted = [row for row in thin.participants("sums", 1, 2) if row.refusal is None]
-    site = f"client {accepted[0].client}"
-    leads = [statement(run, site, "sums").sections[0].lead for run in (full, thin)]
-    assert leads[0] == leads[1]
 
 
 def test_a_run_in_which_the_recorded_clients_alone_are_refused_has_learned(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ from .signing import (
     stamp,
     verify,
 )
-from .statement import statement
 
 __all__ = ["app", "main"]
 
@@ -59,7 +58,6 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "counterfactual": counterfactual,
     "export": export,
     "predict": predict,
-    "statement": statement,
     "key": key,
     "verify": verify,
     "receipts": receipts,
