@@ -149,15 +149,12 @@ claim: .venv/ready
 	$(BIN)/clientwise run experiments/federations.toml --jobs $(JOBS) --out $(RUNS)/federations
 	$(BIN)/python docs/make_default.py $(RUNS)/federations
 
-# Four hospitals, from the published files to the board's report, and a signed record.
-# One minute; needs a data folder: make board CLIENTWISE_DATA=...
+# Four hospitals, from the published files to the board's report. One minute; needs a data folder:
+# make board CLIENTWISE_DATA=...
 board: .venv/ready
-	test -e $(RUNS)/board.key || (mkdir -p $(RUNS) && $(BIN)/clientwise key $(RUNS)/board.key)
-	$(BIN)/clientwise run experiments/heart.toml --methods FedAvg,Alone,Pooled --rounds 10 --sign $(RUNS)/board.key \
+	$(BIN)/clientwise run experiments/heart.toml --methods FedAvg,Alone,Pooled --rounds 10 \
 		--set evaluation.counterfactuals=true --set evaluation.shapley=true --out $(RUNS)/board
 	$(BIN)/clientwise report $(RUNS)/board
-	$(BIN)/clientwise receipts $(RUNS)/board --out $(RUNS)/board-receipts
-	$(BIN)/clientwise verify $(RUNS)/board --key $(RUNS)/board.key.pub --receipts $(RUNS)/board-receipts
 
 # Speed compared with other frameworks, whose environments are in .peers (or $VENVS). Hours on two cores.
 bench: .venv/ready

@@ -131,8 +131,6 @@ def with_extras(folder: Path) -> None:
     digits = write("digits.toml", 'data = "digits"')
     attempt("datasets check", lambda: command("check", digits))
     attempt("demo command", lambda: command("demo"))
-    attempt("signed key", lambda: command("key", "mine.key"))
-    attempt("signed verify", lambda: command("verify", "run"))
     attempt("flower import", lambda: import_module("clientwise.flower"))
     attempt("deployment engine", lambda: command("run", digits, "--engine", "flower"))
     attempt("deployment new", lambda: command("new", "app"))

@@ -118,12 +118,9 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "engine": {"numpy", "ray", "torch", "triton"},
     "record": {
         "annotated_types",
-        "cryptography",
         "numpy",
         "pydantic",
         "pydantic_core",
-        "rfc3161_client",
-        "rfc8785",
         "safetensors",
         "torch",
     },

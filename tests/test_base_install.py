@@ -30,8 +30,6 @@ ATTEMPTS = [
     "datasets check",
     "demo mnist5k",
     "demo command",
-    "signed key",
-    "signed verify",
     "flower import",
     "deployment engine",
     "deployment new",

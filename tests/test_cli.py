@@ -94,21 +94,6 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     )
 
 
-def test_a_signed_run_is_verified(config: Path, tmp_path: Path) -> None:
-    assert "Fingerprint" in clientwise("key", "fed.key", cwd=tmp_path)
-    clientwise("run", config, "--sign", "fed.key", "--out", "run", cwd=tmp_path)
-    clientwise("receipts", "run", cwd=tmp_path)
-    asked = ("verify", "run", "--key", "fed.key.pub", "--receipts", "receipts")
-    assert "the record is what was signed" in clientwise(*asked, cwd=tmp_path)
-    with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as database, database:
-        database.execute("UPDATE participants SET weight = 0 WHERE client = 1 AND round_num = 1")
-    output = clientwise(*asked, cwd=tmp_path, expect=2)
-    assert "round 1, client 1: was changed" in output
-    assert "recomputed" in output
-    output = clientwise("verify", "run", "--key", config, cwd=tmp_path, expect=2)
-    assert "has no Ed25519 public key" in output
-
-
 def test_a_run_is_found_compared_and_taken_away(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 1, "methods": ["FedAvg"]}
     cw.run(tiny, tmp_path / "runs" / "one")

@@ -15,7 +15,6 @@ import pytest
 import clientwise as cw
 import processes
 from clientwise import writing
-from clientwise.errors import ClientwiseError
 from clientwise.record.files import read_whole
 from clientwise.writing import naming, replacing, write_atomically
 
@@ -44,20 +43,6 @@ def test_a_file_keeps_its_mode_and_what_a_killed_process_left_is_gone(tmp_path: 
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["predicted.csv"]
-
-
-def test_a_key_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half a key would be in the way of the next: a key is never replaced."""
-    keys = pytest.importorskip("clientwise.record.signed.keys", reason="needs cryptography")
-    with monkeypatch.context() as patch:
-        patch.setattr(writing.os, "fsync", full)
-        with pytest.raises(ClientwiseError, match=r"key: cannot be written: No space left"):
-            keys.make_private_key(tmp_path / "key")
-    assert list(tmp_path.iterdir()) == []
-    keys.make_private_key(tmp_path / "key")
-    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])

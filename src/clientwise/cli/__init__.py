@@ -26,12 +26,6 @@ from .results import (
     runs,
     show,
 )
-from .signing import (
-    key,
-    receipts,
-    stamp,
-    verify,
-)
 
 __all__ = ["app", "main"]
 
@@ -58,10 +52,6 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "counterfactual": counterfactual,
     "export": export,
     "predict": predict,
-    "key": key,
-    "verify": verify,
-    "receipts": receipts,
-    "stamp": stamp,
     "demo": demo,
     "new": new,
 }

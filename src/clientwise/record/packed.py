@@ -8,7 +8,7 @@ the quotient of another one (`_bases`). Values are float64, "client" is int64. T
 values stand together, then the second ones: they compress better so.
 
 Readers have views of the names `participants` and `criteria`, with a row per client
-(`unpack_for_reading`). A record that is signed is not packed: an entry is about the rows of single clients.
+(`unpack_for_reading`).
 """
 
 from __future__ import annotations
@@ -117,20 +117,6 @@ def unpack_for_reading(database: sqlite3.Connection, is_late: Callable[[], bool]
     database.execute(
         f"CREATE TEMP VIEW criteria AS SELECT * FROM main.criteria UNION ALL {_CRITERIA}"
     )
-
-
-def unpack_into_rows(database: sqlite3.Connection) -> None:
-    """Write all packed columns as rows, within the caller's transaction."""
-    if not _has_packed(database):
-        return
-    _add_callbacks(database, lambda: False)
-    database.execute(
-        f"""INSERT INTO participants SELECT {_columns(database)}
-            FROM ({_clients(database)} WHERE p.client IS NULL)"""
-    )
-    database.execute("DELETE FROM participants WHERE client IS NULL")
-    database.execute(f"INSERT INTO criteria {_CRITERIA}")
-    database.execute("DELETE FROM packed")
 
 
 def _clients(database: sqlite3.Connection) -> str:

@@ -148,8 +148,4 @@ SCHEMA = (
     participants INTEGER, hostile_influence REAL,  -- also of those without rows
     clients_per_cell INTEGER, cells BLOB,  -- weights of clients with neighbouring numbers
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS chain (  -- of signed records; see `signed/chain.py`
-    position INTEGER PRIMARY KEY,
-    entry TEXT, signature BLOB,  -- canonical JSON, signed
-    salt BLOB, leaves TEXT)  -- JSON: the digest of every leaf by its label""",
 )

@@ -91,7 +91,6 @@ def run(
     on_round: OnRound | None = None,
     on_warning: Callable[[str], None] = _log_warning,
     engines: EngineFactory | None = None,
-    signing_key: Path | None = None,
 ) -> Path:
     """See `launch.run`. Without `engines` all clients are simulated in this process."""
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
@@ -122,7 +121,7 @@ def run(
             experiment, resumed = with_initial_parameters(folder, experiment)
             origin = compare_origin(folder, experiment, federated, accept_changes=accept_changes)
             connect = stack.enter_context(engines) if engines else None
-            store = Store(folder, signing_key)
+            store = Store(folder)
             stack.callback(store.close)
             own = experiment.own_model
             if own is not None and own.start is not None:
