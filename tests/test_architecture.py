@@ -91,7 +91,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     },
     "testing": {"attacks", "core", "data", "models", "registry"},
 }
-TOP = {"api", "cli", "moved", "__init__", "__main__"}  # may import everything; nothing imports cli
+TOP = {"api", "cli", "__init__", "__main__"}  # may import everything; nothing imports cli
 LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party libraries it may import
     "registry": {"annotated_types"},
     "errors": set(),

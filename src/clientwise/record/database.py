@@ -1,8 +1,6 @@
-"""Open the database of a run for reading. Anybody may have made it, so it is read with limits.
+"""Open the database of a run for reading: with limits of time and size, and nothing is ever written to the file.
 
-The database has to be a regular file in its folder, made of plain tables (`structure.py`).
-A value has a largest size, and a query a largest time. An older version is read as the present one
-(`migrations.py`). Nothing is ever written to the file.
+It has to be a regular file in its folder, of the present format.
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from ..errors import RunError
-from .migrations import migrate, refuse_newer, version_of
 from .packed import unpack_for_reading
-from .schema import DATABASE
-from .structure import refuse_programs
+from .schema import DATABASE, SCHEMA_VERSION
 
 LONGEST = 2**24  # bytes of a value
 STEPS = 500_000  # of SQLite's machine between two looks at the time
@@ -74,6 +70,17 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
         raise RunError(f"{folder}: its database cannot be read ({reason})") from None
 
 
+def refuse_other_format(folder: Path, database: sqlite3.Connection) -> None:
+    """RunError for a database of another format than that of this version; one without tables has none yet."""
+    database.execute("PRAGMA trusted_schema = OFF")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, SCHEMA_VERSION):
+        raise RunError(
+            f"{folder}: was written by another version of clientwise (format {version}; this version reads "
+            f"format {SCHEMA_VERSION}). Use that version, or run the experiment again in another folder"
+        )
+
+
 def refuse_links(folder: Path) -> None:
     """RunError where a file of the database is a link, a folder or a device.
 
@@ -94,10 +101,7 @@ def _connect(folder: Path) -> sqlite3.Connection:
         database.set_progress_handler(_is_late, STEPS)
         database.execute("PRAGMA temp_store = MEMORY")
         database.execute("BEGIN")  # all queries see the rounds that there are now
-        version = version_of(database)
-        refuse_newer(folder, version)
-        refuse_programs(database)
-        migrate(database, version, "temp")
+        refuse_other_format(folder, database)
         unpack_for_reading(database, _is_late)
     except BaseException:
         database.close()

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field, PositiveInt
 
 from ..errors import RunError
-from .database import DAMAGE, reading, refuse_links
-from .migrations import refuse_newer, version_of
+from .database import DAMAGE, reading, refuse_links, refuse_other_format
 from .reading.rows import Change, MachineRow, StepsRow
 from .schema import DATABASE
-from .structure import refuse_programs
 
 if TYPE_CHECKING:
     from ..core.objective.problem import Problem
@@ -155,6 +153,5 @@ def _unchanged(folder: Path) -> Iterator[sqlite3.Connection]:
         return
     uri = f"{path.resolve().as_uri()}?immutable=1"
     with closing(sqlite3.connect(uri, uri=True)) as database:
-        refuse_newer(folder, version_of(database))
-        refuse_programs(database)
+        refuse_other_format(folder, database)
         yield database

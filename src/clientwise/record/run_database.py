@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError, shortened
-from .database import DAMAGE, refuse_links
-from .migrations import migrate, refuse_newer, refuse_older, version_of
+from .database import DAMAGE, refuse_links, refuse_other_format
 from .round_rows import COLUMNS
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
-from .structure import refuse_missing_columns, refuse_programs
 
 
 class RunDatabase:
     """A run folder's database, which others may read meanwhile."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a run folder; its tables are made, or migrated to the present version."""
+        """Open a run folder; its tables are made where there are none."""
         self.folder = folder
         self._machine: int | None = None
         self._checkpoints = folder / "checkpoints"
@@ -38,8 +36,6 @@ class RunDatabase:
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute("PRAGMA synchronous = NORMAL")
             self._make_tables()
-            with self._unreadable():
-                refuse_missing_columns(self._database)
         except BaseException:
             self._database.close()
             raise
@@ -70,19 +66,15 @@ class RunDatabase:
         return str(row[0])
 
     def _refuse_what_cannot_be_added_to(self) -> None:
-        version = version_of(self._database)
-        refuse_newer(self.folder, version)
-        refuse_programs(self._database)
-        refuse_older(self.folder, version)
+        refuse_other_format(self.folder, self._database)
         (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(shortened(found, 200))
 
     def _make_tables(self) -> None:
-        """Make the tables of the present version, or migrate older ones to it."""
+        """Make the tables where there are none."""
         with self._transaction() as database:
             database.execute("BEGIN IMMEDIATE")
-            migrate(database, version_of(database), "main")
             for statement in SCHEMA:
                 database.execute(statement)
             database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -1,8 +1,6 @@
 """The tables of run.sqlite: what happened in a run, per round and per client.
 
-These are the tables of the present version. `migrations.py` leads older databases to them.
-A change here needs a migration; the first one after a release also a new SCHEMA_VERSION and fixtures of
-that release (`tests/runs/fixtures`).
+A database of another format is refused: the first change after a release needs a new SCHEMA_VERSION.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ TABLES_BY_ROUND = (
     "sums",
 )
 
-# One statement each. `structure.py` accepts plain columns, keys and indexes, and nothing else.
+# One statement each.
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS facts (  -- about the whole run; values are JSON
     key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID""",

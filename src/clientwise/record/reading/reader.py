@@ -15,7 +15,6 @@ from ...registry import suggest
 from ..database import reading, time_limit
 from ..facts import BEST_OF_LANE, NEEDED, RunFacts
 from ..lock import is_locked
-from ..migrations import refuse_older, version_of
 from ..schema import DATABASE
 from .frames import FRAMES, FrameName
 from .rows import BestRow, LaneProgress, LaneRow
@@ -244,7 +243,7 @@ class RunReader:
     # Opening ------------------------------------------------------------------------------------
 
     def _refuse_other_folders(self) -> None:
-        """RunError for what is not a run folder, or one that is too old."""
+        """RunError for what is not a run folder, or one of another format."""
         try:
             is_folder = self.folder.is_dir()
             has_database = (self.folder / DATABASE).exists()
@@ -256,8 +255,8 @@ class RunReader:
             if is_locked(self.folder):
                 raise NotBegunError(f"{self.folder}: the run is just beginning")
             raise RunError(f"{self.folder}: not a run of clientwise (it has no {DATABASE})")
-        with time_limit(MOST_SECONDS), reading(self.folder) as database:
-            refuse_older(self.folder, version_of(database))
+        with time_limit(MOST_SECONDS), reading(self.folder):
+            pass  # opening it looks at its format
 
     def _read_facts(self) -> RunFacts:
         try:
