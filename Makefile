@@ -77,8 +77,8 @@ test-deploy: .venv/ready
 test-experiments: .venv/ready
 	$(PYTEST) -m experiments tests/test_experiments.py
 
-# Thousands of hostile configs, files, updates and run folders, in processes with limits of time and
-# memory; killed processes, and many readers of a live run. At most ten minutes on two idle cores.
+# Thousands of hostile configs, files and updates, in processes with limits of time and memory; killed
+# processes. At most ten minutes on two idle cores.
 FIRE := $$(grep -rl --include='*.py' 'mark\.fire' tests)
 test-fire: .venv/ready
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
