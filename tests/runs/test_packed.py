@@ -74,7 +74,7 @@ def as_rows(folder: Path, copy: Path) -> Path:
     """A copy of a run with rows in place of packed columns."""
     shutil.copytree(folder, copy)
     with closing(sqlite3.connect(copy / DATABASE)) as database, database:
-        packed._add_callbacks(database, lambda: False)
+        packed._add_callbacks(database)
         columns = packed._columns(database)
         clients = f"{packed._clients(database)} WHERE p.client IS NULL"
         database.execute(f"INSERT INTO participants SELECT {columns} FROM ({clients})")
@@ -286,13 +286,6 @@ def test_other_columns_of_participants_are_damage(copied: Path, statement: str) 
         database.execute(f"ALTER TABLE participants {statement}")
     with pytest.raises(RunError, match="its database cannot be read"):
         RunFolder(copied).participants(METHOD, 1, 2)
-
-
-def test_reading_stops_before_the_next_column_when_it_is_late(large: Path) -> None:
-    with closing(sqlite3.connect(large / DATABASE)) as database:
-        packed.unpack_for_reading(database, lambda: True)
-        with pytest.raises(sqlite3.OperationalError):
-            database.execute("SELECT COUNT(*) FROM participants").fetchone()
 
 
 def test_a_reader_sees_the_rounds_that_there_were_when_it_began(

@@ -1,15 +1,13 @@
-"""Open the database of a run for reading: with limits of time and size, and nothing is ever written to the file.
+"""Open the database of a run for reading; nothing is ever written to the file.
 
 It has to be a regular file in its folder, of the present format.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import sqlite3
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
@@ -19,26 +17,11 @@ from ..errors import RunError
 from .packed import unpack_for_reading
 from .schema import DATABASE, SCHEMA_VERSION
 
-LONGEST = 2**24  # bytes of a value
-STEPS = 500_000  # of SQLite's machine between two looks at the time
 # What a damaged file raises; the second where SQLite's message quotes the damaged bytes.
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
-# The processor time of this thread at which reading stops.
-_until: ContextVar[float] = ContextVar("_until", default=math.inf)
 # The databases that this thread is reading.
 _open: ContextVar[dict[Path, sqlite3.Connection]] = ContextVar("_open")
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Limit the processor time of this thread for what is read within; a RunError ends it."""
-    end = time.thread_time() + seconds
-    before = _until.set(min(_until.get(), end))
-    try:
-        yield
-    finally:
-        _until.reset(before)
 
 
 @contextmanager
@@ -48,8 +31,6 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     Nested calls for the same folder share one connection: opening and checking a database takes
     longer than most queries.
     """
-    if _is_late():
-        raise RunError(f"{folder}: its database takes too long to read")
     try:
         already_open = _open.get({})
         if folder in already_open:
@@ -64,10 +45,7 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.ProgrammingError:
         raise
     except (*DAMAGE, OSError) as error:
-        reason = str(error)
-        if reason == "interrupted":
-            reason = "it takes too long"
-        raise RunError(f"{folder}: its database cannot be read ({reason})") from None
+        raise RunError(f"{folder}: its database cannot be read ({error})") from None
 
 
 def refuse_other_format(folder: Path, database: sqlite3.Connection) -> None:
@@ -97,12 +75,10 @@ def _connect(folder: Path) -> sqlite3.Connection:
     refuse_links(folder)
     database = sqlite3.connect(_address(folder), uri=True)
     try:
-        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-        database.set_progress_handler(_is_late, STEPS)
         database.execute("PRAGMA temp_store = MEMORY")
         database.execute("BEGIN")  # all queries see the rounds that there are now
         refuse_other_format(folder, database)
-        unpack_for_reading(database, _is_late)
+        unpack_for_reading(database)
     except BaseException:
         database.close()
         raise
@@ -121,7 +97,3 @@ def _address(folder: Path) -> str:
 def _has_log(path: Path) -> bool:
     log = path.with_name(path.name + "-wal")
     return log.exists() and log.stat().st_size > 0
-
-
-def _is_late() -> bool:
-    return time.thread_time() > _until.get()

@@ -19,7 +19,6 @@ from .schema import DATABASE
 if TYPE_CHECKING:
     from ..core.objective.problem import Problem
 
-LONGEST_OF_ORIGIN = 2**29  # bytes
 BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggregator` recorded
 BEST_OF_LANE = "best of lane "  # before the lane's number: a fact that is a `BestRow`
 FLOAT_BYTES = 4
@@ -147,8 +146,6 @@ def _unchanged(folder: Path) -> Iterator[sqlite3.Connection]:
     log = path.with_name(f"{DATABASE}-wal")
     if log.exists() and log.stat().st_size > 0:
         with reading(folder) as database:
-            # The origin of a million clients is longer than what is read of runs of others.
-            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_OF_ORIGIN)
             yield database
         return
     uri = f"{path.resolve().as_uri()}?immutable=1"
