@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-cpus test-required test-again test-slow test-fire test-fire-quick test-flower test-flower-versions test-gpu test-netns
 .PHONY: test-deploy test-experiments test-pythons lint docs site dist reproduction devices claim board
-.PHONY: bench bench-quick bench-history bench-gpu bench-peers clean
+.PHONY: bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/demo
 	$(BIN)/clientwise demo
@@ -173,11 +173,6 @@ bench-quick: .venv/ready  # ratios, under a minute
 # What needs a GPU skips without one: every mode of training, every method, every attack.
 test-gpu: .venv/ready
 	$(PYTEST) tests/engine tests/test_gpu.py
-
-# The same ratios of earlier commits, added to benchmarks/history.csv: make bench-history COMMITS="v0.2.0 HEAD"
-COMMITS ?= HEAD
-bench-history: .venv/ready
-	$(BIN)/python benchmarks/history.py $(COMMITS)
 
 bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py
