@@ -508,7 +508,6 @@ NOT_OURS = {
         "note != before.get('bounds', {}).get('note')",
     ): "a user's note",
     ("experiment/checks/trial.py", "'does not require grad' in reason"): "an error of PyTorch",
-    ("record/database.py", "reason == 'interrupted'"): "an error of SQLite",
 }
 
 

@@ -208,7 +208,6 @@ def test_commands_that_read_runs_import_nothing_slow(runs: Path) -> None:
         ["show", "matrix"],
         ["runs", "."],
         ["diff", "one", "two"],
-        ["note", "two", "a note", "--tag", "thesis"],
         ["report", "one"],
         ["report", "one", "two"],
         ["report", "matrix"],

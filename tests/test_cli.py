@@ -97,8 +97,8 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
 def test_a_run_is_found_compared_and_taken_away(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 1, "methods": ["FedAvg"]}
     cw.run(tiny, tmp_path / "runs" / "one")
-    cw.run(tiny | {"training": {"learning_rate": 0.2}}, tmp_path / "runs" / "two")
-    clientwise("note", "runs/two", "a larger rate", "--tag", "thesis", cwd=tmp_path)
+    noted = {"note": "a larger rate", "tags": ["thesis"]}
+    cw.run(tiny | noted | {"training": {"learning_rate": 0.2}}, tmp_path / "runs" / "two")
     listed = clientwise("runs", "--with", "thesis", cwd=tmp_path)
     assert "larger" in listed
     assert not re.search(r"\bone\b", listed)

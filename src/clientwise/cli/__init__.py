@@ -21,7 +21,6 @@ from .parts import data, list_parts, schema
 from .predict import predict
 from .results import (
     diff,
-    note,
     report,
     runs,
     show,
@@ -47,7 +46,6 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "show": show,
     "runs": runs,
     "diff": diff,
-    "note": note,
     "report": report,
     "counterfactual": counterfactual,
     "export": export,

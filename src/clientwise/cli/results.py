@@ -1,4 +1,4 @@
-"""Look at runs: `clientwise show`, `runs`, `diff`, `note`, `report`."""
+"""Look at runs: `clientwise show`, `runs`, `diff`, `report`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .console import (
     print_lines,
     writing_to,
 )
-from .options import NamedRunArgument, RunArgument
+from .options import RunArgument
 
 if TYPE_CHECKING:
     from ..record.reading.folder import RunFolder
@@ -144,24 +144,6 @@ def diff(
         out.print(plain_table(found, found.title))
     else:
         out.print(found.note)
-
-
-def note(
-    folder: NamedRunArgument,
-    text: Annotated[str | None, typer.Argument(help="The note.", show_default=False)] = None,
-    tags: Annotated[
-        list[str] | None, typer.Option("--tag", help="A word to find the run by.")
-    ] = None,
-) -> None:
-    """Add a note and tags to a run; `clientwise runs` lists them.
-
-    Example: clientwise note runs/mine "larger learning rate" --tag thesis
-    """
-    from ..experiment.running.folders import annotate
-
-    if text is None and not tags:
-        fail("write a note, or --tag and a word")
-    annotate(folder, text, tags)
 
 
 def report(

@@ -74,7 +74,7 @@ def config_so_far(folder: Path) -> Experiment | None:
     if table.get("plugins", []) != written.plugins:  # only plugins of the file are imported
         raise _edited(path, ["plugins"])
     table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
-    table |= {"note": written.note, "tags": written.tags}  # which `clientwise note` changes
+    table |= {"note": written.note, "tags": written.tags}  # which may be edited
     recorded = _recorded_experiment(folder, table)
     found = [one.sentence for one in refused_differences(recorded, written)]
     found += _removed(recorded, written)
