@@ -443,7 +443,7 @@ def test_damaged_runs_and_unwritable_places_are_one_line(config: Path, tmp_path:
     for sql, reason in (
         ("UPDATE rounds SET notes = 'not json'", "damaged"),
         ("UPDATE facts SET value = 'not json'", "damaged"),
-        ("PRAGMA user_version = 99", "newer version"),
+        ("PRAGMA user_version = 99", "another version"),
     ):
         with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as database, database:
             database.execute(sql)
