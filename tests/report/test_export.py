@@ -49,7 +49,7 @@ from clientwise.report.output.export import (
     write_report,
 )
 from clientwise.report.output.figures import draw, draw_into, draw_mark
-from clientwise.report.output.html import write_html
+from clientwise.report.output.html import to_json, write_html
 from clientwise.report.output.paper import PAGE, draw_for_print, tell_apart
 from clientwise.report.output.plotly import traces_and_layout
 from clientwise.report.series import DASHES
@@ -381,3 +381,14 @@ def test_reports_of_several_runs_carry_their_audits(tmp_path: Path) -> None:
     found = carried(write_html(overview(runs), audits(runs), tmp_path / "both.html"))
     assert "shown: online" in json.dumps(found["document"])
     assert "shown~2|online|1|5" in found["audits"]["round"]
+
+
+def test_a_report_cannot_be_broken_out_of(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><!--"
+    document = Document(evil, [evil], [])
+    audits = {"round": {f"{evil}|1|1": document}}
+    text = write_html(document, audits, tmp_path / "new" / "report.html").read_text()
+    assert evil not in text
+    assert text.count("<script") == 4  # document, audits, Plotly, the page itself
+    written = json.loads(to_json({"a": [float("nan"), 1.5, (float("inf"),)]}))
+    assert written == {"a": [None, 1.5, [None]]}

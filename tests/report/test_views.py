@@ -23,7 +23,7 @@ from clientwise.record.lock import locked
 from clientwise.record.writer import Store
 from clientwise.report import run_list, sections, views
 from clientwise.report.audit.round_audit import audit
-from clientwise.report.document import Chart
+from clientwise.report.document import Chart, text_of
 from clientwise.report.marks import COLOURS, FAINT, Bars, Lines
 from clientwise.report.output.figures import draw
 from clientwise.report.output.page_json import as_json
@@ -35,7 +35,6 @@ from clientwise.report.output.terminal import (
 )
 from clientwise.report.sections.curves import head_chart
 from clientwise.report.series import series_of
-from clientwise.report.server.served_runs import progress
 from clientwise.report.statistics import (
     Contingency,
     Difference,
@@ -79,7 +78,6 @@ def test_a_run_is_called_by_its_name_and_its_rounds_are_counted_once(shown: cw.R
         5,
         [1, 2, 3],
     )  # not 45, though three methods ran with three seeds
-    assert progress(shown.folder, "").status == "finished, 5 rounds"
 
 
 def test_what_is_not_federated_has_no_weights(tmp_path: Path) -> None:
@@ -544,10 +542,7 @@ def test_the_list_of_runs_says_why_one_cannot_be_read(shown: cw.Run, tmp_path: P
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.sqlite").write_bytes(b"not a database at all" * 100)
     folders = [shown.folder, tmp_path / "foreign", tmp_path / "damaged"]
-    document = as_json(
-        run_list.runs_document([run_list.run_row(folder, folder.name) for folder in folders])
-    )
-    rows = texts(items(document)["runs"])
+    rows = [[text_of(cell) for cell in run_list.run_row(one, one.name)] for one in folders]
     by_name = {row[0]: row for row in rows}
     assert (by_name["shown"][1], by_name["shown"][6]) == ("finished", "45 of 45")
     assert "not a run of clientwise" in by_name["foreign"][-1]

@@ -128,9 +128,16 @@ def test_small_runs_have_no_sums(tmp_path: Path) -> None:
 def steps_of_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many steps SQLite takes for the page of a run, in hundreds."""
     seen = []
-    monkeypatch.setattr(database, "STEPS", 100)
-    monkeypatch.setattr(database, "_is_late", lambda: bool(seen.append(1)))
-    overview([RunFolder(folder)])
+    connect = database._connect
+
+    def counting(folder: Path) -> sqlite3.Connection:
+        connection = connect(folder)
+        connection.set_progress_handler(lambda: bool(seen.append(1)), 100)
+        return connection
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_connect", counting)
+        overview([RunFolder(folder)])
     return len(seen)
 
 

@@ -318,7 +318,7 @@ class RoundReader(RunReader):
         max_points: int | None,
     ) -> list[Row]:
         """A column of `rounds` where it has a value, thinned before it is checked."""
-        rows = self._limited(
+        rows = self._fetch(
             f"""SELECT round_num, {column} FROM rounds
                 WHERE lane = ? AND {column} IS NOT NULL ORDER BY round_num""",
             self.lane(method, seed),

@@ -38,7 +38,7 @@ class MachineRow(NamedTuple):
 
     date: str  # "" where it is not known
     rounds: int  # done by then, in all lanes
-    facts: dict[str, str]  # by name; those of 0.2.0 are few
+    facts: dict[str, str]  # by name
 
 
 def changed_facts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -182,10 +182,7 @@ class WeightReader(RunReader):
         seed: int,
         max_points: int | None = None,
     ) -> list[tuple[int, float]]:
-        """(round, influence of all hostile clients together).
-
-        Of clients without rows, version 0.2.0 recorded the weight.
-        """
+        """(round, influence of all hostile clients together)."""
         rows = self._rows(
             tuple[int, float],
             f"""SELECT round_num, COALESCE(

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -34,7 +35,7 @@ from .html import write_html
 from .latex import as_latex
 from .paper import COLUMN, draw_for_print
 
-MAX_AUDITED_ROUNDS = 40  # per method and seed; `clientwise serve` shows all of them
+MAX_AUDITED_ROUNDS = 40  # per method and seed
 MAX_AUDITED_CLIENTS = 100
 MAX_CARRIED_SEEDS = 20
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a text begins that a spreadsheet computes
@@ -75,10 +76,10 @@ def _read(runs: Sequence[RunFolder]) -> tuple[Document, dict[str, dict[str, Docu
         for run in runs:
             stack.enter_context(reading(run.folder))
         document = overview(runs)
+        seeds = (document.seeds or ())[:MAX_CARRIED_SEEDS]
         carried = audits(runs)
-        seeds = document.seeds or ()
-        carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
-    return document, carried
+        carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:]}
+    return replace(document, seeds=seeds), carried
 
 
 @contextmanager
