@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ...registry import needs
 from ..aggregation.robust import combine
-from ..seeding import derive_seed
-from ..types import Evaluation, Gathered, Posterior
+from ..types import Gathered, Posterior
 from .history import larger, look_back
 from .page import PageTest, StandardErrors, Strength, moved
 from .protocol import EVIDENCE, Evidence

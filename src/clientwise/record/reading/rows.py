@@ -222,13 +222,17 @@ class ClientSizes(NamedTuple):
 
 
 class LoweredRow(NamedTuple):
-    """The effect of evidence on a client up to a round."""
+    """The effect of evidence on a client up to a round; see `ParticipantRow`."""
 
     client: int
     # Its weight was lowered in every round from this one on; None: not in the last one.
     since: int | None
-    harmful: int | None  # the last round in which evidence was significant against it
-    z: float | None  # in that round
+    last: int | None  # the last round in which evidence was significant against it
+    z: float | None  # in that round, like the rest
+    harm: float | None
+    harm_error: float | None
+    history_z: float | None
+    change: float | None  # of the held-out loss by the round
 
 
 class FalseAlarms(NamedTuple):

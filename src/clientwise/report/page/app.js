@@ -76,7 +76,7 @@ function fileSource(content) {
       const key = [method, seed, number].join("|");
       const found = (await carried())[kind]?.[run ? `${run}|${key}` : key];
       if (found) return found;
-      throw new Refusal("This audit is not in this file; `clientwise serve` has all audits.");
+      throw new Refusal("This file has the last round and rounds with refusals; `clientwise show --round` has all.");
     },
   };
 }
