@@ -76,7 +76,7 @@ def test_drawn_clients_weigh_the_same_and_the_record_can_be_recomputed(
         assert found.rounds == 12
         assert not found.faults
     text = str(audit_round(RunFolder(tmp_path / "0"), "drawn", 1, 12))
-    assert "equal weights, since clients were drawn by their score" in text
+    assert "Clients were drawn by their score, so their weights are equal." in text
 
 
 def test_the_equal_mean_is_that_of_uniform_weights(config: dict[str, Any], tmp_path: Path) -> None:

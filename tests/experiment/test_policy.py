@@ -55,7 +55,11 @@ def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
     page = audit_round(RunFolder(folder), "A", 1, 2)
     assert "cap 40%, floor 5%; rural: floor 50% together; 0: cap 30%" in page.lead[0]
     labels = [column.label for column in page.sections[0].items[1].columns]
-    assert {"dataset_size, claimed", "model_divergence, measured"} <= {*labels}
+    assert {"dataset_size", "model_divergence"} <= {*labels}
+    assert (
+        "Claimed by clients: dataset_size. Measured by the server: model_divergence."
+        in page.lead[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +116,7 @@ def test_a_newcomer_is_capped_until_its_probation_ends(tmp_path: Path) -> None:
     assert found[:2] == pytest.approx([0.01, 0.01])
     assert found[2] > 0.02
     moved = audit_round(RunFolder(folder), "A", 1, 1).sections[0].items[2]
-    assert "to the cap of 1% on probation" in moved.rows[0][1]
+    assert "The cap of 1% for newcomers lowers the weight from" in moved.rows[0][1]
     # A run that is interrupted goes on with the same probation.
     short = cw.run(config({"probation": probation}) | {"rounds": 1}, tmp_path / "short")
     cw.run(config({"probation": probation}), short, resume=True)
@@ -135,7 +139,10 @@ def test_a_policy_changes_with_a_note_only(tmp_path: Path) -> None:
     assert max(weights(folder, 4).values()) > 0.3
     run = RunFolder(folder)
     assert "cap 30%" in audit_round(run, "A", 1, 3).lead[0]
-    assert f"cap 50%. Bounds since round 4: {note}." in audit_round(run, "A", 1, 5).lead[0]
+    assert (
+        f"Bounds since round 4: cap 50%. Reason for the bounds: {note}."
+        in audit_round(run, "A", 1, 5).lead[0]
+    )
     with pytest.raises(RunError, match=r"bounds\.cap"):  # the same note explains no other change
         cw.run(config({"cap": 0.6, "note": note}, rounds=6), folder, resume=True)
     other = merge(changed, {"training": {"epochs": 2}})

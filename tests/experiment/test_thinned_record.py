@@ -22,6 +22,7 @@ from clientwise.experiment.running.recompute import recompute
 from clientwise.record.reading.folder import RunFolder
 from clientwise.record.signed.keys import make_private_key
 from clientwise.record.signed.verify import verify
+from clientwise.report.audit.explanation import explain
 from clientwise.report.audit.round_audit import audit
 from clientwise.report.statement import statement
 
@@ -130,8 +131,11 @@ def test_every_changed_sum_is_found(
 def test_the_audit_says_what_is_left_out(runs: tuple[RunFolder, RunFolder]) -> None:
     full, thin = runs
     assert "rows of 5 of 20 participants" in audit(thin, "sums", 1, 1).notes[-1]
-    assert not audit(thin, "sums", 1, 1).what_if
-    assert audit(full, "sums", 1, 1).what_if
+    whole = {one.client: one for one in explain(full, "sums", 1, 1)}
+    for one in explain(thin, "sums", 1, 1):
+        assert one.equal_share == whole[one.client].equal_share
+        for own in one.criteria:  # the mean of a few is not that of all
+            assert (own.mean, own.is_constant) == (None, False)
 
 
 def test_a_site_without_rows_gets_no_statement(

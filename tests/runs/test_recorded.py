@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def test_a_config_as_typed_values() -> None:
     assert (method.before, method.has_rule) == ((Part("clip", {"times": 1.0}),), True)
     other = config.method("B")
     assert other is not None
-    assert (other.score, other.bounds, other.threshold, other.has_rule) == (None, None, 0.0, False)
+    assert (other.score, other.bounds, other.threshold, other.has_rule) == (None, None, inf, False)
     assert config.method("C") is None
 
 

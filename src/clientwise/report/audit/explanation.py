@@ -147,25 +147,32 @@ class Explanation:
 
     @property
     def cause(self) -> Cause:
-        """What moved its share farthest from an equal one, as a factor."""
+        """What moved its share most, as a factor; a bound that it reached takes the place of all before it."""
         if self.refusal is not None or self.prior is None or self.weight is None:
             return "refused"
-        steps = {"criteria": (self.equal_share, self.prior)}
+        steps: dict[Cause, tuple[float, float]] = {"criteria": (self.equal_share, self.prior)}
         if self.evidence is not None:
-            raised = "other clients" if self.evidence.is_test else "evidence"
-            lowered = "evidence" if self.is_significant or not self.evidence.is_test else ""
-            before = self.evidence.before
             after = self.evidence.after * self.copies
-            name = (lowered or "past evidence") if self.is_lowered else raised
-            steps[name] = (before, after)
+            steps[self._cause_of_evidence(self.evidence)] = (self.evidence.before, after)
             steps["copies"] = (after, self.evidence.after)
+        usual: Cause = "nothing"
         if self.bound is not None:
+            if self.bound.limit is not None:
+                steps = {}
+                usual = "bounds"
             steps["bounds"] = (self.bound.before, self.weight)
         if self.influence is not None:
             steps["rule" if self.clipped is None else "clipping"] = (self.weight, self.influence)
         factors = {name: _factor(*step) for name, step in steps.items()}
         largest = max(factors, key=lambda name: factors[name])
-        return largest if factors[largest] > math.log1p(NOTABLE) else "nothing"  # type: ignore[return-value]
+        return largest if factors[largest] > math.log1p(NOTABLE) else usual
+
+    def _cause_of_evidence(self, found: Evidence) -> Cause:
+        if not found.is_test:
+            return "evidence"
+        if not self.is_lowered:
+            return "other clients"
+        return "evidence" if self.is_significant else "past evidence"
 
     # ---------------------------------------------------------------- sentences
 

@@ -150,7 +150,7 @@ def audit_columns(found: Audit) -> Iterator[Column[Participant]]:
     yield Column("client", lambda one: _linked_client(found, one))
     yield Column("reason", _brief_reason, numeric=False)
     for stage in found.stages:
-        yield Column(stage.label, partial(_at_stage, stage))
+        yield Column(stage.label, partial(_at_stage, stage), is_secondary=stage.is_secondary)
     for criterion in found.criteria:
         yield Column(criterion, partial(_measured, criterion))
 

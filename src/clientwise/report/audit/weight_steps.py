@@ -18,6 +18,7 @@ class Stage:
     label: str
     value: Callable[[Weighed], float | None]
     text: Callable[[float | None], str] = percent_of
+    is_secondary: bool = False  # left out of a terminal that has no room
     mover: str = ""  # what turns the share before into this one; empty for the criteria
 
     @property
@@ -33,9 +34,14 @@ class Stage:
 
 SCORE = Stage("score", lambda row: row.score, lambda value: number(value, 4))
 PRIOR = Stage("weight by criteria", lambda row: row.prior)
-HARM = Stage("harm", lambda row: row.harm, lambda value: number(value, 4))
+HARM = Stage(
+    "harm",
+    lambda row: row.harm,
+    lambda value: "–" if value is None else f"{value:.2g}",
+    is_secondary=True,
+)
 Z = Stage("z", lambda row: row.z, lambda value: number(value, 1))
-HISTORY_Z = Stage("history z", lambda row: row.history_z, lambda value: number(value, 1))
+HISTORY_Z = replace(Z, label="history z", value=lambda row: row.history_z, is_secondary=True)
 POSTERIOR = Stage("weight after evidence", lambda row: row.posterior, mover="evidence")
 WEIGHT = Stage("weight", lambda row: row.weight, mover="evidence")
 BOUNDED = replace(WEIGHT, label="weight within bounds", mover="bounds")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from ...errors import RunError
+from ...record.database import reading
 from ...record.reading.folder import RunFolder
 from ...record.reading.rows import ClientRoundRow, ClientRow
 from ...registry import suggest
@@ -55,6 +56,13 @@ def why_weight(
         round_num: the round; None is the last one in which the client took part.
         details: whether to add how weights are computed, with all parameters, and notes on the round.
     """
+    with reading(run.folder):  # once for all queries
+        return _why_weight(run, client, method, seed, round_num, details)
+
+
+def _why_weight(
+    run: RunFolder, client: str | int, method: str, seed: int, round_num: int | None, details: bool
+) -> str:
     found = why(run, client, method, seed, round_num)
     row = _find(run, client, seed)
     rounds = run.client_rounds(method, seed, row.client)
