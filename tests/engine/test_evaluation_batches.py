@@ -64,7 +64,7 @@ def evaluated(
     data = FederatedData.from_clients([own], [own])
     module = make()
     device = DeviceExecutor(data.samples, module, torch.device("cpu"), workers=1)
-    job = EvaluateJob.of(data.test, [0])
+    job = EvaluateJob.of(data.test, [0], data.samples.problem)
     spread = torch.linspace(0.9, 1.1, models)[:, None]
     batches: list[int] = []
     original = type(data.samples.problem).judge

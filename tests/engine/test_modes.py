@@ -478,7 +478,7 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
         torch.testing.assert_close(again, list(evaluate(models)))
         assert len(graphs) == expected
     for limit in ("LARGE", "MAX_GRAPHS", ""):  # too much to keep, too many, too many samples
-        anew = EvaluateJob(job.indices, job.targets, job.owner, job.sizes)
+        anew = EvaluateJob(job.indices, job.targets, job.owner, job.sizes, job.problem)
         with monkeypatch.context() as limited:
             if limit:
                 limited.setattr(stacked_evaluate, limit, 0)

@@ -250,7 +250,7 @@ def test_labels_and_masks_are_counted_as_they_were_sent(problem: Problem) -> Non
         targets = torch.randint(0, 3, (4, 5, 5), generator=random).byte()
         outputs = torch.randn(2, 4, 3, 5, 5, generator=random)
     losses, values, counts = problem.judge(outputs, targets)
-    job = EvaluateJob(torch.arange(4), targets, torch.zeros(4).long(), torch.tensor([4]))
+    job = EvaluateJob(torch.arange(4), targets, torch.zeros(4).long(), torch.tensor([4]), problem)
     sent = problem.evaluation((losses.double(), values.double(), counts), job)
     pixels = problem.values_per_sample(targets.shape[1:])
 

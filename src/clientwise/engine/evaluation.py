@@ -41,13 +41,13 @@ def evaluate_batches(
     samples: Samples,
     indices: Tensor,
     targets: Tensor,
+    problem: Problem,
     at_once: int,
 ) -> EvaluateResult:
     """How `count` models do, in large batches that know no borders between holders.
 
     `forward` takes inputs [B, ...] to outputs [count, B, ...]. See `samples_at_once`.
     """
-    problem = samples.problem
     size = max(1, min(at_once // count, 4 * BATCH))  # the inputs of a pass are there only once
     batches = []
     for some, truth in zip(torch.split(indices, size), torch.split(targets, size), strict=True):
@@ -61,12 +61,12 @@ def joined(results: Sequence[EvaluateResult]) -> EvaluateResult:
     return EvaluateResult(*(torch.cat(kind) for kind in zip(*results, strict=True)))
 
 
-def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob, problem: Problem) -> Evaluation:
+def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob) -> Evaluation:
     """The results, part after part of the job, by holder: summed on the CPU, where the order of a sum is fixed."""
     parts = [EvaluateResult(*fetched(part)) for part in parts]
     losses, values = (torch.cat([part[kind] for part in parts], 1).double() for kind in (0, 1))
     counts = torch.stack([part.counts for part in parts]).sum(0)
-    return problem.evaluation((losses, values, counts), job)
+    return job.problem.evaluation((losses, values, counts), job)
 
 
 def fetched(values: Sequence[Tensor]) -> list[Tensor]:

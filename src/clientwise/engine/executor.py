@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.objective.loss import Loss
+from ..core.objective.problem import Problem
 from ..core.optimizers import is_elementwise, part_of
 from ..core.types import FLOAT_BYTES, Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
@@ -109,7 +110,9 @@ class Backend(Protocol):
         """Every client of the job."""
         ...
 
-    def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
+    def evaluate(
+        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
+    ) -> EvaluateResult:
         """Every model [c, d] on some samples."""
         ...
 
@@ -340,26 +343,28 @@ class DeviceExecutor:
 
     def evaluate(self, models: Tensor, job: EvaluateJob) -> Evaluation:
         """See `Executor`; the samples are divided among the workers."""
-        models, problem = models.to(self.device), self.samples.problem
+        models = models.to(self.device)
 
         def evaluate(models: Tensor) -> EvaluateResult:
-            return self._evaluate(models, job.indices, job.targets)
+            return self._evaluate(models, job.indices, job.targets, job.problem)
 
         if self.device.type == "cuda" and self.mode == "stacked":
             found = evaluate_by_graph(job, models, evaluate, self._evaluated)
-            return summarise([found], job, problem)
+            return summarise([found], job)
         if self.workers == 1:
-            return summarise([evaluate(models)], job, problem)
+            return summarise([evaluate(models)], job)
         part = max(SMALL_PART, -(-len(job.indices) // self.workers))
         parts = zip(torch.split(job.indices, part), torch.split(job.targets, part), strict=True)
-        results = [self._pool.submit(self._evaluate, models, *some) for some in parts]
-        return summarise([result.result() for result in results], job, problem)
+        results = [self._pool.submit(self._evaluate, models, *some, job.problem) for some in parts]
+        return summarise([result.result() for result in results], job)
 
-    def _evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
+    def _evaluate(
+        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
+    ) -> EvaluateResult:
         worker = self._worker()
         stacked = self._evaluates_stacked and (len(models) > 1 or self._has_convolutions)
         backend: Backend = worker.stacked if stacked else worker.loop
-        return backend.evaluate(models, indices, targets)
+        return backend.evaluate(models, indices, targets, problem)
 
     def _worker(self) -> _Worker:
         worker: _Worker = getattr(self._own, "worker", self._alone)

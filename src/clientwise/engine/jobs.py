@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.objective.loss import Loss
+from ..core.objective.problem import Problem
 from ..core.types import LocalTraining
 from ..data.federated import Holdings
 
@@ -128,14 +129,15 @@ class EvaluateJob:
     targets: Tensor  # [N, ...]
     owner: Tensor  # [N] on the CPU
     sizes: Tensor  # [K] samples of each holder
+    problem: Problem  # by which they are judged
     # CUDA graphs by number of models; None: as many were evaluated once, without a graph.
     graphs: dict[int, Callable[[Tensor], EvaluateResult] | None] = field(default_factory=dict)
 
     @staticmethod
-    def of(held: Holdings, holders: Sequence[int]) -> EvaluateJob:
+    def of(held: Holdings, holders: Sequence[int], problem: Problem) -> EvaluateJob:
         """All samples of some holders."""
         indices, targets, owner = held.gather(holders)
-        return EvaluateJob(indices, targets, owner, held.sizes[list(holders)])
+        return EvaluateJob(indices, targets, owner, held.sizes[list(holders)], problem)
 
     @cached_property
     def targets_on_cpu(self) -> Tensor:

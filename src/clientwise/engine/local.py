@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..core.clock import Clock
 from ..core.criteria import HONEST, ClientFacts, measure_clients
+from ..core.objective.problem import Problem
 from ..core.seeding import client_keys
 from ..core.types import (
     Evaluation,
@@ -108,15 +109,18 @@ class LocalEngine:
         self.variates = ControlVariates(
             self.num_clients, self.initial_model, self.spec.num_parameters
         )
+        # The samples that the server weighs by say nothing about classes that they lack
+        weigh = self.data.weigh
+        self._known = self.problem.on(weigh.targets) if weigh is not None else self.problem
         self._server_jobs = {
-            "weigh": _job_of_all(self.data.weigh),
-            "report": _job_of_all(self.data.report),
-            "triggered": _job_of_all(self.data.triggered),
+            "weigh": _job_of_all(weigh, self._known),
+            "report": _job_of_all(self.data.report, self.problem),
+            "triggered": _job_of_all(self.data.triggered, self.problem),
         }
 
     @functools.cached_property
     def _all_tests(self) -> EvaluateJob:
-        return EvaluateJob.of(self.data.test, range(self.num_clients))
+        return EvaluateJob.of(self.data.test, range(self.num_clients), self.problem)
 
     @property
     def frozen(self) -> str:
@@ -356,7 +360,7 @@ class LocalEngine:
 
     def _losses_before_training(self, clients: Sequence[int], model: Tensor) -> Tensor:
         """Of `model` [d] on the training samples of each client [n]; 0 without samples."""
-        job = EvaluateJob.of(self._held, clients)
+        job = EvaluateJob.of(self._held, clients, self.problem)
         return self.executor.evaluate(model[None], job).losses[0]
 
     def train_server(self, models: Tensor, task: Task) -> Tensor:
@@ -375,7 +379,7 @@ class LocalEngine:
             training=replace(
                 task.training, control_variates=False, sample_clip=None, sample_noise=None
             ),
-            losses=[task.loss] * count,
+            losses=[task.loss.without(self._known.missing)] * count,
         )
         (result,) = self.executor.train([job])
         if isinstance(result, Exception):
@@ -397,7 +401,7 @@ class LocalEngine:
             sizes=torch.tensor([len(group) for group in groups]),
             keys=client_keys(self.seed, "server training", 0, [0] * len(groups)),
             training=GRADIENT_STEP,
-            losses=[self.problem.loss] * len(groups),
+            losses=[self._known.known_loss] * len(groups),
             as_evaluated=True,
         )
         (stepped,) = self.executor.train([job])
@@ -410,7 +414,7 @@ class LocalEngine:
         if isinstance(client_ids, range) and client_ids == range(self.num_clients):
             job = self._all_tests
         else:
-            job = EvaluateJob.of(self.data.test, client_ids)
+            job = EvaluateJob.of(self.data.test, client_ids, self.problem)
         return self.executor.evaluate(models, job)
 
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
@@ -463,8 +467,8 @@ def _noise_names(clients: Sequence[int], model: Tensor, task: Task) -> list[str]
     return [f"local noise/{client}/{request}" for client in clients]
 
 
-def _job_of_all(held: Holdings | None) -> EvaluateJob | None:
-    return EvaluateJob.of(held, range(len(held))) if held else None
+def _job_of_all(held: Holdings | None, problem: Problem) -> EvaluateJob | None:
+    return EvaluateJob.of(held, range(len(held)), problem) if held else None
 
 
 def _label_counts(train: Holdings, num_classes: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..core.objective.loss import Loss
+from ..core.objective.problem import Problem
 from ..core.optimizers import is_elementwise
 from ..core.seeding import mixed, seeded_default_generator, standard_normal
 from ..core.transforms import TRANSFORMS, applied
@@ -253,14 +254,16 @@ class LoopBackend:
         shaped = zip(torch.split(mean, sizes), self._parameters, strict=True)
         return torch.stack(losses).mean(), tuple(part.view_as(one) for part, one in shaped)
 
-    def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
+    def evaluate(
+        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
+    ) -> EvaluateResult:
         """Model after model."""
         self._flat.module.eval()
         results = []
         for model in models:
             self._flat.load(model)
             found = evaluate_batches(
-                self._forward, 1, self._samples, indices, targets, self._evaluated
+                self._forward, 1, self._samples, indices, targets, problem, self._evaluated
             )
             results.append(found)
         return joined(results)

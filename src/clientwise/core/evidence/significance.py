@@ -207,7 +207,8 @@ def normal_of(t: Tensor, freedom: int) -> Tensor:
         tensor([1.9600])
     """
     scale = (8 * freedom + 1) / (8 * freedom + 3)
-    return t.sign() * scale * (freedom * (t.square() / freedom).log1p()).sqrt()
+    size = scale * (freedom * (t.square() / freedom).log1p()).sqrt()
+    return size.copysign(t)
 
 
 def _candidates(gathered: Gathered, clip: Tensor, mean: Tensor) -> Tensor:

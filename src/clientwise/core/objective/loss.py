@@ -96,6 +96,7 @@ class Loss(ABC):
         """How the loss is written into requests and checkpoints: its kind and the fields of its class."""
         options = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
         options.pop("class_weights", None)
+        options.pop("missing", None)  # of the server's own computations alone
         return LossRecord(self.kind, class_weights=self.class_weights, options=options)
 
     def weighted(self, class_weights: ClassWeights) -> Loss:
@@ -105,6 +106,12 @@ class Loss(ABC):
     def unweighted(self) -> Loss:
         """The same loss with all class weights 1."""
         return self if self.class_weights is None else self.weighted(None)
+
+    def without(self, missing: tuple[int, ...]) -> Loss:
+        """The same loss over the other classes alone, for samples that lack some; of other losses, the same."""
+        if not missing or "missing" not in {one.name for one in fields(self)}:  # type: ignore[arg-type]
+            return self
+        return replace(self, missing=missing)  # type: ignore[type-var]
 
     @torch.no_grad()
     def with_gradient(
@@ -128,10 +135,12 @@ class CrossEntropy(Loss):
 
     kind = "cross_entropy"
     class_weights: ClassWeights = None
+    missing: tuple[int, ...] = ()
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """κ_y · −log softmax(outputs)_y."""
-        losses = functional.cross_entropy(class_scores(outputs), targets, reduction="none")
+        scores = left_out(class_scores(outputs), self.missing)
+        losses = functional.cross_entropy(scores, targets, reduction="none")
         return _times_class_weights(losses, self.class_weights, targets)
 
     @torch.no_grad()
@@ -141,7 +150,7 @@ class CrossEntropy(Loss):
         """As of any loss, but quicker on a CPU."""
         on_cpu = outputs.device.type == "cpu"
         one_logit = outputs.shape[-1] == 1
-        if not on_cpu or one_logit or self.class_weights:
+        if not on_cpu or one_logit or self.class_weights or self.missing:
             return super().with_gradient(outputs, targets, shares)
         # Written out: PyTorch's softmax and autograd take a CPU three times as long where classes are few.
         rows = targets[:, None]
@@ -161,10 +170,12 @@ class FocalLoss(Loss):
     kind = "focal"
     gamma: float = 2.0
     class_weights: ClassWeights = None
+    missing: tuple[int, ...] = ()
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """κ_y · −(1 − p_y)^γ · log p_y."""
-        losses = functional.cross_entropy(class_scores(outputs), targets, reduction="none")
+        scores = left_out(class_scores(outputs), self.missing)
+        losses = functional.cross_entropy(scores, targets, reduction="none")
         # 1 − p; above zero, since the slope of x^γ at zero is infinite for γ < 1
         missed = (-torch.expm1(-losses)).clamp(min=torch.finfo(losses.dtype).tiny)
         return _times_class_weights(missed.pow(self.gamma) * losses, self.class_weights, targets)
@@ -253,6 +264,7 @@ class BinaryCrossEntropy(Loss):
     """Binary cross-entropy of logits [N, L] and labels [N, L] of 0 and 1, mean over the labels of a sample."""
 
     kind = "binary_cross_entropy"
+    missing: tuple[int, ...] = ()
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """mean_l −log σ(±outputs_l)."""
@@ -260,6 +272,9 @@ class BinaryCrossEntropy(Loss):
         losses = functional.binary_cross_entropy_with_logits(
             logits, targets.to(logits.dtype), reduction="none"
         )
+        if self.missing:
+            known = [label for label in range(losses.shape[1]) if label not in self.missing]
+            losses = losses[:, known] if known else 0 * losses
         return losses.mean(1)
 
 
@@ -268,10 +283,11 @@ class PixelCrossEntropy(Loss):
     """Cross-entropy of logits [N, C, H, W] and masks [N, H, W], mean over the pixels of a sample."""
 
     kind = "pixel_cross_entropy"
+    missing: tuple[int, ...] = ()
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """mean over pixels of −log softmax(outputs)_y."""
-        scores = pixel_scores(outputs, targets.shape[1:])
+        scores = left_out(pixel_scores(outputs, targets.shape[1:]), self.missing)
         losses = functional.cross_entropy(scores, targets.long(), reduction="none")
         return losses.flatten(1).mean(1)
 
@@ -428,6 +444,23 @@ def class_scores(outputs: Tensor) -> Tensor:
         if outputs.shape[-1] == 1
         else outputs
     )
+
+
+def left_out(scores: Tensor, missing: tuple[int, ...]) -> Tensor:
+    """Logits [N, C, ...] in which these classes have no probability.
+
+    Samples that lack a class say nothing about it: over all classes, their loss would call every
+    update harmful that teaches the class.
+
+    >>> left_out(torch.tensor([[1.0, 2.0, 3.0]]), (1,))
+    tensor([[1., -inf, 3.]])
+    """
+    if not missing:
+        return scores
+    scores = scores.clone()
+    for one in missing:  # by numbers: a CUDA graph cannot capture a copy of their list
+        scores[:, one] = -torch.inf
+    return scores
 
 
 def pixel_scores(outputs: Tensor, pixels: torch.Size) -> Tensor:

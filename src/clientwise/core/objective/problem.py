@@ -68,10 +68,12 @@ class Problem(ABC):
     Args:
         num_classes: number of classes; 0 where the targets are not classes.
         scored_by: the metric (`evaluation.metric`) where it is not the usual one.
+        missing: classes that the samples at hand lack; the loss leaves them out.
     """
 
     num_classes: int = field(default=0, init=False)
     scored_by: str = field(default="", kw_only=True)
+    missing: tuple[int, ...] = field(default=(), kw_only=True)
 
     kind: ClassVar[str]  # as texts call it
     predicts: ClassVar[Need]  # what parts can need of a problem
@@ -112,6 +114,20 @@ class Problem(ABC):
         """The same problem, scored by the metric of a config; None: by the default."""
         wanted = metric or self.default_metric
         return replace(self, scored_by="" if wanted == self.usual_metric else wanted)
+
+    def on(self, targets: Tensor) -> Self:
+        """The same problem for samples with these targets: without the classes that they lack."""
+        present = self.classes_in(targets)
+        return replace(self, missing=tuple((~present).nonzero().flatten().tolist()))
+
+    def classes_in(self, targets: Tensor) -> Tensor:
+        """Whether each class, or label, occurs in targets [N, ...] [C]; empty where there are none."""
+        return torch.ones(0, dtype=torch.bool)
+
+    @property
+    def known_loss(self) -> Loss:
+        """The loss over the classes that are not missing."""
+        return self.loss.without(self.missing)
 
     def unfit_for(self, metric: str, targets: Tensor) -> str | None:
         """Why values of a metric would mean nothing for these targets, and what to use; None if they fit."""
@@ -239,7 +255,7 @@ class Classification(Problem):
 
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
         """Values are right or wrong [c, B]; the scores [c, B, C] where another metric needs them."""
-        losses = _losses(self.loss, outputs, targets)
+        losses = _losses(self.known_loss, outputs, targets)
         scores = class_scores(outputs)
         predictions = scores.argmax(-1)
         values = scores if self.scored_by else predictions == targets
@@ -298,6 +314,10 @@ class Classification(Problem):
     def classes_of(self, targets: Tensor) -> Tensor:
         """The targets."""
         return targets
+
+    def classes_in(self, targets: Tensor) -> Tensor:
+        """Those of the targets."""
+        return torch.bincount(targets.cpu(), minlength=self.num_classes) > 0
 
     def mirrored(self, targets: Tensor) -> Tensor:
         """C − 1 − y."""
@@ -359,7 +379,7 @@ class Regression(Problem):
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
         """Values are relative errors [c, B]; the error sums [c, B, 7] where another metric needs them."""
         count = len(outputs)
-        losses = _losses(self.loss, outputs, targets)
+        losses = _losses(self.known_loss, outputs, targets)
         truths = targets.expand(count, *targets.shape)
         predictions = outputs.reshape(truths.shape)
         if self.sums:
@@ -499,7 +519,7 @@ class Multilabel(Problem):
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
         """Values are the scores [c, B, L]."""
         scores = outputs.reshape(len(outputs), *targets.shape)
-        return _losses(self.loss, outputs, targets), scores, label_counts(targets, scores)
+        return _losses(self.known_loss, outputs, targets), scores, label_counts(targets, scores)
 
     def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
         """Average precision of every client, or the metric that was chosen."""
@@ -533,6 +553,10 @@ class Multilabel(Problem):
     def values_per_sample(self, target_shape: torch.Size) -> int:
         """A sample counts once for every label."""
         return 1
+
+    def classes_in(self, targets: Tensor) -> Tensor:
+        """Labels that some sample has."""
+        return (targets > 0).any(0).cpu()
 
     @property
     def values_kept(self) -> int:
@@ -585,7 +609,7 @@ class Segmentation(Problem):
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
         """Values are the counts of every sample [c, B, 3·C]: outputs are not kept."""
         count = len(outputs)
-        losses = _losses(self.loss, outputs, targets)
+        losses = _losses(self.known_loss, outputs, targets)
         scores = pixel_scores(outputs.flatten(0, 1), targets.shape[1:])
         predictions = scores.argmax(1).view(count, len(targets), -1)
         truths = targets.flatten(1).long().expand(count, -1, -1)
@@ -612,6 +636,10 @@ class Segmentation(Problem):
     def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
         """The masks."""
         return {"mask": self.decided(predictions).tolist()}
+
+    def classes_in(self, targets: Tensor) -> Tensor:
+        """Classes of any pixel."""
+        return torch.bincount(targets.flatten().long().cpu(), minlength=self.mask_classes) > 0
 
     @property
     def values_kept(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ...core.objective.problem import Problem
 from ...core.types import ModelSpec
 from ...data.federated import Samples
 from ..jobs import EvaluateResult, TrainJob, TrainResult
@@ -48,13 +49,21 @@ class StackedBackend:
             self._trainers.clear()  # what their steps read may be half of the old and half of the new
             raise
 
-    def evaluate(self, models: Tensor, indices: Tensor, targets: Tensor) -> EvaluateResult:
+    def evaluate(
+        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
+    ) -> EvaluateResult:
         """All models side by side."""
         size = evaluated_together(len(models), self._spec.size, self._device)
         if size not in self._evaluating:  # all are kept: graphs read them
             self._evaluating[size] = self._stack(size)
         return evaluate_stacked(
-            self._evaluating[size], models, self._samples, indices, targets, self._evaluated
+            self._evaluating[size],
+            models,
+            self._samples,
+            indices,
+            targets,
+            problem,
+            self._evaluated,
         )
 
     def _trainer(self, job: TrainJob) -> StackedTrainer:

@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from ...core.objective.problem import Problem
 from ...data.federated import Inputs, Samples
 from ..evaluation import evaluate_batches, joined
 from ..graphs import CudaGraph
@@ -30,6 +31,7 @@ def evaluate_stacked(
     samples: Samples,
     indices: Tensor,
     targets: Tensor,
+    problem: Problem,
     at_once: int,
 ) -> EvaluateResult:
     """Several models side by side."""
@@ -37,7 +39,8 @@ def evaluate_stacked(
     for some in torch.split(models, network.size):
         network.load(some)
         forward = partial(_forward, network, len(some))
-        results.append(evaluate_batches(forward, len(some), samples, indices, targets, at_once))
+        found = evaluate_batches(forward, len(some), samples, indices, targets, problem, at_once)
+        results.append(found)
     return joined(results)
 
 

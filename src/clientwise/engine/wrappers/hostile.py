@@ -103,7 +103,7 @@ class HostileEngine(WrappingEngine):
         for part in task.criteria:
             criterion = make_criterion(part.name, part.label, **part.options)
             highest[criterion.name] = criterion.high(self.problem)
-        samples = EvaluateJob.of(self.data.train, hostile.client_ids)
+        samples = EvaluateJob.of(self.data.train, hostile.client_ids, self.problem)
 
         def judge(updates: Tensor) -> Evaluation:
             return self._honest.executor.evaluate(model + updates, samples)
