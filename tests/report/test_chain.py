@@ -193,15 +193,15 @@ def test_sentences_say_what_the_record_shows(made: cw.Run) -> None:
             "update would raise the held-out loss by 0.031 ± 0.004; the mean lowered it by 0.12.",
         ),
         1: (
-            "Evidence of earlier rounds lowers the weight from 10.0% to 5.0% (since round 2, last "
-            "significant in round 2): in place of the mean, its update would have raised the held-out "
-            "loss by 0.20 ± 0.03; the mean lowered it by 0.12. In round 5, evidence against the client "
-            "is not significant.",
+            "Evidence of earlier rounds lowers the weight from 10.0% to 5.0% (since round 2). It was last "
+            "significant in round 2: in place of the mean, its update would have raised the held-out loss "
+            "by 0.20 ± 0.03; the mean lowered it by 0.12. In round 5, it is not significant.",
             "Clip and then the rule multi_krum lowers the share from 5.0% to 3.1%.",
         ),
         2: (
-            "In place of the mean, its update would raise the held-out loss by 0.05 ± 0.01; the mean "
-            "lowered it by 0.12. Other clients lost at least as much weight.",
+            "Evidence against the client is significant: in place of the mean, its update would raise the "
+            "held-out loss by 0.05 ± 0.01; the mean lowered it by 0.12. Other clients lost at least as much "
+            "weight.",
             "The cap of 20% lowers the weight from 50.0%.",
         ),
         3: (
@@ -213,9 +213,8 @@ def test_sentences_say_what_the_record_shows(made: cw.Run) -> None:
         5: (),
         6: (),
         7: (
-            "Evidence of earlier rounds lowers the weight from 10.0% to 5.0% (since round 4, last "
-            "significant in round 2): the evidence against it was significant. In round 5, evidence "
-            "against the client is not significant.",
+            "Evidence of earlier rounds lowers the weight from 10.0% to 5.0% (since round 4). It was last "
+            "significant in round 2: its size is not recorded. In round 5, it is not significant.",
         ),
     }
     assert [client for client, one in found.items() if one.is_harmful] == [0, 2]

@@ -281,7 +281,7 @@ def test_what_moves_weights_has_one_colour_in_all_charts_of_a_run(tmp_path: Path
             for group in chart.mark.groups[:-1]:
                 colours[group.name].add(group.colour)
     assert ends == {"weight", "final share"}
-    movers = {"dataset_size", "server_performance", "evidence", "bounds", "clipping", "rule"}
+    movers = {"dataset_size", "criteria", "evidence", "bounds", "clipping", "rule"}
     assert colours.keys() == movers
     assert len({colour for (colour,) in colours.values()}) == len(movers)
 

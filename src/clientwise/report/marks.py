@@ -24,8 +24,9 @@ COLOURS = (
 )
 GREY = "#999999"
 # What moves a weight has the same colour in every chart of a run; criteria have the first ones.
-CRITERION_COLOURS = ("#E69F00", "#56B4E9", "#CC79A7", "#B8A900")
+CRITERION_COLOURS = ("#E69F00", "#56B4E9", "#B8A900")
 MOVER_COLOURS = {
+    "criteria": "#CC79A7",  # several
     "evidence": "#0072B2",
     "bounds": "#000000",
     "clipping": "#D55E00",

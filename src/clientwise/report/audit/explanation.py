@@ -207,15 +207,17 @@ class Explanation:
             return f"Evidence lowers the weight {weight} (since round {found.since}): {_finding(found)}."
         if found.since is not None and found.last is not None:
             return (
-                f"Evidence of earlier rounds lowers the weight {weight} (since round {found.since}, last "
-                f"significant in round {found.last}): {_finding(found, is_past=True)}. In round "
-                f"{self.round_num}, evidence against the client is not significant."
+                f"Evidence of earlier rounds lowers the weight {weight} (since round {found.since}). It was "
+                f"last significant in round {found.last}: {_finding(found, is_past=True)}. In round "
+                f"{self.round_num}, it is not significant."
             )
         if found.since is not None:
             return f"Evidence lowers the weight {weight} (since round {found.since})."
         if self.is_significant:
-            text = _finding(found)
-            return f"{text[0].upper()}{text[1:]}. Other clients lost at least as much weight."
+            return (
+                f"Evidence against the client is significant: {_finding(found)}. Other clients lost at least "
+                "as much weight."
+            )
         if self.copies == 1 and _differ(found.before, found.after):
             if found.is_test:
                 return f"Evidence lowers other clients, which raises this weight {weight}."
@@ -348,8 +350,7 @@ def _finding(found: Evidence, *, is_past: bool = False) -> str:
         verb = "pointed" if is_past else "points"
         return f"its update {verb} against its own earlier updates"
     if found.witness == "unknown" or found.harm is None:
-        verb = "was" if is_past else "is"
-        return f"the evidence against it {verb} significant"
+        return "its size is not recorded"
     verb = "would have raised" if is_past else "would raise"
     size = plus_minus(found.harm, found.error)
     text = f"in place of the mean, its update {verb} {found.loss} by {size}"
