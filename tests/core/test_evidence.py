@@ -1,5 +1,8 @@
+"""Evidence on a problem whose loss and gradients are known: samples with losses |Θ − TRUTH − noise|²."""
+
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -7,17 +10,18 @@ import torch
 from torch import Tensor
 
 from clientwise.core.evidence.history import OwnPast
+from clientwise.core.evidence.page import PageTest
 from clientwise.core.evidence.significance import (
+    GROUPS,
     LEAST_JUDGES,
     LEAST_SAMPLES,
     Significance,
-    z_despite,
-    z_values,
 )
 from clientwise.core.types import (
     Evaluation,
     Gathered,
     Layer,
+    LookBack,
     ModelSpec,
     Posterior,
 )
@@ -33,26 +37,47 @@ def gathered(
     by_clients: bool = False,
     lies: int = 0,
     spread: float = 0.3,
+    start: Tensor | None = None,
 ) -> Gathered:
-    """Samples with losses |Θ − TRUTH − noise|²; the first `lies` witnesses say the opposite of what they see."""
+    """A round from `start` (zero); the first `lies` judges say the opposite of what they see."""
     noise = spread * torch.randn(num_samples, 2, generator=torch.Generator().manual_seed(1))
 
     def judge(models: Tensor) -> Evaluation:
         losses = (models[:, None] - TRUTH - noise).square().sum(-1).double()
         losses[:, :lies] = 5 - losses[:, :lies]
-        sizes = (
-            torch.ones(num_samples, dtype=torch.int64)
-            if by_clients
-            else torch.tensor([num_samples])
-        )
-        shown = losses if by_clients else losses.mean(1, keepdim=True)
-        found = None if by_clients else losses
-        return Evaluation(
-            sizes, torch.zeros_like(shown), shown, torch.zeros(len(models), 4), sample_losses=found
-        )
+        sizes = torch.tensor([num_samples])
+        shown = losses.mean(1, keepdim=True)
+        if by_clients:
+            sizes = torch.ones(num_samples, dtype=torch.int64)
+            shown = losses
+        return Evaluation(sizes, torch.zeros_like(shown), shown, torch.zeros(len(models), 4))
 
-    ids = tuple(range(len(updates)))
-    return Gathered(ids, updates, torch.zeros(2), SPEC, {}, judge, lambda model: model)
+    def gradients(model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+        return torch.stack([2 * (model - TRUTH - noise[list(rows)]).mean(0) for rows in groups])
+
+    return Gathered(
+        client_ids=tuple(range(len(updates))),
+        updates=updates,
+        global_model=torch.zeros(2) if start is None else start,
+        spec=SPEC,
+        criteria={},
+        judge=judge,
+        train_server=lambda model: model,
+        gradients=None if by_clients else gradients,
+    )
+
+
+def rounds_of(
+    updates: Tensor, count: int = 1, *, start: Tensor | None = None, **options: float
+) -> Posterior:
+    """The last of several equal rounds."""
+    evidence = Significance(**options)  # type: ignore[arg-type]
+    prior = torch.full((len(updates),), 1 / len(updates), dtype=torch.float64)
+    memory = evidence.first(len(updates))
+    for _ in range(count):
+        found = evidence(gathered(updates, start=start), prior, memory)
+        memory = dict(found.memory)
+    return found
 
 
 HONEST = torch.tensor(
@@ -62,31 +87,97 @@ UPDATES = torch.cat([HONEST, -HONEST[:3]])  # three send the opposite
 PRIOR = torch.full((9,), 1 / 9, dtype=torch.float64)
 
 
+def test_harm_is_what_following_a_client_adds_to_the_loss_by_hand() -> None:
+    found = rounds_of(UPDATES)
+    assert found.harm is not None
+    assert found.harm_error is not None
+    assert found.held_out_change is not None
+    seen = gathered(UPDATES)
+    clip = UPDATES.norm(dim=1).median() / UPDATES.norm(dim=1)
+    clipped = UPDATES * clip.clamp(max=1)[:, None]
+    mean = clipped.mean(0)
+    everything = seen.gradients(mean, [range(200)])[0]  # type: ignore[misc]
+    torch.testing.assert_close(
+        found.harm, ((clipped - mean) @ everything).double(), rtol=1e-4, atol=1e-6
+    )
+    before, after = seen.judge(torch.stack([torch.zeros(2), mean])).losses[:, 0]
+    assert found.held_out_change == pytest.approx(float(after - before))
+    # The gradient of a sample differs from the mean one by its noise alone, so the error is known, too
+    expected = 2 * 0.3 * (clipped - mean).norm(dim=1) / 200**0.5
+    assert bool((found.harm_error / expected > 0.6).all())
+    assert bool((found.harm_error / expected < 1.6).all())
+
+
 def test_who_harms_loses_weight_and_it_is_remembered() -> None:
-    evidence = Significance()
-    memory = evidence.first(9)
-    once = evidence(gathered(UPDATES), PRIOR, memory)
+    once = rounds_of(UPDATES)
     assert once.z is not None
     assert bool((once.z[6:] > 3).all())
-    assert bool((once.z[:6] < 0).all())
+    assert bool((once.z[:6] <= 0).all())
     assert once.weights[6:].sum() < 0.05
     torch.testing.assert_close(once.weights.sum(), torch.ones((), dtype=torch.float64))
     torch.testing.assert_close(
         once.weights[:6], (1 - once.weights[6:].sum()).expand(6) / 6
     )  # nobody rises above others
-    again = evidence(gathered(UPDATES), PRIOR, once.memory)
-    assert again.weights[6:].sum() < once.weights[6:].sum()
+    assert rounds_of(UPDATES, 2).weights[6:].sum() < once.weights[6:].sum()
+
+
+def test_almost_equal_clients_keep_their_weights_whatever_is_significant() -> None:
+    little = 1e-3 * torch.randn(4, 2, generator=torch.Generator().manual_seed(8))
+    alike = torch.tensor([0.3, 0.0]) + little
+    found = rounds_of(alike, 25)
+    torch.testing.assert_close(found.weights, torch.full((4,), 0.25, dtype=torch.float64))
+    # Without the margin the same differences take weight: they are significant
+    assert float(rounds_of(alike, margin=0.0).weights.min()) < 0.01
+
+
+def test_duplicates_of_one_client_keep_their_weights() -> None:
+    found = rounds_of(torch.tensor([[0.3, 0.1]]).expand(5, 2).clone(), 25, margin=0.0)
+    torch.testing.assert_close(found.weights, torch.full((5,), 0.2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3])
+def test_one_inverted_client_is_found_at_any_learning_rate(scale: float) -> None:
+    updates = scale * torch.cat([HONEST[:5], -HONEST[:1]])
+    found = rounds_of(updates, 3)
+    if scale == 1e3:  # every step overshoots by far: following the opposite is as bad, not worse
+        assert bool(found.weights.isfinite().all())
+    else:
+        assert found.weights[5] < 0.05
+        torch.testing.assert_close(found.weights[:5], found.weights[:1].expand(5))
+
+
+def test_a_converged_model_has_no_harmful_clients() -> None:
+    best = gathered(UPDATES).gradients(torch.zeros(2), [range(200)])[0] / -2  # type: ignore[misc]
+    honest = 0.02 * torch.randn(6, 2, generator=torch.Generator().manual_seed(5))
+    found = rounds_of(honest, 1, start=best)
+    torch.testing.assert_close(found.weights, torch.full((6,), 1 / 6, dtype=torch.float64))
 
 
 def test_who_helps_as_surely_earns_its_weight_back_and_no_more() -> None:
-    evidence = Significance()
+    evidence = Significance(margin=0.0)
     accused = evidence.first(9)
     accused["log_odds"][0] = -2.0
     after = evidence(gathered(UPDATES), PRIOR, accused)
-    assert -2 < after.memory["log_odds"][0] <= 0
     for _ in range(30):
         after = evidence(gathered(UPDATES), PRIOR, after.memory)
+    assert after.memory["log_odds"][0] > -2
     assert after.memory["log_odds"].max() <= 0
+
+
+def test_groups_of_samples_are_as_large_as_each_other() -> None:
+    asked: list[Sequence[Sequence[int]]] = []
+    seen = gathered(UPDATES, 105)
+
+    def gradients(model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
+        asked.append(groups)
+        assert seen.gradients is not None
+        return seen.gradients(model, groups)
+
+    Significance()(replace(seen, gradients=gradients), PRIOR, Significance().first(9))
+    (groups,) = asked
+    assert len(groups) == GROUPS
+    assert {len(group) for group in groups} == {5, 6}
+    assert sorted(row for group in groups for row in group) == list(range(105))
 
 
 def test_with_few_samples_it_does_nothing_and_says_so() -> None:
@@ -103,7 +194,8 @@ def test_with_few_judges_it_does_nothing_and_says_so() -> None:
     assert found.notes == ("fewer than 12 judges: no evidence from them",)
     torch.testing.assert_close(found.weights, PRIOR)
     enough = gathered(UPDATES, LEAST_JUDGES, by_clients=True, spread=0.1)
-    assert Significance()(enough, PRIOR, Significance().first(9)).weights[6:].sum() < 0.2
+    evidence = Significance(threshold=2.0, slack=1.0)
+    assert evidence(enough, PRIOR, evidence.first(9)).weights[6:].sum() < 0.2
 
 
 def test_history_alone_needs_nobody_to_judge() -> None:
@@ -127,86 +219,74 @@ def test_history_alone_needs_nobody_to_judge() -> None:
 
 
 def test_judges_of_whom_a_third_lie_together() -> None:
-    def found(lies: int, liars: float | None = None) -> Posterior:
+    def found(lies: int) -> Posterior:
         seen = gathered(UPDATES, 30, by_clients=True, lies=lies, spread=0.1)
-        return Significance(liars=liars)(seen, PRIOR, Significance().first(9))
+        evidence = Significance(threshold=2.0, slack=1.0)
+        return evidence(seen, PRIOR, evidence.first(9))
 
-    honest, lied_to, naive = found(0), found(9), found(9, 0.0)
+    honest, lied_to = found(0), found(9)
     assert honest.weights[6:].sum() < 0.1
     assert lied_to.z is not None
     assert bool((lied_to.z[:6] <= 3).all())  # the liars convict nobody
     assert lied_to.weights[6:].sum() < 0.3  # and save nobody
-    assert naive.weights[6:].sum() > lied_to.weights[6:].sum()
 
 
-def seen(z: float) -> Gathered:
-    """One client against which a round speaks with z standard errors, and one for which it does."""
-    noise = torch.randn(100, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    noise = (noise - noise.mean()) / noise.std()
-
-    def judge(models: Tensor) -> Evaluation:
-        losses = torch.stack(
-            [noise + z / 10, noise - z / 10, torch.zeros(100, dtype=torch.float64)]
-        )
-        return Evaluation(
-            torch.tensor([100]), losses, losses, torch.zeros(3, 4), sample_losses=losses
-        )
-
-    return Gathered((0, 1), torch.eye(2), torch.zeros(2), SPEC, {}, judge, lambda model: model)
+def page(z: Sequence[float], memory: dict[str, Tensor]) -> Posterior:
+    """A round of two clients with equal priors."""
+    test = PageTest(threshold=2.0, slack=1.0, strength=0.5)
+    prior = torch.full((2,), 0.5, dtype=torch.float64)
+    values = torch.tensor(z, dtype=torch.float64)
+    return test.posterior(torch.arange(2), prior, values, memory, LookBack())
 
 
 def test_what_speaks_against_a_client_is_summed_over_the_rounds_as_by_hand() -> None:
-    evidence, prior = (
-        Significance(threshold=2.0, slack=1.0, strength=0.5),
-        torch.tensor([0.5, 0.5]).double(),
-    )
-    once = evidence(
-        seen(2.5), prior, evidence.first(2)
-    )  # 1.5 against it, and 1.5 in favour of the other
+    once = page([2.5, -2.5], PageTest.first(2))
     assert once.z is not None
     torch.testing.assert_close(once.z, torch.tensor([1.5, -1.5]).double())
-    torch.testing.assert_close(once.weights, prior)
-    twice = evidence(
-        seen(2.5), prior, once.memory
-    )  # 3: one beyond the threshold, half of it is the log of the weight
+    torch.testing.assert_close(once.weights, torch.tensor([0.5, 0.5]).double())
+    # 3: one beyond the threshold, half of it is the log of the weight
+    twice = page([2.5, -2.5], dict(once.memory))
     lowered = torch.exp(torch.tensor(-0.5)).double()
-    torch.testing.assert_close(
-        twice.weights, torch.stack([lowered, torch.ones(()).double()]) / (1 + lowered)
-    )
+    expected = torch.stack([lowered, torch.ones(()).double()]) / (1 + lowered)
+    torch.testing.assert_close(twice.weights, expected)
     assert twice.memory["against"].tolist() == [2, 0]  # what had its effect is not counted again
-    calm = evidence(seen(0.0), prior, twice.memory)
+    calm = page([0.0, 0.0], dict(twice.memory))
     torch.testing.assert_close(calm.weights, twice.weights)  # it is not forgotten
     assert calm.memory["against"].tolist() == pytest.approx([1, 0])
 
 
 def test_nothing_that_a_client_did_well_before_excuses_harm() -> None:
-    evidence, prior = Significance(), torch.tensor([0.5, 0.5]).double()
-    sleeper = evidence(seen(-9.0), prior, evidence.first(2))
+    sleeper = page([-9.0, 9.0], PageTest.first(2))
     for _ in range(5):
-        sleeper = evidence(seen(-9.0), prior, sleeper.memory)
-    found = evidence(seen(6.0), prior, sleeper.memory)
-    fresh = evidence(seen(6.0), prior, evidence.first(2))
+        sleeper = page([-9.0, 9.0], dict(sleeper.memory))
+    found = page([6.0, 0.0], dict(sleeper.memory))
+    fresh = page([6.0, 0.0], PageTest.first(2))
     assert found.memory["log_odds"][0] == fresh.memory["log_odds"][0] == pytest.approx(-1.5)
 
 
-def test_no_spread_no_evidence() -> None:
-    assert z_values(torch.zeros(3, 50, dtype=torch.float64)).tolist() == [0, 0, 0]
-    assert z_despite(torch.zeros(3, 50, dtype=torch.float64), 0.3).tolist() == [0, 0, 0]
-
-
-def test_an_exploding_model_convicts_its_sender_and_stops_nobody() -> None:
-    updates = UPDATES.clone()
-    seen = gathered(updates)
+def test_a_mean_without_a_finite_loss_is_no_evidence_and_stops_nobody() -> None:
+    seen = gathered(UPDATES)
 
     def judge(models: Tensor) -> Evaluation:
-        evaluation = seen.judge(models)
-        assert evaluation.sample_losses is not None
-        evaluation.sample_losses[8] = torch.inf
-        return evaluation
+        found = seen.judge(models)
+        found.losses[1] = torch.inf
+        return found
 
-    exploding = Gathered(
-        seen.client_ids, updates, seen.global_model, SPEC, {}, judge, seen.train_server
-    )
-    found = Significance()(exploding, PRIOR, Significance().first(9))
+    found = Significance()(replace(seen, judge=judge), PRIOR, Significance().first(9))
+    assert found.z is None
+    assert found.notes == ("the loss of the mean is not finite: no evidence from them",)
+    torch.testing.assert_close(found.weights, PRIOR)
+
+
+def test_judges_whose_losses_explode_convict_the_sender_and_stop_nobody() -> None:
+    seen = gathered(UPDATES, 30, by_clients=True, spread=0.1)
+
+    def judge(models: Tensor) -> Evaluation:
+        found = seen.judge(models)
+        found.losses[8] = torch.inf
+        return found
+
+    evidence = Significance(threshold=2.0, slack=1.0)
+    found = evidence(replace(seen, judge=judge), PRIOR, evidence.first(9))
     assert bool(found.weights.isfinite().all())
     assert found.weights[8] < 0.01

@@ -185,6 +185,7 @@ class Cohort:
             judge=self.judge,
             train_server=self.judge.train,
             gradients=self.judge.gradients,
+            compares_samples=self.engine.problem.loss.compares_samples,
             seed=derive_seed(self.plan.seed, "gathered", state.round_num + 1),
             training=self.method.scheduled(self.method.training, self.state.round_num + 1),
         )

@@ -393,6 +393,7 @@ class Gathered:
     train_server: Callable[..., Tensor]
     # See `Engine.server_gradients`; None where clients judge, or the server has no samples
     gradients: Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None = None
+    compares_samples: bool = False  # whether the loss of a sample depends on the others (Cox's)
     seed: int = 0  # of this round, for random draws
     training: LocalTraining = LocalTraining()  # of the clients
 

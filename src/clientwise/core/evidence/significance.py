@@ -19,6 +19,7 @@ from .page import PageTest, StandardErrors, Strength, moved
 from .protocol import EVIDENCE, Evidence
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
+LEAST_COMPARED = 5  # samples of a group where their loss compares them with each other
 LEAST_SAMPLES = 8  # held-out samples of the server; with fewer there is no evidence
 # Judges. With fewer, more than 5% of harmless clients lose half of their weight (docs/evidence.md).
 LEAST_JUDGES = 12
@@ -50,15 +51,15 @@ class Significance(Evidence):
 
         h_k = ⟨∇ℓ(Θ + Δ̄), Δ_k − Δ̄⟩.
 
-    The held-out samples are divided into 20 random groups, each with a gradient of its own. So all
-    clients take one product, [n, d] × [d, 20], and the groups' values give h_k a standard error s_k. What
-    counts is how far h_k exceeds a margin, in standard errors:
+    The held-out samples are divided into up to 20 random groups, each with a gradient of its own. So all
+    clients take one product, [n, d] × [d, 20], and the groups' values give h_k a standard error s_k, with
+    19 degrees of freedom. What counts is how far h_k exceeds a margin, in standard errors:
 
-        z_k = sign(h_k) · (|h_k| − margin · |ℓ(Θ + Δ̄) − ℓ(Θ)|)₊ / s_k,
+        z_k = sign(h_k) · (|h_k| − margin · |ℓ(Θ + Δ̄) − ℓ(Θ)|)₊ / s_k.
 
-    by Student's distribution with 19 degrees of freedom, as a value of the normal distribution. Without the
-    margin, clients with almost equal updates would be told apart by differences that are significant, but
-    far too small to matter.
+    Without the margin, clients with almost equal updates would be told apart by differences that are
+    significant, but far too small to matter, and a client with rare data would pay for helping less
+    than others. Classes that the held-out samples lack are left out of ℓ.
 
     Evidence against a client and in its favour is summed over the rounds, less `slack` per round for
     chance and different data (CUSUM test, Page, 1954):
@@ -69,7 +70,7 @@ class Significance(Evidence):
 
         log w_k ← min(0, log w_k − strength · (against_k − threshold)₊ + strength · (favour_k − threshold)₊).
 
-    With the defaults, more than three standard errors in one round count, or more than two in each of two
+    With the defaults, more than six standard errors in one round count, or more than four in each of two
     rounds. Earlier good updates do not offset harm. Both sums are cut at the threshold once they have had
     their effect.
 
@@ -95,10 +96,10 @@ class Significance(Evidence):
         copies: whether almost equal updates share the weight of one.
     """
 
-    threshold: StandardErrors = 2.0
-    slack: StandardErrors = 1.0
+    threshold: StandardErrors = 4.0
+    slack: StandardErrors = 2.0
     strength: Strength = 0.5
-    margin: Annotated[float, Ge(0), Le(10)] = 0.1
+    margin: Annotated[float, Ge(0), Le(10)] = 0.5
     liars: Annotated[float, Ge(0), Lt(0.5)] = POSSIBLE_LIARS
     history: bool = False
     copies: bool = False
@@ -141,15 +142,16 @@ class Significance(Evidence):
         if count < LEAST_SAMPLES:
             return f"fewer than {LEAST_SAMPLES} held-out samples"
         change = float(found.losses[1, 0] - found.losses[0, 0])
-        gradients = gathered.gradients(mean, _groups(count, gathered.seed))
+        least = LEAST_COMPARED if gathered.compares_samples else 1
+        gradients = gathered.gradients(mean, _groups(count, least, gathered.seed))
         if not math.isfinite(change) or not bool(gradients.isfinite().all()):
             return "the loss of the mean is not finite"
         effects = (gathered.updates @ gradients.T).double().cpu() * clip[:, None]  # [n, g]
         effects -= weights @ effects
         margin = self.margin * abs(change)
         error = effects.std(1) / effects.shape[1] ** 0.5
-        t = _ratio(_beyond(effects.mean(1), margin), error)
-        return Harm(effects.mean(1), error, normal_of(t, effects.shape[1] - 1), change)
+        z = _ratio(_beyond(effects.mean(1), margin), error)
+        return Harm(effects.mean(1), error, z, change)
 
     def _judged_harm(self, gathered: Gathered, clip: Tensor, mean: Tensor) -> Harm | str:
         """The same by clients that evaluate models."""
@@ -179,10 +181,11 @@ def _clip_factors(gathered: Gathered) -> Tensor:
     return (lengths.median() / lengths).clamp(max=1).nan_to_num(1.0)
 
 
-def _groups(count: int, seed: int) -> list[list[int]]:
-    """Rows of samples at random in up to 20 groups, whose sizes differ by at most one."""
+def _groups(count: int, least: int, seed: int) -> list[list[int]]:
+    """Rows of samples at random in up to 20 groups of at least so many, whose sizes differ by at most one."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
-    return [order[first::GROUPS] for first in range(min(GROUPS, count))]
+    groups = max(2, min(GROUPS, count // least))
+    return [order[first::groups] for first in range(groups)]
 
 
 def _beyond(values: Tensor, margin: float) -> Tensor:
@@ -193,22 +196,6 @@ def _beyond(values: Tensor, margin: float) -> Tensor:
 def _ratio(value: Tensor, error: Tensor) -> Tensor:
     """value / error; 0 where the error is 0."""
     return torch.where(error > 0, value / error.clamp(min=torch.finfo(error.dtype).tiny), 0.0)
-
-
-def normal_of(t: Tensor, freedom: int) -> Tensor:
-    """A value of Student's distribution as the value of the normal one that is as improbable (Wallace, 1959).
-
-    Args:
-        t: values of Student's distribution.
-        freedom: its degrees of freedom.
-
-    Example:
-        >>> normal_of(torch.tensor([2.093]), 19).round(decimals=2)  # p = 0.05, two-sided
-        tensor([1.9600])
-    """
-    scale = (8 * freedom + 1) / (8 * freedom + 3)
-    size = scale * (freedom * (t.square() / freedom).log1p()).sqrt()
-    return size.copysign(t)
 
 
 def _candidates(gathered: Gathered, clip: Tensor, mean: Tensor) -> Tensor:
