@@ -407,6 +407,7 @@ def explain(
         criteria=_criteria(run.criteria(method, seed, round_num), parts, is_whole=omitted is None),
         lowered=_lowered(run, parts, method, seed, round_num, rows),
         new_data=run.new_data(seed),
+        is_clipped=_is_clipped(every, parts),
     )
     return [how.explanation(row) for row in rows]
 
@@ -457,6 +458,14 @@ def _criteria(
     return {client: tuple(own) for client, own in found.items()}
 
 
+def _is_clipped(rows: Sequence[ParticipantRow], parts: RecordedMethod | None) -> bool:
+    """Whether the steps before a mean shorten some updates and leave the others as they are."""
+    if parts is None or parts.has_rule:
+        return False
+    left = [row.influence / row.weight for row in rows if row.weight and row.influence is not None]
+    return any(math.isclose(one, 1) for one in left) and max(left) < 1 + 1e-9
+
+
 @dataclass(frozen=True)
 class _How:
     """What the explanations of a round share."""
@@ -469,6 +478,7 @@ class _How:
     criteria: Mapping[int, tuple[Criterion, ...]]
     lowered: Mapping[int, LoweredRow]
     new_data: Mapping[int, int]
+    is_clipped: bool
 
     def explanation(self, row: ParticipantRow) -> Explanation:
         method, seed = self.lane
@@ -550,11 +560,10 @@ class _How:
         return Bound("other", before, None) if _differ(before, after) else None
 
     def _clipped(self, row: ParticipantRow) -> float | None:
-        """Without a rule, the share that clipping leaves of a weight is what it leaves of the length."""
-        is_clip = self.parts is not None and [step.name for step in self.parts.before] == ["clip"]
-        if not is_clip or self.parts is None or self.parts.has_rule:
+        """What clipping leaves of a share is what it leaves of the update's length."""
+        if not self.is_clipped or row.influence is None or not row.weight:
             return None
-        return row.influence / row.weight if row.influence is not None and row.weight else None
+        return row.influence / row.weight
 
     @property
     def _rule(self) -> str:

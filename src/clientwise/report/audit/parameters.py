@@ -8,7 +8,7 @@ from ...core.weights.policy import Group, Policy
 from ...record.known_parts import known_part
 from ...record.reading.config_view import RecordedMethod
 from ...record.reading.folder import RunFolder
-from ...record.reading.rows import StepRow
+from ...record.reading.rows import ParticipantRow, StepRow
 from ...registry import Part
 from ..document import counted
 from .explanation import method_at
@@ -31,7 +31,7 @@ def parameters(run: RunFolder, method: str, seed: int, round_num: int) -> list[s
     priority = run.round(method, seed, round_num).priority
     return [
         *_by_criteria(parts, priority),
-        *_by_evidence(parts),
+        *_by_evidence(parts, run.participants(method, seed, round_num)),
         *_by_bounds(parts.bounds, since),
         *_by_rule(parts),
         *_by_steps(run.server_steps(method, seed, round_num)),
@@ -59,13 +59,13 @@ def _by_criteria(parts: RecordedMethod, priority: Sequence[str] | None) -> Itera
         yield f"Measured by the server: {', '.join(sources['server'])}."
 
 
-def _by_evidence(parts: RecordedMethod) -> Iterator[str]:
+def _by_evidence(parts: RecordedMethod, rows: Sequence[ParticipantRow]) -> Iterator[str]:
     if parts.evidence is None:
         return
     yield f"Evidence: {described(parts.evidence)}."
-    if parts.evidence.name == "significance":
+    if any(row.harm is not None for row in rows):
         yield HARM_MEANS
-    if parts.evidence.options.get("history") or parts.evidence.name == "history":
+    if any(row.history_z is not None for row in rows):
         yield HISTORY_MEANS
 
 
