@@ -59,7 +59,7 @@ def one_round(method_name: str, clients: int, monkeypatch: pytest.MonkeyPatch) -
 # Before clientwise 0.3: 44, 64 and 157 launches and 7, 10 and 17 waits for 10 clients
 @pytest.mark.parametrize(
     ("method", "launches", "waits"),
-    [("FedAvg", 50, 4), ("AdaFed", 75, 5), ("Recommended", 145, 10)],
+    [("FedAvg", 50, 4), ("AdaFed", 75, 5), ("Recommended", 160, 10)],
 )
 def test_a_round_launches_little_and_waits_seldom(
     method: str, launches: int, waits: int, monkeypatch: pytest.MonkeyPatch

@@ -391,11 +391,11 @@ class Gathered:
     judge: Callable[[Tensor], Evaluation]
     # Trains a model [d] on the server's set, by default as a client would
     train_server: Callable[..., Tensor]
+    seed: int = 0  # of this round, for random draws
+    training: LocalTraining = LocalTraining()  # of the clients
     # See `Engine.server_gradients`; None where clients judge, or the server has no samples
     gradients: Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None = None
     compares_samples: bool = False  # whether the loss of a sample depends on the others (Cox's)
-    seed: int = 0  # of this round, for random draws
-    training: LocalTraining = LocalTraining()  # of the clients
 
     def select(self, rows: Sequence[int]) -> Gathered:
         """The same of some clients."""

@@ -35,7 +35,7 @@ def sketch(updates: Tensor) -> Tensor:
         updates: one update a row, [n, d].
 
     Returns:
-        Unit vectors [n, 256] on the CPU; zeros for an update of zeros.
+        Unit vectors [n, 256]; zeros for an update of zeros.
 
     Example:
         >>> one = torch.randn(1, 5000, generator=torch.Generator().manual_seed(1))
@@ -45,7 +45,7 @@ def sketch(updates: Tensor) -> Tensor:
     """
     signs = _signs(updates.shape[1], updates.device).to(updates)
     slots = torch.cat([_slots(some, signs) for some in torch.split(updates, AT_ONCE)])
-    return torch.nn.functional.normalize(slots.nan_to_num().cpu(), dim=1)
+    return torch.nn.functional.normalize(slots.nan_to_num(), dim=1)
 
 
 def _slots(updates: Tensor, signs: Tensor) -> Tensor:
@@ -143,7 +143,8 @@ def look_back(
     if not history and not copies:
         return LookBack()
     sketches = sketch(gathered.updates[:, : gathered.spec.num_parameters])
-    counts = count_copies(sketches) if copies else None
+    counts = count_copies(sketches).cpu() if copies else None
+    sketches = sketches.cpu()
     if not history:
         return LookBack(copies=counts)
     past, rows = History.read(memory).including(gathered.client_ids)
