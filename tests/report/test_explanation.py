@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy
@@ -13,7 +14,9 @@ from sklearn.datasets import load_digits
 
 import clientwise as cw
 from clientwise.report.audit.explanation import Explanation, explain
+from clientwise.report.audit.pages import audit_round
 from clientwise.report.audit.why import why
+from clientwise.report.document import Table
 from clientwise.report.series import series_of
 from clientwise.report.views import headline
 
@@ -248,3 +251,28 @@ def test_the_conclusion_counts_hostile_clients_among_those_that_lost_weight(run:
     assert lost >= {"inverted", "mislabelled", "sleeper"}
     assert lost.isdisjoint(HONEST)
     assert f"{len(lost)} of the {len(lost)} clients that lost weight were hostile" in line
+
+
+def test_the_page_marks_hostile_clients_and_gives_the_reason_in_a_few_words(run: cw.Run) -> None:
+    _, table, *_ = audit_round(run, "Recommended", SEED, ROUNDS).sections[0].items
+    assert isinstance(table, Table)
+    reasons = {row[0].numbers["name"]: str(row[1]) for row in table.rows}
+    assert reasons.keys() == {*ATTACKS, *HONEST}
+    for name, text in reasons.items():
+        assert ("hostile" in text) == (name in ATTACKS)
+        assert len(text.split(";")[0].split()) <= 7
+    inverted = of(run, "inverted", ROUNDS).evidence
+    assert inverted is not None
+    assert reasons["inverted"] == f"harmful until round {inverted.last}; hostile (sign_flip)"
+    assert reasons["copied"] == "copy of 1 other client"
+    assert reasons["broken"] == "refused: model has NaN or Inf; hostile (broken)"
+    assert reasons["tiny"].startswith("dataset_size ")
+    assert "points against its own past" in reasons["sleeper"]
+
+
+def test_an_honest_client_that_loses_weight_is_shown_as_honest(run: cw.Run) -> None:
+    lowered = replace(of(run, "inverted", ROUNDS), attack=None)
+    assert lowered.simulated_as == "honest"
+    assert lowered.known_facts() == "The client is honest."
+    assert replace(lowered, is_simulated=False).known_facts() == ""
+    assert of(run, "clean 1", ROUNDS).simulated_as == ""

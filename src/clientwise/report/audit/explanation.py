@@ -261,13 +261,18 @@ class Explanation:
         verb = "raises" if self.influence > self.weight else "lowers"
         return f"{rule} {verb} the share {shares}."
 
+    @property
+    def simulated_as(self) -> str:
+        """What a simulation makes of the client: hostile, or honest where evidence lowers its weight."""
+        if self.attack is not None:
+            return f"hostile ({self.attack})"
+        return "honest" if self.is_simulated and self.is_lowered else ""
+
     def known_facts(self) -> str:
         """Whether a simulated client is hostile, and new data; of honest clients, where they lose weight."""
         facts = []
-        if self.attack is not None:
-            facts.append(f"The client is hostile ({self.attack}).")
-        elif self.is_simulated and self.is_lowered:
-            facts.append("The client is honest.")
+        if self.simulated_as:
+            facts.append(f"The client is {self.simulated_as}.")
         if self.new_data_since is not None:
             facts.append(f"It has new data since round {self.new_data_since}.")
         return " ".join(facts)
@@ -304,21 +309,22 @@ class Explanation:
             case "evidence":
                 return "moved by evidence"
             case "past evidence" if found is not None and found.last is not None:
-                return f"evidence until round {found.last}"
+                what = "harmful" if found.witness == "loss" else "evidence against it"
+                return f"{what} until round {found.last}"
             case "copies":
                 return f"copy of {counted(self.copies - 1, 'other client')}"
             case "other clients":
                 return "others lost weight"
+            case "bounds" if self.bound is not None and self.bound.kind != "other":
+                return f"reached the {self.bound.kind}"
             case "bounds":
-                return (
-                    "moved by the bounds"
-                    if self.bound is None
-                    else f"{self.bound.kind} of the bounds"
-                )
+                return "moved by the bounds"
             case "clipping":
                 return f"clipped to {percent_of(self.clipped)} of its length"
             case "rule":
                 return f"moved by {self.rule}"
+            case "criteria" if len(self.criteria) == 1:
+                return _criterion(self.criteria[0])
             case "criteria":
                 return "weight by its criteria"
         return "about an equal share"

@@ -156,8 +156,7 @@ def audit_columns(found: Audit) -> Iterator[Column[Participant]]:
 
 
 def _brief_reason(one: Participant) -> str:
-    brief = one.why.brief()
-    return f"{brief}; hostile ({one.why.attack})" if one.why.attack else brief
+    return "; ".join(text for text in (one.why.brief(), one.why.simulated_as) if text)
 
 
 def _at_stage(stage: Stage, one: Participant) -> Content:

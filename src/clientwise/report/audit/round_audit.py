@@ -34,9 +34,9 @@ class Participant:
 
     @property
     def label(self) -> str:
-        """Its number and name, and whether it is hostile."""
-        name = f"{self.client} {self.why.name}" if self.why.name else f"{self.client}"
-        return f"{name} hostile ({self.why.attack})" if self.why.attack else name
+        """Its number and name, and what a simulation makes of it."""
+        named = (str(self.client), self.why.name, self.why.simulated_as)
+        return " ".join(text for text in named if text)
 
 
 @dataclass(frozen=True)
