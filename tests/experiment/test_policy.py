@@ -15,6 +15,7 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.presets import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
+from clientwise.report.audit.explanation import explain
 from clientwise.report.output.terminal import audit_tables
 from clientwise.report.views import audit_round, overview
 
@@ -102,6 +103,11 @@ def test_rounds_whose_cohort_cannot_meet_it_are_told_and_keep_the_model(tmp_path
             assert note.startswith("no weights meet the bounds (group 'rural': none takes part")
             assert set(weights(folder, round_num).values()) == {0.0}
             assert note in audit_round(run, "A", 1, round_num).lead
+            for one in explain(run, "A", 1, round_num):
+                assert (one.share, one.cause, one.kept) == (0.0, "kept", note)
+                assert one.answer() == (
+                    f"{one.called} has no part in round {round_num}'s model: {note}."
+                )
     assert 0 < len(kept) < 6
     assert f"{len(kept)} of 6 rounds cannot meet the policy" in warning
     assert f"The first is round {kept[0]}: group 'rural'" in warning

@@ -36,6 +36,7 @@ Cause = Literal[
     "bounds",
     "clipping",
     "rule",
+    "kept",  # the model of the round before
     "nothing",  # about an equal share
 ]
 
@@ -101,6 +102,7 @@ class Explanation:
     attack: str | None = None  # of a client that is hostile in a simulation
     is_simulated: bool = False  # whether it is known which clients are hostile
     new_data_since: int | None = None
+    kept: str | None = None  # why the round kept the model of the round before
 
     @property
     def called(self) -> str:
@@ -114,7 +116,9 @@ class Explanation:
 
     @property
     def share(self) -> float | None:
-        """The final share: the influence where there is one, else the weight."""
+        """The final share: the influence where there is one, else the weight; 0 where the model stayed."""
+        if self.kept is not None:
+            return 0.0
         return self.weight if self.influence is None else self.influence
 
     @property
@@ -150,6 +154,8 @@ class Explanation:
         """What moved its share most, as a factor; a bound that it reached takes the place of all before it."""
         if self.refusal is not None or self.prior is None or self.weight is None:
             return "refused"
+        if self.kept is not None:
+            return "kept"
         steps: dict[Cause, tuple[float, float]] = {"criteria": (self.equal_share, self.prior)}
         if self.evidence is not None:
             after = self.evidence.after * self.copies
@@ -183,6 +189,8 @@ class Explanation:
                 f"{self.called} has no part in round {self.round_num}'s model: its update was "
                 f"refused ({self.refusal})."
             )
+        if self.kept is not None:
+            return f"{self.called} has no part in round {self.round_num}'s model: {self.kept}."
         return (
             f"{self.called} has {percent_of(self.share)} of round {self.round_num}'s model; "
             f"an equal share is {percent_of(self.equal_share)}."
@@ -323,6 +331,8 @@ class Explanation:
                 return f"clipped to {percent_of(self.clipped)} of its length"
             case "rule":
                 return f"moved by {self.rule}"
+            case "kept":
+                return "the model stayed as it was"
             case "criteria" if len(self.criteria) == 1:
                 return _criterion(self.criteria[0])
             case "criteria":
@@ -404,6 +414,7 @@ def explain(
     rows = [row for row in every if clients is None or row.client in clients]
     num_accepted = sum(row.refusal is None for row in every)
     parts = method_at(run, method, seed, round_num)
+    kept = run.round(method, seed, round_num).kept
     how = _How(
         run=run,
         lane=(method, seed),
@@ -414,6 +425,7 @@ def explain(
         lowered=_lowered(run, parts, method, seed, round_num, rows),
         new_data=run.new_data(seed),
         is_clipped=_is_clipped(every, parts),
+        kept=kept.sentence if kept else None,
     )
     return [how.explanation(row) for row in rows]
 
@@ -485,6 +497,7 @@ class _How:
     lowered: Mapping[int, LoweredRow]
     new_data: Mapping[int, int]
     is_clipped: bool
+    kept: str | None
 
     def explanation(self, row: ParticipantRow) -> Explanation:
         method, seed = self.lane
@@ -514,6 +527,7 @@ class _How:
             clipped=self._clipped(row),
             rule=self._rule,
             influence=row.influence,
+            kept=self.kept,
         )
 
     def _evidence(self, row: ParticipantRow) -> Evidence | None:
