@@ -178,6 +178,7 @@ def _main(program: str, argv: list[str], cwd: Path, env: dict[str, str], files: 
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # what a shell starts in the background ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # likewise under nohup
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)

@@ -389,6 +389,7 @@ METHODS = {"save", "to_json"}  # functions of these names return what they make
 CACHE = "arrays"  # a `data.cache.Writer`: its folder is renamed when it is whole
 # Where a file is written in place, and why nobody finds half of it.
 IN_PLACE = {
+    ("cli/console.py", "open"): "the null device, where output to a terminal that is gone goes",
     ("cli/new.py", "copytree"): "into a folder that did not exist",
     ("data/cache.py", "open"): "in a folder that is renamed when it is whole",
     ("data/cache.py", "open_memmap"): "in a folder that is renamed when it is whole",

@@ -260,6 +260,26 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     assert "\x1b[" not in output
 
 
+def test_a_picture_of_data_names_their_classes(tmp_path: Path) -> None:
+    rows = [f"{number},{('$no', 'maybe', 'yes')[number % 3]},{number % 4}" for number in range(90)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,answer,site", *rows]))
+    config = tmp_path / "table.toml"
+    config.write_text(
+        f"""name = "table"
+rounds = 1
+data_dir = "{tmp_path}"
+data = {{ name = "table", files = "table.csv", target = "answer", client = "site" }}
+partition = "by_id"
+model = "linear"
+methods = ["FedAvg"]
+"""
+    )
+    clientwise("data", config, "--out", tmp_path / "who.svg")
+    picture = (tmp_path / "who.svg").read_text(encoding="utf-8")
+    for name in ("$no", "maybe", "yes"):
+        assert f"<!-- {name} -->" in picture  # text is drawn as paths, with what it says beside it
+
+
 def test_texts_of_a_record_are_no_commands_to_the_terminal(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -62,7 +62,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
         "FedAvg",
         "diversity first",
         "online",
-        "AdaFed",
+        "AdaFedSquared",
         "Recommended",
     ]
     Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")

@@ -299,6 +299,7 @@ def test_samples_that_are_given_are_used_and_others_set_apart(
         "20% of each client's other samples as its test set." in said
     )
     assert "Method: Recommended (the default)." in said
+    assert "Optimizer: sgd, learning rate 0.3." in said
     assert f"Run folder: {run.folder}, which is removed at exit; out='runs/mine' keeps it." in said
     sizes = run.clients(1)
     assert sum(one.num_train + one.num_test for one in sizes) == 210 - 21

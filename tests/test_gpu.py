@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import clientwise as cw
 import shards_here
 from clientwise.attacks import ATTACKS
-from clientwise.engine.device import share_gpu
+from clientwise.engine.device import return_unused_gpu_memory, share_gpu
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.graphs import CudaGraph
 from clientwise.errors import ClientwiseError
@@ -159,17 +159,26 @@ def test_memory_that_runs_out_is_an_error_that_says_what_to_do(
 
 
 def test_jobs_that_do_not_fit_wait(caplog: pytest.LogCaptureFixture) -> None:
-    rest = 5 * matrix_runs.JOB_BYTES // 2  # room for two jobs, and half of one for the driver
+    """In a process that may use a tenth of the memory, whatever other processes use meanwhile."""
+    _, total = torch.cuda.mem_get_info()
+    fitting = max(1, total // 10 // matrix_runs.JOB_BYTES)
     with matrix_runs._new_process() as process:
-        assert matrix_runs._jobs_that_fit(2, process) == 2
-        free, _ = torch.cuda.mem_get_info()  # whatever other tests have left allocated
-        taken = torch.empty(free - rest, dtype=torch.uint8, device="cuda")
-        assert matrix_runs._jobs_that_fit(16, process) == 2
-        assert "2 jobs at once instead of 16" in caplog.text
-        del taken  # it stays reserved in this process, and can be given back
-        assert torch.cuda.memory_reserved() >= free - rest
-        assert matrix_runs._jobs_that_fit(3, process) == 3
-    assert torch.cuda.memory_reserved() < free - rest
+        process.submit(share_gpu, 10).result()
+        assert matrix_runs._jobs_that_fit(fitting, process) == fitting
+        assert caplog.text == ""
+        assert matrix_runs._jobs_that_fit(99, process) == fitting
+    assert f"{fitting} jobs at once instead of 99" in caplog.text
+
+
+def test_memory_that_an_earlier_run_left_is_given_to_jobs() -> None:
+    return_unused_gpu_memory()
+    before = torch.cuda.memory_reserved()
+    taken = torch.empty(matrix_runs.JOB_BYTES, dtype=torch.uint8, device="cuda")
+    del taken
+    assert torch.cuda.memory_reserved() >= matrix_runs.JOB_BYTES, "this process does not keep it"
+    with matrix_runs._new_process() as process:
+        matrix_runs._jobs_that_fit(1, process)
+    assert torch.cuda.memory_reserved() <= before
 
 
 def test_check_says_what_a_run_takes(small: dict[str, Any]) -> None:

@@ -8,17 +8,15 @@ import resource
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
-from importlib import metadata
 from pathlib import Path
 from zipfile import ZipFile
 
 import numpy
 import pytest
 import tomli_w
-from packaging.requirements import Requirement
 
 import clientwise as cw
+from installing import install
 
 ROOT = Path(__file__).parents[1]
 NOT_NEEDED = [
@@ -61,58 +59,10 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
-def wanted(requirements: Sequence[str], extras: Iterable[str] = ()) -> Iterator[str]:
-    """The requirements of clientwise with these extras, in which it may name others of its own."""
-    for text in requirements:
-        one = Requirement(text)
-        named = [
-            one.marker is None or one.marker.evaluate({"extra": name}) for name in ("", *extras)
-        ]
-        if any(named) and one.name == "clientwise":
-            yield from wanted(requirements, one.extras)
-        elif any(named):
-            yield str(one).partition(";")[0]
-
-
-def dependencies(requirements: Iterable[str]) -> dict[str, metadata.Distribution]:
-    """All distributions that these need, those that they need ..., by name."""
-    found: dict[str, metadata.Distribution] = {}
-    open_ones = [Requirement(text) for text in requirements]
-    while open_ones:
-        one = open_ones.pop()
-        if one.name not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
-            found[one.name] = metadata.distribution(one.name)
-            open_ones += [Requirement(text) for text in found[one.name].requires or []]
-    return found
-
-
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment with the base install."""
     return install(wheel, tmp_path_factory.mktemp("clean"))
-
-
-def install(wheel: Path, folder: Path, *extras: str) -> Path:
-    """The programs of an environment with the wheel and links to its declared dependencies."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(folder / "bin" / "python"),
-        "install",
-        "--quiet",
-        "--no-deps",
-    ]
-    subprocess.run([*pip, "--no-index", str(wheel)], check=True)
-    (ours,) = metadata.distributions(name="clientwise", path=[str(packages)])
-    for distribution in dependencies(wanted(ours.requires or [], extras)).values():
-        for name in {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
-            if not (packages / name).exists():  # several may share a namespace
-                (packages / name).symlink_to(Path(str(distribution.locate_file(name))))
-    return folder / "bin"
 
 
 def run(*command: object, cwd: Path) -> str:
@@ -187,8 +137,15 @@ def test_the_demo_keeps_its_promises(wheel: Path, tmp_path: Path) -> None:
         after.ru_utime - before.ru_utime < 200
     )  # of all cores together: what else runs does not count
     lines = {line.method: line for line in cw.Run(tmp_path / "demo").summary()}
-    assert list(lines) == ["FedAvg", "prioritized", "online", "AdaFed", "combined", "Recommended"]
-    fedavg, adafed, combined = lines["FedAvg"], lines["AdaFed"], lines["combined"]
+    assert list(lines) == [
+        "FedAvg",
+        "prioritized",
+        "online",
+        "AdaFedSquared",
+        "combined",
+        "Recommended",
+    ]
+    fedavg, adafed, combined = lines["FedAvg"], lines["AdaFedSquared"], lines["combined"]
     assert adafed.metric[0] > fedavg.metric[0] + 0.05
     assert combined.metric[0] > fedavg.metric[0] + 0.05
     assert lines["Recommended"].metric[0] > adafed.metric[0]

@@ -16,6 +16,7 @@ import pytest
 import clientwise as cw
 import processes
 from clientwise.record.signed.keys import make_private_key
+from clientwise.writing import left_behind
 
 if sys.platform == "win32":
     pytest.skip("Windows has no limit on the size of files", allow_module_level=True)
@@ -122,17 +123,12 @@ def test_on_a_full_disk_the_earlier_files_stay_and_nothing_is_left(name: str, pl
 def test_predict_killed_at_any_moment_leaves_the_earlier_file(place: Path) -> None:
     out = place / "predicted.csv"
     before = out.read_bytes()
-    written = [out, place / "predicted.csv.part"]
     killed = 0
     for tries in range(3):
-        stamps = [file.stat().st_mtime_ns if file.exists() else 0 for file in written]
+        earlier = left_behind(out)
         process = processes.start(processes.COMMAND, *COMMANDS["predict"], cwd=place)
         deadline = time.monotonic() + 120
-
-        def has_begun(stamps: list[int] = stamps) -> bool:
-            return stamps != [file.stat().st_mtime_ns if file.exists() else 0 for file in written]
-
-        while process.is_alive() and not has_begun() and time.monotonic() < deadline:
+        while process.is_alive() and left_behind(out) == earlier and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(0.02 * tries)
         process.kill()
@@ -140,3 +136,23 @@ def test_predict_killed_at_any_moment_leaves_the_earlier_file(place: Path) -> No
         killed += process.exitcode == -signal.SIGKILL
         assert out.read_bytes() == before
     assert killed, "no process was killed while it wrote"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_runs_three_times_at_once_writes_whole_files(name: str, place: Path) -> None:
+    before = content(place)
+    assert processes.run(processes.COMMAND, *COMMANDS[name], cwd=place).returncode == 0
+    alone = content(place)
+    running = [
+        processes.start(
+            processes.COMMAND, *COMMANDS[name], cwd=place, stderr=place / f"{number}.stderr"
+        )
+        for number in range(3)
+    ]
+    for number, process in enumerate(running):
+        process.join(240)
+        assert process.exitcode == 0, (place / f"{number}.stderr").read_text("utf-8")
+    together = without(content(place), ".stderr")
+    assert together.keys() == before.keys()
+    for file, found in together.items():
+        assert found in (alone[file], before[file]) or len(found) == len(alone[file]), file

@@ -44,6 +44,58 @@ class ConfigError(ClientwiseError, ValueError):
         super().__init__("\n".join(lines))
 
 
+class Problems:
+    """What is wrong in several steps that do not need each other.
+
+    Example:
+        >>> problems = Problems()
+        >>> for key in ("rounds", "seeds", "seeds"):
+        ...     with problems.noted():
+        ...         raise ConfigError("my.toml", [(key, "is missing")])
+        >>> problems.refuse()
+        Traceback (most recent call last):
+            ...
+        clientwise.errors.ConfigError: my.toml: rounds: is missing
+        my.toml: seeds: is missing
+    """
+
+    def __init__(self) -> None:
+        self._errors: list[ClientwiseError] = []
+        self._lines: dict[str, str] = {}  # by what they say after the source
+
+    @contextmanager
+    def noted(self, source: str = "") -> Iterator[None]:
+        """Within this context, an error that the user can solve ends the step, not the others.
+
+        Args:
+            source: what messages begin with; one that differs in it alone is the same.
+        """
+        try:
+            yield
+        except ClientwiseError as error:
+            self._errors.append(error)
+            for line in str(error).splitlines():
+                self._lines.setdefault(line.removeprefix(f"{source}: "), line)
+
+    @property
+    def lines(self) -> list[str]:
+        """All that is wrong, each once."""
+        return list(self._lines.values())
+
+    def refuse(self) -> None:
+        """Raise one error that says all; nothing where there is none."""
+        if len(self._errors) == 1:
+            raise self._errors[0] from None
+        if not self._errors:
+            return
+        about_config = [error for error in self._errors if isinstance(error, ConfigError)]
+        joined = ConfigError("", [issue for error in about_config for issue in error.issues])
+        joined.args = ("\n".join(self.lines),)
+        if len(about_config) == len(self._errors):
+            raise joined from None
+        raise ClientwiseError(*joined.args) from None
+
+
 class RunError(ClientwiseError, RuntimeError):
     """A run folder that cannot be used, and why."""
 

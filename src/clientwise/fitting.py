@@ -18,6 +18,7 @@ from torch import nn
 from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
 from .errors import ClientwiseError, ConfigError, shortened
+from .experiment.checks.describe import optimizers_in_words
 from .experiment.config.objects import loss_with
 from .experiment.config.presets import merge
 from .experiment.config.schema import Experiment
@@ -131,6 +132,7 @@ def fit(
     lines = [_described(own), _scored(own, experiment)]
     data, said = _data(own, experiment)
     lines.append(said)
+    lines.append(f"Optimizer: {optimizers_in_words(experiment)}.")
     if not {"method", "methods"} & options.keys():
         weigh = data.weigh if isinstance(data, FederatedData) else data
         lines.append(f"Method: {experiment.for_data(weigh).methods[0].name} (the default).")
@@ -282,6 +284,8 @@ def _experiment(
         loaded = config
         loaded.register_given()
         config = loaded.to_dict()
+        if loaded.training.has_default_rate:  # another optimizer may have another
+            del config["training"]["learning_rate"]
     changes = dict(_as_config(options))
     tables = {key: value for key, value in changes.items() if isinstance(value, Mapping)}
     others = {key: value for key, value in changes.items() if key not in tables}

@@ -21,7 +21,7 @@ def memory() -> int:
         if of_shell > 0:  # negative: unlimited
             limits.append(of_shell)
     if CGROUP_LIMIT.is_file():
-        of_container = CGROUP_LIMIT.read_text().strip()
+        of_container = CGROUP_LIMIT.read_text(encoding="ascii").strip()
         if of_container.isdecimal():  # "max": unlimited
             limits.append(int(of_container))
     return min(limits)

@@ -69,6 +69,16 @@ def needs(*what: Need, criteria: Iterable[str] = ()) -> Declaration:
     return Declaration(frozenset(what), frozenset(criteria))
 
 
+def listed(names: Iterable[object]) -> str:
+    """Names in a text; one with a comma is in quotes, so that it is not read as two.
+
+    >>> print(listed(["FedAvg", "mine, 2"]))
+    FedAvg, 'mine, 2'
+    """
+    texts = map(str, names)
+    return ", ".join(repr(text) if "," in text else text for text in texts)
+
+
 def suggest(word: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown word: the closest known word, or all of them.
 
@@ -80,7 +90,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
     if close is not None:
         return f"; did you mean {close!r}?"
     if known:
-        return f"; known: {', '.join(known)}"
+        return f"; known: {listed(known)}"
     return ""
 
 

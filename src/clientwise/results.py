@@ -34,7 +34,7 @@ from .record.reading.folder import RunFolder
 from .record.reading.frames import FrameName
 from .record.reading.models import After
 from .record.toml_text import read_table
-from .registry import suggest
+from .registry import listed, suggest
 from .report.document import Chart
 from .report.views import overview, result_charts
 from .writing import make_folder, replacing
@@ -100,7 +100,7 @@ class Run(RunFolder):
         """
         rows = self.frame("weights")
         rows.loc[rows["refusal"].notna(), "weight"] = 0.0
-        rows["client"] = rows["name"].fillna(rows["client"])
+        rows["client"] = rows["client"].where(rows["name"].isna(), rows["name"])
         keys = ["client"] if len(self.methods) == 1 else ["method", "client"]
         return rows.pivot_table("weight", keys, "round", sort=False)
 
@@ -180,7 +180,7 @@ class Run(RunFolder):
     def _only_method(self, what: str) -> str:
         """The method, where there is one."""
         if len(self.methods) != 1:
-            names = ", ".join(self.methods)
+            names = listed(self.methods)
             raise RunError(
                 f"{self.id}: run.{what} needs one method, and there are {len(self.methods)} ({names}): "
                 "run.model(METHOD) is the network of one, and run.predict takes method="

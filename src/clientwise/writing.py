@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+ENDING = ".part"  # of files that are being written
 
 
 def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
@@ -19,18 +23,18 @@ def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """An empty file to write to. At the end it becomes the file `path`, unless there is an error.
 
-    A process that is killed leaves it behind, and the next one that writes the same file removes it.
+    Its name is its own: of several writers of a file, the last to end wins. A process that is killed
+    leaves it behind (`left_behind`).
 
     Args:
         path: the file to write or to replace. A link is replaced, and not what it leads to.
         mode: the most that users may do with it; see `os.chmod`.
     """
-    temporary = path.with_name(path.name + ".part")
+    temporary = path.with_name(f"{path.name}.{secrets.token_hex(6)}{ENDING}")
     try:
-        temporary.unlink(missing_ok=True)
         if path.is_file():
             mode &= path.stat().st_mode  # who could not read the old file cannot read the new one
-        temporary.touch(mode)
+        temporary.touch(mode, exist_ok=False)
         yield temporary
         replace_file(temporary, path)
     except BaseException as error:
@@ -39,6 +43,11 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename in (None, str(temporary)):
             error.filename = str(path)
         raise
+
+
+def left_behind(path: Path) -> list[Path]:
+    """What writers of a file left beside it: they were killed, or write still."""
+    return sorted(path.parent.glob(f"{glob.escape(path.name)}.*{ENDING}"))
 
 
 def replace_file(written: Path, path: Path) -> None:

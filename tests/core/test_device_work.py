@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from clientwise.engine import evaluation
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked import backend
+from clientwise.engine.stacked.kernels import dense, pooling
 from clientwise.engine.stacked.train import StackedTrainer
 from clientwise.models.networks import mlp
 from device_work import DeviceWork, counted
@@ -56,7 +58,20 @@ def one_round(method_name: str, clients: int, monkeypatch: pytest.MonkeyPatch) -
     return counts
 
 
+@pytest.fixture
+def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As where an earlier test has used a GPU. The tensors are of the CPU: no kernel may get them."""
+    for module in (dense, pooling):
+        monkeypatch.setattr(module, "can_build", lambda: True)
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    matmul.allow_tf32 = True
+    yield
+    matmul.allow_tf32 = before
+
+
 # Before clientwise 0.3: 44, 64 and 157 launches and 7, 10 and 17 waits for 10 clients
+@pytest.mark.usefixtures("_a_gpu")
 @pytest.mark.parametrize(
     ("method", "launches", "waits"),
     [("FedAvg", 50, 4), ("AdaFed", 75, 5), ("Recommended", 160, 10)],

@@ -15,8 +15,9 @@ from clientwise.core.weights.policy import Group, Probation
 from clientwise.core.weights.scores import Owa, Prioritized
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
-from clientwise.experiment.config.methods import BOUNDS
-from clientwise.experiment.load import load_experiment
+from clientwise.experiment.config.methods import BOUNDS, MethodSettings
+from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.load import load_experiment, load_method
 
 
 def issues(config: dict[str, Any], *overrides: str) -> list[tuple[str, str]]:
@@ -430,11 +431,26 @@ def test_every_shipped_config_loads() -> None:
         "FedAvg",
         "prioritized",
         "online",
-        "AdaFed",
+        "AdaFedSquared",
         "combined",
         "Recommended",
     ]
     assert isinstance(demo[1].score, Prioritized)
+    for path in (*shipped, Path(__file__).parents[2] / "docs" / "tutorial.md"):
+        for method in methods_in(path):
+            if method.name in METHODS:
+                assert method == load_method(method.name, "here"), (
+                    f"{path}: {method.name} is changed"
+                )
+
+
+def methods_in(path: Path) -> list[MethodSettings]:
+    """The methods of a config, or of the one that a page builds step by step."""
+    if path.suffix == ".toml":
+        return load_experiment(path).methods
+    blocks = path.read_text("utf-8").split("```toml\n")[1:]
+    text = "\n".join(block.split("```")[0] for block in blocks)
+    return load_experiment(tomllib.loads(text)).methods
 
 
 def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any]) -> None:

@@ -180,12 +180,12 @@ def test_what_is_no_pattern_of_files_is_said(table: Path, pattern: str) -> None:
 
 
 def test_files_beside_the_config_and_all_bad_columns(table: Path, monkeypatch: Any) -> None:
-    monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
+    monkeypatch.setenv("CLIENTWISE_DATA", str(table.parent / "elsewhere"))
     with pytest.raises(
         ClientwiseError, match=r'csv is beside the config: add data_dir = "." to it'
     ):
         describe(load_experiment(table))
-    table.write_text('data_dir = "."\n' + table.read_text())
+    monkeypatch.delenv("CLIENTWISE_DATA")
     with pytest.raises(ClientwiseError) as raised:
         describe(load_experiment(table))
     said = str(raised.value)

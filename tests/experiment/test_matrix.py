@@ -22,9 +22,11 @@ import numpy
 import pytest
 import torch
 from scipy.stats import friedmanchisquare, ttest_rel
+from typer.testing import CliRunner
 
 import clientwise as cw
 import processes
+from clientwise.cli import app
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.matrix import runs as matrix_runs
@@ -275,6 +277,15 @@ def test_a_cell_is_an_ordinary_run(finished: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_commands_on_one_run_say_that_a_matrix_has_several(finished: Path) -> None:
+    cells = sorted(path.parent for path in finished.glob("*/run.sqlite"))
+    said = f"^{finished}: holds {len(cells)} runs: name one of them, such as {cells[0]}$"
+    for command in ("export", "statement"):
+        found = CliRunner().invoke(app, [command, str(finished)])
+        assert isinstance(found.exception, RunError)
+        assert re.search(said, str(found.exception))
+
+
 def test_resuming_runs_unfinished_cells_only(finished: Path, tmp_path: Path) -> None:
     folder = copied(finished, tmp_path)
     matrix = open_matrix(folder)
@@ -514,7 +525,7 @@ def test_what_a_killed_run_leaves_does_not_block_its_folder(
 ) -> None:
     config["matrix"] = {"attacks": {}}
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "matrix.toml.part").write_text("name = ")
+    (tmp_path / "run" / "matrix.toml.0123456789ab.part").write_text("name = ")
     run_matrix(load_matrix(config), tmp_path / "run")
     assert is_finished(tmp_path / "run" / "tiny--clean")
     (tmp_path / "mine").mkdir()
@@ -577,9 +588,11 @@ def test_differences_are_over_seeds_and_over_federations(drawn: Results) -> None
         for one, test, other in zip(found, tests, (1, 2), strict=True):
             difference = getattr(one, unit)
             assert difference.mean == pytest.approx((values[0] - values[other]).mean())
-            assert difference.interval == pytest.approx(tuple(test.confidence_interval()))
             expected = 2 * smaller if test.pvalue == smaller else max(2 * smaller, larger)
             assert difference.p_value == pytest.approx(expected)
+            level = 1 - 0.05 * test.pvalue / expected
+            interval = tuple(test.confidence_interval(level))
+            assert difference.interval == pytest.approx(interval)
             assert difference.tests == 2
 
 

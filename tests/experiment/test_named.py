@@ -193,5 +193,5 @@ def test_methods_are_picked_by_name(tiny: dict[str, Any], given: Any, names: lis
 
 
 def test_fedavg_under_another_name_can_be_written_out_twice(tiny: dict[str, Any]) -> None:
-    once = write_out([{"name": "DS", "like": "FedAvg"}], "here")
-    assert write_out(once, "here") == once
+    once = write_out([{"name": "DS", "like": "FedAvg"}])
+    assert write_out(once) == once

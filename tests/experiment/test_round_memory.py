@@ -38,6 +38,7 @@ SPEC = ModelSpec((), 200, 200)
 CONFIG = {
     "name": "memory",
     "rounds": 1,
+    "device": "cpu",
     "data": "digits",
     "partition": {"name": "iid", "clients": 10},
     "model": "linear",

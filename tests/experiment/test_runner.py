@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import sys
 import threading
 import time
 import tomllib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pexpect
 import pytest
 import tomli_w
 import torch
@@ -29,6 +31,7 @@ from clientwise.experiment.running import folders, runner
 from clientwise.models.flat import FlatModel
 from clientwise.models.networks import MODELS
 from clientwise.record.lock import locked
+from locales import in_turkish
 
 TABLES = {  # everything but how long it took
     "lanes": "lane, method, seed, finished",
@@ -577,6 +580,41 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(uninterrupted, tmp_pa
     assert content(folder) == expected
 
 
+HALF_A_ROUND = """
+import locale, os, signal, sys
+locale.setlocale(locale.LC_ALL, "")
+assert locale.setlocale(locale.LC_ALL) == os.environ["LC_ALL"]
+import clientwise as cw
+from clientwise.record.writer import Store
+inner = Store._insert
+def insert(store, table, lane, round_num, rows):
+    inner(store, table, lane, round_num, rows)
+    if round_num == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+Store._insert = insert
+cw.run(sys.argv[1], sys.argv[2])
+"""
+
+
+@pytest.mark.bits
+def test_killed_in_a_round_in_turkish_it_has_whole_rounds_only(
+    uninterrupted, tmp_path: Path
+) -> None:
+    """There, Python does not see that INSERT has to begin a transaction."""
+    config, expected = uninterrupted
+    turkish = in_turkish(tmp_path)
+    folder = tmp_path / "run"
+    killed = processes.run(HALF_A_ROUND, config, folder, env=turkish)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    run = cw.Run(folder)
+    for table in ("rounds", "participants", "criteria"):
+        found = run.query(f"SELECT DISTINCT round_num FROM {table} ORDER BY 1")
+        assert found == [(1,), (2,), (3,), (4,), (5,), (6,)], table
+    in_locale = "import locale; locale.setlocale(locale.LC_ALL, ''); " + processes.COMMAND
+    processes.run(in_locale, "run", folder, "--resume", env=turkish).check_returncode()
+    assert content(folder) == expected
+
+
 CRASH = """
 import os, sys
 import clientwise as cw
@@ -602,9 +640,10 @@ def test_a_crash_at_the_worst_moment_is_mended(uninterrupted, tmp_path: Path) ->
     assert list((folder / "checkpoints").glob("*.part"))
     cw.run(config, folder, resume=True)
     assert content(folder) == expected
+    assert list((folder / "checkpoints").glob("*.part")) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_it_says_how_to_go_on(
     uninterrupted, tmp_path: Path, how: signal.Signals
 ) -> None:
@@ -627,6 +666,42 @@ def test_interrupted_it_says_how_to_go_on(
     assert (
         before - 1 <= seen[0] - 1 <= before
     )  # it went on where it was, though no checkpoint was due
+    assert content(folder) == expected
+
+
+def test_when_its_terminal_is_closed_it_stops_after_saving(uninterrupted, tmp_path: Path) -> None:
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    arguments = ["-m", "clientwise", "run", config, "--out", folder]
+    arguments += ["--set", "checkpoint_seconds=1000"]
+    child = pexpect.spawn(
+        sys.executable,
+        [str(one) for one in arguments],
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also under nohup
+    )
+    wait_for(lambda: rounds_done(folder) >= 5)
+    os.close(child.child_fd)
+    _, status = os.waitpid(child.pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    before = rounds_done(folder)
+    seen: list[int] = []
+    cw.run(
+        folder / "config.toml", folder, resume=True, on_round=lambda step: seen.append(step.done)
+    )
+    assert before <= seen[0] <= before + 1
+    assert content(folder) == expected
+
+
+def test_under_nohup_it_goes_on(uninterrupted, tmp_path: Path) -> None:
+    config, expected = uninterrupted
+    folder = tmp_path / "run"
+    ignored = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    process = processes.start(ignored + processes.COMMAND, "run", config, "--out", folder)
+    wait_for(lambda: rounds_done(folder) >= 5)
+    os.kill(process.pid, signal.SIGHUP)
+    process.join(120)
+    assert process.exitcode == 0
     assert content(folder) == expected
 
 

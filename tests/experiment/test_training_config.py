@@ -154,6 +154,63 @@ def test_the_default_is_written_as_version_0_2_wrote_it() -> None:
     assert not {"loss", "transform", "clip_gradients", "rate_factor"} & training.keys()
 
 
+class RateNeeded(torch.optim.SGD):
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr)
+
+
+@pytest.mark.parametrize(
+    ("training", "rate"),
+    [
+        ({}, 0.1),
+        ({"optimizer": "adam"}, 0.001),
+        ({"optimizer": {"name": "adamw", "beta1": 0.5}}, 0.001),
+        ({"optimizer": torch.optim.Adam}, 0.001),
+        ({"optimizer": functools.partial(torch.optim.RMSprop, alpha=0.8)}, 0.01),
+        ({"optimizer": torch.optim.Adam, "learning_rate": 0.1}, 0.1),
+    ],
+)
+def test_without_a_rate_an_optimizer_has_its_own(training: dict[str, Any], rate: float) -> None:
+    experiment = load_experiment({**CONFIG, "training": training})
+    assert experiment.to_dict()["training"]["learning_rate"] == rate
+    assert [method.training.learning_rate for method in experiment.build_methods()] == [rate]
+    is_default = "learning_rate" not in training
+    (said,) = [line for line in describe(experiment) if line.startswith("optimizer")]
+    assert said.endswith(f"learning rate {rate:g}" + " (its default)" * is_default)
+
+
+def test_a_method_with_another_optimizer_has_its_rate() -> None:
+    methods = [
+        {"name": "shared", "like": "FedAvg"},
+        {"name": "other", "like": "FedAvg", "training": {"optimizer": "adam"}},
+        {
+            "name": "own",
+            "like": "FedAvg",
+            "training": {"optimizer": "adam", "learning_rate": 0.02},
+        },
+        {
+            "name": "same",
+            "like": "FedAvg",
+            "training": {"optimizer": {"name": "sgd", "nesterov": True}, "momentum": 0.9},
+        },
+    ]
+    config = {**CONFIG, "training": {"learning_rate": 0.05}, "methods": methods}
+    experiment = load_experiment(config)
+    rates = [method.training.learning_rate for method in experiment.build_methods()]
+    assert rates == [0.05, 0.001, 0.02, 0.05]
+    again = load_experiment(experiment.to_dict())
+    assert [method.training.learning_rate for method in again.build_methods()] == rates
+
+
+def test_changing_the_optimizer_of_a_loaded_experiment_changes_a_default_rate(
+    tmp_path: Path,
+) -> None:
+    for given, expected in [({}, 0.001), ({"learning_rate": 0.05}, 0.05)]:
+        experiment = load_experiment({**CONFIG, "training": given})
+        run = cw.run(experiment, tmp_path / str(expected), progress=False, optimizer="adam")
+        assert run.config["training"]["learning_rate"] == expected
+
+
 def test_balanced_weights_come_from_the_labels_of_all_clients() -> None:
     config = {**CONFIG, "loss": None, "training": {"loss": {"name": "cross_entropy"}}}
     del config["loss"]
@@ -205,6 +262,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "momentum of adamw": (
         {"optimizer": "adamw", "momentum": 0.9},
         'needs optimizer = "sgd"; adamw has its own momentum',
+    ),
+    "no rate": (
+        {"optimizer": RateNeeded},
+        "training.learning_rate: is missing: the optimizer RateNeeded has no default rate",
+    ),
+    "no rate of a method": (
+        {"methods": [{"name": "own", "like": "FedAvg", "training": {"optimizer": RateNeeded}}]},
+        "methods[0].training.learning_rate: is missing: the optimizer RateNeeded has no default",
     ),
     "a key that the class lacks": (
         {"optimizer": torch.optim.Adagrad, "momentum": 0.9},

@@ -237,6 +237,7 @@ def test_the_command_writes_the_figures_that_it_is_asked_for(tmp_path: Path) -> 
     curves = (figures / "curves-metric.pdf").read_bytes()
     assert _page_width(curves) == pytest.approx(3.3)
     assert {path.suffix for path in figures.iterdir()} == {".pdf", ".svg"}
+    (figures / "curves-metric.pdf.0123456789ab.part").touch()  # of another process
     assert "Not updated" not in report("--figures", "pdf,svg")
     said = " ".join(report("--figures", "pdf").split())
     assert f"Not updated {total} files in {figures}, older than this report" in said

@@ -25,7 +25,7 @@ from clientwise.report.output.terminal import summary_table
 from clientwise.report.sections.result import result_table
 from clientwise.report.sections.targets import average_gain, rounds_cell
 from clientwise.report.series import series_of
-from clientwise.report.statistics import Difference, holm
+from clientwise.report.statistics import Difference, holm, paired_difference
 from clientwise.report.verdict import NOT_RANKED, TOO_FEW
 
 Values = Mapping[str, Sequence[float]]  # by method, one per seed
@@ -96,6 +96,22 @@ def test_holm_by_hand() -> None:
     assert [one.tests for one in found] == [3, 1, 3, 3]
 
 
+def test_an_interval_excludes_zero_if_and_only_if_its_p_is_below_five_percent() -> None:
+    generator = numpy.random.default_rng(1)
+    verdicts = []
+    for effect in generator.uniform(0, 1.5, 60):
+        values = effect + generator.normal(size=(4, 6))
+        plain = [paired_difference(row, numpy.zeros(6)) for row in values]
+        assert all(plain)
+        for own, one in zip(plain, holm(plain), strict=True):
+            low, high = one.interval
+            assert (low > 0 or high < 0) == (one.p_value < 0.05)
+            assert low <= own.interval[0] + 1e-12
+            alone = own.interval[0] > 0 or own.interval[1] < 0
+            verdicts.append((alone, one.p_value < 0.05))
+    assert {(True, True), (True, False), (False, False)} == {*verdicts}
+
+
 def test_the_best_of_many_is_not_called_significant_for_being_picked(tmp_path: Path) -> None:
     """A difference whose own interval leaves out zero, but not among all pairs of six methods."""
     lucky = [value + gain / 100 for value, gain in zip(BASE, (1, 2, 0.2, 2.5, 0.4, 1), strict=True)]
@@ -115,7 +131,12 @@ def test_the_best_of_many_is_not_called_significant_for_being_picked(tmp_path: P
         "lucky has the highest accuracy (71.2% in round 1). The lead is not statistically significant (p = 1, Holm)."
     )
     assert "not statistically significant (p = " in lead(many)[1]
-    assert all_differences(series_of([many]))["lucky", "A"].tests == 15
+    difference = all_differences(series_of([many]))["lucky", "A"]
+    assert difference.tests == 15
+    low, high = difference.interval
+    assert low < 0 < high, "as p says, which is above 0.05"
+    assert low < difference.mean - difference.margin
+    assert f"[{100 * low:+.1f}, {100 * high:+.1f}]" in "".join(texts(summary(many))["lucky"])
     assert not summary(many).best()
 
 

@@ -218,7 +218,7 @@ def test_a_database_that_lies_elsewhere(
     assert elsewhere.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", [f"{LANE}.part", "checkpoints"])
+@pytest.mark.parametrize("name", [f"{LANE}.0123456789ab.part", "checkpoints"])
 def test_nothing_is_written_through_a_link(
     config: dict[str, Any], stopped: Path, tmp_path: Path, name: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ import processes
 from clientwise import writing
 from clientwise.errors import ClientwiseError
 from clientwise.record.files import read_whole
-from clientwise.writing import naming, replacing, write_atomically
+from clientwise.writing import left_behind, naming, replacing, write_atomically
 
 
 def full(*arguments: object) -> None:
@@ -36,14 +37,68 @@ def test_a_full_disk_names_the_file_and_leaves_the_old_one(
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("report.html", b"old")]
 
 
-def test_a_file_keeps_its_mode_and_what_a_killed_process_left_is_gone(tmp_path: Path) -> None:
+def test_a_file_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "predicted.csv"
     path.touch(0o600)
-    (tmp_path / "predicted.csv.part").write_bytes(b"half")
     write_atomically(path, b"new")
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["predicted.csv"]
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_a_new_file_has_the_mode_of_any_new_file(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        write_atomically(tmp_path / "new", b"new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == mode
+
+
+def test_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Of two that begin one after the other, the one that ends last wins, whole."""
+    path = tmp_path / "predicted.csv"
+    with replacing(path) as first:
+        first.write_bytes(b"fir")
+        with replacing(path) as second:
+            second.write_bytes(b"second")
+            assert left_behind(path) == sorted([first, second])
+        assert path.read_bytes() == b"second"
+        with first.open("ab") as file:
+            file.write(b"st")
+    assert path.read_bytes() == b"first"
+    assert left_behind(path) == []
+
+
+WRITES_OFTEN = """
+import sys
+from pathlib import Path
+from clientwise.writing import replacing
+for number in range(40):
+    with replacing(Path("out")) as temporary, temporary.open("wb") as file:
+        for piece in range(50):
+            file.write(sys.argv[1].encode() * 1000)
+            file.flush()
+"""
+
+
+def test_processes_write_one_file_at_once(tmp_path: Path) -> None:
+    """Whenever it is read, it is the whole file of one of them, and each of them ends well."""
+    writers = [
+        processes.start(WRITES_OFTEN, letter, cwd=tmp_path, stderr=tmp_path / f"{letter}.txt")
+        for letter in "abcd"
+    ]
+    whole = {letter.encode() * 50_000 for letter in "abcd"}
+    path = tmp_path / "out"
+    while any(one.is_alive() for one in writers):
+        if path.exists():
+            assert path.read_bytes() in whole
+    assert path.read_bytes() in whole
+    for one, letter in zip(writers, "abcd", strict=True):
+        one.join()
+        assert one.exitcode == 0, (tmp_path / f"{letter}.txt").read_text("utf-8")
+    assert left_behind(path) == []
 
 
 def test_a_key_is_written_whole_or_not_at_all(
@@ -101,7 +156,9 @@ def test_a_file_and_its_name_outlast_a_power_cut(
         writing.os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}"))
     )
     write_atomically(tmp_path / "config.toml", b"new")
-    assert synced == [str(tmp_path / "config.toml.part"), str(tmp_path)]
+    written, folder = synced
+    assert re.fullmatch(r".*/config\.toml\.\w+\.part", written)
+    assert folder == str(tmp_path)
     assert (tmp_path / "config.toml").read_bytes() == b"new"
 
 

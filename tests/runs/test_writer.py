@@ -3,10 +3,13 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +73,35 @@ def test_a_transaction_that_fails_is_undone(tmp_path: Path) -> None:
     store.close()
 
 
+def test_whatever_a_run_writes_is_in_a_transaction(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one that clientwise begins: Python begins none by itself."""
+    connect = sqlite3.connect
+    written = []
+
+    def traced(*given: Any, **named: Any) -> sqlite3.Connection:
+        database = connect(*given, **named)
+        begun: list[str] = []
+
+        def see(statement: str) -> None:
+            word = statement.split()[0]
+            if word == "BEGIN":
+                begun.append(statement)
+            elif word in ("COMMIT", "ROLLBACK"):
+                begun.clear()
+            elif word in ("INSERT", "UPDATE", "DELETE"):
+                written.append((word, database.isolation_level, len(begun)))
+
+        database.set_trace_callback(see)
+        return database
+
+    monkeypatch.setattr(sqlite3, "connect", traced)
+    cw.run(tiny, tmp_path / "run")
+    assert {word for word, _, _ in written} == {"INSERT", "UPDATE", "DELETE"}
+    assert {(level, begun) for _, level, begun in written} == {(None, 1)}
+
+
 def test_folders_in_the_place_of_files_leave_nothing_open(tmp_path: Path) -> None:
     for name in (".lock", "config.toml"):
         (tmp_path / name).mkdir()
@@ -78,6 +110,15 @@ def test_folders_in_the_place_of_files_leave_nothing_open(tmp_path: Path) -> Non
     with pytest.raises(IsADirectoryError):
         read_whole(tmp_path / "config.toml", 9)
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_folder_that_was_removed_is_not_said_to_be_kept(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    tiny["checkpoint_seconds"] = 0.0
+    with pytest.raises(RunError, match=f"^{folder}: was removed during the run; run the exp"):
+        cw.run(tiny, folder, on_round=lambda _: shutil.rmtree(folder, ignore_errors=True))
 
 
 def test_a_lock_is_waited_for(tmp_path: Path) -> None:

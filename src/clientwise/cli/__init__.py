@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ClientwiseError
-from .console import fail, out, reason
+from .console import fail, out, print_in_any_locale, reason
 from .counterfactual import counterfactual
 from .demo import demo
 from .experiments import check, run, tune
@@ -76,6 +76,7 @@ for _name, _command in COMMANDS.items():
 
 def main() -> None:
     """Run the command; an error that the user can solve is one line without a traceback."""
+    print_in_any_locale()
     try:
         app()
     except ClientwiseError as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import io
+import os
 import shlex
 import shutil
 import signal
@@ -9,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
@@ -19,6 +23,37 @@ from ..report.output.markup import escape
 LONGEST_LINE = 1_500  # of an error message
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+
+
+# What a terminal or a file shows that cannot encode a character; "?" for others
+PLAIN = {
+    "±": "+-",
+    "×": "x",
+    "·": ".",
+    "–": "-",
+    "−": "-",
+    "…": ".",
+    "≻": ">",
+    "≥": ">=",
+    "≤": "<=",
+    "†": "+",
+    "‡": "#",
+}
+
+
+def print_in_any_locale() -> None:
+    """Let stdout and stderr take any text, also where the locale is "C" and their encoding ASCII."""
+    codecs.register_error("clientwise", _in_plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+            stream.reconfigure(errors="clientwise")
+
+
+def _in_plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    unknown = error.object[error.start : error.end]
+    return "".join(PLAIN.get(character, "?") for character in unknown), error.end
 
 
 def fail(message: str) -> NoReturn:
@@ -62,22 +97,47 @@ def resume_command(folder: Path) -> str:
 
 
 @contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Within this context, SIGTERM and SIGHUP interrupt as Ctrl-C does; nohup stays in force.
+
+    SIGHUP comes when the terminal is closed. What is said then goes nowhere, instead of ending the command.
+    """
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, signal.default_int_handler)}
+    hangup = getattr(signal, "SIGHUP", None)  # not on Windows
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+        before[hangup] = signal.signal(hangup, _hung_up)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _hung_up(number: int, frame: FrameType | None) -> None:
+    """Interrupt. Output to a terminal that is gone would fail: it is thrown away."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    signal.default_int_handler(number, frame)
+
+
+@contextmanager
 def writing_to(path: Path) -> Iterator[None]:
     """An error of the file system names the file, or this place where it has none (a full disk).
 
-    On Ctrl-C or SIGTERM, a line says that this place was not completed.
+    On Ctrl-C, SIGTERM or SIGHUP, a line says that this place was not completed.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        with interrupted_by_signals():
+            yield
     except OSError as error:
         fail(reason(error, path))
     except KeyboardInterrupt:
         message = f"Stopped: {path} was not completed. Give the same command again."
         err.print(escape(message), soft_wrap=True)
         sys.exit(130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def reason(error: OSError, path: Path | str = "clientwise") -> str:

@@ -37,7 +37,7 @@ def demo(
     folder = run_and_show(experiment, out_folder)
     command = command_name()
     where = shlex.quote(str(folder))
-    audit = f"{command} show {where} --round {experiment.rounds} --method AdaFed"
+    audit = f"{command} show {where} --round {experiment.rounds} --method AdaFedSquared"
     print_next_steps(
         [
             (f"{command} report {where}", "a page with all figures and tables"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from .console import (
     command_name,
     err,
     fail,
+    interrupted_by_signals,
     out,
     print_error,
     print_lines,
@@ -32,10 +32,10 @@ from .options import (
     SeedsOption,
     SetOption,
     load,
-    load_single,
     load_tuning,
     parse_seeds,
     parse_spaces,
+    try_data,
     tuned_toml,
 )
 from .results import print_matrix, print_results
@@ -224,18 +224,32 @@ def check(
 
     Example: clientwise check my.toml --seeds 1-5
     """
-    loaded = load(file, changes, preset, seeds=seeds, methods=methods, data_dir=data_dir)
-    from ..experiment.checks.describe import describe
+    from ..errors import Problems
     from ..experiment.config_file import presets_of
+
+    keys = {"seeds": seeds, "methods": methods, "data_dir": data_dir}
+    problems = Problems()
+    loaded = None
+    with problems.noted():
+        loaded = load(file, changes, preset, **keys)
+    presets: list[str] = []
+    with problems.noted():
+        presets = [] if preset else presets_of(file)
+    for name in presets:
+        with problems.noted():
+            load(file, changes, name)
+    if loaded is None:
+        with problems.noted():
+            try_data(file, changes, preset, **keys)
+    problems.refuse()
+    from ..experiment.checks.describe import describe
     from ..experiment.matrix.grid import Matrix
     from ..launch import deployed_data, nodes_of
 
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
         return
-    presets = [] if preset else presets_of(file)
-    for name in presets:
-        load_single(file, changes, name)
+    assert loaded is not None, "what is wrong was refused"
     print_lines(describe(loaded, deployed_data(loaded, server_data)))
     print_lines(nodes_of(loaded))
     checked = str(file)
@@ -434,19 +448,29 @@ def _run_matrix(
     print_lines([f"\nFolder  {folder}", f"Report  {page}"])
 
 
+def _columns_of(matrix: Matrix, federation: str) -> dict[str, float]:
+    """The share of hostile clients in every column."""
+    return {cell.column: cell.share for cell in matrix.cells if cell.data == federation}
+
+
 def _check_matrix(matrix: Matrix) -> None:
     """Describe every federation, and check every attack on it."""
+    from ..errors import Problems
     from ..experiment.checks.against_data import validate
     from ..experiment.checks.describe import describe
     from ..report.document import counted
 
+    problems = Problems()
     for name in matrix.federations:
         first, *others = [cell for cell in matrix.cells if cell.data == name]
-        print_lines(describe(first.experiment))
+        with problems.noted(first.source):
+            print_lines(describe(first.experiment, columns=_columns_of(matrix, name)))
         one_per_column = {(cell.attack, cell.setting): cell for cell in others}
         with err.status(f"Checking the columns of {escape(name)}"):
             for cell in one_per_column.values():
-                validate(cell.experiment, None)
+                with problems.noted(cell.source):
+                    validate(cell.experiment, None)
+    problems.refuse()
     cells = counted(len(matrix.cells), "cell")
     federations = counted(len(matrix.federations), "federation")
     out.print(f"[green]ok:[/] {cells}, each as above, on {federations}", soft_wrap=True)
@@ -454,10 +478,10 @@ def _check_matrix(matrix: Matrix) -> None:
 
 @contextmanager
 def stop_politely(resumed: Path | None = None) -> Iterator[None]:
-    """On Ctrl-C or SIGTERM, stop after saving and print how to continue, also a run that is `resumed`."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """On Ctrl-C, SIGTERM or SIGHUP, stop after saving and print how to continue, also a run that is `resumed`."""
     try:
-        yield
+        with interrupted_by_signals():
+            yield
     except KeyboardInterrupt as stopped:  # with a folder: `runner.Stopped`
         folder = getattr(stopped, "folder", resumed)
         if folder is None:

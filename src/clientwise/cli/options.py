@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -94,6 +95,26 @@ def load_single(
     return make_experiment(where, table)
 
 
+def try_data(
+    file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any
+) -> None:
+    """Read the data of a config that is refused: a missing file is said with all else that is wrong."""
+    from ..errors import ConfigError
+    from ..experiment.config_file import read_config
+
+    try:
+        where, table = read_config(file, changes or [], _values(keys), preset)
+    except ConfigError:
+        return  # it was said
+    from ..experiment.build.samples import load_samples
+    from ..experiment.load import known_part
+
+    known = known_part(where, table)
+    if known is not None:
+        with suppress(AttributeError, OSError):  # a key about the data is wrong
+            load_samples(known)
+
+
 def load_tuning(
     file: Path,
     changes: Sequence[str] | None,
@@ -142,6 +163,8 @@ def parse_seeds(text: str) -> list[int]:
 def parse_spaces(texts: Sequence[str]) -> dict[str, Any]:
     """`over` and `methods` of [tune] from texts of --over.
 
+    >>> parse_spaces(["rule=krum,median", "attribute='ward, bed','site'"])["over"]
+    {'rule': ['krum', 'median'], 'attribute': ['ward, bed', 'site']}
     >>> parse_spaces(["brake=2,3", "FedYogi:server_step.learning_rate=0.001..1"])
     {'over': {'brake': [2, 3]}, \
 'methods': {'FedYogi': {'server_step': {'learning_rate': {'low': 0.001, 'high': 1}}}}}
@@ -166,9 +189,14 @@ def parse_spaces(texts: Sequence[str]) -> dict[str, Any]:
 
 def _values_of(text: str, values: str) -> Any:
     """The list or the range that stands behind a key of --over."""
+    from ..record.toml_text import parse_toml
+
     low, dots, high = values.partition("..")
     if not dots:
-        return [_value(one) for one in values.split(",")]
+        try:  # values in quotes may have commas
+            return parse_toml(f"values = [{values}]")["values"]
+        except ValueError:  # bare words
+            return [_value(one) for one in values.split(",")]
     ends = {"low": _value(low), "high": _value(high)}
     if any(isinstance(end, str) for end in ends.values()):
         fail(f"--over {text}: {values} is no range of numbers: write 0.01..1")

@@ -32,10 +32,11 @@ class OptimizerDeclaration(Declaration):
     # θ −= η·∇ where no option says otherwise
     is_plain: bool = False
     takes_momentum: bool = True  # the key `momentum` of [training]
+    learning_rate: float | None = None  # where a config gives none; None: it must give one
 
 
-PLAIN = OptimizerDeclaration(elementwise=True, is_plain=True)
-ADAPTIVE = OptimizerDeclaration(elementwise=True, takes_momentum=False)
+PLAIN = OptimizerDeclaration(elementwise=True, is_plain=True, learning_rate=0.1)
+ADAPTIVE = OptimizerDeclaration(elementwise=True, takes_momentum=False, learning_rate=0.001)
 
 
 def part_of(optimizer: str | Part) -> Part:

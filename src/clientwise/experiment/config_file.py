@@ -1,17 +1,20 @@
-"""Read the table of a config: TOML, a preset, `--set`, named methods. Errors in these need no PyTorch."""
+"""Read the table of a config: TOML, a preset, `--set`, named methods. Errors in the first three need no PyTorch."""
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import ConfigError
+from ..errors import ConfigError, Problems
 from ..record.toml_text import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
 from .config.messages import dotted
 from .config.named import pick, write_out
 from .config.presets import apply_preset
+
+DATA_FOLDER = "CLIENTWISE_DATA"  # environment variable: the data folder where no key names one
 
 
 class Source(NamedTuple):
@@ -33,13 +36,16 @@ def read_config(
     methods = table.get("methods")
     table = apply_preset(table, preset, where)
     if "methods" in table and overrides:  # written out, so that overrides can change their parts
-        methods = write_out(pick(methods, table["methods"], where), where)
+        methods = write_out(pick(methods, table["methods"], where))
         table["methods"] = methods
+    problems = Problems()
     for override in overrides:
-        _override(table, override)
+        with problems.noted():
+            _override(table, override)
+    problems.refuse()
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
-        table["methods"] = write_out(pick(methods, table["methods"], where), where)
+        table["methods"] = write_out(pick(methods, table["methods"], where))
     _make_paths_absolute(table, folder)
     if table.get("plugins"):
         # Part of the resolved config, so that a run can be resumed from its own folder.
@@ -109,12 +115,19 @@ def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {key: copied(value, (key,)) for key, value in table.items()}
 
 
-def _make_paths_absolute(table: dict[str, Any], folder: Path) -> None:
-    """Relative paths start from the folder of the config."""
+def _make_paths_absolute(table: dict[str, Any], folder: Path, has_data_dir: bool = False) -> None:
+    """Relative paths start from the folder of the config, which is also the data folder of own files.
+
+    Args:
+        table: the config, or what differs on a federation of a matrix.
+        folder: of the config.
+        has_data_dir: whether another data folder is named elsewhere.
+    """
     flower = table.get("flower")
     devices = table.get("devices")
     keys = [
         (table, "data_dir"),
+        (table, "plugin_dir"),
         (table, "initial_model"),
         (flower, "files"),
         (flower, "loader"),
@@ -123,6 +136,21 @@ def _make_paths_absolute(table: dict[str, Any], folder: Path) -> None:
     for inner, key in keys:
         if isinstance(inner, dict) and isinstance(inner.get(key), str):
             inner[key] = str(folder / inner[key])
+    has_data_dir = has_data_dir or "data_dir" in table or DATA_FOLDER in os.environ
+    if not has_data_dir and _names_files(table.get("data")):
+        table["data_dir"] = str(folder)
+    matrix = table.get("matrix")
+    federations = matrix.get("data") if isinstance(matrix, dict) else None
+    for changes in federations.values() if isinstance(federations, dict) else ():
+        if isinstance(changes, dict):  # else refused by the schema
+            _make_paths_absolute(changes, folder, has_data_dir)
+
+
+def _names_files(data: Any) -> bool:
+    """Whether a dataset has options that may be paths; one without needs no folder, or the published files."""
+    if not isinstance(data, dict):
+        return False
+    return any(isinstance(value, str) for key, value in data.items() if key != "name")
 
 
 def _override(table: dict[str, Any], text: str) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from .checks.combinations import config_issues
+from .checks.combinations import config_issues, known_issues
 from .config.messages import Issue, issues_of
 from .config.methods import MethodSettings
-from .config.named import write_out
+from .config.named import unmeant, write_out
 from .config.objects import one_object_per_name
 from .config.schema import Experiment
 from .config.values import MOST_PLUGINS
@@ -54,9 +54,11 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
         with one_object_per_name() as given:
             experiment = Experiment.model_validate(table).spanning()
         if "methods" not in table:
-            experiment = experiment.with_method(write_out([experiment.recommended], where)[0])
+            experiment = experiment.with_method(write_out([experiment.recommended])[0])
     except ValidationError as error:
-        raise ConfigError(where, issues + issues_of(error, Experiment)) from None
+        issues += issues_of(error, Experiment)
+        known = _without_wrong_keys(table, error)
+        raise ConfigError(where, issues + (known_issues(known) if known else [])) from None
     issues += config_issues(experiment)
     if issues:
         raise ConfigError(where, issues)
@@ -65,9 +67,41 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
+def known_part(where: str, table: Mapping[str, Any]) -> Experiment | None:
+    """The experiment of a table that `make_experiment` refuses, without the keys that are wrong.
+
+    To read such a key of it is an AttributeError. None where nothing is known.
+    """
+    table = {key: value for key, value in table.items() if key not in ("tune", "matrix")}
+    try:
+        with one_object_per_name():
+            known: Experiment | None = Experiment.model_validate(table)
+    except ValidationError as error:
+        known = _without_wrong_keys(table, error)
+    if known is not None:
+        known._source = where
+    return known
+
+
+def _without_wrong_keys(table: Mapping[str, Any], error: ValidationError) -> Experiment | None:
+    """The experiment without the keys of the top level in which something is wrong; None if that is not enough."""
+    wrong = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
+    kept = {key: value for key, value in table.items() if key not in wrong}
+    try:
+        with one_object_per_name():
+            experiment = Experiment.model_validate({"rounds": 1, **kept})
+    except ValidationError:
+        return None
+    for key in wrong:
+        experiment.__dict__.pop(str(key), None)
+    return experiment
+
+
 def load_method(method: str | Mapping[str, Any], where: str) -> MethodSettings:
     """The method that a name or a table, as in TOML, stands for; `where` names it in messages."""
-    (table,) = write_out([method], where)
+    (table,) = write_out([method])
+    if reason := unmeant(table):
+        raise ConfigError(where, [reason])
     try:
         return MethodSettings.model_validate(table)
     except ValidationError as error:

@@ -189,6 +189,9 @@ name and options, `score = { name = "owa", quantifier = "most" }`.
 - A part of another name replaces the former one.
 - A list of names as `methods` keeps only those methods, as `--methods FedAvg,AdaFed` does.
 
+Relative paths start from the folder of the config, also in `--set` and when the command runs elsewhere. Those of the
+options `--data-dir` and `--out` start from the current folder.
+
 Editors complete and check configs by a JSON schema. Write it with
 `clientwise schema > clientwise.schema.json` and name it in the first line of the TOML file:
 `#:schema ./clientwise.schema.json`. `clientwise schema my.toml` includes the parts of its plugins.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError, shortened
+from ..writing import ENDING
 from .database import DAMAGE, refuse_links
 from .migrations import migrate, refuse_newer, refuse_older, version_of
 from .packed import unpack_into_rows
@@ -41,7 +42,11 @@ class RunDatabase:
             raise RunError(f"{self._checkpoints}: is a link; it must be a folder of the run")
         with self._explained():
             self._checkpoints.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(folder / DATABASE)
+            for left in self._checkpoints.glob(f"*{ENDING}"):  # as large as a model
+                left.unlink()
+            # Python begins no transaction by itself: it goes by the statement's name in lower case, and
+            # a Turkish locale has another one for INSERT. `_transaction` does.
+            self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
         try:
             with self._unreadable():
                 self._refuse_what_cannot_be_added_to()
@@ -74,8 +79,9 @@ class RunDatabase:
         """Write a fact that never changes once it is there."""
         row = (key, json.dumps(value))
         with self._transaction() as database:
-            sql = "INSERT OR IGNORE INTO facts (key, value) VALUES (?, ?)"
-            if database.execute(sql, row).rowcount:
+            before = database.total_changes
+            database.execute("INSERT OR IGNORE INTO facts (key, value) VALUES (?, ?)", row)
+            if database.total_changes > before:
                 self._facts_are_signed = False
 
     def fact(self, key: str) -> str | None:
@@ -125,7 +131,6 @@ class RunDatabase:
     def _make_tables(self) -> None:
         """Make the tables of the present version, or migrate older ones to it."""
         with self._transaction() as database:
-            database.execute("BEGIN IMMEDIATE")
             migrate(database, version_of(database), "main")
             for statement in SCHEMA:
                 database.execute(statement)
@@ -148,6 +153,9 @@ class RunDatabase:
         except sqlite3.ProgrammingError:
             raise
         except (*DAMAGE, OSError) as error:
+            if not (self.folder / DATABASE).exists():
+                hint = "run the experiment again, in another folder or this one"
+                raise RunError(f"{self.folder}: was removed during the run; {hint}") from error
             reason = error.strerror if isinstance(error, OSError) else error
             raise RunError(
                 f"{self.folder}: its files cannot be used ({reason}). Their content is kept: once "
@@ -156,10 +164,12 @@ class RunDatabase:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All that is written within, or nothing. Everything that writes to the database is in one."""
         with self._explained():
             try:
+                self._database.execute("BEGIN IMMEDIATE")
                 yield self._database
-                self._database.commit()
+                self._database.execute("COMMIT")
             except GeneratorExit:
                 # A signal came before the body began. The database may be closed by now, which undoes the rest.
                 raise

@@ -11,7 +11,7 @@ from ..experiment.checks.steps_in_words import steps_in_words
 from ..record.files import VERSIONS, read_whole
 from ..record.reading.config_view import RecordedConfig, recorded_config
 from ..record.reading.folder import RunFolder
-from ..registry import Part
+from ..registry import Part, listed
 from .audit.parameters import described
 from .document import (
     Content,
@@ -82,7 +82,7 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         yield "steps a round", steps
     if config.devices:
         yield "devices", "; ".join(f"{key} {_drawn(one)}" for key, one in config.devices.items())
-    yield "methods", ", ".join(run.methods)
+    yield "methods", listed(run.methods)
     for name, module in run.functions.items():
         yield "function", _text(f"{name} was given in Python as a function of {module}")
     if tuning := tuning_in_words(config, run.methods):
@@ -125,7 +125,7 @@ def tuning_in_words(config: RecordedConfig, methods: Sequence[str]) -> str:
     parts = [f"{name}: {_tuned(own)}" for name, own in tuned.items()]
     others = [name for name in methods if name not in tuned]
     if others:
-        parts.append(f"not tuned: {', '.join(others)}")
+        parts.append(f"not tuned: {listed(others)}")
     return "; ".join(parts)
 
 

@@ -71,7 +71,8 @@ def in_words(difference: Difference, higher_is_better: bool, unit: Unit) -> str:
     if difference.interval is None:
         return f"{text}. With one seed, no confidence interval can be given"
     low, high = map(unit.signed, difference.interval)
-    interval = f"95% confidence interval {low} to {high}, {difference.pairs} seeds"
+    corrected = ", Holm" if difference.tests > 1 else ""
+    interval = f"95% confidence interval {low} to {high}{corrected}, {difference.pairs} seeds"
     return f"{text} ({interval}), {significance(difference)}"
 
 

@@ -23,7 +23,8 @@ from .statistics import (
 
 NOTE = (
     "Paired by seed: same data, cohorts, batches and initial model. Differences are the counterfactual "
-    "run minus the run, with their 95% interval where there are several seeds."
+    "run minus the run, with their 95% interval where there are several seeds. Intervals and "
+    "significance are corrected for the number of clients (Holm)."
 )
 
 

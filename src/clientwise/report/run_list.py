@@ -11,7 +11,7 @@ from ..errors import RunError
 from ..record.files import CONFIG
 from ..record.reading.folder import RunFolder
 from ..record.schema import DATABASE
-from ..registry import suggest
+from ..registry import listed, suggest
 from .about import data_name, labels
 from .document import (
     Cell,
@@ -55,7 +55,7 @@ COLUMNS: tuple[Column[RunFolder], ...] = (
     Column("state", run_state, numeric=False),
     Column("begun", lambda run: run.begun, numeric=False),
     Column("data", data_name, numeric=False),
-    Column("methods", lambda run: ", ".join(run.methods), numeric=False),
+    Column("methods", lambda run: listed(run.methods), numeric=False),
     Column("seeds", _num_seeds),
     Column("rounds", _progress),
     Column("best so far", _best_so_far, numeric=False),

@@ -31,11 +31,12 @@ class Difference:
     """Mean of paired differences; with several pairs, a 95% confidence interval and Student's p."""
 
     mean: float
-    margin: float | None  # half the width of the interval; None for a single pair
+    margin: float | None  # half the width of the uncorrected interval; None for a single pair
     pairs: int
     round_num: int | None = None  # where it was taken, if that is not the last round of both
     p_value: float | None = None
     tests: int = 1  # how many its p is corrected for
+    widening: float = 1.0  # of the interval, by the same correction
 
     @property
     def is_significant(self) -> bool:
@@ -49,10 +50,14 @@ class Difference:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% confidence interval of this difference alone, not corrected for others."""
-        if self.margin is None:
-            return None
-        return self.mean - self.margin, self.mean + self.margin
+        """The 95% confidence interval, corrected as p is: it excludes 0 if and only if p < 0.05."""
+        margin = self.corrected_margin
+        return None if margin is None else (self.mean - margin, self.mean + margin)
+
+    @property
+    def corrected_margin(self) -> float | None:
+        """Half the width of `interval`."""
+        return None if self.margin is None else self.margin * self.widening
 
     @property
     def _is_unlikely(self) -> bool:
@@ -86,20 +91,35 @@ def paired_difference(
 
 
 def holm(differences: Sequence[Difference]) -> list[Difference]:
-    """The differences with p corrected for their number (Holm, 1979).
+    """The differences with p and interval corrected for their number (Holm, 1979).
 
-    >>> [one.p_value for one in holm([Difference(1, 1, 5, p_value=p) for p in (0.01, 0.04, 0.03)])]
-    [0.03, 0.06, 0.06]
+    Where p is multiplied by k, the interval is that of the level 1 − 0.05/k. It contains the uncorrected one.
+
+    >>> found = holm([Difference(1, 1, 5, p_value=p) for p in (0.01, 0.04, 0.03)])
+    >>> [one.p_value for one in found], [round(one.corrected_margin, 2) for one in found]
+    ([0.03, 0.06, 0.06], [1.43, 1.15, 1.26])
     """
     p_values = [one.p_value for one in differences]
     tests = sum(p_value is not None for p_value in p_values)
     corrected = []
     for one, p_value in zip(differences, holm_p_values(p_values), strict=True):
-        if p_value is None:
+        if one.p_value is None or p_value is None:
             corrected.append(one)
-        else:
-            corrected.append(replace(one, p_value=p_value, tests=tests))
+            continue
+        widening = _widening(one.p_value, p_value, one.pairs)
+        corrected.append(replace(one, p_value=p_value, tests=tests, widening=widening))
     return corrected
+
+
+def _widening(p_value: float, corrected: float, pairs: int) -> float:
+    """How much wider Student's interval is at the level that a corrected p tests at."""
+    if p_value == corrected:
+        return 1.0
+    from scipy.special import stdtrit
+
+    level = SIGNIFICANCE * p_value / corrected
+    wide, narrow = stdtrit(pairs - 1, [1 - level / 2, 1 - SIGNIFICANCE / 2]).tolist()
+    return float(wide / narrow)
 
 
 def holm_p_values(p_values: Sequence[float | None]) -> list[float | None]:

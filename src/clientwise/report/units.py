@@ -93,7 +93,8 @@ class Unit:
         ('5.0 ± 1.2', '5 ± 1.2')
         """
         text = self.size(difference.mean)
-        return text if difference.margin is None else f"{text} ± {self.size(difference.margin)}"
+        margin = difference.corrected_margin
+        return text if margin is None else f"{text} ± {self.size(margin)}"
 
     def target(self, value: float) -> str:
         """A target.

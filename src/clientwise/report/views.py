@@ -9,6 +9,7 @@ from ..errors import RunError
 from ..record.database import reading
 from ..record.lock import is_locked
 from ..record.reading.folder import RunFolder
+from ..registry import listed
 from . import sections
 from .about import about_section, config_section, data_line
 from .audit.pages import audit_client, audit_round
@@ -86,7 +87,7 @@ def _overview(runs: Sequence[RunFolder]) -> Document:
 
 
 def _subtitle(runs: Sequence[RunFolder], series: Sequence[Series]) -> str:
-    methods = ", ".join(dict.fromkeys(one.method for one in series))
+    methods = listed(dict.fromkeys(one.method for one in series))
     rounds = " or ".join(counted(number, "round") for number in sorted({r.rounds for r in runs}))
     text = f"{methods}; {counted(len(_seeds(series)), 'seed')}, {rounds}"
     if len(runs) == 1 and runs[0].name != runs[0].id:

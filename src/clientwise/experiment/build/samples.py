@@ -18,6 +18,7 @@ from ...errors import ClientwiseError, ConfigError
 from ...registry import Part
 from ..config.parts import make
 from ..config.schema import Experiment
+from ..config_file import DATA_FOLDER
 
 MISSING = {
     "data": "is missing; it may be left out only where arrays are passed to `cw.run`",
@@ -55,7 +56,7 @@ def load_samples(experiment: Experiment) -> Samples:
 
 def data_folder(experiment: Experiment) -> Path | None:
     """The data folder, if one is set."""
-    given = experiment.data_dir or os.environ.get("CLIENTWISE_DATA")
+    given = experiment.data_dir or os.environ.get(DATA_FOLDER)
     return Path(given) if given else None
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ...attacks import ATTACKS
+from ...attacks import ATTACKS, Hostile
 from ...core.counterfactuals import MOST_CLIENTS
 from ...core.method import Method
 from ...core.objective.loss import LOSSES
@@ -21,7 +21,7 @@ from ...engine.device import pick_device, refuse_impossible
 from ...engine.executor import DeviceExecutor
 from ...engine.local import LocalEngine
 from ...engine.wrappers.hostile import HostileEngine
-from ...errors import ConfigError
+from ...errors import ConfigError, Problems
 from ...registry import Part, Registry
 from ..build.clients import build_data
 from ..build.engine import build_plan
@@ -53,35 +53,56 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
     Returns:
         The samples. ConfigError with all that is wrong otherwise.
     """
-    device = pick_device(experiment.device)
-    refuse_impossible(experiment.mode, experiment.precision, device)
-    samples = own_data.samples if own_data else load_samples(experiment)
-    issues = _data_issues(experiment, samples, own_data)
-    if issues:
-        raise ConfigError(experiment.source, issues)
+    problems = Problems()
+    with problems.noted():
+        device = pick_device(experiment.device)
+        refuse_impossible(experiment.mode, experiment.precision, device)
+    with problems.noted():
+        samples = own_data.samples if own_data else load_samples(experiment)
+        _check_against(samples, experiment, own_data, problems)
+    problems.refuse()
     return samples
 
 
-def _data_issues(
-    experiment: Experiment, samples: Samples, own_data: FederatedData | None
-) -> list[Issue]:
-    """The issues of the first of these steps that finds any; later ones rely on earlier ones."""
+def _check_against(
+    samples: Samples, experiment: Experiment, own_data: FederatedData | None, problems: Problems
+) -> None:
+    """Note what does not fit the samples, the clients and the network; if all does, a client is tried."""
     seed = experiment.seeds[0]
-    divided = own_data or divide_samples(experiment, samples, seed)
-    names = names_of(divided, samples)
-    issues = [
+    about_samples = [
         *dict.fromkeys(schedule_issues(experiment)),
         *_problem_issues(experiment, samples),
         *dict.fromkeys(_transform_issues(experiment, samples)),
-        *_client_issues(experiment, len(divided.train), names),
-        *secure_data_issues(experiment, samples.problem, len(divided.train)),
         *private_data_issues(experiment, samples),
     ]
+    if not any(key.startswith("hostile") for key, _ in about_samples):
+        about_samples += _attack_issues(experiment, samples)
+    with problems.noted():
+        _refuse(experiment, about_samples)
+    with problems.noted():
+        divided = own_data or divide_samples(experiment, samples, seed)
+        names = names_of(divided, samples)
+        about_clients = list(_client_issues(experiment, len(divided.train), names))
+        about_clients += secure_data_issues(experiment, samples.problem, len(divided.train))
+        _refuse(experiment, about_clients)
+    if not problems.lines:
+        data, hostile = build_data(experiment, samples, seed, divided)
+        _refuse(experiment, _model_issues(experiment, data, hostile))
+    elif samples.after_partition is None:
+        with problems.noted():
+            build_module(experiment, samples, seed, to_try=True)
+
+
+def _refuse(experiment: Experiment, issues: list[Issue]) -> None:
     if issues:
-        return issues
-    if issues := list(_attack_issues(experiment, samples)):
-        return issues
-    data, hostile = build_data(experiment, samples, seed, divided)
+        raise ConfigError(experiment.source, issues)
+
+
+def _model_issues(
+    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile]
+) -> list[Issue]:
+    """The issues of the first of these steps that finds any; later ones rely on earlier ones."""
+    seed = experiment.seeds[0]
     module = build_module(experiment, data.samples, seed, to_try=True)
     if issues := list(size_issues(experiment, module, data)):
         return issues

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -35,41 +36,61 @@ TEST_SETS = "test_fraction must not be 0"
 
 def config_issues(experiment: Experiment) -> list[Issue]:
     """Combinations of keys that cannot work with any data."""
-    issues = [
-        *_repeated(experiment),
-        *_member_issues(experiment),
-        *_unmeasured(experiment),
-        *_sampling_issues(experiment),
-        *_counterfactual_issues(experiment),
-        *_hostile_issues(experiment),
-    ]
-    for key in _without_loss(experiment):
-        issues.append((key, "needs held-out samples: set server_set.fraction > 0"))
-    if experiment.devices and experiment.federation.sampling == "poisson":
-        hint = '"poisson" may ask no client, and such a round has no duration: leave out [devices]'
-        issues.append(("federation.sampling", hint))
-    if experiment.devices and experiment.engine == "flower":
-        hint = f"are simulated: {LOCAL}. On Flower, response times are measured"
-        issues.append(("devices", hint))
-    for index, settings in enumerate(experiment.methods):
-        found = [
-            *_method_issues(settings, experiment),
-            *_server_set_issues(settings, experiment),
-            *_tuning_issues(settings, experiment),
-        ]
-        issues += [(f"methods[{index}].{key}".rstrip("."), message) for key, message in found]
+    return [issue for check in _checks() for issue in check(experiment)]
+
+
+def known_issues(experiment: Experiment) -> list[Issue]:
+    """The same, of an experiment that lacks the keys that are wrong: a check that reads one of them is left out."""
+    issues: list[Issue] = []
+    for check in _checks():
+        with suppress(AttributeError):
+            issues.extend(check(experiment))
     return issues
 
 
-def _without_loss(experiment: Experiment) -> Iterator[str]:
+def _checks() -> tuple[Callable[[Experiment], Iterator[Issue]], ...]:
+    return (
+        _repeated_methods,
+        _repeated_seeds,
+        _cohort_issues,
+        _member_issues,
+        _unmeasured,
+        _sampling_issues,
+        _counterfactual_issues,
+        _hostile_issues,
+        _without_loss,
+        _device_issues,
+        _issues_of_methods,
+    )
+
+
+def _issues_of_methods(experiment: Experiment) -> Iterator[Issue]:
+    for index, settings in enumerate(experiment.methods):
+        for check in (_method_issues, _server_set_issues, _tuning_issues):
+            for key, message in check(settings, experiment):
+                yield f"methods[{index}].{key}".rstrip("."), message
+
+
+def _device_issues(experiment: Experiment) -> Iterator[Issue]:
+    """What simulated devices do not go with."""
+    if experiment.devices and experiment.federation.sampling == "poisson":
+        hint = '"poisson" may ask no client, and such a round has no duration: leave out [devices]'
+        yield "federation.sampling", hint
+    if experiment.devices and experiment.engine == "flower":
+        hint = f"are simulated: {LOCAL}. On Flower, response times are measured"
+        yield "devices", hint
+
+
+def _without_loss(experiment: Experiment) -> Iterator[Issue]:
     """The keys that read a held-out loss, where no samples are held out."""
     judged = experiment.server_holds_samples or experiment.clients_test
     if judged or experiment.server_set.source == "contributed":
         return
+    hint = "needs held-out samples: set server_set.fraction > 0"
     if experiment.stop_early is not None:
-        yield "stop_early"
+        yield "stop_early", hint
     if experiment.keep == "best":
-        yield "keep"
+        yield "keep", hint
 
 
 def _tuning_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
@@ -80,12 +101,17 @@ def _tuning_issues(settings: MethodSettings, experiment: Experiment) -> Iterator
         yield "tuned.seeds", f"{listed}: {settings.name} was tuned on these; report other seeds"
 
 
-def _repeated(experiment: Experiment) -> Iterator[Issue]:
-    """Names, seeds and numbers that are given twice."""
+def _repeated_methods(experiment: Experiment) -> Iterator[Issue]:
     for name in _twice([method.name for method in experiment.methods]):
         yield "methods", f"two methods are called {name!r}; give one of them another name"
+
+
+def _repeated_seeds(experiment: Experiment) -> Iterator[Issue]:
     for seed in _twice(experiment.seeds):
         yield "seeds", f"{seed} is listed twice; it would repeat the same run"
+
+
+def _cohort_issues(experiment: Experiment) -> Iterator[Issue]:
     federation = experiment.federation
     if federation.fraction is not None and federation.clients_per_round is not None:
         yield "federation", "give either fraction or clients_per_round"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -10,6 +11,7 @@ from ...core.aggregation.adapters import pairs_of
 from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
 from ...core.method import Plan
+from ...core.optimizers import declared_of, part_of
 from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData, Samples
 from ...data.summary import summarise
@@ -18,6 +20,7 @@ from ...engine.device import gpu_memory, memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor, why_alone
 from ...limits import gigabytes
 from ...models.size import count_parameters
+from ...registry import listed
 from ..build.clients import build_data
 from ..build.engine import build_executor, build_plan, lanes_that_fit
 from ..config.schema import Experiment
@@ -37,8 +40,18 @@ MOST_NAMED = 8  # columns or classes
 
 
 @memory_errors_explained()
-def describe(experiment: Experiment, own_data: FederatedData | None = None) -> list[str]:
-    """What an experiment would run, found by building its first seed; see `validate`."""
+def describe(
+    experiment: Experiment,
+    own_data: FederatedData | None = None,
+    columns: Mapping[str, float] | None = None,
+) -> list[str]:
+    """What an experiment would run, found by building its first seed; see `validate`.
+
+    Args:
+        experiment: of a matrix, the one in the first column.
+        own_data: samples of the user's own.
+        columns: of a matrix, the share of hostile clients by column.
+    """
     samples = validate(experiment, own_data)
     seed = experiment.seeds[0]
     data, hostile = build_data(experiment, samples, seed, own_data)
@@ -51,15 +64,17 @@ def describe(experiment: Experiment, own_data: FederatedData | None = None) -> l
         "data": _data(experiment, samples, data),
         "columns": _columns(data.samples),
         "classes": _classes(data.samples),
-        "clients": _clients(data, plan.cohort_size, len(hostile)),
+        "clients": _clients(data, plan.cohort_size, None if columns else len(hostile)),
+        "matrix": _hostile_by_column(columns or {}, data.num_clients),
         "devices": _response_times(experiment, data, executor.spec.size),
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
+        "optimizer": optimizers_in_words(experiment),
         "training": _training(experiment, executor),
         "on Ray": _travels(experiment, data, plan, executor.spec, bool(hostile)),
         "memory": _memory(experiment, data, executor),
-        "methods": ", ".join(names),
+        "methods": listed(names),
         "criteria": _criteria(experiment),
         "steps/round": steps_in_words(steps),
         "schedule": _schedules(experiment),
@@ -104,7 +119,7 @@ def _training(experiment: Experiment, executor: DeviceExecutor) -> str:
             reasons.setdefault(why, []).append(method.name)
     lines = []
     for why, names in reasons.items():
-        of = "" if len(names) == len(experiment.methods) else f" ({', '.join(names)})"
+        of = "" if len(names) == len(experiment.methods) else f" ({listed(names)})"
         lines.append(f"one client after the other{of}: {why}")
     return f"\n{'':<12}".join(lines)
 
@@ -150,12 +165,21 @@ def _has_client_data(data: FederatedData) -> bool:
     return bool(data.train.sizes.any())
 
 
-def _clients(data: FederatedData, cohort: int, hostile: int) -> str:
+def _clients(data: FederatedData, cohort: int, hostile: int | None) -> str:
     sizes = data.train.sizes
     held = "data of their own, elsewhere"
     if _has_client_data(data):
         held = f"{sizes.min()} to {sizes.max()} training samples each"
-    return f"{data.num_clients} with {held}, {cohort} in a round, {hostile} hostile"
+    text = f"{data.num_clients} with {held}, {cohort} in a round"
+    return text if hostile is None else f"{text}, {hostile} hostile"
+
+
+def _hostile_by_column(columns: Mapping[str, float], clients: int) -> str:
+    """The numbers of hostile clients in a matrix, each with its columns."""
+    found: dict[int, list[str]] = {}
+    for name, share in columns.items():
+        found.setdefault(round(clients * share), []).append(name)
+    return "; ".join(f"{count} hostile: {listed(names)}" for count, names in found.items())
 
 
 def _response_times(experiment: Experiment, data: FederatedData, size: int) -> str:
@@ -242,6 +266,27 @@ def _criteria(experiment: Experiment) -> str:
     return "; ".join(parts)
 
 
+def optimizers_in_words(experiment: Experiment) -> str:
+    """The clients' optimizers with their learning rates, and of which methods where these differ."""
+    methods: dict[str, list[str]] = {}
+    for method in experiment.build_methods():
+        training = method.training
+        text = f"{part_of(training.optimizer).name}, learning rate {training.learning_rate:g}"
+        if training.learning_rate == declared_of(training.optimizer).learning_rate:
+            text += " (its default)"
+        methods.setdefault(text, []).append(method.name)
+    return _of_methods(methods, len(experiment.methods))
+
+
+def _of_methods(methods: Mapping[str, Sequence[str]], count: int) -> str:
+    """Texts, each with the methods that it is about, where these are not all."""
+    found = []
+    for text, names in methods.items():
+        of = "" if len(names) == count else f": {listed(names)}"
+        found.append(f"{text}{of}")
+    return "; ".join(found)
+
+
 def _schedules(experiment: Experiment) -> str:
     """The learning rates by round, and of which methods; nothing where they are constant."""
     methods: dict[str, list[str]] = {}
@@ -251,11 +296,7 @@ def _schedules(experiment: Experiment) -> str:
         text = f"{part.name} ({options})" if options else part.name
         if experiment.training.schedule_of(settings.training) is not None:
             methods.setdefault(text, []).append(settings.name)
-    found = []
-    for text, names in methods.items():
-        of = "" if len(names) == len(experiment.methods) else f": {', '.join(names)}"
-        found.append(f"{text}{of}")
-    return "; ".join(found)
+    return _of_methods(methods, len(experiment.methods))
 
 
 def _stop_early(experiment: Experiment) -> str:

@@ -108,7 +108,7 @@ def _changed_from(name: str, method: MethodSettings) -> list[str]:
     """
     if name not in METHODS:
         return []
-    (table,) = write_out([name], name)
+    (table,) = write_out([name])
     named = MethodSettings.model_validate(table)
     changed = []
     promised = {part.name for part in named.criteria}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...record.reading.rows import StepsRow
+from ...registry import listed
 
 MUCH_MORE = 3  # times the steps of the median client
 
@@ -43,7 +44,7 @@ def _range(row: StepsRow) -> str:
 
 
 def _named(methods: Mapping[str, Sequence[str]]) -> str:
-    return ", ".join(f"{text} ({', '.join(names)})" for text, names in methods.items())
+    return ", ".join(f"{text} ({listed(names)})" for text, names in methods.items())
 
 
 def unequal_steps(rows: Sequence[StepsRow]) -> list[str]:

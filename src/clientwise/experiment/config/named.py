@@ -43,21 +43,34 @@ def pick(methods: Any, chosen: Any, where: str) -> Any:
         return chosen
     known = {name_of(method): method for method in methods} if isinstance(methods, list) else {}
     names = _split(chosen, known)
-    for name in names:
-        if name not in known and _known(name) is None:
-            raise ConfigError(where, [("methods", _unknown(name, {**known, **METHODS}))])
+    strange = [name for name in names if name not in known and _known(name) is None]
+    if strange:
+        every = {**known, **METHODS}
+        raise ConfigError(where, [("methods", _unknown(name, every)) for name in strange])
     mine = [method for name, method in known.items() if name in names]
     others = [name for name in dict.fromkeys(names) if name not in known]
     return mine + others
 
 
-def write_out(methods: Any, where: str) -> Any:
-    """The methods with names and `like` written out. Anything but a list is left to the schema."""
-    if not isinstance(methods, list):
-        return methods
-    return [
-        _written_out(method, f"methods[{index}]", where) for index, method in enumerate(methods)
-    ]
+def write_out(methods: Any) -> Any:
+    """The methods with names and `like` written out.
+
+    Anything but a list, and names that no method has, are left to the schema: see `unmeant`.
+    """
+    return [_written_out(one) for one in methods] if isinstance(methods, list) else methods
+
+
+def unmeant(method: Any) -> tuple[str, str] | None:
+    """Why a method that is not written out cannot be: a key of it, "" for all of it, and the reason."""
+    if isinstance(method, str):
+        return "", _unknown(method, METHODS)
+    if not isinstance(method, Mapping):
+        return None
+    if "like" in method:
+        return "like", _unknown(method["like"], METHODS)
+    if method.keys() == {"name"} and _known(method["name"]) is None:
+        return "name", _own_name(method["name"])
+    return None
 
 
 def _is_list_of_names(chosen: Any) -> bool:
@@ -65,13 +78,19 @@ def _is_list_of_names(chosen: Any) -> bool:
 
 
 def _split(texts: list[str], known: Mapping[str, Any]) -> list[str]:
-    """The names in texts with commas; a known name may have commas in it."""
+    """The names in texts with commas, some of which may be within a known name: the longest one counts.
+
+    >>> _split(["FedAvg, mine, 2,Krum"], {"mine, 2": {}, "mine": {}})
+    ['FedAvg', 'mine, 2', 'Krum']
+    """
     names: list[str] = []
     for text in texts:
-        if text in known:
-            names.append(text)
-        else:
-            names += map(str.strip, text.split(","))
+        pieces = text.split(",")
+        while pieces:
+            joined = [",".join(pieces[:count]).strip() for count in range(len(pieces), 0, -1)]
+            name = next((one for one in joined if one in known), joined[-1])
+            names.append(name)
+            del pieces[: name.count(",") + 1]
     return names
 
 
@@ -86,7 +105,7 @@ def _unknown(name: Any, known: Mapping[str, Any]) -> str:
     return f"there is no method {name!r}{suggest(str(name), known)}"
 
 
-def _unmeant(name: Any) -> str:
+def _own_name(name: Any) -> str:
     """Why a table with nothing but an unknown name is refused: it would be FedAvg under that name."""
     own = 'to call FedAvg so, add like = "FedAvg"; a method of your own has other keys'
     return f"{_unknown(name, METHODS)} ({own})"
@@ -121,7 +140,7 @@ def _known(name: Any) -> str | None:
     return _IN_ANY_CASE.get(name.casefold()) if isinstance(name, str) else None
 
 
-def _written_out(method: Any, key: str, where: str) -> Any:
+def _written_out(method: Any) -> Any:
     table = {"like": method} if isinstance(method, str) else method
     if not isinstance(table, Mapping):
         return method
@@ -129,13 +148,10 @@ def _written_out(method: Any, key: str, where: str) -> Any:
     if "like" not in table:
         name = table.get("name")
         like = _known(name)
-        if like is None and table.keys() == {"name"}:
-            raise ConfigError(where, [(f"{key}.name", _unmeant(name))])
         if like is None or table.keys() >= _STATED_WHEN_RESOLVED:
             return table
     base = _known(like)
     if base is None:
-        wrong = key if isinstance(method, str) else f"{key}.like"
-        raise ConfigError(where, [(wrong, _unknown(like, METHODS))])
+        return method
     changes = {option: value for option, value in table.items() if option != "like"}
     return merge({"name": base, **deepcopy(_TABLES[base])}, changes)  # `--set` changes the copy

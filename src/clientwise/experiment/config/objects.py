@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from ...core.criteria import CRITERIA, Arrivals, ClientFacts, CriterionDeclaration
 from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss, Loss
-from ...core.optimizers import OPTIMIZERS
+from ...core.optimizers import OPTIMIZERS, OptimizerDeclaration
 from ...core.schedules import SCHEDULES
 from ...core.transforms import TRANSFORMS
 from ...core.types import LocalTraining
@@ -175,7 +175,9 @@ def _optimizer(given: object) -> Any:
     ]
     make.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
     make.function = made  # type: ignore[attr-defined]
-    _adopt(OPTIMIZERS, made.__name__, make, Declaration(), made)
+    rates = [one.default for one in known if one.name == "lr"]
+    rate = next((rate for rate in rates if isinstance(rate, int | float)), None)
+    _adopt(OPTIMIZERS, made.__name__, make, OptimizerDeclaration(learning_rate=rate), made)
     plain = {key: list(one) if isinstance(one, tuple) else one for key, one in options.items()}
     return {"name": made.__name__, **plain}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from ...core.criteria import CRITERIA, Fact, fact_columns
 from ...core.method import Method
@@ -22,6 +22,7 @@ from ...registry import NonNegativeFloat, Part, PositiveInt, Registry
 from ..trackers import TRACKERS
 from .messages import refuse
 from .methods import MethodSettings
+from .named import unmeant
 from .objects import GivenPart, with_zeros
 from .parts import PartOf, read_part
 from .settings import (
@@ -45,6 +46,14 @@ def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
     except ValueError as error:
         refuse([("", str(error))])
     return attributes
+
+
+def _written_out(method: Any) -> Any:
+    """Names of methods are written out before this table is validated, unless there is no such method."""
+    reason = unmeant(method)
+    if reason is not None:
+        refuse([reason])
+    return method
 
 
 ClientAttributes = Annotated[dict[str, list[Fact]], AfterValidator(_facts)]
@@ -119,7 +128,8 @@ class Experiment(ConfigTable):
     )
     data_dir: str | None = Field(
         None,
-        description="Folder of datasets in their published layouts. Prefer the option --data-dir.",
+        description="Folder of datasets in their published layouts, and of your own files. Default: "
+        "$CLIENTWISE_DATA; for your own files else the folder of the config. Prefer the option --data-dir.",
     )
     trackers: Annotated[list[Annotated[Part, PartOf(TRACKERS)]], Field(max_length=100)] = Field(
         [],
@@ -167,7 +177,10 @@ class Experiment(ConfigTable):
     hostile: Annotated[list[HostileClients], Field(max_length=1_000)] = Field(
         [], description="Groups of hostile or faulty clients. Default: none."
     )
-    methods: Annotated[list[MethodSettings], Field(min_length=1, max_length=1_000)] = Field(
+    methods: Annotated[
+        list[Annotated[MethodSettings, BeforeValidator(_written_out)]],
+        Field(min_length=1, max_length=1_000),
+    ] = Field(
         [MethodSettings(name="FedAvg")],
         description="The methods to compare. Default: `Recommended`; `RecommendedJudged` with "
         'server_set.source = "clients"; `FedAvg` without held-out samples.',

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -12,7 +12,7 @@ from ...attacks import ATTACKS
 from ...core.clock import Seconds
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS
-from ...core.optimizers import OPTIMIZERS
+from ...core.optimizers import OPTIMIZERS, declared_of
 from ...core.schedules import SCHEDULES, ScheduleDeclaration
 from ...core.seeding import generator
 from ...core.transforms import TRANSFORMS
@@ -69,6 +69,14 @@ _OTHER = {  # as TOML has them, and what `LocalTraining` does not have
         Annotated[str | Part, PlainPartOf(OPTIMIZERS)],
         _LOCAL["optimizer"][1],
     ),
+    "learning_rate": (
+        PositiveFloat | None,
+        Field(
+            None,
+            description="Learning rate η of the clients. Default: the optimizer's own, 0.1 (sgd), 0.001 "
+            "(adam, adamw) or that of the class of PyTorch. Typical values are 0.01 to 0.1.",
+        ),
+    ),
     "transform": (
         Annotated[Part, PartOf(TRANSFORMS)] | None,
         _LOCAL["transform"][1],
@@ -90,6 +98,15 @@ _OTHER = {  # as TOML has them, and what `LocalTraining` does not have
 
 def _as_part(value: str | Part) -> Part:
     return Part(value, {}) if isinstance(value, str) else value
+
+
+def _default_rate(optimizer: str | Part) -> float:
+    """The learning rate of an optimizer where a table gives none; refused where it has no default."""
+    rate = declared_of(optimizer).learning_rate
+    if rate is None:
+        name = _as_part(optimizer).name
+        refuse([("learning_rate", f"is missing: the optimizer {name} has no default rate")])
+    return rate
 
 
 class _TrainingTable(ConfigTable):
@@ -128,6 +145,18 @@ class _TrainingTable(ConfigTable):
 class Training(_TrainingTable):
     """How every client trains."""
 
+    @model_validator(mode="after")
+    def _with_rate(self) -> Self:
+        """The default rate is stated, so that the recorded config says it."""
+        if dict(self)["learning_rate"] is None:
+            self.__dict__["learning_rate"] = _default_rate(dict(self)["optimizer"])  # frozen
+        return self
+
+    @property
+    def has_default_rate(self) -> bool:
+        """Whether the learning rate is that of the optimizer, not the user's."""
+        return "learning_rate" not in self.model_fields_set
+
     def build(self, *changes: TrainingOverride) -> LocalTraining:
         """These options with changes, of which later ones win."""
         options = self.changed(*changes)
@@ -140,6 +169,8 @@ class Training(_TrainingTable):
         options = dict(self)
         for change in changes:
             given = {key: value for key, value in change if value is not None}
+            if _names_another(given.get("optimizer"), options["optimizer"]):
+                given.setdefault("learning_rate", _default_rate(given["optimizer"]))
             options |= {key: value for key, value in given.items() if key in options}
             zeros = zeros_for(OPTIMIZERS.get(_as_part(options["optimizer"]).name), given)
             if zeros:
@@ -161,9 +192,22 @@ class Training(_TrainingTable):
         return made
 
 
+def _names_another(optimizer: str | Part | None, before: str | Part) -> bool:
+    """Whether a change names another optimizer, to which the learning rate of the one before says nothing."""
+    return optimizer is not None and _as_part(optimizer).name != _as_part(before).name
+
+
 @with_fields(optional_fields_of(Training))
 class TrainingOverride(_TrainingTable):
     """What one method trains differently; see [training]."""
+
+    @model_validator(mode="after")
+    def _has_rate(self) -> Self:
+        """A rate must be known if the optimizer is another than in [training]; see `Training.changed`."""
+        own = dict(self)
+        if own["optimizer"] is not None and own["learning_rate"] is None:
+            _default_rate(own["optimizer"])
+        return self
 
 
 class FineTune(TrainingOverride):

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from ...errors import ConfigError, RunError, shortened
+from ...errors import ConfigError, Problems, RunError, shortened
 from ..config.messages import issues_of
 from ..config.presets import merge
 from ..config.tables import ConfigTable
@@ -205,6 +205,11 @@ def is_matrix(folder: Path) -> bool:
 
 def _make_matrix(where: str, table: Mapping[str, Any]) -> Matrix:
     matrix = _outline(where, table)
+    problems = Problems()
+    for cell in matrix.cells:
+        with problems.noted(cell.source):
+            _ = cell.experiment
+    problems.refuse()
     first = matrix.cells[0].experiment
     methods = [method.name for method in first.methods]
     for cell in matrix.cells:
@@ -262,16 +267,16 @@ def _settings(where: str, table: Mapping[str, Any]) -> MatrixSettings:
         raise ConfigError(
             where, [(f"matrix.{key}".rstrip("."), message) for key, message in issues]
         ) from None
+    issues = []
     if table.get("hostile"):
-        raise ConfigError(
-            where, [("hostile", "does not go with [matrix]; use matrix.attacks and matrix.shares")]
+        issues.append(
+            ("hostile", "does not go with [matrix]; use matrix.attacks and matrix.shares")
         )
     for name, group in settings.attacks.items():
-        for key in ("clients", "share"):
-            if key in group:
-                raise ConfigError(
-                    where, [(f"matrix.attacks.{name}.{key}", "is given by matrix.shares")]
-                )
+        for key in group.keys() & {"clients", "share"}:
+            issues.append((f"matrix.attacks.{name}.{key}", "is given by matrix.shares"))
+    if issues:
+        raise ConfigError(where, issues)
     return settings
 
 

@@ -18,9 +18,11 @@ import tomli_w
 import torch
 
 from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
-from ...errors import ClientwiseError, ConfigError, RunError
+from ...errors import ClientwiseError, ConfigError, Problems, RunError
 from ...limits import gigabytes
-from ...writing import make_folder, write_atomically
+from ...writing import left_behind, make_folder, write_atomically
+from ..build.samples import load_samples
+from ..config.schema import Experiment
 from ..config_file import read_config
 from ..running.folders import new_folder
 from ..running.lanes import Progress
@@ -56,7 +58,7 @@ def run_matrix(
     on_failure: Callable[[MatrixCell, str], None] = lambda cell, reason: None,
     on_round: Callable[[Progress], None] | None = None,
 ) -> Path:
-    """Run the cells that are not finished.
+    """Run the cells that are not finished, if the data of all of them can be read.
 
     A cell that fails does not end the others. Where a matrix is resumed with more methods, seeds,
     rounds, attacks, shares or federations, only what is new is run.
@@ -146,11 +148,26 @@ def _prepare(
             )
         matrix = grown(matrix, folder)
         todo = unfinished_cells(matrix, folder, accept_changes)
-    elif _names_in(folder) - {f"{MATRIX_FILE}.part"}:  # which a run that was killed may leave
+    elif _names_in(folder) - {left.name for left in left_behind(written)}:
         raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
+    _refuse_missing_data([matrix.cells[index].experiment for index in todo])
     make_folder(folder)
     write_atomically(written, tomli_w.dumps(matrix.table).encode())
     return matrix, todo
+
+
+def _refuse_missing_data(experiments: Sequence[Experiment]) -> None:
+    """Read the data of every federation once: hours may pass before the first cell that needs them."""
+    problems = Problems()
+    read = set()
+    for experiment in experiments:
+        data = repr((experiment.data, experiment.data_dir, experiment.features))
+        if data in read or experiment.reads_files:
+            continue
+        read.add(data)
+        with suppress(OSError, MemoryError), problems.noted(experiment.source):  # the cell says it
+            load_samples(experiment)
+    problems.refuse()
 
 
 def _names_in(folder: Path) -> set[str]:
@@ -231,7 +248,9 @@ def _begin_process() -> None:
     """Use one thread, since other cells use the other cores, and end with the parent process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it, and ends this process
+    for name in ("SIGINT", "SIGHUP"):  # the parent receives them, and ends this process
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
     def end_with_parent() -> None:
         parent.join()

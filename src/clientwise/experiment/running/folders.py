@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from ...errors import RunError
 from ...record.files import BEST, CONFIG, plain_name
 from ...record.toml_text import read_table
-from ...writing import make_folder, write_atomically
+from ...writing import left_behind, make_folder, write_atomically
 from ..config.messages import issues_of
 from ..config.values import Note, Tags
 
@@ -44,7 +44,8 @@ def claim(folder: Path, resume: bool) -> None:
     """Make the folder, so that it can be locked. A folder with other files is refused."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not (folder / CONFIG).is_file():  # the first file of a run, so it is looked for last
-        if names - {".lock", f"{CONFIG}.part", BEST, f"{BEST}.part"}:
+        unfinished = {left.name for name in (CONFIG, BEST) for left in left_behind(folder / name)}
+        if names - unfinished - {".lock", BEST}:
             raise RunError(f"{folder}: not empty, and not a run of clientwise")
         if resume and not names:
             raise RunError(f"{folder}: there is no run here to resume")

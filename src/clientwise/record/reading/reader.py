@@ -255,6 +255,10 @@ class RunReader:
         if not has_database:
             if is_locked(self.folder):
                 raise NotBegunError(f"{self.folder}: the run is just beginning")
+            inside = sorted(path.parent for path in self.folder.glob(f"*/{DATABASE}"))
+            if inside:
+                several = f"holds {len(inside)} runs: name one of them, such as {inside[0]}"
+                raise RunError(f"{self.folder}: {several}")
             raise RunError(f"{self.folder}: not a run of clientwise (it has no {DATABASE})")
         with time_limit(MOST_SECONDS), reading(self.folder) as database:
             refuse_older(self.folder, version_of(database))

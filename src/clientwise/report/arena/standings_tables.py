@@ -163,7 +163,7 @@ def _unavailable_rows(methods: Sequence[str], results: Results) -> list[int]:
 def _difference_cell(difference: Difference | None, unit: Unit) -> Content:
     if difference is None:
         return "–"
-    numbers = {"mean": difference.mean, "margin": difference.margin}
+    numbers = {"mean": difference.mean, "margin": difference.corrected_margin}
     return Cell(difference.mean, unit.interval(difference), numbers=numbers)
 
 
@@ -247,8 +247,8 @@ def _differences_table(
         ]
     note = (
         f"Lead of {best}, the available method with the best mean over cells, over the method of the "
-        f"row{unit.of_differences}; above zero, {best} is better. ± is the 95% confidence interval. p is "
-        f"corrected for {counted(len(others), 'comparison')} (Holm). {best} was chosen by these "
+        f"row{unit.of_differences}; above zero, {best} is better. ± is the 95% confidence interval. It and p "
+        f"are corrected for {counted(len(others), 'comparison')} (Holm). {best} was chosen by these "
         "same results, so its lead is optimistic."
     )
     if has_several:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from ...record.database import reading
 from ...record.reading.folder import RunFolder
-from ...writing import make_folder, write_atomically
+from ...writing import ENDING, make_folder, write_atomically
 from ..document import (
     Cell,
     Chart,
@@ -139,7 +139,9 @@ def older_files(page: Path) -> dict[Path, int]:
     found = {}
     for name in ("tables", "figures"):
         folder = page.with_name(name)
-        older = [path for path in folder.glob("*") if path.lstat().st_mtime_ns < written]
+        # Another process may be writing this report as well
+        whole = (path for path in folder.glob("*") if path.suffix != ENDING)
+        older = [path for path in whole if path.lstat().st_mtime_ns < written]
         if older:
             found[folder] = len(older)
     return found

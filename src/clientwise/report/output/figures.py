@@ -176,7 +176,8 @@ def _draw_boxes(axes: Axes, mark: Boxes) -> None:
 
 def _draw_heat_map(axes: Axes, mark: HeatMap) -> None:
     """Rounds or classes × clients or classes, with a colour bar."""
-    firsts = [float(column) for column in mark.columns]
+    names = [short(column, 20) for column in mark.columns if isinstance(column, str)]
+    firsts = [*range(len(names))] if names else [float(column) for column in mark.columns]
     width = firsts[1] - firsts[0] if len(firsts) > 1 else 1
     height = len(mark.rows)
     image = axes.imshow(
@@ -191,6 +192,11 @@ def _draw_heat_map(axes: Axes, mark: HeatMap) -> None:
     )
     step = math.ceil(height / MAX_ROW_LABELS)
     axes.set_yticks(range(0, height, step), mark.rows[::step], fontsize="small")
+    if names:
+        step = math.ceil(len(names) / MAX_ROW_LABELS)
+        axes.set_xticks(range(0, len(names), step), names[::step], fontsize="small")
+        if any(len(name) > 3 for name in names):
+            axes.tick_params("x", rotation=40)
     axes.set_xlabel(mark.column_label)
     axes.set_ylabel(mark.row_label)
     assert axes.figure is not None

@@ -43,7 +43,7 @@ GAINS_LEAD = (
 )
 GAINS_NOTE = (
     "Means over the seeds. The difference is the federation minus alone, paired by seed, "
-    "with its 95% interval. Significance is corrected for the number of clients (Holm)."
+    "with its 95% interval. Interval and significance are corrected for the number of clients (Holm)."
 )
 
 

@@ -70,8 +70,9 @@ def result_notes(series: Sequence[Series]) -> list[str]:
         )
         if has_several_seeds:
             sentences += [
-                "Their 95% confidence intervals stand in brackets, each of one difference.",
-                "p-values are corrected for all pairs (Holm).",
+                "Their 95% confidence intervals stand in brackets.",
+                "Intervals and p-values are corrected for all pairs (Holm): an interval excludes 0 "
+                "if and only if p < 0.05.",
             ]
         else:
             sentences.append("With one seed, no confidence interval can be given.")
@@ -136,7 +137,8 @@ def _metric_columns(series: Sequence[Series]) -> Columns:
     against = "against the baseline"
     if _has_several_seeds(series):
         metric = f"{run.metric} ± deviation"
-        against = "against the baseline [95% CI]"
+        corrected = ", Holm" if len(series) > 2 else ""
+        against = f"against the baseline [95% CI{corrected}]"
     lower = not run.higher_is_better
     is_marked = _leads_significantly(series, differences)
     yield Column(

@@ -104,7 +104,7 @@ def can_run(rows: Tensor, outputs: int) -> bool:
     rounded = rows.dtype == torch.bfloat16 or torch.backends.cuda.matmul.allow_tf32
     busy = inputs <= SHORT or models * -(-outputs // MOST_OUTPUTS) >= ENOUGH
     return (
-        rows.is_cuda
+        rows.device.type == "cuda"  # where it lies; `is_cuda` can be simulated
         and rounded
         and busy
         and count <= MOST_ROWS

@@ -82,7 +82,8 @@ def can_build() -> bool:
 def can_run(values: Tensor) -> bool:
     """Whether the kernel takes these images [g, B, H, W, C]."""
     even = values.dim() == 5 and values.shape[2] % 2 == 0 and values.shape[3] % 2 == 0
-    return values.is_cuda and even and values.is_contiguous() and can_build()
+    on_gpu = values.device.type == "cuda"
+    return on_gpu and even and values.is_contiguous() and can_build()
 
 
 def pool(values: Tensor, bias: Tensor | None, *, relu: bool) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,249 @@
+"""All problems of a config at once, and the paths in it."""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner, Result
+
+import clientwise as cw
+from clientwise.cli import app
+from clientwise.experiment.load import load_experiment
+from clientwise.experiment.matrix.grid import load_matrix
+from clientwise.experiment.matrix.runs import run_matrix
+from clientwise.report.about import about
+
+
+def write(path: Path, table: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tomli_w.dumps(table))
+    return path
+
+
+def write_rows(path: Path) -> None:
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["x", "y"])
+        rows.writerows([place, "high" if place > 30 else "low"] for place in range(60))
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+def problems(file: Path, *options: str) -> list[str]:
+    """What `check` says is wrong, without the name of the file."""
+    found = command("check", file, *options)
+    assert isinstance(found.exception, cw.ClientwiseError), found.output
+    return [line.removeprefix(f"{file}: ") for line in str(found.exception).splitlines()]
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A config for a table of the user's own."""
+    monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
+    return {
+        "rounds": 1,
+        "data": {"name": "table", "files": "rows.csv", "target": "y"},
+        "partition": {"name": "iid", "clients": 3},
+        "model": "linear",
+        "methods": ["FedAvg"],
+        "device": "cpu",
+    }
+
+
+def test_types_combinations_methods_presets_and_files_are_said_at_once(
+    table: dict[str, Any], tmp_path: Path
+) -> None:
+    table |= {
+        "rounds": -1,
+        "seeds": [1, 1],
+        "training": {"epochs": 0},
+        "federation": {"fraction": 0.5, "clients_per_round": 3},
+        "methods": ["FedAvg", "Recomended", {"name": "mine", "like": "FedAvgg"}],
+        "presets": {"quick": {"training": {"batch_size": "al"}}},
+    }
+    found = problems(write(tmp_path / "bad.toml", table))
+    assert found == [
+        "methods[1]: there is no method 'Recomended'; did you mean 'Recommended'?",
+        "methods[2].like: there is no method 'FedAvgg'; did you mean 'FedAvg'?",
+        "rounds = -1: must be greater than 0.",
+        "training.epochs = 0: must be greater than 0.",
+        "seeds: 1 is listed twice; it would repeat the same run",
+        "federation: give either fraction or clients_per_round",
+        "training.batch_size = 'al': must be an integer or 'full'.",
+        f"data: {tmp_path}/rows.csv: no such file; paths start from `data_dir`",
+    ]
+
+
+def test_a_check_that_needs_a_wrong_key_is_left_out(table: dict[str, Any], tmp_path: Path) -> None:
+    """Without the wrong source, methods would be said to lack samples."""
+    write_rows(tmp_path / "rows.csv")
+    table |= {"server_set": {"source": "client", "fraction": 0.0}, "methods": ["Recommended"]}
+    (found,) = problems(write(tmp_path / "bad.toml", table))
+    assert found.startswith("server_set.source = 'client': must be")
+
+
+def test_data_clients_device_and_model_are_said_at_once(
+    table: dict[str, Any], tmp_path: Path
+) -> None:
+    table |= {
+        "device": "cpu",
+        "precision": "tf32",
+        "data": "digits",
+        "model": "lstm",
+        "training": {"loss": "mse"},
+        "federation": {"clients_per_round": 30},
+        "hostile": [{"clients": 30, "attack": "sign_flip"}],
+    }
+    found = problems(write(tmp_path / "bad.toml", table))
+    for said in (
+        "precision = 'tf32': needs a GPU",
+        "training.loss: mse needs numbers to predict",
+        "federation.clients_per_round = 30: there are only 3 clients",
+        "hostile[0].clients: 30 hostile clients of 3: too many",
+        "model: ",
+    ):
+        assert sum(line.startswith(said) for line in found) == 1, (said, found)
+    assert len(found) == 5
+
+
+def test_every_wrong_option_of_the_command_is_said(table: dict[str, Any], tmp_path: Path) -> None:
+    file = write(tmp_path / "bad.toml", table)
+    assert problems(file, "--set", "rounds", "--set", "rounds.x=3")[:2] == [
+        "--set rounds: write key=value, for instance training.learning_rate=0.05",
+        "--set rounds.x=3: there is no key 'rounds.x' in this config",
+    ]
+    unknown = problems(file, "--methods", "Krumm,Medean")
+    assert [line.partition("; ")[0] for line in unknown] == [
+        "methods: there is no method 'Krumm'",
+        "methods: there is no method 'Medean'",
+    ]
+
+
+def test_names_with_commas_are_chosen_and_listed(table: dict[str, Any], tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.csv")
+    names = ["FedAvg", "mine, 2", "mine"]
+    table["methods"] = [{"name": name, "like": "FedAvg"} for name in names]
+    file = write(tmp_path / "own.toml", table)
+    for chosen in ("FedAvg,mine, 2", "mine, 2,FedAvg"):
+        found = command("check", file, "--methods", chosen)
+        assert "methods     FedAvg, 'mine, 2'\n" in found.output
+    run = cw.run(load_experiment(file), tmp_path / "run", progress=False)
+    assert run.methods == names
+    assert dict(about(run))["methods"] == "FedAvg, 'mine, 2', mine"
+
+
+@pytest.fixture
+def federations(table: dict[str, Any], tmp_path: Path) -> Path:
+    """A matrix on three federations, of which two lack their files."""
+    write_rows(tmp_path / "rows.csv")
+    data = {
+        name: {"data": {"name": "table", "files": f"{name}.csv", "target": "y"}}
+        for name in ("rows", "gone", "lost")
+    }
+    table["matrix"] = {
+        "shares": [0.4, 0.6],
+        "attacks": {"flip": {"attack": "sign_flip"}, "noise": {"attack": "noise"}},
+        "data": data,
+    }
+    return write(tmp_path / "matrix.toml", table)
+
+
+def test_missing_files_of_all_cells_are_said_before_the_first_cell_runs(
+    federations: Path, tmp_path: Path
+) -> None:
+    begun: list[str] = []
+    with pytest.raises(cw.ClientwiseError) as error:
+        run_matrix(
+            load_matrix(federations),
+            tmp_path / "run",
+            on_cell=lambda cell, number, count: begun.append(cell.name),
+        )
+    where = f"{federations}: matrix"
+    assert str(error.value).splitlines() == [
+        f"{where}, gone, clean: data: {tmp_path}/gone.csv: no such file; paths start from `data_dir`",
+        f"{where}, lost, clean: data: {tmp_path}/lost.csv: no such file; paths start from `data_dir`",
+    ]
+    assert begun == []
+    assert not (tmp_path / "run").exists()
+    assert problems(federations) == str(error.value).replace(f"{federations}: ", "").splitlines()
+
+
+def test_check_says_how_many_clients_of_a_matrix_are_hostile(
+    federations: Path, tmp_path: Path
+) -> None:
+    for name in ("gone", "lost"):
+        write_rows(tmp_path / f"{name}.csv")
+    output = command("check", federations).output
+    assert (
+        "\nmatrix      0 hostile: clean; 1 hostile: flip 40%, noise 40%; 2 hostile: flip 60%"
+        in (output)
+    )
+    assert "in a round, 0 hostile" not in output
+
+
+def test_a_wrong_cell_does_not_hide_those_of_others(federations: Path) -> None:
+    text = federations.read_text().replace('attack = "sign_flip"', 'attack = "sing_flip"')
+    federations.write_text(text.replace('attack = "noise"', 'attack = "nois"'))
+    found = problems(federations)
+    assert [line.partition(": ")[2].partition(";")[0] for line in found] == [
+        "hostile[0].attack[0]: unknown attack 'sing_flip'",
+        "hostile[0].attack[0]: unknown attack 'nois'",
+    ]
+
+
+def test_paths_start_from_the_folder_of_the_config(
+    table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the command runs in another folder: data, plugins, traces, --set and federations."""
+    folder = tmp_path / "study"
+    (folder / "code").mkdir(parents=True)
+    (folder / "data").mkdir()
+    write_rows(folder / "rows.csv")
+    write_rows(folder / "data" / "rows.csv")
+    (folder / "code" / "paths_of_study.py").write_text("")
+    (folder / "speeds.csv").write_text("speed\n1\n2\n3\n")
+    table |= {
+        "plugins": ["paths_of_study"],
+        "plugin_dir": "code",
+        "devices": {"traces": "speeds.csv"},
+    }
+    file = write(folder / "own.toml", table)
+    monkeypatch.chdir(tmp_path)
+    relative = os.path.relpath(file)
+    experiment = load_experiment(relative)
+    assert experiment.data_dir == str(folder)
+    assert experiment.plugin_dir == str(folder / "code")
+    assert experiment.devices is not None
+    assert experiment.devices.traces == str(folder / "speeds.csv")
+    changed = load_experiment(relative, ["data_dir=data", "initial_model=first.safetensors"])
+    assert changed.data_dir == str(folder / "data")
+    assert changed.initial_model == str(folder / "first.safetensors")
+    assert "60 samples" in command("check", relative).output
+
+    run = cw.run(relative, tmp_path / "run", progress=False)
+    monkeypatch.chdir("/")
+    assert cw.run(run.folder / "config.toml", run.folder, resume=True, rounds=2, progress=False)
+
+    del table["devices"], table["plugins"], table["plugin_dir"]
+    one, two = {"data_dir": "data"}, {"partition": {"name": "iid", "clients": 2}}
+    table["matrix"] = {"attacks": {}, "data": {"one": one, "two": two}}
+    cells = load_matrix(write(folder / "matrix.toml", table)).cells
+    assert [cell.experiment.data_dir for cell in cells] == [str(folder / "data"), str(folder)]
+
+
+def test_a_data_folder_in_the_environment_is_where_files_are_searched(
+    table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared").mkdir()
+    write_rows(tmp_path / "shared" / "rows.csv")
+    file = write(tmp_path / "own.toml", table)
+    monkeypatch.setenv("CLIENTWISE_DATA", str(tmp_path / "shared"))
+    assert load_experiment(file).data_dir is None
+    assert "60 samples" in command("check", file).output
