@@ -410,6 +410,8 @@ def explain(
         clients: only these.
     """
     every = run.participants(method, seed, round_num)
+    if not every:
+        return []
     omitted = run.omitted(method, seed, round_num)
     rows = [row for row in every if clients is None or row.client in clients]
     num_accepted = sum(row.refusal is None for row in every)
