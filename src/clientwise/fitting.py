@@ -106,7 +106,7 @@ def fit(
         >>> run.weights[5].round(2).to_dict()
         {'north': 0.33, 'east': 0.33, 'south': 0.33, 'west': 0.0}
         >>> print(run.why("west").splitlines()[0])
-        west, Recommended, seed 1, round 5: weight 0.0%; with equal weights, 25.0%.
+        west has 0.0% of round 5's model; an equal share is 25.0%.
         >>> bool((run.predict(inputs) == labels).mean() > 0.8)
         True
     """

@@ -70,7 +70,7 @@ def test_drawn_clients_weigh_the_same(config: dict[str, Any], tmp_path: Path) ->
             for row in run.participants("drawn", 1, round_num):
                 assert row.weight == pytest.approx(1 / 3)
     text = str(audit_round(RunFolder(tmp_path / "0"), "drawn", 1, 12))
-    assert "equal weights, since clients were drawn by their score" in text
+    assert "Clients were drawn by their score, so their weights are equal." in text
 
 
 def test_the_equal_mean_is_that_of_uniform_weights(config: dict[str, Any], tmp_path: Path) -> None:

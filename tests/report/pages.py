@@ -80,9 +80,11 @@ def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
                     '[]', 0.1, 12, 1 FROM r"""
         )
         database.execute(
-            f"""{grid} INSERT INTO participants SELECT {lane}, round_num, client,
+            f"""{grid} INSERT INTO participants (lane, round_num, client, refusal, score, weight,
+                    training_loss, seconds)
+                SELECT {lane}, round_num, client,
                 CASE WHEN client = 3 AND round_num = 2 THEN 'not finite' END, {share},
-                NULL, NULL, NULL, 1.0 / {clients}, NULL, 0.5, 0.1
+                1.0 / {clients}, 0.5, 0.1
                 FROM r, k"""
         )
         database.execute(

@@ -303,9 +303,21 @@ def test_printed_lines_differ_without_colours() -> None:
     assert target.get_marker() == "None"
 
 
-def test_the_page_carries_its_audits(report: Path) -> None:
+def test_the_page_carries_audits_of_last_rounds_and_of_refusals(
+    report: Path, shown: cw.Run
+) -> None:
     page = report / "report.html"
-    assert {"online|1|5", "<b>AdaFed</b> & co|3|5"} < carried(page)["audits"]["round"].keys()
+    refusals = {
+        f"{method}|{row.seed}|{row.first_round}"
+        for method in shown.methods
+        for row in shown.refusals(method, 100)
+    }
+    last = {f"{method}|{seed}|5" for _, method, seed in shown.lanes}
+    assert refusals - last
+    rounds = carried(page)["audits"]["round"].keys()
+    assert rounds == refusals | last
+    every = len(shown.lanes) * 5
+    assert len(rounds) < every
     assert "<b>AdaFed" not in page.read_text(
         encoding="utf-8"
     )  # a name from a config is never markup

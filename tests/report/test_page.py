@@ -324,7 +324,7 @@ def test_an_audit_shows_how_criteria_become_weights(open_page: Any, address: str
     bars = page.locator("dialog .plot .trace.bars")
     bars.first.wait_for()
     names = page.locator("dialog .legendtext").all_text_contents()
-    assert sorted(names) == ["dataset_size", "label_diversity", "model_divergence", "weight"]
+    assert sorted(names) == ["criteria", "weight"]
     remarks = column(page, "dialog .table >> nth=0", 2)
     accepted = [remark for remark in remarks if "refused" not in remark]
     assert page.locator("dialog .plot .trace.bars .point").count() == len(names) * len(accepted)
@@ -413,7 +413,7 @@ def test_a_report_file_needs_no_network(open_page: Any, report: Path) -> None:
     page.keyboard.press("Escape")
     until(page, "location.hash === ''")
     page.evaluate("location.hash = '#round/FedAvg/1/999'")
-    page.locator("dialog[open]").get_by_text("clientwise show").wait_for()
+    page.locator("dialog[open]").get_by_text("clientwise show --round").wait_for()
     assert [url for url in asked if not url.startswith(("data:", "blob:"))] == [file]
 
 

@@ -166,9 +166,9 @@ def test_the_overview_lists_the_notable_clients_of_a_large_cohort(tmp_path: Path
     assert MAX_COHORT <= len(some.participants) <= MAX_COHORT + 20
     shown = {one.client: one for one in some.participants}
     assert shown.items() <= {one.client: one for one in whole.participants}.items()
-    lightest = min(one.weight for one in some.participants if one.weight is not None)
+    lightest = min(one.row.weight for one in some.participants if one.row.weight is not None)
     left_out = [one for one in whole.participants if one.client not in shown]
-    assert all(one.weight is None or one.weight <= lightest for one in left_out)
+    assert all(one.row.weight is None or one.row.weight <= lightest for one in left_out)
     assert steps_charts(some, "t", "n") == steps_charts(whole, "t", "n")
     (section,) = (one for one in overview([run]).sections if one.id == "weights")
     (table,) = (one for one in section.items if one.id == "audit-two")

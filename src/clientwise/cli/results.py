@@ -41,6 +41,10 @@ def show(
         int | None,
         typer.Option(help="With --round: only this seed. Default: all seeds.", show_default=False),
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="With --round: also how weights are computed."),
+    ] = False,
     fairness: Annotated[
         bool,
         typer.Option("--fairness", help="Show how the clients' results differ, method by method."),
@@ -60,6 +64,8 @@ def show(
         fail("--method goes with --round; add the number of a round")
     if seed is not None and round_num is None:
         fail("--seed goes with --round; add the number of a round")
+    if details and round_num is None:
+        fail("--details goes with --round; add the number of a round")
     folder = folder or newest_run()
     if is_matrix(folder):
         if round_num is not None:
@@ -68,7 +74,7 @@ def show(
         return
     run = RunFolder(folder)
     if round_num is not None:
-        for table in audit_tables(run, round_num, method, seed):
+        for table in audit_tables(run, round_num, method, seed, details=details):
             out.print(table)
         return
     if fairness:

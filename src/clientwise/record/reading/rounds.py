@@ -77,8 +77,9 @@ class RoundReader(RunReader):
         """How the weights of a round came about."""
         rows = self._lane_rows(
             RoundRow,
-            """SELECT priority, candidates, testing_rounds, no_effect, notes, held_out_change
-               FROM rounds
+            """SELECT priority, candidates, testing_rounds, no_effect, notes, held_out_change,
+                   cause, detail
+               FROM rounds LEFT JOIN kept USING (lane, round_num)
                WHERE lane = ? AND round_num = ?""",
             method,
             seed,

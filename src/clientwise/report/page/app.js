@@ -61,7 +61,7 @@ const onRequest = () => carried ??= unpacked(byId("audits").textContent);
 
 async function auditOf({ kind, method, seed, number, run }) {
   const key = [method, seed, number].join("|");
-  const missing = "This audit is not in the file, which has some rounds and clients. `clientwise show RUN --round ROUND` prints any round.";
+  const missing = "This file has the last round and rounds with refusals; `clientwise show --round` has all.";
   return (await onRequest())[kind]?.[run ? `${run}|${key}` : key]
     ?? { title: "No audit", lead: [missing], sections: [] };
 }
