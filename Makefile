@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-cpus test-required test-again test-slow test-fire test-fire-quick test-flower test-flower-versions test-gpu
 .PHONY: test-experiments test-pythons lint docs site dist reproduction devices claim board
-.PHONY: bench bench-quick bench-history bench-gpu bench-peers clean
+.PHONY: bench bench-quick bench-gpu bench-peers clean
 
 demo: .venv/demo
 	$(BIN)/clientwise demo
@@ -56,8 +56,8 @@ test-flower-versions: .venv/ready
 test-experiments: .venv/ready
 	$(PYTEST) -m experiments tests/test_experiments.py
 
-# Thousands of hostile configs, files, updates and run folders, in processes with limits of time and
-# memory; killed processes, and many readers of a live run. At most ten minutes on two idle cores.
+# Thousands of hostile configs, files and updates, in processes with limits of time and memory; killed
+# processes. At most ten minutes on two idle cores.
 FIRE := $$(grep -rl --include='*.py' 'mark\.fire' tests)
 test-fire: .venv/ready
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
@@ -128,16 +128,12 @@ claim: .venv/ready
 	$(BIN)/clientwise run experiments/federations.toml --jobs $(JOBS) --out $(RUNS)/federations
 	$(BIN)/python docs/make_default.py $(RUNS)/federations
 
-# Four hospitals, from the published files to the board's report, a statement for each hospital, and a signed record.
-# One minute; needs a data folder: make board CLIENTWISE_DATA=...
+# Four hospitals, from the published files to the board's report. One minute; needs a data folder:
+# make board CLIENTWISE_DATA=...
 board: .venv/ready
-	test -e $(RUNS)/board.key || (mkdir -p $(RUNS) && $(BIN)/clientwise key $(RUNS)/board.key)
-	$(BIN)/clientwise run experiments/heart.toml --methods FedAvg,Alone,Pooled --rounds 10 --sign $(RUNS)/board.key \
+	$(BIN)/clientwise run experiments/heart.toml --methods FedAvg,Alone,Pooled --rounds 10 \
 		--set evaluation.counterfactuals=true --set evaluation.shapley=true --out $(RUNS)/board
 	$(BIN)/clientwise report $(RUNS)/board
-	$(BIN)/clientwise statement $(RUNS)/board
-	$(BIN)/clientwise receipts $(RUNS)/board --out $(RUNS)/board-receipts
-	$(BIN)/clientwise verify $(RUNS)/board --key $(RUNS)/board.key.pub --receipts $(RUNS)/board-receipts
 
 # Speed compared with other frameworks, whose environments are in .peers (or $VENVS). Hours on two cores.
 bench: .venv/ready
@@ -156,11 +152,6 @@ bench-quick: .venv/ready  # ratios, under a minute
 # What needs a GPU skips without one: every mode of training, every method, every attack.
 test-gpu: .venv/ready
 	$(PYTEST) tests/engine tests/test_gpu.py
-
-# The same ratios of earlier commits, added to benchmarks/history.csv: make bench-history COMMITS="v0.2.0 HEAD"
-COMMITS ?= HEAD
-bench-history: .venv/ready
-	$(BIN)/python benchmarks/history.py $(COMMITS)
 
 bench-gpu: .venv/ready
 	$(BIN)/python benchmarks/gpu.py

@@ -1,23 +1,19 @@
-"""What counterfactuals and signatures cost beside the training: CPU seconds of ten clients and a hundred rounds.
+"""What counterfactuals cost beside the training: CPU seconds of ten clients and a hundred rounds.
 
 python benchmarks/counterfactuals.py          # 100 rounds: some minutes
 python benchmarks/counterfactuals.py 10       # fewer rounds
 
 "others" is the time of all rounds with `evaluation.counterfactuals` (13 models in every round: chosen,
 equal, by size, without each client; on the server's set and on every client's own test set) minus
-their time without it. "training" is the time in the clients' training, and "signing" the time in which
-the rows of these rounds are hashed and signed; its ratio is to the whole round.
+their time without it. "training" is the time in the clients' training.
 """
 
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -29,9 +25,6 @@ from clientwise.experiment.build.clients import build_data
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.load import load_experiment
-from clientwise.launch import run
-from clientwise.record.signed.chain import SignedChain
-from clientwise.record.signed.keys import make_private_key
 
 CLIENTS = 10
 NETWORKS = ("linear", "mlp", "cnn")
@@ -84,38 +77,16 @@ def cpu_seconds(network: str, rounds: int, *, counterfactuals: bool) -> tuple[fl
     return time.process_time() - began, engine.seconds
 
 
-def signing_seconds(network: str, rounds: int) -> float:
-    """CPU seconds of signing all rounds of a run with counterfactuals, without the first."""
-    seconds = []
-    sign = SignedChain.add_round
-
-    def timed(chain: SignedChain, lane: int, round_num: int) -> None:
-        began = time.process_time()
-        sign(chain, lane, round_num)
-        seconds.append(time.process_time() - began)
-
-    with tempfile.TemporaryDirectory() as folder, patch.object(SignedChain, "add_round", timed):
-        key = Path(folder) / "key"
-        make_private_key(key)
-        experiment = load_experiment(config_of(network, rounds + 1, counterfactuals=True))
-        run(experiment, Path(folder) / "run", progress=False, signing_key=key)
-    return sum(seconds[1:])
-
-
 def main(rounds: int) -> None:
     """Print a table."""
     torch.set_num_threads(1)
     print(f"{CLIENTS} clients, {rounds} rounds of one epoch; CPU seconds of one core")
-    print(f"{'network':<10}{'training':>10}{'others':>10}{'ratio':>8}{'signing':>10}{'ratio':>8}")
+    print(f"{'network':<10}{'training':>10}{'others':>10}{'ratio':>8}")
     for network in NETWORKS:
         plain, training = cpu_seconds(network, rounds, counterfactuals=False)
         whole, _ = cpu_seconds(network, rounds, counterfactuals=True)
         others = whole - plain
-        signing = signing_seconds(network, rounds)
-        compared = (
-            f"{others:>10.2f}{others / training:>8.2f}{signing:>10.2f}{signing / whole:>8.3f}"
-        )
-        print(f"{network:<10}{training:>10.2f}{compared}")
+        print(f"{network:<10}{training:>10.2f}{others:>10.2f}{others / training:>8.2f}")
 
 
 if __name__ == "__main__":

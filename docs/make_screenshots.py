@@ -1,20 +1,18 @@
-"""Take the pictures of the live page: `python docs/make_screenshots.py RUN`, with Chromium on the PATH."""
+"""Take the pictures of a report: `python docs/make_screenshots.py RUN`, with Chromium on the PATH."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-import uvicorn
 from playwright.sync_api import Browser, sync_playwright
 
 from clientwise.record.reading.folder import RunFolder
-from clientwise.report.server import make_app
+from clientwise.report.output.export import write_report
 
 DOCS = Path(__file__).parent
 MARGIN = 16  # around a section, in pixels
@@ -39,7 +37,8 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
     run = RunFolder(folder)
     _, method, seed = next(lane for lane in reversed(run.lanes) if lane.seed == run.lanes[0].seed)
     last = run.last_round(method, seed)
-    with served(folder) as address, chromium() as browser:
+    address = write_report([run], folder / "report").resolve().as_uri()
+    with chromium() as browser:
         for name, width, height, path in (
             ("overview", 1360, 1000, ""),
             ("audit", 1360, 900, f"#round/{quote(method, safe='')}/{seed}/{last}"),
@@ -52,7 +51,7 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
                 reduced_motion="reduce",
             )
             page = context.new_page()
-            page.goto(f"{address}/runs/{folder.resolve().name}{path}")
+            page.goto(f"{address}{path}")
             page.wait_for_selector("dialog[open] tbody tr" if name == "audit" else "main .card")
             if (
                 name == "phone"
@@ -65,9 +64,10 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
 
 def board(folder: Path, out: Path = DOCS) -> None:
     """What a board reads of a run."""
-    with served(folder) as address, chromium() as browser:
+    address = write_report([RunFolder(folder)], folder / "report").resolve().as_uri()
+    with chromium() as browser:
         page = browser.new_page(viewport={"width": 1000, "height": 900}, reduced_motion="reduce")
-        page.goto(f"{address}/runs/{folder.resolve().name}")
+        page.goto(address)
         for section in ("gains", "contributions"):
             shown = page.locator(f"#s-{section}")
             shown.locator("tbody tr").first.wait_for()
@@ -85,23 +85,6 @@ def chromium() -> Iterator[Browser]:
         )
         yield browser
         browser.close()
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The live page of a run folder, on a free port."""
-    server = uvicorn.Server(
-        uvicorn.Config(make_app([folder]), port=0, log_level="error", lifespan="off")
-    )
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.05)
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
 
 
 if __name__ == "__main__":

@@ -95,7 +95,6 @@ def in_the_base_install() -> Path:
     assert 'Picture     none: a figure needs matplotlib: pip install "clientwise[report]"' in ran
     assert "class_weights" in command("list")
     assert "FedAvg" in command("show", "run")
-    command("statement", "run")
     assert "report.html" in command("report", "run")
     command("export", "run", "--method", "FedAvg")
     command("--help")
@@ -132,10 +131,6 @@ def with_extras(folder: Path) -> None:
     digits = write("digits.toml", 'data = "digits"')
     attempt("datasets check", lambda: command("check", digits))
     attempt("demo command", lambda: command("demo"))
-    attempt("serve command", lambda: command("serve", "."))
-    attempt("serve token", lambda: command("token", "roles.json"))
-    attempt("signed key", lambda: command("key", "mine.key"))
-    attempt("signed verify", lambda: command("verify", "run"))
     attempt("flower import", lambda: import_module("clientwise.flower"))
     attempt("flower engine", lambda: command("run", digits, "--engine", "flower"))
     attempt("nvflare import", lambda: import_module("clientwise.nvflare"))

@@ -88,7 +88,7 @@ BELOW: dict[str, set[str]] = {  # package or module: what it may import of clien
     },
     "testing": {"attacks", "core", "data", "models", "registry"},
 }
-TOP = {"api", "cli", "moved", "__init__", "__main__"}  # may import everything; nothing imports cli
+TOP = {"api", "cli", "__init__", "__main__"}  # may import everything; nothing imports cli
 LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party libraries it may import
     "registry": {"annotated_types"},
     "errors": set(),
@@ -114,12 +114,9 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "engine": {"numpy", "ray", "torch", "triton"},
     "record": {
         "annotated_types",
-        "cryptography",
         "numpy",
         "pydantic",
         "pydantic_core",
-        "rfc3161_client",
-        "rfc8785",
         "safetensors",
         "torch",
     },
@@ -153,9 +150,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
         "pydantic",
         "rich",
         "scipy",
-        "starlette",
         "torch",
-        "uvicorn",
     },
     "prediction": {"numpy", "pandas", "torch"},
     "loading": set(),
@@ -503,7 +498,6 @@ NOT_OURS = {
         "note != before.get('bounds', {}).get('note')",
     ): "a user's note",
     ("experiment/checks/trial.py", "'does not require grad' in reason"): "an error of PyTorch",
-    ("record/database.py", "reason == 'interrupted'"): "an error of SQLite",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 import commands
 import gpu_cost
-import history
 import ours
 import overhead
 import quick
@@ -155,28 +153,6 @@ def test_the_quick_benchmark_fails_below_its_floor(
     monkeypatch.setattr(quick, "REDUCED", [(TINY, 1e9)])
     with pytest.raises(SystemExit, match="W0: training many clients at once"):
         quick.main()
-
-
-def test_the_history_refuses_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "QUIET", -1.0)
-    with pytest.raises(SystemExit, match="measure when it is idle"):
-        history.main()
-
-
-def test_the_history_has_a_row_per_commit_and_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The package of the commit is measured, not that of this tree."""
-    monkeypatch.setattr(history, "HISTORY", tmp_path / "history.csv")
-    monkeypatch.setattr(history, "QUIET", float("inf"))
-    where = "import clientwise, json; print(json.dumps({clientwise.__file__: {'loop': 3.0, 'auto': 2.0}}))"
-    monkeypatch.setattr(history, "MEASURE", where)
-    monkeypatch.setattr(sys, "argv", ["history.py", "HEAD", "HEAD"])
-    history.main()
-    lines = (tmp_path / "history.csv").read_text(encoding="utf-8").splitlines()
-    rows = list(csv.DictReader(lines))
-    assert [row["ratio"] for row in rows] == ["1.5", "1.5"]
-    assert all(not Path(row["work"]).is_relative_to(ROOT) for row in rows)
 
 
 @pytest.mark.parametrize("layers", [TINY.layers, ()])

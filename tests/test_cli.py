@@ -47,7 +47,7 @@ def test_help_and_version() -> None:
     version = subprocess.check_output([sys.executable, "-m", "clientwise", "--version"], text=True)
     assert re.fullmatch(r"clientwise \d+\.\d+\.\d+\n", version)
     output = clientwise("--help")
-    for command in ("run", "check", "data", "list", "show", "serve", "demo"):
+    for command in ("run", "check", "data", "list", "show", "report", "demo"):
         assert f" {command} " in output
         assert "Usage" in clientwise(command, "--help")
 
@@ -94,26 +94,11 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     )
 
 
-def test_a_signed_run_is_verified(config: Path, tmp_path: Path) -> None:
-    assert "Fingerprint" in clientwise("key", "fed.key", cwd=tmp_path)
-    clientwise("run", config, "--sign", "fed.key", "--out", "run", cwd=tmp_path)
-    clientwise("receipts", "run", cwd=tmp_path)
-    asked = ("verify", "run", "--key", "fed.key.pub", "--receipts", "receipts")
-    assert "the record is what was signed" in clientwise(*asked, cwd=tmp_path)
-    with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as database, database:
-        database.execute("UPDATE participants SET weight = 0 WHERE client = 1 AND round_num = 1")
-    output = clientwise(*asked, cwd=tmp_path, expect=2)
-    assert "round 1, client 1: was changed" in output
-    assert "recomputed" in output
-    output = clientwise("verify", "run", "--key", config, cwd=tmp_path, expect=2)
-    assert "has no Ed25519 public key" in output
-
-
 def test_a_run_is_found_compared_and_taken_away(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 1, "methods": ["FedAvg"]}
     cw.run(tiny, tmp_path / "runs" / "one")
-    cw.run(tiny | {"training": {"learning_rate": 0.2}}, tmp_path / "runs" / "two")
-    clientwise("note", "runs/two", "a larger rate", "--tag", "thesis", cwd=tmp_path)
+    noted = {"note": "a larger rate", "tags": ["thesis"]}
+    cw.run(tiny | noted | {"training": {"learning_rate": 0.2}}, tmp_path / "runs" / "two")
     listed = clientwise("runs", "--with", "thesis", cwd=tmp_path)
     assert "larger" in listed
     assert not re.search(r"\bone\b", listed)
@@ -478,7 +463,7 @@ def test_damaged_runs_and_unwritable_places_are_one_line(config: Path, tmp_path:
     for sql, reason in (
         ("UPDATE rounds SET notes = 'not json'", "damaged"),
         ("UPDATE facts SET value = 'not json'", "damaged"),
-        ("PRAGMA user_version = 99", "newer version"),
+        ("PRAGMA user_version = 99", "another version"),
     ):
         with closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as database, database:
             database.execute(sql)

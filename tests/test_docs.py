@@ -272,6 +272,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
+    if page.name == "CHANGELOG.md":  # an earlier release had other commands
+        text = text.partition("\n## 0.")[0]
     code = "\n".join(
         [*re.findall(r"```\w*\n(.*?)```", text, re.DOTALL), *re.findall(r"`([^`\n]+)`", text)]
     )

@@ -32,8 +32,6 @@ NOT_NEEDED = [
     "pandas",
     "PIL",
     "sklearn",
-    "starlette",
-    "uvicorn",
     "pytest",
     "ruff",
     "mypy",

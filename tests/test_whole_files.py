@@ -16,7 +16,6 @@ import pytest
 
 import clientwise as cw
 import processes
-from clientwise.record.signed.keys import make_private_key
 from clientwise.writing import left_behind
 
 if sys.platform == "win32":
@@ -27,14 +26,12 @@ COMMANDS = {
     "predict": ("predict", "model.safetensors", "new.csv", "--out", "predicted.csv"),
     "report": ("report", "run", "--out", "report"),
     "onnx": ("export", "run", "--out", "models", "--onnx"),
-    "receipts": ("receipts", "run", "--out", "receipts"),
 }
 # The function with which each command begins to write: from there on, files have the limit.
 WRITERS = {
     "predict": ("pandas", "DataFrame.to_csv"),
     "report": ("clientwise.report.output.export", "write_items"),
     "onnx": ("clientwise.results", "_write_onnx"),
-    "receipts": ("clientwise.cli.signing", "writing_to"),
 }
 # Beyond the limit, the kernel kills the process, or refuses to write, as `action` says.
 LIMITED = """import resource, signal
@@ -50,7 +47,7 @@ module.{name} = limited
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A signed run on a table, new rows, and what every command wrote about it."""
+    """A run on a table, new rows, and what every command wrote about it."""
     folder = tmp_path_factory.mktemp("whole")
     rows = pandas.DataFrame({"a": range(400), "b": 1.5, "y": [0, 1] * 200, "site": [1, 2] * 200})
     rows.to_csv(folder / "table.csv", index=False)
@@ -70,8 +67,7 @@ target = "y"
 client = "site"
 """
     )
-    make_private_key(folder / "key")
-    run = cw.Run(cw.run(config, folder / "run", progress=False, signing_key=folder / "key"))
+    run = cw.Run(cw.run(config, folder / "run", progress=False))
     run.export("FedAvg", 1, folder)[0].rename(folder / "model.safetensors")
     for command in COMMANDS.values():
         done = processes.run(processes.COMMAND, *command, cwd=folder)

@@ -10,8 +10,6 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import moved as moved
-
 if TYPE_CHECKING:
     from .api import *
 

@@ -107,7 +107,7 @@ def fit(
         >>> run.weights[5].round(2).to_dict()
         {'north': 0.33, 'east': 0.33, 'south': 0.33, 'west': 0.0}
         >>> print(run.why("west").splitlines()[0])
-        west, Recommended, seed 1, round 5: weight 0.0%; with equal weights, 25.0%.
+        west has 0.0% of round 5's model; an equal share is 25.0%.
         >>> bool((run.predict(inputs) == labels).mean() > 0.8)
         True
     """
@@ -165,7 +165,6 @@ def run(
     progress: bool | None = None,
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
-    signing_key: str | Path | None = None,
     **options: Any,
 ) -> FinishedRun:
     """Run an experiment: every method with every seed.
@@ -188,8 +187,6 @@ def run(
         on_round: called after every round.
         engines: for clients that are reached in another way: a context whose value takes the engine
             of a lane and its seed, and returns the engine to use.
-        signing_key: the file of an Ed25519 key (`clientwise key`) that signs the record, so that
-            `clientwise verify` finds every later change.
         options: keys of the config, which change it: `rounds=5`, `method="FedAvg"`, `learning_rate=0.05`; see `fit`.
 
     Returns:
@@ -217,7 +214,6 @@ def run(
         progress=progress,
         on_round=on_round,
         engines=engines,
-        signing_key=signing_key,
     )
     return FinishedRun(folder, module=model)
 
@@ -234,7 +230,7 @@ _OF_FIT = (
     "event",
     "problem",
 )
-_ARGUMENTS = ("resume", "accept_changes", "on_round", "engines", "signing_key")  # of `run`
+_ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`
 
 
 def _refuse_for_run(clients: object, options: Mapping[str, Any]) -> None:

@@ -40,7 +40,6 @@ def run(
     progress: bool | None = None,
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
-    signing_key: str | Path | None = None,
 ) -> Path:
     """Run an experiment, and return the run folder. `fitting.run` describes the arguments."""
     from .experiment.running import runner  # imported here: `check` does not need it
@@ -80,7 +79,6 @@ def run(
             accept_changes=accept_changes,
             on_round=on_round,
             engines=engines,
-            signing_key=Path(signing_key) if signing_key is not None else None,
         )
 
 

@@ -112,8 +112,9 @@ class Run(RunFolder):
         round_num: int | None = None,
         *,
         round: int | None = None,
+        details: bool = False,
     ) -> Sentences:
-        """Why a client has its weight: criteria, evidence, bounds, rule and refusals, in words.
+        """Why a client has its share of a round's model, in at most six lines per method, the answer first.
 
         Args:
             client: its name, or its number.
@@ -121,6 +122,7 @@ class Run(RunFolder):
             seed: the seed; by default the first one.
             round_num: the round; by default the last one in which the client took part.
             round: another name for `round_num`.
+            details: whether to add how weights are computed, with all parameters.
         """
         from .report.audit.why import why_weight
 
@@ -129,7 +131,7 @@ class Run(RunFolder):
         texts = []
         for one in methods:
             number = self.first_seed(one) if seed is None else seed
-            texts.append(why_weight(self, client, one, number, chosen))
+            texts.append(why_weight(self, client, one, number, chosen, details=details))
         return Sentences("\n".join(texts))
 
     @property

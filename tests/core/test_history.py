@@ -174,11 +174,13 @@ def test_a_client_that_turns_loses_its_weight_and_the_audit_says_why(tmp_path) -
         assert rows[client].weight < 0.01
     honest = [row for client, row in rows.items() if client not in (2, 5)]
     assert max(row.history_z for row in honest) < 0
-    from clientwise.report.audit.weight_steps import Chain
+    from clientwise.report.audit.explanation import explain
 
-    said = Chain.of(run, "Recommended", 1, 8).remarks(run, "Recommended", 1, 8, rows)
-    assert "points against what it sent before" in " ".join(said[2])
-    assert "increased the loss" not in " ".join(said[2])
+    for one in explain(run, "Recommended", 1, 8, [2, 5]):
+        assert one.evidence is not None
+        assert (one.evidence.witness, one.is_harmful, one.is_significant) == ("past", False, True)
+        assert "points against its own earlier updates" in one.by_evidence()
+        assert "raise" not in one.by_evidence()
     frame = run.frame("weights")
     assert frame["history_z"].notna().any()
 

@@ -177,8 +177,6 @@ def test_the_last_bit_of_a_function_changes_no_fingerprint(
     monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path / "cache elsewhere"))
     there = make(everything)
     assert there.fingerprints() == here.fingerprints()
-    assert there.is_computed
-    assert there.computed_fingerprints() != here.computed_fingerprints()
 
 
 def changed_holders(one: FederatedData, other: FederatedData) -> list[int]:

@@ -84,7 +84,7 @@ def test_the_record_and_the_audit_say_which_step_was_used(
         sums = [0.9 * before + loss for before, (_, _, loss, _) in zip(sums, tried, strict=True)]
         lowest = min(range(2), key=lambda index: sums[index])
         assert [used for *_, used in tried] == [int(index == lowest) for index in range(2)]
-        said = audit(run, "best", seed, round_num).explanation
+        said = " ".join(audit(run, "best", seed, round_num).parameters)
         assert f"The server tried 2 steps and used {tried[lowest][1]}." in said
 
 

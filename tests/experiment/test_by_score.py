@@ -15,7 +15,6 @@ from clientwise.core.sampling import ByScore
 from clientwise.errors import ConfigError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.recompute import recompute
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.audit.pages import audit_round
 
@@ -61,9 +60,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(config: dict[str, Any], tmp_path: 
         assert tensor.numpy().tobytes() == other[name].numpy().tobytes(), name
 
 
-def test_drawn_clients_weigh_the_same_and_the_record_can_be_recomputed(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
+def test_drawn_clients_weigh_the_same(config: dict[str, Any], tmp_path: Path) -> None:
     thinned = config | {"record": {"clients": 4}}
     for number, one in enumerate([config, thinned]):
         folder = tmp_path / str(number)
@@ -72,11 +69,8 @@ def test_drawn_clients_weigh_the_same_and_the_record_can_be_recomputed(
         for round_num in range(1, 13):
             for row in run.participants("drawn", 1, round_num):
                 assert row.weight == pytest.approx(1 / 3)
-        found = recompute(run, {})
-        assert found.rounds == 12
-        assert not found.faults
     text = str(audit_round(RunFolder(tmp_path / "0"), "drawn", 1, 12))
-    assert "equal weights, since clients were drawn by their score" in text
+    assert "Clients were drawn by their score, so their weights are equal." in text
 
 
 def test_the_equal_mean_is_that_of_uniform_weights(config: dict[str, Any], tmp_path: Path) -> None:
@@ -125,8 +119,6 @@ def test_with_weights_by_score_a_criterion_counts_twice(
     # The search evaluates on the clients' test sets
     run = config | {"methods": [twice], "rounds": 4, "evaluation": {"clients_every": 1}}
     cw.run(run, tmp_path / "run")
-    found = recompute(RunFolder(tmp_path / "run"), {})
-    assert not found.faults
     rows = RunFolder(tmp_path / "run").participants("drawn", 1, 4)
     assert len({row.weight for row in rows}) > 1
 

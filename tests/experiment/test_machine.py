@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -114,27 +113,6 @@ def test_threads_of_a_large_network_and_workers_count(
         torch.set_num_threads(before)
     facts = cw.Run(folder).machines[-1].facts
     assert (facts["threads"], facts["workers"]) == (str(before + 1), "2")
-
-
-def test_a_signed_record_has_the_machine_of_every_round(
-    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("rfc8785", reason="needs clientwise[signed]")
-    from clientwise.record.signed.keys import make_private_key
-    from clientwise.record.signed.verify import verify
-
-    key = tmp_path / "key"
-    make_private_key(key)
-    move(monkeypatch, "AVX2")
-    folder = cw.run(config, tmp_path / "run", signing_key=key)
-    move(monkeypatch, "AVX512")
-    cw.run(config | {"rounds": 3}, folder, resume=True, signing_key=key)
-    found = verify(folder)
-    assert found.faults == []
-    assert any(line.startswith("facts machines: as it is since entry") for line in found.changed)
-    with sqlite3.connect(folder / "run.sqlite") as database:
-        database.execute("UPDATE rounds SET machine = 1 WHERE round_num = 3")
-    assert verify(folder).faults == ["FedAvg, seed 1, round 3, round: was changed"]
 
 
 def test_a_matrix_says_it_once(

@@ -883,5 +883,7 @@ def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path
     with pytest.raises(RunError, match="2 of the 3 rounds"):
         cw.run(tiny, folder, data=data(2), resume=True)
     alter("PRAGMA user_version = 99")
-    with pytest.raises(RunError, match=r"by a newer version of clientwise \(format 99; .* Upgrade"):
+    with pytest.raises(
+        RunError, match=r"by another version of clientwise \(format 99; .* Use that version"
+    ):
         cw.run(tiny, folder, data=data(2), resume=True)

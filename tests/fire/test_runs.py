@@ -1,4 +1,4 @@
-"""Run folders under fire: damaged databases, processes that are killed, and thirty runs in one process."""
+"""Runs whose process is killed at any moment, and thirty runs in one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import guarded
 import pytest
 import tomli_w
 from safetensors.torch import load_file
@@ -41,21 +40,6 @@ KILLABLE = {
         },
     ],
 }
-
-
-@pytest.mark.slow
-def test_a_few_damaged_databases() -> None:
-    assert (
-        guarded.faults("folders:read", [*map(str, range(8)), "170"]) == {}
-    )  # 170 lacks steps to a weight
-
-
-@pytest.mark.fire
-@pytest.mark.timeout(0)
-@pytest.mark.parametrize("half", [0, 1])
-def test_a_thousand_damaged_databases(half: int) -> None:
-    cases = [str(number) for number in range(half, 1_000, 2 * EVERY)]
-    assert guarded.faults("folders:read", cases) == {}
 
 
 def content(folder: Path) -> dict[str, Any]:

@@ -78,6 +78,9 @@ def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return page.parent
 
 
+# Moves weights within five rounds
+QUICK_EVIDENCE = {"name": "significance", "threshold": 2.0, "slack": 1.0, "margin": 0.1}
+
 MOVED: dict[str, Any] = CONFIG | {
     "name": "moved",
     "seeds": [1],
@@ -87,12 +90,12 @@ MOVED: dict[str, Any] = CONFIG | {
         {
             "name": "all of it",
             "criteria": ["dataset_size", "label_diversity"],
-            "evidence": "significance",
+            "evidence": QUICK_EVIDENCE,
             "bounds": {"cap": 0.2, "floor": 0.02},
             "before": ["clip"],
             "rule": {"name": "multi_krum", "hostile": 0.3},
         },
-        {"name": "evidence alone", "evidence": "significance"},
+        {"name": "evidence alone", "evidence": QUICK_EVIDENCE},
         {"name": "bounds", "bounds": {"cap": 0.15}},
         {"name": "rule", "rule": "median"},
     ],

@@ -1,4 +1,4 @@
-"""What the tests of the page and of the server share: a run written at once, and a server on a free port."""
+"""What the tests of the page share: runs written at once, and what a report file carries."""
 
 from __future__ import annotations
 
@@ -7,20 +7,13 @@ import copy
 import gzip
 import json
 import re
-import sqlite3
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
-import clientwise as cw
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
 from clientwise.record.writer import Store
-from clientwise.report.server import Roles, make_app
 
 CONFIG: dict[str, Any] = {
     "name": "small",
@@ -72,13 +65,6 @@ def write_run(
     return folder
 
 
-def name_clients(folder: Path, names: Sequence[str]) -> None:
-    """Give the clients of a written run names, as those of a deployment have."""
-    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
-        for client, name in enumerate(names):
-            database.execute("UPDATE clients SET name = ? WHERE client = ?", (name, client))
-
-
 def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
     grid = f"""WITH RECURSIVE
         r(round_num) AS (SELECT 1 UNION ALL SELECT round_num + 1 FROM r WHERE round_num < {rounds}),
@@ -94,9 +80,11 @@ def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
                     '[]', 0.1, 12, 1 FROM r"""
         )
         database.execute(
-            f"""{grid} INSERT INTO participants SELECT {lane}, round_num, client,
+            f"""{grid} INSERT INTO participants (lane, round_num, client, refusal, score, weight,
+                    training_loss, seconds)
+                SELECT {lane}, round_num, client,
                 CASE WHEN client = 3 AND round_num = 2 THEN 'not finite' END, {share},
-                NULL, NULL, NULL, 1.0 / {clients}, NULL, 0.5, 0.1
+                1.0 / {clients}, 0.5, 0.1
                 FROM r, k"""
         )
         database.execute(
@@ -105,11 +93,6 @@ def _write_rounds(store: Store, lane: int, rounds: int, clients: int) -> None:
         database.execute(
             f"{grid} INSERT INTO local SELECT {lane}, round_num, client, {share}, 0.5 FROM r, k"
         )
-
-
-def run_for_real(folder: Path, rounds: int = 3) -> Path:
-    """A real run."""
-    return cw.run(config(["FedAvg"], rounds), folder)
 
 
 def carried(page: Path) -> dict[str, Any]:
@@ -123,27 +106,3 @@ def unpacked(text: str) -> dict[str, Any]:
     (letters,) = re.findall(r'id="audits">([^<]*)<', text)
     audits = gzip.decompress(base64.b64decode(letters))
     return {"document": json.loads(document), "audits": json.loads(audits)}
-
-
-@contextmanager
-def served(
-    folders: Sequence[Path],
-    token: str | None = None,
-    port: int = 0,
-    roles: Roles | None = None,
-) -> Iterator[str]:
-    """The server with its address."""
-    app = make_app(folders, token, roles)
-    settings = uvicorn.Config(app, port=port, log_level="error", lifespan="off", ws="none")
-    settings.timeout_graceful_shutdown = 1
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        thread.join(0.02)
-        assert thread.is_alive()
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.experiment.running.folders import annotate
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about, differences
 from clientwise.report.run_list import chosen, list_runs
@@ -75,12 +76,14 @@ def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> N
 
 def test_runs_are_listed_found_and_sorted(folders: list[Path], tmp_path: Path) -> None:
     parent = Path(shutil.copytree(folders[0].parent, tmp_path / "runs"))
-    annotate(parent / "second", "after it", ["thesis", "chapter 2"])
+    file = parent / "second" / "config.toml"
+    noted = tomllib.loads(file.read_text()) | {"note": "after it", "tags": ["thesis", "chapter 2"]}
+    file.write_text(tomli_w.dumps(noted))
     (parent / "figures").mkdir()  # not a run
     runs = list_runs([parent])
 
     def names(*given: str | None) -> list[str]:
-        return [row[0].text for row in chosen(runs, *given).rows]  # type: ignore[union-attr]
+        return [row[0] for row in chosen(runs, *given).rows]
 
     assert names("thesis") == names("fedyogi") == ["second"]
     assert names("nothing") == []
@@ -89,13 +92,7 @@ def test_runs_are_listed_found_and_sorted(folders: list[Path], tmp_path: Path) -
     with pytest.raises(RunError, match="no such column; did you mean 'seeds'"):
         names(None, "sedes")
     assert cw.Run(parent / "second").config["note"] == "after it"
-    cw.run(
-        parent / "second" / "config.toml", parent / "second", resume=True
-    )  # a note is no other config
-    with pytest.raises(RunError, match="not a run of clientwise"):
-        annotate(tmp_path, "nowhere", None)
-    with pytest.raises(RunError, match="control characters"):
-        annotate(parent / "second", None, ["\n"])
+    cw.run(file, parent / "second", resume=True)  # a note is no other config
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ from clientwise.report.output.export import (
     write_report,
 )
 from clientwise.report.output.figures import draw, draw_into, draw_mark
-from clientwise.report.output.html import write_html
+from clientwise.report.output.html import to_json, write_html
 from clientwise.report.output.paper import PAGE, draw_for_print, tell_apart
 from clientwise.report.output.plotly import traces_and_layout
 from clientwise.report.series import DASHES
@@ -303,9 +303,21 @@ def test_printed_lines_differ_without_colours() -> None:
     assert target.get_marker() == "None"
 
 
-def test_the_page_carries_its_audits(report: Path) -> None:
+def test_the_page_carries_audits_of_last_rounds_and_of_refusals(
+    report: Path, shown: cw.Run
+) -> None:
     page = report / "report.html"
-    assert {"online|1|5", "<b>AdaFed</b> & co|3|5"} < carried(page)["audits"]["round"].keys()
+    refusals = {
+        f"{method}|{row.seed}|{row.first_round}"
+        for method in shown.methods
+        for row in shown.refusals(method, 100)
+    }
+    last = {f"{method}|{seed}|5" for _, method, seed in shown.lanes}
+    assert refusals - last
+    rounds = carried(page)["audits"]["round"].keys()
+    assert rounds == refusals | last
+    every = len(shown.lanes) * 5
+    assert len(rounds) < every
     assert "<b>AdaFed" not in page.read_text(
         encoding="utf-8"
     )  # a name from a config is never markup
@@ -381,3 +393,14 @@ def test_reports_of_several_runs_carry_their_audits(tmp_path: Path) -> None:
     found = carried(write_html(overview(runs), audits(runs), tmp_path / "both.html"))
     assert "shown: online" in json.dumps(found["document"])
     assert "shown~2|online|1|5" in found["audits"]["round"]
+
+
+def test_a_report_cannot_be_broken_out_of(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><!--"
+    document = Document(evil, [evil], [])
+    audits = {"round": {f"{evil}|1|1": document}}
+    text = write_html(document, audits, tmp_path / "new" / "report.html").read_text()
+    assert evil not in text
+    assert text.count("<script") == 4  # document, audits, Plotly, the page itself
+    written = json.loads(to_json({"a": [float("nan"), 1.5, (float("inf"),)]}))
+    assert written == {"a": [None, 1.5, [None]]}

@@ -417,7 +417,8 @@ def test_hostile_clients_that_evidence_found_are_told_apart(moved: cw.Run) -> No
         honest = [row for row in lowered if row.hostile is None]
         assert {row.client for row in lowered} >= {*moved.hostile_clients(1)}
         assert f"{method} from {len(lowered)} of {len(rows)} (" in last
-        assert f"), {len(honest)} of them honest" in last
+        hostile = len(lowered) - len(honest)
+        assert f"); {hostile} of the {len(lowered)} clients that lost weight were hostile" in last
     assert "bounds from" not in last
 
 

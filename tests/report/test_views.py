@@ -22,8 +22,10 @@ from clientwise.errors import RunError
 from clientwise.record.lock import locked
 from clientwise.record.writer import Store
 from clientwise.report import run_list, sections, views
+from clientwise.report.audit.explanation import explain
+from clientwise.report.audit.parameters import UNKNOWN
 from clientwise.report.audit.round_audit import audit
-from clientwise.report.document import Chart
+from clientwise.report.document import Chart, text_of
 from clientwise.report.marks import COLOURS, FAINT, Bars, Lines
 from clientwise.report.output.figures import draw
 from clientwise.report.output.page_json import as_json
@@ -35,7 +37,6 @@ from clientwise.report.output.terminal import (
 )
 from clientwise.report.sections.curves import head_chart
 from clientwise.report.series import series_of
-from clientwise.report.server.served_runs import progress
 from clientwise.report.statistics import (
     Contingency,
     Difference,
@@ -79,7 +80,6 @@ def test_a_run_is_called_by_its_name_and_its_rounds_are_counted_once(shown: cw.R
         5,
         [1, 2, 3],
     )  # not 45, though three methods ran with three seeds
-    assert progress(shown.folder, "").status == "finished, 5 rounds"
 
 
 def test_what_is_not_federated_has_no_weights(tmp_path: Path) -> None:
@@ -223,36 +223,27 @@ def test_mcnemar_by_hand() -> None:
 def test_an_audit_explains_every_weight(shown: cw.Run) -> None:
     found = audit(shown, "online", 1, 4)
     assert found.criteria == ("label_diversity", "dataset_size", "model_divergence")
-    accepted = [one for one in found.participants if one.score is not None]
-    assert sum(one.weight for one in accepted) == pytest.approx(1)
-    best = {
-        name: max(one.raw[index] for one in accepted) for index, name in enumerate(found.criteria)
-    }
-    order = [found.criteria.index(name) for name in found.priority]
+    accepted = [one for one in found.participants if one.row.score is not None]
+    assert sum(one.why.weight for one in accepted) == pytest.approx(1)
+    values = {name: [one.measured[name].raw for one in accepted] for name in found.criteria}
+    total = sum(one.row.score for one in accepted)
     for one in accepted:
-        assert one.normalised == pytest.approx(
-            [raw / best[name] for raw, name in zip(one.raw, found.criteria, strict=True)]
-        )
-        first, second, third = (one.normalised[index] for index in order)
-        assert one.score == pytest.approx(first + first * second + first * second * third)
-        assert one.weight == pytest.approx(one.score / sum(one.score for one in accepted))
-        for index, name in enumerate(
-            found.criteria
-        ):  # what would change it: never less with a better value
-            assert one.what_if[index] >= one.weight - 1e-12
-            if one.raw[index] == best[name]:
-                assert one.what_if[index] == pytest.approx(one.weight)
-    refused = [one for one in audit(shown, "FedAvg", 1, 4).participants if one.score is None]
-    assert all("refused: model has NaN or Inf" in one.remark for one in refused)
-
-
-def test_what_if_by_hand(shown: cw.Run) -> None:
-    found = audit(shown, "FedAvg", 1, 1)
-    sizes = {one.client: one.raw[0] for one in found.participants if one.score is not None}
-    for one in found.participants:
-        if one.score is not None:
-            bigger = sum(sizes.values()) - sizes[one.client] + max(sizes.values())
-            assert one.what_if[0] == pytest.approx(max(sizes.values()) / bigger)
+        for criterion in one.why.criteria:
+            own = values[criterion.name]
+            assert criterion.value == one.measured[criterion.name].raw
+            assert criterion.mean == pytest.approx(sum(own) / len(own))
+            assert criterion.is_constant == (min(own) == max(own))
+        shares = {name: one.measured[name].raw / max(values[name]) for name in found.criteria}
+        first, second, third = (shares[name] for name in found.priority)
+        assert one.row.score == pytest.approx(first + first * second + first * second * third)
+        assert one.why.prior == one.why.weight == pytest.approx(one.row.score / total)
+    refused = [
+        one.why for one in audit(shown, "FedAvg", 1, 4).participants if one.row.score is None
+    ]
+    assert refused
+    for why in refused:
+        assert why.refusal == "model has NaN or Inf"
+        assert "its update was refused (model has NaN or Inf)" in why.answer()
 
 
 def test_looking_at_a_run_executes_nothing_it_names(shown: cw.Run, tmp_path: Path) -> None:
@@ -263,11 +254,10 @@ def test_looking_at_a_run_executes_nothing_it_names(shown: cw.Run, tmp_path: Pat
         f'plugin_dir = "{tmp_path}"\n' + config.replace("plugins = []", 'plugins = ["evil_plugin"]')
     )
     foreign = cw.Run(copied)
-    assert audit(foreign, "FedAvg", 1, 1).what_if
+    assert audit(foreign, "FedAvg", 1, 1).parameters != (UNKNOWN,)
     overview(foreign)
     (copied / "config.toml").write_text("not toml at all [")
-    assert not audit(foreign, "FedAvg", 1, 1).what_if
-    assert "is unknown" in audit(foreign, "FedAvg", 1, 1).explanation
+    assert audit(foreign, "FedAvg", 1, 1).parameters == (UNKNOWN,)
 
 
 def test_what_moves_weights_has_one_colour_in_all_charts_of_a_run(tmp_path: Path) -> None:
@@ -284,12 +274,12 @@ def test_what_moves_weights_has_one_colour_in_all_charts_of_a_run(tmp_path: Path
     ends = set()
     for chart in sections.weights_section(series_of([run])).items:
         if isinstance(chart, Chart) and isinstance(chart.mark, Bars):
-            assert chart.title.endswith(f"from an equal weight to the {chart.mark.axis.label}")
+            assert chart.title.endswith(f"from an equal share to the {chart.mark.axis.label}")
             ends.add(chart.mark.axis.label)
             for group in chart.mark.groups[:-1]:
                 colours[group.name].add(group.colour)
-    assert ends == {"weight", "influence"}
-    movers = {"dataset_size", "server_performance", "evidence", "bounds", "rule"}
+    assert ends == {"weight", "final share"}
+    movers = {"dataset_size", "criteria", "evidence", "bounds", "clipping", "rule"}
     assert colours.keys() == movers
     assert len({colour for (colour,) in colours.values()}) == len(movers)
 
@@ -317,8 +307,8 @@ def test_refusals_and_cost(shown: cw.Run, document: Json) -> None:
     assert sum(row[4] for row in refused) == count > 0
     for row in refused:  # the audit a row opens does hold that refusal
         link = row[5]["open"]["round"]
-        participants = audit(shown, link["method"], link["seed"], link["round"]).participants
-        assert any(one.client == row[1]["value"] and row[3] in one.remark for one in participants)
+        found = explain(shown, link["method"], link["seed"], link["round"])
+        assert any((one.client, one.refusal) == (row[1]["value"], row[3]) for one in found)
     cost = {row[0]: row for row in items(document)["costs"]["rows"]}
     assert (
         cost["FedAvg"][2]["value"] == 2 * 6 * 650 * 4
@@ -544,10 +534,7 @@ def test_the_list_of_runs_says_why_one_cannot_be_read(shown: cw.Run, tmp_path: P
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.sqlite").write_bytes(b"not a database at all" * 100)
     folders = [shown.folder, tmp_path / "foreign", tmp_path / "damaged"]
-    document = as_json(
-        run_list.runs_document([run_list.run_row(folder, folder.name) for folder in folders])
-    )
-    rows = texts(items(document)["runs"])
+    rows = [[text_of(cell) for cell in run_list.run_row(one, one.name)] for one in folders]
     by_name = {row[0]: row for row in rows}
     assert (by_name["shown"][1], by_name["shown"][6]) == ("finished", "45 of 45")
     assert "not a run of clientwise" in by_name["foreign"][-1]
@@ -608,7 +595,6 @@ def test_terminal_tables(shown: cw.Run) -> None:
     text = console.export_text()
     assert "…" not in text.split("online, seed 1")[0]  # nothing cut off at 80 columns
     assert text.count("online, seed") == 3
-    assert text.count("Score function: prioritized") == 1  # the seeds share it
     (of_one,) = audit_tables(shown, 3, "online", 2)
     console.print(of_one)
     assert re.findall("online, seed .", console.export_text()) == ["online, seed 2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import tomli_w
 
 from clientwise.core.sampling import ByScore
 from clientwise.core.weights.policy import Policy
-from clientwise.core.weights.scores import SCORES, Prioritized
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.config.tables import to_plain
 from clientwise.experiment.load import load_experiment
@@ -19,7 +19,6 @@ from clientwise.experiment.reference import KINDS
 from clientwise.record import known_parts
 from clientwise.record.files import CONFIG
 from clientwise.record.known_parts import known_part
-from clientwise.record.options import build
 from clientwise.record.reading.config_view import RecordedConfig, recorded_config
 from clientwise.record.toml_text import read_table
 from clientwise.registry import Part
@@ -70,7 +69,7 @@ def test_a_config_as_typed_values() -> None:
     assert (method.before, method.has_rule) == ((Part("clip", {"times": 1.0}),), True)
     other = config.method("B")
     assert other is not None
-    assert (other.score, other.bounds, other.threshold, other.has_rule) == (None, None, 0.0, False)
+    assert (other.score, other.bounds, other.threshold, other.has_rule) == (None, None, inf, False)
     assert config.method("C") is None
 
 
@@ -210,19 +209,3 @@ def test_reading_imports_no_plugin(tmp_path: Path) -> None:
     (tmp_path / CONFIG).write_text(tomli_w.dumps(WHOLE | plugin))
     config = recorded_config(tmp_path)
     assert (config.model, config.methods[0].name) == (Part("harm.Network", {}), "A")
-
-
-@pytest.mark.parametrize(
-    ("part", "built"),
-    [
-        (Part("prioritized", {}), Prioritized()),
-        (Part("prioritized", {"priority": ["a", "b"]}), Prioritized(["a", "b"])),
-        (Part("prioritized", {"priority": 3}), None),
-        (Part("prioritized", {"order": ["a"]}), None),
-        (Part("weighted_mean", {"weights": {"a": -1.0}}), None),  # the constructor refuses it
-        (Part("weighted_mean", {}), None),
-        (Part("a_plugin", {}), None),
-    ],
-)
-def test_parts_are_built_where_they_are_of_this_library(part: Part, built: object) -> None:
-    assert build(SCORES, part) == built

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import os
-import sqlite3
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -181,25 +179,6 @@ def test_a_database_that_was_cut_off(config: dict[str, Any], stopped: Path, size
     ):
         cw.run(config, stopped, resume=True)
     assert (stopped / LANE).read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        "CREATE TRIGGER t AFTER INSERT ON rounds BEGIN DELETE FROM lanes; END",
-        "CREATE VIEW v AS SELECT 1",
-        "ANALYZE",
-    ],
-)
-def test_a_database_with_more_in_it_than_tables_of_ours(
-    config: dict[str, Any], stopped: Path, odd: str
-) -> None:
-    with closing(sqlite3.connect(stopped / "run.sqlite")) as database, database:
-        database.execute(odd)
-    with pytest.raises(RunError, match="is no table of this version of clientwise"):
-        cw.run(config, stopped, resume=True)
-    with pytest.raises(RunError, match="is no table of this version of clientwise"):
-        cw.Run(stopped)
 
 
 @pytest.mark.parametrize("name", ["run.sqlite", "run.sqlite-wal", "run.sqlite-shm"])

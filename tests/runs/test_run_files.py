@@ -16,7 +16,6 @@ import pytest
 import clientwise as cw
 import processes
 from clientwise import writing
-from clientwise.errors import ClientwiseError
 from clientwise.record.files import read_whole
 from clientwise.writing import left_behind, naming, replacing, write_atomically
 
@@ -99,20 +98,6 @@ def test_processes_write_one_file_at_once(tmp_path: Path) -> None:
         one.join()
         assert one.exitcode == 0, (tmp_path / f"{letter}.txt").read_text("utf-8")
     assert left_behind(path) == []
-
-
-def test_a_key_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Half a key would be in the way of the next: a key is never replaced."""
-    keys = pytest.importorskip("clientwise.record.signed.keys", reason="needs cryptography")
-    with monkeypatch.context() as patch:
-        patch.setattr(writing.os, "fsync", full)
-        with pytest.raises(ClientwiseError, match=r"key: cannot be written: No space left"):
-            keys.make_private_key(tmp_path / "key")
-    assert list(tmp_path.iterdir()) == []
-    keys.make_private_key(tmp_path / "key")
-    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, ValueError])

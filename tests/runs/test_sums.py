@@ -128,9 +128,16 @@ def test_small_runs_have_no_sums(tmp_path: Path) -> None:
 def steps_of_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many steps SQLite takes for the page of a run, in hundreds."""
     seen = []
-    monkeypatch.setattr(database, "STEPS", 100)
-    monkeypatch.setattr(database, "_is_late", lambda: bool(seen.append(1)))
-    overview([RunFolder(folder)])
+    connect = database._connect
+
+    def counting(folder: Path) -> sqlite3.Connection:
+        connection = connect(folder)
+        connection.set_progress_handler(lambda: bool(seen.append(1)), 100)
+        return connection
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "_connect", counting)
+        overview([RunFolder(folder)])
     return len(seen)
 
 
@@ -159,9 +166,9 @@ def test_the_overview_lists_the_notable_clients_of_a_large_cohort(tmp_path: Path
     assert MAX_COHORT <= len(some.participants) <= MAX_COHORT + 20
     shown = {one.client: one for one in some.participants}
     assert shown.items() <= {one.client: one for one in whole.participants}.items()
-    lightest = min(one.weight for one in some.participants if one.weight is not None)
+    lightest = min(one.row.weight for one in some.participants if one.row.weight is not None)
     left_out = [one for one in whole.participants if one.client not in shown]
-    assert all(one.weight is None or one.weight <= lightest for one in left_out)
+    assert all(one.row.weight is None or one.row.weight <= lightest for one in left_out)
     assert steps_charts(some, "t", "n") == steps_charts(whole, "t", "n")
     (section,) = (one for one in overview([run]).sections if one.id == "weights")
     (table,) = (one for one in section.items if one.id == "audit-two")

@@ -20,19 +20,10 @@ from .parts import data, list_parts, schema
 from .predict import predict
 from .results import (
     diff,
-    note,
     report,
     runs,
     show,
 )
-from .serve import serve, token
-from .signing import (
-    key,
-    receipts,
-    stamp,
-    verify,
-)
-from .statement import statement
 
 __all__ = ["app", "main"]
 
@@ -54,18 +45,10 @@ COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
     "show": show,
     "runs": runs,
     "diff": diff,
-    "note": note,
     "report": report,
     "counterfactual": counterfactual,
     "export": export,
     "predict": predict,
-    "serve": serve,
-    "token": token,
-    "statement": statement,
-    "key": key,
-    "verify": verify,
-    "receipts": receipts,
-    "stamp": stamp,
     "demo": demo,
 }
 for _name, _command in COMMANDS.items():

@@ -87,26 +87,6 @@ TrackersOption = Annotated[
         help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
     ),
 ]
-SignOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--sign",
-        metavar="KEY",
-        help="Sign the record with the key in this file (`clientwise key`).",
-        show_default=False,
-    ),
-]
-
-TsaOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tsa",
-        metavar="URL",
-        help="With --sign: have the record stamped by this authority after the run (RFC 3161).",
-        show_default=False,
-    ),
-]
-
 # Options of `tune`
 OverOption = Annotated[
     list[str] | None,
@@ -163,8 +143,6 @@ def run(
     accept_changes: AcceptChangesOption = False,
     jobs: JobsOption = 1,
     trackers: TrackersOption = None,
-    signing_key: SignOption = None,
-    tsa: TsaOption = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed.
@@ -194,15 +172,13 @@ def run(
         )
         from ..experiment.matrix.grid import Matrix
 
-        _refuse_unfit(loaded, jobs, signing_key, tsa)
+        _refuse_unfit(loaded, jobs)
         if folder is None and resume:
             folder = _unfinished(loaded)
     if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
         return
-    folder = run_and_show(loaded, folder, resume, accept_changes, signing_key)
-    if tsa is not None:
-        _stamp(folder, tsa)
+    run_and_show(loaded, folder, resume, accept_changes)
 
 
 def check(
@@ -326,7 +302,6 @@ def run_and_show(
     folder: Path | None,
     resume: bool = False,
     accept_changes: bool = False,
-    signing_key: Path | None = None,
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
     from ..errors import MissingPackageError
@@ -343,7 +318,6 @@ def run_and_show(
             resume=resume,
             accept_changes=accept_changes,
             on_round=on_round,
-            signing_key=signing_key,
         )
     finished = RunFolder(folder)
     picture = str(folder / "curves.png")
@@ -356,22 +330,11 @@ def run_and_show(
     return folder
 
 
-def _refuse_unfit(
-    loaded: Experiment | Matrix, jobs: int, signing_key: Path | None, tsa: str | None
-) -> None:
-    """End the command where options of a single experiment and of a matrix are mixed up."""
+def _refuse_unfit(loaded: Experiment | Matrix, jobs: int) -> None:
+    """End the command where an option of a matrix is given for a single experiment."""
     from ..experiment.matrix.grid import Matrix
-    from ..record.signed.stamps import library
 
-    if isinstance(loaded, Matrix):
-        if signing_key is not None:
-            fail("--sign: signs a single experiment, not a matrix.")
-        return
-    if tsa is not None:
-        if signing_key is None:
-            fail("--tsa: stamps signed records only; give --sign, too.")
-        library()
-    if jobs > 1:
+    if jobs > 1 and not isinstance(loaded, Matrix):
         fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
 
 
@@ -384,19 +347,6 @@ def _unfinished(loaded: Experiment | Matrix) -> Path:
     if isinstance(loaded, Matrix):
         return find_unfinished_matrix(loaded)
     return find_unfinished(loaded)
-
-
-def _stamp(folder: Path, tsa: str) -> None:
-    """Have the record of a finished run stamped. The run counts also where that fails."""
-    from ..errors import ClientwiseError
-    from ..record.signed.stamps import stamp_head
-
-    try:
-        stamp_head(folder, tsa)
-    except ClientwiseError as error:
-        print_error(
-            f"{error}. The run is complete. Try again: {command_name()} stamp {folder} --tsa {tsa}"
-        )
 
 
 def _config_in(folder: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Look at runs: `clientwise show`, `runs`, `diff`, `note`, `report`."""
+"""Look at runs: `clientwise show`, `runs`, `diff`, `report`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .console import (
     print_lines,
     writing_to,
 )
-from .options import NamedRunArgument, RunArgument
+from .options import RunArgument
 
 if TYPE_CHECKING:
     from ..record.reading.folder import RunFolder
@@ -41,6 +41,10 @@ def show(
         int | None,
         typer.Option(help="With --round: only this seed. Default: all seeds.", show_default=False),
     ] = None,
+    details: Annotated[
+        bool,
+        typer.Option("--details", help="With --round: also how weights are computed."),
+    ] = False,
     fairness: Annotated[
         bool,
         typer.Option("--fairness", help="Show how the clients' results differ, method by method."),
@@ -60,6 +64,8 @@ def show(
         fail("--method goes with --round; add the number of a round")
     if seed is not None and round_num is None:
         fail("--seed goes with --round; add the number of a round")
+    if details and round_num is None:
+        fail("--details goes with --round; add the number of a round")
     folder = folder or newest_run()
     if is_matrix(folder):
         if round_num is not None:
@@ -68,7 +74,7 @@ def show(
         return
     run = RunFolder(folder)
     if round_num is not None:
-        for table in audit_tables(run, round_num, method, seed):
+        for table in audit_tables(run, round_num, method, seed, details=details):
             out.print(table)
         return
     if fairness:
@@ -146,24 +152,6 @@ def diff(
         out.print(found.note)
 
 
-def note(
-    folder: NamedRunArgument,
-    text: Annotated[str | None, typer.Argument(help="The note.", show_default=False)] = None,
-    tags: Annotated[
-        list[str] | None, typer.Option("--tag", help="A word to find the run by.")
-    ] = None,
-) -> None:
-    """Add a note and tags to a run; `clientwise runs` lists them.
-
-    Example: clientwise note runs/mine "larger learning rate" --tag thesis
-    """
-    from ..experiment.running.folders import annotate
-
-    if text is None and not tags:
-        fail("write a note, or --tag and a word")
-    annotate(folder, text, tags)
-
-
 def report(
     folders: Annotated[
         list[Path] | None,
@@ -189,6 +177,12 @@ def report(
         bool,
         typer.Option("--wide", help="PDF figures for two columns: 6.8 in wide instead of 3.3 in."),
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Write the report anew every few seconds while a run goes on."
+        ),
+    ] = False,
 ) -> None:
     """Write a report: one HTML file, all tables (CSV, Markdown, LaTeX), and figures if asked for.
 
@@ -202,6 +196,7 @@ def report(
     from ..report.output.export import older_files, unique_names, write_report
     from ..report.output.paper import COLUMN, PAGE
     from ..report.output.progress import show_drawing
+    from ..report.output.watch import write_while_running
 
     width = PAGE if wide else COLUMN
     formats = parse_formats(figures or ("pdf" if wide else ""))
@@ -210,15 +205,29 @@ def report(
     for folder in names.values():
         if others and is_matrix(folder):
             fail(f"{folder}: is a matrix; a report is about one matrix, or about runs")
+        if watch and is_matrix(folder):
+            fail(f"{folder}: is a matrix; --watch goes with runs")
     target = out_folder
     if target is None:
         target = Path("report") if others else first / "report"
-    with writing_to(target), show_drawing(err) as on_figure:
-        if is_matrix(first):
-            page = write_arena(first, target, on_figure, width, formats)
+    page = target / "report.html"
+
+    def write() -> None:
+        with show_drawing(err) as on_figure:
+            if is_matrix(first):
+                write_arena(first, target, on_figure, width, formats)
+            else:
+                found = [RunFolder(folder, name) for name, folder in names.items()]
+                write_report(found, target, on_figure, width, formats)
+
+    with writing_to(target):
+        if watch:
+            print_lines([f"Watching     {page}: reload it in the browser. Ctrl-C stops."])
+            write_while_running(list(names.values()), write)
         else:
-            found = [RunFolder(folder, name) for name, folder in names.items()]
-            page = write_report(found, target, on_figure, width, formats)
+            write()
+    if not page.exists():
+        return  # stopped before the first round
     beside = "tables (CSV, Markdown, LaTeX); --figures pdf draws figures for a paper"
     if formats:
         beside = f"figures ({', '.join(formats).upper()}) and tables (CSV, Markdown, LaTeX)"

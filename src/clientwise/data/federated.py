@@ -236,18 +236,6 @@ class FederatedData:
 
         It does not depend on the CPU: what a floating-point function returned is not in it.
         """
-        return self._fingerprints(self.samples.given, self.drawn)
-
-    def computed_fingerprints(self) -> list[str]:
-        """As `fingerprints`, but of what was computed from it: those that clientwise 0.2.0 recorded."""
-        return self._fingerprints(None, {})
-
-    @property
-    def is_computed(self) -> bool:
-        """Whether floating-point functions made something of the data."""
-        return self.samples.given is not None or bool(self.drawn)
-
-    def _fingerprints(self, given: Given | None, drawn: Mapping[str, str]) -> list[str]:
         later = [change.train for change in self.new_data]
         clients = [self.train, self.test, *filter(None, [self.poisoned]), *later]
         server = [held for held in (self.weigh, self.report, self.triggered) if held is not None]
@@ -255,12 +243,16 @@ class FederatedData:
         for values in self.attributes.values():
             columns.append(values.double().tolist())
         for name, values in vars(self.devices).items() if self.devices else ():
-            own = [drawn[name]] * self.num_clients if name in drawn else values.double().tolist()
+            own = (
+                [self.drawn[name]] * self.num_clients
+                if name in self.drawn
+                else values.double().tolist()
+            )
             columns.append(own)
         facts = [list(row) for row in zip(*columns, strict=True)] or [[]] * self.num_clients
         samples = self.samples
         attributes = samples.sample_attributes.values()
-        content = Content.of(samples.inputs, samples.targets, attributes, given)
+        content = Content.of(samples.inputs, samples.targets, attributes, samples.given)
         shape = list(samples.inputs.shape[1:])
         about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
         return [*digests(about, clients, facts, content), *digests(about, server, [[]], content)]

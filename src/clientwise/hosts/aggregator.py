@@ -79,7 +79,7 @@ class Aggregator:
         max_clients: clients that may take part, where `clients` does not name them.
         max_change: factor by which a client's claim about its data, such as `dataset_size`, may
             differ from its first claim.
-        folder: a new run folder for the record, which `clientwise show`, `report` and `serve` read.
+        folder: a new run folder for the record, which `clientwise show` and `report` read.
         rounds: how many rounds are planned, for the record.
         keep_best: a metric by which the best model so far is kept as `best.safetensors` in `folder`;
             or a table with `metric`, `lower` (lower is better) and `file`. "loss" and the problem's

@@ -1,4 +1,4 @@
-"""The run folder of a host's rounds: `clientwise show`, `report` and `serve` read it as any other."""
+"""The run folder of a host's rounds: `clientwise show` and `report` read it as any other."""
 
 from __future__ import annotations
 

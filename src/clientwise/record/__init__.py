@@ -7,5 +7,5 @@ checkpoints/lane-N.safetensors           the state of lane N (a method with a se
 checkpoints/lane-N-round-K.safetensors   the model of lane N after round K (`keep_every`)
 checkpoints/initial.safetensors          the parameters of a module that was given, with which all seeds began
 
-All SQL is here. `writer.py` writes, `reading/` reads, and `signed/` signs and verifies the record.
+All SQL is here. `writer.py` writes, and `reading/` reads.
 """

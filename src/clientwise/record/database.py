@@ -1,48 +1,27 @@
-"""Open the database of a run for reading. Anybody may have made it, so it is read with limits.
+"""Open the database of a run for reading; nothing is ever written to the file.
 
-The database has to be a regular file in its folder, made of plain tables (`structure.py`).
-A value has a largest size, and a query a largest time. An older version is read as the present one
-(`migrations.py`). Nothing is ever written to the file.
+It has to be a regular file in its folder, of the present format.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import sqlite3
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
 from ..errors import RunError
-from .migrations import migrate, refuse_newer, version_of
 from .packed import unpack_for_reading
-from .schema import DATABASE
-from .structure import refuse_programs
+from .schema import DATABASE, SCHEMA_VERSION
 
-LONGEST = 2**24  # bytes of a value
-STEPS = 500_000  # of SQLite's machine between two looks at the time
 # What a damaged file raises; the second where SQLite's message quotes the damaged bytes.
 DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
 
-# The processor time of this thread at which reading stops.
-_until: ContextVar[float] = ContextVar("_until", default=math.inf)
 # The databases that this thread is reading.
 _open: ContextVar[dict[Path, sqlite3.Connection]] = ContextVar("_open")
-
-
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Limit the processor time of this thread for what is read within; a RunError ends it."""
-    end = time.thread_time() + seconds
-    before = _until.set(min(_until.get(), end))
-    try:
-        yield
-    finally:
-        _until.reset(before)
 
 
 @contextmanager
@@ -52,8 +31,6 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     Nested calls for the same folder share one connection: opening and checking a database takes
     longer than most queries.
     """
-    if _is_late():
-        raise RunError(f"{folder}: its database takes too long to read")
     try:
         already_open = _open.get({})
         if folder in already_open:
@@ -68,10 +45,18 @@ def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.ProgrammingError:
         raise
     except (*DAMAGE, OSError) as error:
-        reason = str(error)
-        if reason == "interrupted":
-            reason = "it takes too long"
-        raise RunError(f"{folder}: its database cannot be read ({reason})") from None
+        raise RunError(f"{folder}: its database cannot be read ({error})") from None
+
+
+def refuse_other_format(folder: Path, database: sqlite3.Connection) -> None:
+    """RunError for a database of another format than that of this version; one without tables has none yet."""
+    database.execute("PRAGMA trusted_schema = OFF")
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version not in (0, SCHEMA_VERSION):
+        raise RunError(
+            f"{folder}: was written by another version of clientwise (format {version}; this version reads "
+            f"format {SCHEMA_VERSION}). Use that version, or run the experiment again in another folder"
+        )
 
 
 def refuse_links(folder: Path) -> None:
@@ -90,15 +75,10 @@ def _connect(folder: Path) -> sqlite3.Connection:
     refuse_links(folder)
     database = sqlite3.connect(_address(folder), uri=True)
     try:
-        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
-        database.set_progress_handler(_is_late, STEPS)
         database.execute("PRAGMA temp_store = MEMORY")
         database.execute("BEGIN")  # all queries see the rounds that there are now
-        version = version_of(database)
-        refuse_newer(folder, version)
-        refuse_programs(database)
-        migrate(database, version, "temp")
-        unpack_for_reading(database, _is_late)
+        refuse_other_format(folder, database)
+        unpack_for_reading(database)
     except BaseException:
         database.close()
         raise
@@ -117,7 +97,3 @@ def _address(folder: Path) -> str:
 def _has_log(path: Path) -> bool:
     log = path.with_name(path.name + "-wal")
     return log.exists() and log.stat().st_size > 0
-
-
-def _is_late() -> bool:
-    return time.thread_time() > _until.get()

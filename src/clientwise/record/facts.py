@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field, PositiveInt
 
 from ..errors import RunError
-from .database import DAMAGE, reading, refuse_links
-from .migrations import refuse_newer, version_of
+from .database import DAMAGE, reading, refuse_links, refuse_other_format
 from .reading.rows import Change, MachineRow, StepsRow
 from .schema import DATABASE
-from .structure import refuse_programs
 
 if TYPE_CHECKING:
     from ..core.objective.problem import Problem
 
-LONGEST_OF_ORIGIN = 2**29  # bytes
 BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggregator` recorded
 BEST_OF_LANE = "best of lane "  # before the lane's number: a fact that is a `BestRow`
 FLOAT_BYTES = 4
@@ -149,12 +146,9 @@ def _unchanged(folder: Path) -> Iterator[sqlite3.Connection]:
     log = path.with_name(f"{DATABASE}-wal")
     if log.exists() and log.stat().st_size > 0:
         with reading(folder) as database:
-            # The origin of a million clients is longer than what is read of runs of others.
-            database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_OF_ORIGIN)
             yield database
         return
     uri = f"{path.resolve().as_uri()}?immutable=1"
     with closing(sqlite3.connect(uri, uri=True)) as database:
-        refuse_newer(folder, version_of(database))
-        refuse_programs(database)
+        refuse_other_format(folder, database)
         yield database

@@ -28,25 +28,6 @@ CHECKED = ConfigDict(
 )
 
 
-def build(registry: Registry[Any], part: Part) -> Any:
-    """The object that a recorded part names, with its options.
-
-    None where the part is not of this library, or does not take these options.
-    """
-    if part.name not in registry:
-        return None
-    try:
-        return with_options(registry, part)()
-    except ValueError:  # pydantic's ValidationError is one
-        return None
-
-
-def with_options(registry: Registry[Any], part: Part) -> partial[Any]:
-    """What a recorded part of this library names, with its options; ValueError for others."""
-    options = table_of_options(registry, part.name).model_validate(part.options)
-    return partial(registry.get(part.name), **dict(options))
-
-
 def table_of_options(registry: Registry[Any], name: str) -> type[BaseModel]:
     """The options of a part as a pydantic model."""
     return _table_of_options(registry, name, registry.get(name))

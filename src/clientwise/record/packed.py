@@ -8,7 +8,7 @@ the quotient of another one (`_bases`). Values are float64, "client" is int64. T
 values stand together, then the second ones: they compress better so.
 
 Readers have views of the names `participants` and `criteria`, with a row per client
-(`unpack_for_reading`). A record that is signed is not packed: an entry is about the rows of single clients.
+(`unpack_for_reading`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import sqlite3
 import zlib
 from array import array
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..core.types import RoundRecord
 
 MANY = 1_000  # accepted updates
-MOST_CLIENTS = 2**20  # with more, a column would be too long for readers (`database.LONGEST`)
+MOST_CLIENTS = 2**20  # with more, a column would be too long
 KEPT_COLUMNS = 16  # in memory, once they are unpacked
 # Callbacks of SQLite: the clients of a round as JSON, and the value at a place among these
 CLIENTS = "packed_clients"
@@ -91,7 +91,7 @@ def packed_columns(
             yield f"scale {name}", _packed(numpy.array([scale]))
 
 
-def unpack_for_reading(database: sqlite3.Connection, is_late: Callable[[], bool]) -> None:
+def unpack_for_reading(database: sqlite3.Connection) -> None:
     """Make views with a row for every client, in a reader's own connection.
 
     `participants` and `criteria` are for all queries: SQLite goes through them once, or makes an index of
@@ -100,12 +100,11 @@ def unpack_for_reading(database: sqlite3.Connection, is_late: Callable[[], bool]
 
     Args:
         database: the connection.
-        is_late: whether reading has to stop.
     """
     if not _has_packed(database):
         database.execute(f"CREATE TEMP VIEW {BY_ROUND} AS SELECT * FROM participants")
         return
-    _add_callbacks(database, is_late)
+    _add_callbacks(database)
     columns = _columns(database)
     clients = _clients(database)
     rows = "SELECT *, NULL AS place FROM main.participants WHERE client IS NOT NULL"
@@ -117,20 +116,6 @@ def unpack_for_reading(database: sqlite3.Connection, is_late: Callable[[], bool]
     database.execute(
         f"CREATE TEMP VIEW criteria AS SELECT * FROM main.criteria UNION ALL {_CRITERIA}"
     )
-
-
-def unpack_into_rows(database: sqlite3.Connection) -> None:
-    """Write all packed columns as rows, within the caller's transaction."""
-    if not _has_packed(database):
-        return
-    _add_callbacks(database, lambda: False)
-    database.execute(
-        f"""INSERT INTO participants SELECT {_columns(database)}
-            FROM ({_clients(database)} WHERE p.client IS NULL)"""
-    )
-    database.execute("DELETE FROM participants WHERE client IS NULL")
-    database.execute(f"INSERT INTO criteria {_CRITERIA}")
-    database.execute("DELETE FROM packed")
 
 
 def _clients(database: sqlite3.Connection) -> str:
@@ -169,8 +154,8 @@ def _has_packed(database: sqlite3.Connection) -> bool:
     return database.execute("SELECT 1 FROM main.packed LIMIT 1").fetchone() is not None
 
 
-def _add_callbacks(database: sqlite3.Connection, is_late: Callable[[], bool]) -> None:
-    columns = _Columns(database, is_late)
+def _add_callbacks(database: sqlite3.Connection) -> None:
+    columns = _Columns(database)
     database.create_function(CLIENTS, 2, columns.clients, deterministic=True)
     database.create_function(VALUE, 4, columns.value, deterministic=True)
 
@@ -184,11 +169,10 @@ class _Round(NamedTuple):
 
 
 class _Columns:
-    """The packed columns of a database. Anybody may have written them."""
+    """The packed columns of a database."""
 
-    def __init__(self, database: sqlite3.Connection, is_late: Callable[[], bool]) -> None:
+    def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
-        self._is_late = is_late
         self._wanted: Collection[int] | None = None
         self._round = lru_cache(2)(self._read_round)
         self._column = lru_cache(KEPT_COLUMNS)(self._read_column)
@@ -241,8 +225,6 @@ class _Columns:
         return None if base is None else _divided(base, _unpacked(scale, numpy.float64)[:1])
 
     def _data(self, lane: int, round_num: int, name: str) -> bytes | None:
-        if self._is_late():
-            raise TimeoutError
         row = self._database.execute(
             "SELECT data FROM main.packed WHERE lane = ? AND round_num = ? AND name = ?",
             (lane, round_num, name),

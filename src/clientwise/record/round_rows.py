@@ -109,8 +109,6 @@ def rows_of_round(
     record: RoundRecord,
     hostile: Mapping[int, object],
     kept: Collection[int] | None,
-    *,
-    may_pack: bool,
 ) -> dict[str, Iterable[Row]]:
     """The rows of a round by table, without those of `rounds` and `best`.
 
@@ -118,7 +116,6 @@ def rows_of_round(
         record: the round.
         hostile: the hostile clients.
         kept: the clients that get rows of their own; None: all of them.
-        may_pack: whether a large round has packed columns.
     """
     rows: dict[str, Iterable[Row]] = {
         "sampled": _sampled(record, hostile),
@@ -139,7 +136,7 @@ def rows_of_round(
     if kept is not None:
         rows["omitted"] = [_omitted(record, kept, hostile)]
         record = _thinned(record, kept)
-    packs = may_pack and is_packed(record)
+    packs = is_packed(record)
     return rows | {
         "participants": _participants(record, packs),
         "look_back": _look_back(record),

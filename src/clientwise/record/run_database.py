@@ -1,9 +1,8 @@
-"""The database of a run folder, open for writing: its tables, its transactions, its signatures."""
+"""The database of a run folder, open for writing: its tables and its transactions."""
 
 from __future__ import annotations
 
 import json
-import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,29 +11,17 @@ from typing import Any
 
 from ..errors import RunError, shortened
 from ..writing import ENDING
-from .database import DAMAGE, refuse_links
-from .migrations import migrate, refuse_newer, refuse_older, version_of
-from .packed import unpack_into_rows
+from .database import DAMAGE, refuse_links, refuse_other_format
 from .round_rows import COLUMNS
 from .schema import DATABASE, SCHEMA, SCHEMA_VERSION
-from .signed.chain import SignedChain
-from .structure import refuse_missing_columns, refuse_programs
 
 
 class RunDatabase:
     """A run folder's database, which others may read meanwhile."""
 
-    def __init__(self, folder: Path, signing_key: Path | None = None) -> None:
-        """Open a run folder; its tables are made, or migrated to the present version.
-
-        Args:
-            folder: the run folder.
-            signing_key: the file of the key that signs the record; None for a record without
-                signatures.
-        """
+    def __init__(self, folder: Path) -> None:
+        """Open a run folder; its tables are made where there are none."""
         self.folder = folder
-        self._chain: SignedChain | None = None
-        self._facts_are_signed = False
         self._machine: int | None = None
         self._checkpoints = folder / "checkpoints"
         refuse_links(folder)
@@ -54,35 +41,25 @@ class RunDatabase:
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute("PRAGMA synchronous = NORMAL")
             self._make_tables()
-            with self._unreadable():
-                refuse_missing_columns(self._database)
-            self._chain = self._signed_chain(signing_key)
         except BaseException:
             self._database.close()
             raise
 
     def close(self) -> None:
         """Close the database."""
-        try:
-            self.sign_facts()
-        finally:
-            self._database.close()
+        self._database.close()
 
     def set_facts(self, facts: Mapping[str, object]) -> None:
         """Write facts about the whole run; a value is anything that JSON has."""
         rows = [(key, json.dumps(value)) for key, value in facts.items()]
         with self._transaction() as database:
-            self._facts_are_signed = False
             database.executemany("INSERT OR REPLACE INTO facts (key, value) VALUES (?, ?)", rows)
 
     def keep_fact(self, key: str, value: object) -> None:
         """Write a fact that never changes once it is there."""
         row = (key, json.dumps(value))
         with self._transaction() as database:
-            before = database.total_changes
             database.execute("INSERT OR IGNORE INTO facts (key, value) VALUES (?, ?)", row)
-            if database.total_changes > before:
-                self._facts_are_signed = False
 
     def fact(self, key: str) -> str | None:
         """A fact about the whole run as JSON; None where there is none."""
@@ -93,45 +70,15 @@ class RunDatabase:
             return None
         return str(row[0])
 
-    def sign_facts(self) -> None:
-        """Sign facts, clients, lanes and policies, if the record is signed and they changed."""
-        if self._chain and not self._facts_are_signed:
-            with self._transaction():
-                self._chain.add_facts()
-            self._facts_are_signed = True
-
-    def _signed_chain(self, signing_key: Path | None) -> SignedChain | None:
-        """The chain of a signed record; None for one without signatures."""
-        if signing_key is None:
-            if self._database.execute("SELECT 1 FROM chain LIMIT 1").fetchone():
-                raise RunError(
-                    f"{self.folder}: its record is signed; resume it with --sign and the file of "
-                    "the key"
-                )
-            return None
-        from .signed.keys import private_key
-
-        self.keep_fact("id", secrets.token_hex(8))
-        run = str(json.loads(self.fact("id") or '""'))
-        chain = SignedChain(self._database, private_key(signing_key), run)
-        with self._transaction():
-            unpack_into_rows(self._database)
-            chain.add_missing()
-        return chain
-
     def _refuse_what_cannot_be_added_to(self) -> None:
-        version = version_of(self._database)
-        refuse_newer(self.folder, version)
-        refuse_programs(self._database)
-        refuse_older(self.folder, version)
+        refuse_other_format(self.folder, self._database)
         (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise sqlite3.DatabaseError(shortened(found, 200))
 
     def _make_tables(self) -> None:
-        """Make the tables of the present version, or migrate older ones to it."""
+        """Make the tables where there are none."""
         with self._transaction() as database:
-            migrate(database, version_of(database), "main")
             for statement in SCHEMA:
                 database.execute(statement)
             database.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -1,8 +1,6 @@
 """The tables of run.sqlite: what happened in a run, per round and per client.
 
-These are the tables of the present version. `migrations.py` leads older databases to them.
-A change here needs a migration; the first one after a release also a new SCHEMA_VERSION and fixtures of
-that release (`tests/runs/fixtures`).
+A database of another format is refused: the first change after a release needs a new SCHEMA_VERSION.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ TABLES_BY_ROUND = (
     "sums",
 )
 
-# One statement each. `structure.py` accepts plain columns, keys and indexes, and nothing else.
+# One statement each.
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS facts (  -- about the whole run; values are JSON
     key TEXT PRIMARY KEY, value TEXT) WITHOUT ROWID""",
@@ -151,8 +149,4 @@ SCHEMA = (
     participants INTEGER, hostile_influence REAL,  -- also of those without rows
     clients_per_cell INTEGER, cells BLOB,  -- weights of clients with neighbouring numbers
     PRIMARY KEY (lane, round_num)) WITHOUT ROWID""",
-    """CREATE TABLE IF NOT EXISTS chain (  -- of signed records; see `signed/chain.py`
-    position INTEGER PRIMARY KEY,
-    entry TEXT, signature BLOB,  -- canonical JSON, signed
-    salt BLOB, leaves TEXT)  -- JSON: the digest of every leaf by its label""",
 )

@@ -2,8 +2,7 @@
 
 They are written where a seed has more than CELLS clients, or clients without rows. `cells` has the weights
 of clients with neighbouring numbers, `clients_per_cell` of them together: the sums as float64, then how many
-weights each has, as uint32. Readers add up the rows themselves in rounds without sums, such as those of
-version 0.2.0.
+weights each has, as uint32. Readers add up the rows themselves in rounds without sums.
 """
 
 from __future__ import annotations

@@ -54,7 +54,6 @@ class Store(RunModels):
         columns = enumerate(zip(called, num_train, num_test, strict=True))
         rows = ((seed, client, *known, hostile.get(client)) for client, known in columns)
         with self._transaction() as database:
-            self._facts_are_signed = False
             database.executemany(
                 """INSERT OR REPLACE INTO clients (seed, client, name, num_train, num_test, hostile)
                    VALUES (?, ?, ?, ?, ?, ?)""",
@@ -65,7 +64,6 @@ class Store(RunModels):
         """The number of the lane of a method and seed, which is made where there is none."""
         pair = (method, seed)
         with self._transaction() as database:
-            self._facts_are_signed = False
             database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", pair)
             found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", pair)
             return int(found.fetchone()[0])
@@ -83,7 +81,6 @@ class Store(RunModels):
             if text != before:
                 note = policy.get("note") if policy else None
                 self._insert("policies", lane, round_num, [(text, note)])
-                self._facts_are_signed = False
 
     def is_lane_finished(self, method: str, seed: int) -> bool:
         """Whether a method has run all its rounds with this seed."""
@@ -96,13 +93,10 @@ class Store(RunModels):
         """Mark a lane as finished."""
         with self._transaction() as database:
             database.execute("UPDATE lanes SET finished = 1 WHERE lane = ?", (lane,))
-            if self._chain:
-                self._chain.add_facts()
 
     def reopen_lanes(self, rounds: int) -> None:
         """Mark lanes with fewer rounds than this as not finished."""
         with self._transaction() as database:
-            self._facts_are_signed = False
             database.execute(f"UPDATE lanes SET finished = 0 WHERE {_ROUNDS} < ?", (rounds,))
 
     # Rounds -------------------------------------------------------------------------------------
@@ -137,7 +131,6 @@ class Store(RunModels):
             seconds: the time that the round took.
             kept: the clients that get rows of their own; None: all of them.
         """
-        self.sign_facts()
         with self._transaction() as database:
             names: dict[int, str] = {}
             if record.local is not None and record.local.missing:
@@ -151,15 +144,12 @@ class Store(RunModels):
                 metric = float(shown.overall()[0])
                 if self._is_best(lane, metric, problem):
                     self._write_right(lane, record.round_num, metric, shown.right[0])
-            may_pack = self._chain is None
-            for table, rows in rows_of_round(record, hostile, kept, may_pack=may_pack).items():
+            for table, rows in rows_of_round(record, hostile, kept).items():
                 self._insert(table, lane, record.round_num, rows)
             num_clients = self._num_clients(lane)
             if num_clients > (CELLS if kept is None else 0):
                 sums = sums_of_round(record, hostile, kept, num_clients)
                 self._insert("sums", lane, record.round_num, [sums])
-            if self._chain:
-                self._chain.add_round(lane, record.round_num)
 
     def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
         """The values of a round that trackers plot, as they were written.
@@ -233,10 +223,6 @@ class Store(RunModels):
                     f"{self.folder}: its database {missing}; choose another output folder"
                 )
             later = (lane, round_num)
-            lost = "SELECT 1 FROM rounds WHERE lane = ? AND round_num > ? LIMIT 1"
-            if self._chain and database.execute(lost, later).fetchone():
-                self._chain.add_forgotten(lane, round_num)
-                self._facts_are_signed = False  # policies of these rounds are deleted, too
             for table in TABLES_BY_ROUND:
                 database.execute(f"DELETE FROM {table} WHERE lane = ? AND round_num > ?", later)
             for kept_round in kept_rounds(self.folder, lane):
@@ -267,8 +253,6 @@ class Store(RunModels):
                        WHERE lane = ? AND round_num = ?""",
                     key,
                 )
-                if self._chain:
-                    self._chain.add_round(*key)
 
     def _num_clients(self, lane: int) -> int:
         """The clients of a lane; 0 where they are not written."""

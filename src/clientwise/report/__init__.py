@@ -1,5 +1,5 @@
-"""Reports on runs: documents of charts and tables, in the terminal, as files and on a live page.
+"""Reports on runs: documents of charts and tables, in the terminal and as files.
 
 `views.py` lists the sections of a report, `sections/` makes them, and `audit/` explains weights. `document.py` defines
-documents, `output/` renders them, and `server/` serves the live page. `arena/` reports on a matrix.
+documents, `output/` renders them, and `arena/` reports on a matrix.
 """

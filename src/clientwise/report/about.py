@@ -12,7 +12,7 @@ from ..record.files import VERSIONS, read_whole
 from ..record.reading.config_view import RecordedConfig, recorded_config
 from ..record.reading.folder import RunFolder
 from ..registry import Part, listed
-from .audit.weight_steps import described
+from .audit.parameters import described
 from .document import (
     Content,
     Section,

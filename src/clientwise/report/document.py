@@ -1,4 +1,4 @@
-"""The building blocks of reports and of the live page: documents of sections, charts and tables.
+"""The building blocks of reports: documents of sections, charts and tables.
 
 `output/` renders them: `page_json.py` for the page, `export.py` as files, `terminal.py` for the terminal.
 """
@@ -30,7 +30,6 @@ class Cell(NamedTuple):
     value: float | str | None
     text: str
     opens: AuditLink | None = None
-    href: str | None = None
     numbers: Mapping[str, float | str | None] = MappingProxyType({})  # its columns in a CSV
 
 
@@ -116,7 +115,6 @@ class Document:
     title: str
     lead: Sequence[str]
     sections: Sequence[Section]
-    id: str | None = None
     subtitle: str | None = None
     is_comparison: bool | None = None
     seeds: Sequence[int] | None = None

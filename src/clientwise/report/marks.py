@@ -24,8 +24,14 @@ COLOURS = (
 )
 GREY = "#999999"
 # What moves a weight has the same colour in every chart of a run; criteria have the first ones.
-CRITERION_COLOURS = ("#E69F00", "#56B4E9", "#CC79A7", "#B8A900")
-MOVER_COLOURS = {"evidence": "#0072B2", "bounds": "#000000", "rule": "#009E73"}
+CRITERION_COLOURS = ("#E69F00", "#56B4E9", "#B8A900")
+MOVER_COLOURS = {
+    "criteria": "#CC79A7",  # several
+    "evidence": "#0072B2",
+    "bounds": "#000000",
+    "clipping": "#D55E00",
+    "rule": "#009E73",
+}
 FAINT = "#A6A6A6"  # of lines without a name; it is no method's colour
 # Cividis from the lowest to the highest value, for heat maps on the page and on paper.
 HEAT_COLOURS = (

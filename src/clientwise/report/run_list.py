@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import quote
 
 from ..errors import RunError
 from ..record.files import CONFIG
@@ -17,8 +16,6 @@ from .document import (
     Cell,
     Column,
     Content,
-    Document,
-    Section,
     Table,
     text_of,
     value_of,
@@ -26,10 +23,6 @@ from .document import (
 from .output.export import unique_names
 from .series import ranked, series_of
 from .views import run_state
-
-
-def _link(run: RunFolder) -> Cell:
-    return Cell(run.id, run.id, href=f"/runs/{quote(run.id, safe='')}")
 
 
 def _num_seeds(run: RunFolder) -> int:
@@ -51,7 +44,7 @@ def _best_so_far(run: RunFolder) -> Cell:
 
 
 COLUMNS: tuple[Column[RunFolder], ...] = (
-    Column("run", _link, numeric=False),
+    Column("run", lambda run: run.id, numeric=False),
     Column("state", run_state, numeric=False),
     Column("begun", lambda run: run.begun, numeric=False),
     Column("data", data_name, numeric=False),
@@ -72,18 +65,6 @@ def run_row(folder: Path, name: str) -> list[Content]:
     except RunError as error:
         reason = str(error).replace(f"{folder}: ", "")
         return [name, "unreadable", *[None] * (len(COLUMNS) - 3), reason]
-
-
-def runs_table(rows: Sequence[Sequence[Content]]) -> Table:
-    """The list of runs as a table."""
-    return Table("runs", "Runs", COLUMNS, rows, "")
-
-
-def runs_document(rows: Sequence[Sequence[Content]]) -> Document:
-    """The list of runs as a document."""
-    lead = [] if rows else ["No runs yet. `clientwise demo` makes one."]
-    tables = [runs_table(rows)] if rows else []
-    return Document("Runs", lead, [Section("runs", "Runs", "", tables)])
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
@@ -111,7 +92,8 @@ def list_runs(folders: Sequence[Path]) -> Table:
     """All runs, the newest first."""
     named = find_runs(folders)
     newest_first = sorted(named, key=lambda name: named[name].stat().st_mtime, reverse=True)
-    return runs_table([run_row(named[name], name) for name in newest_first])
+    rows = [run_row(named[name], name) for name in newest_first]
+    return Table("runs", "Runs", COLUMNS, rows, "")
 
 
 def chosen(runs: Table, containing: str | None = None, sort: str | None = None) -> Table:

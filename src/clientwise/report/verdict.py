@@ -14,6 +14,7 @@ from ..core.reasons import likely_cause
 from ..experiment.checks.steps_in_words import unequal_steps
 from ..record.reading.config_view import recorded_config
 from ..record.reading.rows import changed_facts
+from .audit.explanation import Explanation, explain
 from .differences import (
     Differences,
     all_differences,
@@ -483,26 +484,26 @@ def _lowered_clients(one: Series) -> str | None:
     has_evidence = recorded is None or recorded.evidence is not None
     if not has_evidence or len(seeds) * run.client_sizes(one.seed).clients > MOST_READ:
         return None
-    judged = set()
-    lowered: dict[int, str] = {}
-    honest = set()
+    judged: set[int] = set()
+    lowered: dict[int, Explanation] = {}
     for seed in seeds:
-        for row in run.participants(one.method, seed, one.rounds(seed)):
-            if row.posterior is None or row.prior is None:
-                continue
-            judged.add(row.client)
-            # Copies share a weight, which is no evidence against them
-            if row.posterior * (row.copies or 1) < row.prior / 2:
-                lowered[row.client] = row.name or f"client {row.client}"
-                if row.hostile is None:
-                    honest.add(row.client)
+        for found in explain(run, one.method, seed, one.rounds(seed)):
+            if found.evidence is not None:
+                judged.add(found.client)
+            if found.lost > 0.5:
+                lowered[found.client] = found
     if not lowered:
         return None
-    named = [lowered[client] for client in sorted(lowered, key=lambda one: one not in honest)]
-    names = ", ".join(named[:MOST_LOWERED]) + (" …" if len(named) > MOST_LOWERED else "")
+    # Honest ones first: they are what a reader should look at
+    named = sorted(lowered.values(), key=lambda found: (found.is_hostile, found.client))
+    names = ", ".join(found.called for found in named[:MOST_LOWERED])
+    names += " …" if len(named) > MOST_LOWERED else ""
     text = f"{one.label} from {len(lowered)} of {len(judged)} ({names})"
-    # Outside of simulations, which clients are honest is not known
-    return f"{text}, {len(honest)} of them honest" if run.has_hostile else text
+    if not run.has_hostile:  # outside of simulations, which clients are hostile is not known
+        return text
+    hostile = sum(found.is_hostile for found in named)
+    were = "was" if hostile == 1 else "were"
+    return f"{text}; {hostile} of the {counted(len(lowered), 'client')} that lost weight {were} hostile"
 
 
 def _unequal_rounds(series: Sequence[Series]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What the report and the live page show of a run, or of several, as documents."""
+"""What the report shows of a run, or of several, as documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ __all__ = [
     "audit_client",
     "audit_round",
     "headline",
-    "not_begun",
     "one_seed",
     "overview",
     "result_charts",
@@ -54,7 +53,7 @@ def _overview(runs: Sequence[RunFolder]) -> Document:
     first = runs[0]
     series = series_of(runs)
     if not series:
-        return not_begun(first.name, first.id, run_state(first))
+        return Document(first.name, [NOTHING_YET], [], state=run_state(first), rounds=0)
     shown = [
         sections.result_section(series),
         about_section(runs),
@@ -72,7 +71,6 @@ def _overview(runs: Sequence[RunFolder]) -> Document:
     ]
     is_running = any(run_state(run) == "running" for run in runs)
     return Document(
-        id=first.id,
         title=" and ".join(run.id for run in runs),
         subtitle=_subtitle(runs, series),
         is_comparison=len(runs) > 1,
@@ -114,11 +112,6 @@ def one_seed(runs: Sequence[RunFolder], seed: int) -> Document:
     """The sections of an overview that show only one seed, with this one."""
     shown = _sections_of_one_seed(series_of(runs, seed))
     return Document(f"Seed {seed}", [], [section for section in shown if section.items])
-
-
-def not_begun(title: str, run_id: str | None = None, state: str | None = None) -> Document:
-    """A run without rounds."""
-    return Document(title, [NOTHING_YET], [], id=run_id, state=state, rounds=0)
 
 
 def _warnings(runs: Sequence[RunFolder]) -> list[str]:

@@ -100,7 +100,7 @@ class Significance(Evidence):
     threshold: StandardErrors = 4.0
     slack: StandardErrors = 2.0
     strength: Strength = 0.5
-    margin: Annotated[float, Ge(0), Le(10)] = 1.0
+    margin: Annotated[float, Ge(0), Le(10)] = 0.5
     liars: Annotated[float, Ge(0), Lt(0.5)] = POSSIBLE_LIARS
     history: bool = False
     copies: bool = False
@@ -177,7 +177,8 @@ def _clip_factors(gathered: Gathered) -> Tensor:
     """What each update is multiplied by so that none is longer than the median one [n]."""
     parameters = gathered.updates[:, : gathered.spec.num_parameters]  # without statistics
     lengths = torch.linalg.vector_norm(parameters, dim=1).double().cpu()
-    return (lengths.median() / lengths).clamp(max=1).nan_to_num(1.0)
+    factors: Tensor = lengths.median() / lengths
+    return factors.clamp(max=1).nan_to_num(1.0)
 
 
 def _groups(count: int, least: int, seed: int) -> list[list[int]]:

@@ -21,7 +21,6 @@ from ..running.resume import (
     config_so_far,
     extended,
     refused_differences,
-    with_metric_of,
 )
 from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
 
@@ -58,7 +57,7 @@ def unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> list
     for index, cell in enumerate(matrix.cells):
         try:
             before = config_so_far(folder / cell.folder)
-            now = with_metric_of(folder / cell.folder, cell.experiment)
+            now = cell.experiment
             for difference in refused_differences(before, now) if before else ():
                 differing.setdefault(difference.sentence, []).append(cell.name)
             if before is None or _lacks(folder / cell.folder, before, now):

@@ -27,7 +27,6 @@ from ..config_file import read_config
 from ..running.folders import new_folder
 from ..running.lanes import Progress
 from ..running.machine import change_of_machine, in_words
-from ..running.origin import recorded_system
 from ..running.runner import Stopped
 from ..running.runner import run as run_experiment
 from .grid import MATRIX_FILE, Matrix, MatrixCell, open_matrix
@@ -83,7 +82,7 @@ def run_matrix(
     folder = new_folder(matrix.name) if out is None else out
     matrix, todo = _prepare(matrix, folder, resume, accept_changes)
     folders = [folder / matrix.cells[index].folder for index in todo]
-    changes = change_of_machine({path: recorded_system(path) for path in folders})
+    changes = change_of_machine(folders)
     if changes:
         log.warning("warning: %s: %s", folder, in_words(changes))
     number = len(matrix.cells) - len(todo)

@@ -1,20 +1,13 @@
-"""Run folders: make one, find one, claim one, and annotate one."""
+"""Run folders: make one, find one, and claim one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-import tomli_w
-from pydantic import TypeAdapter, ValidationError
-
 from ...errors import RunError
 from ...record.files import BEST, CONFIG, plain_name
-from ...record.toml_text import read_table
-from ...writing import left_behind, make_folder, write_atomically
-from ..config.messages import issues_of
-from ..config.values import Note, Tags
+from ...writing import left_behind, make_folder
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -50,22 +43,6 @@ def claim(folder: Path, resume: bool) -> None:
         if resume and not names:
             raise RunError(f"{folder}: there is no run here to resume")
     make_folder(folder)
-
-
-def annotate(folder: Path, note: str | None, tags: Sequence[str] | None) -> None:
-    """Set the note and the tags of a run, where they are given; no other key changes."""
-    written = folder / CONFIG
-    table = read_table(written)
-    if not table:
-        raise RunError(f"{folder}: not a run of clientwise (it has no config.toml)")
-    try:
-        if note is not None:
-            table["note"] = TypeAdapter(Note).validate_python(note)
-        if tags is not None:
-            table["tags"] = TypeAdapter(Tags).validate_python(list(tags))
-    except ValidationError as error:
-        raise RunError(f"{folder}: the note or a tag {issues_of(error)[0][1]}") from None
-    write_atomically(written, tomli_w.dumps(table).encode())
 
 
 def modified(path: Path) -> float:

@@ -204,7 +204,6 @@ class Lane:
             self.state.round_num,
         )
         trackers.begin(self._info)
-        self._store.sign_facts()
 
     def keep(self, done: Round) -> None:
         """Record a round, and save a checkpoint where one is due."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -19,7 +19,6 @@ from ...record.reading.rows import MachineRow, changed_facts
 from ...record.writer import Store
 
 FACT = "machines"
-SYSTEM = "system"  # the one fact that 0.2.0 recorded, among the versions
 SETTINGS = (
     "ATEN_CPU_CAPABILITY",
     "MKL_CBWR",
@@ -35,7 +34,7 @@ _MODEL = re.compile(r"^(?:model name|CPU part)\s*:\s*(.+)$", re.MULTILINE)
 def machine_facts() -> dict[str, str]:
     """What the last bits depend on, as far as it is the same for all runs of this process."""
     return {
-        SYSTEM: system(),
+        "system": system(),
         "CPU": _cpu_model(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "MKL": _on(torch.backends.mkl.is_available()),  # type: ignore[no-untyped-call]
@@ -63,16 +62,15 @@ def system() -> str:
     return f"{platform.system()} {platform.machine()}"
 
 
-def record_machine(store: Store, facts: Mapping[str, str], earlier: str | None = None) -> list[str]:
+def record_machine(store: Store, facts: Mapping[str, str]) -> list[str]:
     """Record on which machine the next rounds are computed; returns what has changed since the last ones.
 
     Args:
         store: the run folder.
         facts: about the machine.
-        earlier: the system that 0.2.0 recorded.
     """
     done = store.rounds_done()
-    machines = _recorded(store.folder, store.fact(FACT), earlier) if done else []
+    machines = _recorded(store.folder, store.fact(FACT)) if done else []
     changes = changed_facts(machines[-1].facts, facts) if machines else []
     if not machines or machines[-1].facts != facts:
         machines.append(MachineRow(current_minute(), done, dict(facts)))
@@ -81,16 +79,12 @@ def record_machine(store: Store, facts: Mapping[str, str], earlier: str | None =
     return changes
 
 
-def change_of_machine(folders: Mapping[Path, str | None]) -> list[str]:
-    """What has changed since the last rounds in any of these run folders, of what this process knows.
-
-    Args:
-        folders: the run folders, with the system that 0.2.0 recorded.
-    """
+def change_of_machine(folders: Iterable[Path]) -> list[str]:
+    """What has changed since the last rounds in any of these run folders, of what this process knows."""
     now = machine_facts()
     found: dict[str, None] = {}
-    for folder, earlier in folders.items():
-        machines = _recorded(folder, recorded_fact(folder, FACT), earlier)
+    for folder in folders:
+        machines = _recorded(folder, recorded_fact(folder, FACT))
         if machines:
             found |= dict.fromkeys(changed_facts(machines[-1].facts, now))
     return list(found)
@@ -105,9 +99,9 @@ def in_words(changes: Sequence[str]) -> str:
     )
 
 
-def _recorded(folder: Path, text: str | None, earlier: str | None) -> list[MachineRow]:
+def _recorded(folder: Path, text: str | None) -> list[MachineRow]:
     if text is None:
-        return [MachineRow("", 0, {SYSTEM: earlier})] if earlier else []
+        return []
     try:
         return _MACHINES.validate_json(text)
     except ValidationError:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
@@ -47,8 +47,6 @@ class Origin:
     functions: dict[str, str] = field(default_factory=dict)
     # The fingerprints of the values that they are bound to; none in earlier records
     values: dict[str, str] = field(default_factory=dict)
-    # Whether `data` are fingerprints of what was given. Those of 0.2.0 are of what was computed from it.
-    of_given: bool = False
     # The digest of the parameters that all seeds begin with, where a module was given; "" in earlier records
     parameters: str = ""
 
@@ -61,8 +59,6 @@ class ComparedOrigin:
     before: Origin | None
     changes: list[Change]  # accepted earlier
     differences: list[str]
-    kept: set[int] = field(default_factory=set)  # seeds whose fingerprints are those of 0.2.0
-    remarks: list[str] = field(default_factory=list)  # of `differences`: what could not be compared
 
 
 _ORIGIN = TypeAdapter(Origin)
@@ -102,8 +98,7 @@ def compare_origin(
     if before is None:
         return ComparedOrigin(now, None, changes, [])
     names = experiment.flower.clients
-    kept, remarks = _compare_with_0_2_0(before, data)
-    other_data = list(_other_data(before, now, data, names, kept))
+    other_data = list(_other_data(before, now, data, names))
     found = [*other_data, *_differences(before, now)]
     if found and not accept_changes:
         raise RunError(
@@ -111,8 +106,8 @@ def compare_origin(
             "another output folder, or go on with --accept-changes (in Python accept_changes=True), which "
             f"is recorded{_about_computed(before, now) if other_data else ''}"
         )
-    differences = [*_member_changes(before, now, names), *found, *remarks]
-    return ComparedOrigin(now, before, changes, differences, kept, remarks)
+    differences = [*_member_changes(before, now, names), *found]
+    return ComparedOrigin(now, before, changes, differences)
 
 
 def _about_computed(before: Origin, now: Origin) -> str:
@@ -123,12 +118,6 @@ def _about_computed(before: Origin, now: Origin) -> str:
         ". Arrays that you compute differ in their last bits between machines, and this one is another: copy the "
         "arrays, or set `Samples.given` to what they are computed from"
     )
-
-
-def recorded_system(folder: Path) -> str | None:
-    """The system that a run was computed on, as its versions say; None where nothing is recorded."""
-    origin, _ = _recorded(folder)
-    return origin.versions.get("machine") if origin else None
 
 
 def recorded_parameters(folder: Path) -> str | None:
@@ -146,8 +135,7 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
     known = compared.before.data if compared.before else {}
     for seed, own in compared.now.data.items():
         if known.get(seed) != own:
-            is_changed = seed in known and seed not in compared.kept
-            store.set_facts({_key(seed): _whole(store, seed, own, is_changed)})
+            store.set_facts({_key(seed): _whole(store, seed, own, is_changed=seed in known)})
     origin = replace(compared.now, data=known | compared.now.data)
     store.set_facts({"origin": vars(origin)})
     if experiment.functions:
@@ -159,7 +147,7 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
         store.keep_fact("initial model", described)
 
 
-def _whole(store: Store, seed: int, own: Sequence[str], is_changed: bool) -> str:
+def _whole(store: Store, seed: int, own: Sequence[str], *, is_changed: bool) -> str:
     """One fingerprint for all data of a seed. Changed data have both: they pair with neither."""
     whole = hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest()
     if not is_changed:
@@ -187,7 +175,6 @@ def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origi
         network=network,
         functions={name: function_code(one) for name, one in experiment.functions.items()},
         values={name: bound_values(one) for name, one in experiment.given.items()},
-        of_given=True,
         parameters=_vector_digest(experiment.own_model),
     )
 
@@ -196,27 +183,6 @@ def _vector_digest(model: OwnModel | None) -> str:
     if model is None or model.start is None:
         return ""
     return hashlib.blake2b(model.start.numpy().data, digest_size=16).hexdigest()
-
-
-def _compare_with_0_2_0(
-    before: Origin, data: Mapping[int, FederatedData]
-) -> tuple[set[int], list[str]]:
-    """Seeds whose data 0.2.0 knew by fingerprints that depend on the CPU, and what cannot be said about them."""
-    if before.of_given:
-        return set(), []
-    computed = {seed for seed in before.data.keys() & data.keys() if data[seed].is_computed}
-    unknown = [
-        str(seed)
-        for seed in sorted(computed)
-        if data[seed].computed_fingerprints() != before.data[seed]
-    ]
-    if not unknown:
-        return computed, []
-    return computed, [
-        f"the data of seed {', '.join(unknown)} cannot be compared with those that the run began with. clientwise "
-        "0.2.0 recorded a fingerprint of computed numbers (standardised columns, features, drawn devices), "
-        "which differ in their last bits between CPUs. Make sure that the data are the same"
-    ]
 
 
 def _recorded(folder: Path) -> tuple[Origin | None, list[Change]]:
@@ -238,11 +204,10 @@ def _other_data(
     now: Origin,
     data: Mapping[int, FederatedData],
     names: Sequence[str],
-    kept: Collection[int],
 ) -> Iterator[str]:
-    """Other data, in words; not of seeds in `kept`."""
+    """Other data, in words."""
     seeds: dict[str, list[str]] = {}
-    for seed in sorted((before.data.keys() & now.data.keys()) - set(kept)):
+    for seed in sorted(before.data.keys() & now.data.keys()):
         old = before.data[seed]
         new = now.data[seed]
         if old != new and not _joined(old, new, names):

@@ -41,7 +41,6 @@ MAY_CHANGE = frozenset(
     }
 )
 MAY_GROW = frozenset({"rounds", "seeds", "methods", "flower.left"})  # see `extended`
-OLD_METRIC = "mape"  # of regression, in runs whose config names no metric
 MEMBERS = ("flower.clients", "flower.left")
 
 
@@ -75,8 +74,8 @@ def config_so_far(folder: Path) -> Experiment | None:
     if table.get("plugins", []) != written.plugins:  # only plugins of the file are imported
         raise _edited(path, ["plugins"])
     table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
-    table |= {"note": written.note, "tags": written.tags}  # which `clientwise note` changes
-    recorded = with_metric_of(folder, _recorded_experiment(folder, table))
+    table |= {"note": written.note, "tags": written.tags}  # which may be edited
+    recorded = _recorded_experiment(folder, table)
     found = [one.sentence for one in refused_differences(recorded, written)]
     found += _removed(recorded, written)
     if found:
@@ -86,16 +85,7 @@ def config_so_far(folder: Path) -> Experiment | None:
 
 def written_config(folder: Path) -> Experiment:
     """The config in the file of a run folder."""
-    return with_metric_of(folder, load_experiment(folder / CONFIG))
-
-
-def with_metric_of(folder: Path, experiment: Experiment) -> Experiment:
-    """The experiment with the metric of its run, where it names none: up to 0.2.0 regression had MAPE."""
-    evaluation = experiment.evaluation
-    if evaluation.metric is not None or recorded_fact(folder, "metric") != json.dumps(OLD_METRIC):
-        return experiment
-    changed = evaluation.model_copy(update={"metric": OLD_METRIC})
-    return experiment.model_copy(update={"evaluation": changed})
+    return load_experiment(folder / CONFIG)
 
 
 def refuse_run_of_host(folder: Path) -> None:

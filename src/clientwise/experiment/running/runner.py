@@ -47,7 +47,7 @@ from .folders import claim, new_folder
 from .initial import with_initial_parameters
 from .lanes import Lane, Progress, run_lanes
 from .machine import facts_of, in_words, record_machine
-from .origin import Origin, compare_origin, record_origin, versions
+from .origin import compare_origin, record_origin, versions
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
 from .resume import (
@@ -56,7 +56,6 @@ from .resume import (
     config_so_far,
     extended,
     refuse_other_config,
-    with_metric_of,
 )
 
 log = logging.getLogger("clientwise")
@@ -91,14 +90,12 @@ def run(
     on_round: OnRound | None = None,
     on_warning: Callable[[str], None] = _log_warning,
     engines: EngineFactory | None = None,
-    signing_key: Path | None = None,
 ) -> Path:
     """See `launch.run`. Without `engines` all clients are simulated in this process."""
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
     if resume and out is not None:
         before = config_so_far(Path(out))
         if before is not None:
-            experiment = with_metric_of(Path(out), experiment)
             refuse_other_config(Path(out), before, experiment)
             experiment = extended(before, experiment)
     if data is not None:
@@ -122,7 +119,7 @@ def run(
             experiment, resumed = with_initial_parameters(folder, experiment)
             origin = compare_origin(folder, experiment, federated, accept_changes=accept_changes)
             connect = stack.enter_context(engines) if engines else None
-            store = Store(folder, signing_key)
+            store = Store(folder)
             stack.callback(store.close)
             own = experiment.own_model
             if own is not None and own.start is not None:
@@ -140,7 +137,7 @@ def run(
                 on_warning(warning)
             session = _RunSession(experiment, store, seeds, trackers, on_round)
             session.begin(samples, on_clients)
-            for remark in [*resumed, *origin.remarks, *session.record_machine(origin.before)]:
+            for remark in [*resumed, *session.record_machine()]:
                 on_warning(remark)
             session.run(data)
             store.refuse_nothing_learned()
@@ -350,13 +347,12 @@ class _RunSession:
         )
         self._store.set_facts(facts)
 
-    def record_machine(self, before: Origin | None) -> list[str]:
+    def record_machine(self) -> list[str]:
         """Record where the next rounds are computed; what a change of the machine means, if there is one."""
         if not self._unfinished():
             return []
         facts = facts_of(self._first, on_ray=self._experiment.workers == "ray")
-        earlier = before.versions.get("machine") if before else None
-        changes = record_machine(self._store, facts, earlier)
+        changes = record_machine(self._store, facts)
         return [f"{self._store.folder}: {in_words(changes)}"] if changes else []
 
     def run(self, own_data: FederatedData | None) -> None:

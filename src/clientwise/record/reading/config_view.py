@@ -9,6 +9,7 @@ show; tests/runs/test_recorded.py compares them with the first model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -203,9 +204,16 @@ class RecordedMethod:
 
     @property
     def threshold(self) -> float:
-        """The z above which evidence counts against a client; 0 where it has none."""
+        """The z above which evidence is significant against a client; infinite where none is known."""
         options = self.evidence.options if self.evidence else {}
-        return _number(options.get("threshold")) or 0.0
+        found = _number(options.get("threshold"))
+        return math.inf if found is None else found
+
+    @property
+    def margin(self) -> float:
+        """How large a harm must be to count, as a share of what the round changed of the loss."""
+        options = self.evidence.options if self.evidence else {}
+        return _number(options.get("margin")) or 0.0
 
     @property
     def has_rule(self) -> bool:

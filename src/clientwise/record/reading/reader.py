@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,16 +12,12 @@ from pydantic import FailFast, Json, TypeAdapter, ValidationError
 
 from ...errors import NotBegunError, RunError, shortened
 from ...registry import suggest
-from ..database import reading, time_limit
+from ..database import reading
 from ..facts import BEST_OF_LANE, NEEDED, RunFacts
 from ..lock import is_locked
-from ..migrations import refuse_older, version_of
 from ..schema import DATABASE
 from .frames import FRAMES, FrameName
 from .rows import BestRow, LaneProgress, LaneRow
-
-MOST_SECONDS = 10.0  # of processor time, for one query
-MOST_ROWS = 2_000_000  # of one query
 
 _BEST = TypeAdapter(BestRow)
 
@@ -48,7 +44,7 @@ def thinned(rows: list[T], max_points: int | None) -> list[T]:
 def is_finished(folder: Path) -> bool:
     """Whether all lanes of a run have ended."""
     try:
-        with time_limit(MOST_SECONDS), reading(folder) as database:
+        with reading(folder) as database:
             found = database.execute("SELECT value FROM facts WHERE key = 'lanes'")
             planned = found.fetchone()
             (ended,) = database.execute("SELECT COUNT(*) FROM lanes WHERE finished").fetchone()
@@ -65,7 +61,7 @@ def refuse_damaged(folder: Path, lanes: Collection[tuple[str, int]]) -> None:
         lanes: method and seed of every lane that it has to have.
     """
     run = RunReader(folder)
-    with time_limit(MOST_SECONDS), reading(folder) as database:
+    with reading(folder) as database:
         (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
     if found != "ok":
         raise run._damage(shortened(found, 200))
@@ -175,7 +171,7 @@ class RunReader:
 
     def query(self, sql: str, *values: Any) -> list[Any]:
         """The rows of your own query against the run's database, all of them and unchecked."""
-        return self._fetch(sql, values, None)
+        return self._fetch(sql, *values)
 
     def columns(self, what: FrameName) -> dict[str, list[Any]]:
         """All rows of a kind, column by column and unchecked."""
@@ -192,7 +188,7 @@ class RunReader:
 
     def _rows(self, kind: type[Row], sql: str, *values: object) -> list[Row]:
         """The rows of a query of ours, each value checked."""
-        return self._checked(kind, self._limited(sql, *values))
+        return self._checked(kind, self._fetch(sql, *values))
 
     def _lane_rows(
         self, kind: type[Row], sql: str, method: str, seed: int, *values: object
@@ -207,21 +203,11 @@ class RunReader:
     def _exists(self, sql: str) -> bool:
         return bool(self._rows(tuple[int], sql))
 
-    def _limited(self, sql: str, *values: object) -> list[Any]:
-        """The rows of a query of ours, unchecked, with limits of time and number."""
-        with time_limit(MOST_SECONDS):
-            rows = self._fetch(sql, values, MOST_ROWS + 1)
-        if len(rows) > MOST_ROWS:
-            raise self._damage(f"more than {MOST_ROWS:,} rows where few belong")
-        return rows
-
-    def _fetch(self, sql: str, values: Sequence[object], most: int | None) -> list[Any]:
+    def _fetch(self, sql: str, *values: object) -> list[Any]:
+        """The rows of a query, unchecked."""
         try:
             with reading(self.folder) as database:
-                found = database.execute(sql, values)
-                if most is None:
-                    return found.fetchall()
-                return found.fetchmany(most)
+                return database.execute(sql, values).fetchall()
         except OverflowError:
             raise RunError(f"{self.id}: has nothing of that number") from None
 
@@ -244,7 +230,7 @@ class RunReader:
     # Opening ------------------------------------------------------------------------------------
 
     def _refuse_other_folders(self) -> None:
-        """RunError for what is not a run folder, or one that is too old."""
+        """RunError for what is not a run folder, or one of another format."""
         try:
             is_folder = self.folder.is_dir()
             has_database = (self.folder / DATABASE).exists()
@@ -260,8 +246,8 @@ class RunReader:
                 several = f"holds {len(inside)} runs: name one of them, such as {inside[0]}"
                 raise RunError(f"{self.folder}: {several}")
             raise RunError(f"{self.folder}: not a run of clientwise (it has no {DATABASE})")
-        with time_limit(MOST_SECONDS), reading(self.folder) as database:
-            refuse_older(self.folder, version_of(database))
+        with reading(self.folder):
+            pass  # opening it looks at its format
 
     def _read_facts(self) -> RunFacts:
         try:

@@ -77,8 +77,9 @@ class RoundReader(RunReader):
         """How the weights of a round came about."""
         rows = self._lane_rows(
             RoundRow,
-            """SELECT priority, candidates, testing_rounds, no_effect, notes, held_out_change
-               FROM rounds
+            """SELECT priority, candidates, testing_rounds, no_effect, notes, held_out_change,
+                   cause, detail
+               FROM rounds LEFT JOIN kept USING (lane, round_num)
                WHERE lane = ? AND round_num = ?""",
             method,
             seed,
@@ -318,7 +319,7 @@ class RoundReader(RunReader):
         max_points: int | None,
     ) -> list[Row]:
         """A column of `rounds` where it has a value, thinned before it is checked."""
-        rows = self._limited(
+        rows = self._fetch(
             f"""SELECT round_num, {column} FROM rounds
                 WHERE lane = ? AND {column} IS NOT NULL ORDER BY round_num""",
             self.lane(method, seed),

@@ -12,6 +12,7 @@ from annotated_types import Len, MinLen
 from numpy.typing import NDArray
 from pydantic import Json
 
+from ...core.reasons import Cause, Kept
 from ...data.encoding import Encoding
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class MachineRow(NamedTuple):
 
     date: str  # "" where it is not known
     rounds: int  # done by then, in all lanes
-    facts: dict[str, str]  # by name; those of 0.2.0 are few
+    facts: dict[str, str]  # by name
 
 
 def changed_facts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -119,6 +120,13 @@ class RoundRow(NamedTuple):
     no_effect: Json[Names]  # criteria that were constant across clients
     notes: Json[Names]
     held_out_change: float | None = None  # of the loss by the round, where it is evidence
+    cause: Cause | None = None  # why the round kept the model of the round before
+    detail: str | None = None
+
+    @property
+    def kept(self) -> Kept | None:
+        """Why the round kept the model of the round before; None: the model is new."""
+        return None if self.cause is None else Kept(self.cause, self.detail or "")
 
 
 class PolicyRow(NamedTuple):
@@ -222,13 +230,17 @@ class ClientSizes(NamedTuple):
 
 
 class LoweredRow(NamedTuple):
-    """The effect of evidence on a client up to a round."""
+    """The effect of evidence on a client up to a round; see `ParticipantRow`."""
 
     client: int
     # Its weight was lowered in every round from this one on; None: not in the last one.
     since: int | None
-    harmful: int | None  # the last round in which evidence was significant against it
-    z: float | None  # in that round
+    last: int | None  # the last round in which evidence was significant against it
+    z: float | None  # in that round, like the rest
+    harm: float | None
+    harm_error: float | None
+    history_z: float | None
+    change: float | None  # of the held-out loss by the round
 
 
 class FalseAlarms(NamedTuple):

@@ -116,27 +116,33 @@ class WeightReader(RunReader):
             seed: the seed.
             round_num: the last round to look at.
             clients: the clients to look at.
-            threshold: evidence counts against a client where its z is above this.
+            threshold: evidence is significant against a client where its z is above this.
         """
         with only_clients(clients):
             return self._lane_rows(
                 LoweredRow,
                 """WITH known AS (
-                       SELECT client, round_num, z,
-                           posterior < prior * (1 - 1e-9) AS lowered -- by more than rounding
-                       FROM participants NOT INDEXED
+                       SELECT client, round_num, z, harm, harm_error, history_z, held_out_change,
+                           -- by more than rounding; updates that count as one are not lowered by that
+                           posterior * MAX(1, COALESCE(copies, 1)) < prior * (1 - 1e-9) AS lowered
+                       FROM participants NOT INDEXED LEFT JOIN look_back USING (lane, round_num, client)
+                           LEFT JOIN rounds USING (lane, round_num)
                        WHERE lane = ? AND round_num <= ?
                            AND client IN (SELECT value FROM json_each(?))
                            AND posterior IS NOT NULL),
                    turns AS (
-                       SELECT client, round_num, z,
+                       SELECT *,
                            MAX(CASE WHEN lowered THEN 0 ELSE round_num END) OVER own AS not_lowered,
-                           MAX(CASE WHEN z > ? THEN round_num END) OVER own AS harmful
+                           MAX(CASE WHEN z > ? THEN round_num END) OVER own AS last
                        FROM known WINDOW own AS (PARTITION BY client))
                    SELECT client,
                        MIN(CASE WHEN round_num > not_lowered THEN round_num END),
-                       harmful,
-                       MAX(CASE WHEN round_num = harmful THEN z END)
+                       last,
+                       MAX(CASE WHEN round_num = last THEN z END),
+                       MAX(CASE WHEN round_num = last THEN harm END),
+                       MAX(CASE WHEN round_num = last THEN harm_error END),
+                       MAX(CASE WHEN round_num = last THEN history_z END),
+                       MAX(CASE WHEN round_num = last THEN held_out_change END)
                    FROM turns GROUP BY client""",
                 method,
                 seed,
@@ -182,10 +188,7 @@ class WeightReader(RunReader):
         seed: int,
         max_points: int | None = None,
     ) -> list[tuple[int, float]]:
-        """(round, influence of all hostile clients together).
-
-        Of clients without rows, version 0.2.0 recorded the weight.
-        """
+        """(round, influence of all hostile clients together)."""
         rows = self._rows(
             tuple[int, float],
             f"""SELECT round_num, COALESCE(

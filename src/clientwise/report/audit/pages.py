@@ -24,7 +24,6 @@ from ..document import (
     client_cell,
     counted,
     number_cell,
-    percent_cell,
     percent_of,
     tabulate,
 )
@@ -43,16 +42,9 @@ from ..marks import (
     value_axis,
 )
 from ..units import Unit
+from .explanation import Explanation, explain
 from .round_audit import MAX_BARS, Audit, Candidate, Participant, audit
-from .weight_steps import (
-    INFLUENCE,
-    PRIOR,
-    WEIGHT,
-    Chain,
-    Stage,
-    Z,
-    stages,
-)
+from .weight_steps import INFLUENCE, PRIOR, WEIGHT, Stage, Z, stages
 from .what_if import round_table
 
 MAX_ROUNDS = 200  # in the table of a client
@@ -67,26 +59,25 @@ def audit_round(run: RunFolder, method: str, seed: int, round_num: int) -> Docum
         *steps_charts(found, "", "steps"),
         audit_table(found, "Clients", "audit"),
     ]
-    if found.is_explained:
+    if any(one.why.moves() for one in found.participants):
         items.append(_moved_table(found))
     if found.candidates:
         items.append(_orders_table(found))
     items += round_table(run, method, seed, round_num)
-    lead = [line for line in (found.explanation, *found.notes) if line]
+    lead = [" ".join(found.parameters), *found.notes]
     title = f"{method}, seed {seed}, round {round_num}"
     return Document(title, lead, [Section("audit", "Weights", "", items)])
 
 
 def steps_charts(found: Audit, place: str, name: str) -> list[Chart]:
-    """How an equal weight becomes each client's weight, step by step; nothing without clients.
+    """How an equal share becomes each client's final share, step by step; nothing without clients.
 
     Args:
         found: the audit of a round.
         place: the round, for the title; empty where it is the subject of the page.
         name: the id of the chart.
     """
-    # A damaged record may lack some steps.
-    known = [one for one in found.participants if len(one.path) == len(found.steps)]
+    known = [one for one in found.participants if one.path]
     if not known:
         return []
     equal = 1 / found.num_known
@@ -95,7 +86,7 @@ def steps_charts(found: Audit, place: str, name: str) -> list[Chart]:
     clients = [one.client for one in shown]
     links = AuditLinks("client", found.run.id, found.method, found.seed, clients)
     mark = Bars(
-        [f"{client_cell(one.client, one.name).text} {one.remark}".strip() for one in shown],
+        [one.label for one in shown],
         [*_step_groups(found, shown, equal), _end_group(last, shown)],
         value_axis([0.0, *(v for one in shown for v in one.path)], percent=True, label=last),
         equal,
@@ -104,18 +95,18 @@ def steps_charts(found: Audit, place: str, name: str) -> list[Chart]:
     steps = " and then ".join(found.steps)
     verb = "move" if len(found.steps) > 1 else "moves"
     alt = (
-        f"Every client begins with an equal weight of {percent_of(equal)} (the line); {steps} "
+        f"Every client begins with an equal share of {percent_of(equal)} (the line); {steps} "
         f"{verb} it to its {last}, the grey bar."
     )
     if len(shown) < found.num_known:
         alt += f" The {len(shown)} of {found.num_known} clients farthest from it are shown."
-    steps_title = f"from an equal weight to the {last}"
+    steps_title = f"from an equal share to the {last}"
     title = f"{place}, {steps_title}" if place else steps_title.capitalize()
     return [Chart(name, title, alt, mark)]
 
 
 def _farthest(known: Sequence[Participant], equal: float) -> list[Participant]:
-    """Those whose weight was farthest from equal in any step, in their order."""
+    """Those whose share was farthest from equal in any step, in their order."""
 
     def distance(one: Participant) -> float:
         return max(abs(value - equal) for value in one.path)
@@ -150,60 +141,50 @@ def _end_group(label: str, shown: Sequence[Participant]) -> BarGroup:
 
 
 def audit_table(found: Audit, title: str, name: str, note: str = "") -> Table:
-    """Every participant of a round: its criteria, score and weights, and what would change them."""
-    if found.what_if:
-        best = f"“{found.what_if_label.capitalize()}” is the weight a client would have"
-        note = f"{note} {best} with the best value of the round in that criterion.".strip()
+    """Every participant of a round: its shares step by step, its criteria, and the reason in brief."""
     return tabulate(name, title, [*audit_columns(found)], found.participants, note)
 
 
-def audit_columns(found: Audit, *, is_brief: bool = False) -> Iterator[Column[Participant]]:
-    """What is said about a participant; briefly, without what follows from the other columns."""
+def audit_columns(found: Audit) -> Iterator[Column[Participant]]:
+    """What is said about a participant."""
     yield Column("client", lambda one: _linked_client(found, one))
-    if not is_brief or not found.is_explained:
-        yield Column("remark", lambda one: one.remark, numeric=False)
-    for index, stage in enumerate(found.stages):
-        yield Column(stage.label, partial(_at_stage, index))
-    for index, criterion in enumerate(found.criteria):
-        measured = partial(_measured, index)
-        if is_brief:
-            yield Column(criterion, measured)
-            continue
-        yield Column(f"{criterion}, {found.claimed.get(criterion, 'value')}", measured)
-        yield Column(f"{criterion}, normalised", partial(_normalised, index))
-    if found.what_if and not is_brief:
-        for index, criterion in enumerate(found.criteria):
-            yield Column(f"{found.what_if_label} {criterion}", partial(_what_if, index))
+    yield Column("reason", _brief_reason, numeric=False)
+    for stage in found.stages:
+        yield Column(stage.label, partial(_at_stage, stage), is_secondary=stage.is_secondary)
+    for criterion in found.criteria:
+        yield Column(criterion, partial(_measured, criterion))
 
 
-def _at_stage(index: int, one: Participant) -> Content:
-    return one.chain[index]
+def _brief_reason(one: Participant) -> str:
+    return "; ".join(text for text in (one.why.brief(), one.why.simulated_as) if text)
 
 
-def _measured(index: int, one: Participant) -> Content:
-    return number_cell(one.raw[index], 4)
+def _at_stage(stage: Stage, one: Participant) -> Content:
+    return stage.cell(one.row)
 
 
-def _normalised(index: int, one: Participant) -> Content:
-    return number_cell(one.normalised[index], 3)
-
-
-def _what_if(index: int, one: Participant) -> Content:
-    return percent_cell(one.what_if[index])
+def _measured(criterion: str, one: Participant) -> Content:
+    found = one.measured.get(criterion)
+    return number_cell(found and found.raw, 4)
 
 
 def _linked_client(found: Audit, one: Participant) -> Cell:
     link = AuditLink("client", found.run.id, found.method, found.seed, one.client)
-    return client_cell(one.client, one.name, link)
+    return client_cell(one.client, one.why.name, link)
 
 
 def _moved_table(found: Audit) -> Table:
     columns = [
         Column[Participant]("client", lambda one: _linked_client(found, one)),
-        Column[Participant]("its weight", lambda one: "; ".join(one.moved), numeric=False),
+        Column[Participant]("reasons", lambda one: reasons(one.why), numeric=False),
     ]
-    moved = [one for one in found.participants if one.moved]
+    moved = [one for one in found.participants if one.why.moves()]
     return tabulate("moved", "What moved the weights", columns, moved, "")
+
+
+def reasons(why: Explanation) -> str:
+    """What moved a client's weight, in a paragraph, and what the simulation knows of the client."""
+    return " ".join(text for text in (*why.moves(), why.known_facts()) if text)
 
 
 def _orders_table(found: Audit) -> Table:
@@ -247,14 +228,11 @@ def audit_client(run: RunFolder, method: str, seed: int, client: int) -> Documen
 
 def _last_move(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[str]:
     """What moved the client's weight in the last round in which its update was accepted."""
-    accepted = [row for row in rows if row.refusal is None]
+    accepted = [row.round_num for row in rows if row.refusal is None]
     if not accepted:
         return []
-    last = accepted[-1]
-    chain = Chain.of(lane.run, lane.method, lane.seed, last.round_num)
-    remarks = chain.remarks(lane.run, lane.method, lane.seed, last.round_num, {lane.client: last})
-    moved = remarks[lane.client]
-    return [f"Round {last.round_num}: {'; '.join(moved)}."] if moved else []
+    found = explain(lane.run, lane.method, lane.seed, accepted[-1], [lane.client])[0]
+    return [f"{found.answer()} {reasons(found)}".strip()]
 
 
 def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
@@ -264,7 +242,7 @@ def _client_charts(lane: _Lane, rows: Sequence[ClientRoundRow]) -> list[Chart]:
     curve = run.client_curve(lane.method, lane.seed, lane.client)
     known = [(round_num, value) for round_num, value in curve if value is not None]
     weights = {stage.label: _curve(stage, rows) for stage in (WEIGHT, PRIOR, INFLUENCE)}
-    z_title = "z: evidence against the client, in standard errors"
+    z_title = "z: evidence against the client over the rounds, in standard errors"
     return [
         *_client_chart(lane, "weight", "weight", weights, percent_of, percent=True),
         *_client_chart(lane, "z", z_title, {Z.label: _curve(Z, rows)}, Z.text, percent=False),

@@ -7,8 +7,10 @@ import gc
 import io
 import os
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +25,7 @@ from ..document import (
     Table,
     value_of,
 )
+from ..sections.refusals import MAX_REFUSALS
 from ..views import (
     audit_client,
     audit_round,
@@ -34,7 +37,6 @@ from .html import write_html
 from .latex import as_latex
 from .paper import COLUMN, draw_for_print
 
-MAX_AUDITED_ROUNDS = 40  # per method and seed; `clientwise serve` shows all of them
 MAX_AUDITED_CLIENTS = 100
 MAX_CARRIED_SEEDS = 20
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a text begins that a spreadsheet computes
@@ -75,10 +77,10 @@ def _read(runs: Sequence[RunFolder]) -> tuple[Document, dict[str, dict[str, Docu
         for run in runs:
             stack.enter_context(reading(run.folder))
         document = overview(runs)
+        seeds = (document.seeds or ())[:MAX_CARRIED_SEEDS]
         carried = audits(runs)
-        seeds = document.seeds or ()
-        carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:MAX_CARRIED_SEEDS]}
-    return document, carried
+        carried["seed"] = {str(seed): one_seed(runs, seed) for seed in seeds[1:]}
+    return replace(document, seeds=seeds), carried
 
 
 @contextmanager
@@ -161,13 +163,15 @@ def unique_names(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def audits(runs: Sequence[RunFolder]) -> dict[str, dict[str, Document]]:
-    """The audits that a page contains: of each lane some rounds, the last one, and clients."""
+    """The audits that a page contains: of each lane the last round, rounds with refusals, and clients."""
     found: dict[str, dict[str, Document]] = {"round": {}, "client": {}}
     for run in runs:
         prefix = f"{run.id}|" if len(runs) > 1 else ""
+        refused = _rounds_of_refusals(run)
         for _, method, seed in run.lanes:
             lane = f"{prefix}{method}|{seed}"
-            for number in _audited_rounds(run.round_nums(method, seed)):
+            last = run.last_round(method, seed)
+            for number in sorted({*refused[method, seed], *([] if last is None else [last])}):
                 found["round"][f"{lane}|{number}"] = audit_round(run, method, seed, number)
             for row in run.clients(seed, MAX_AUDITED_CLIENTS):
                 audit = audit_client(run, method, seed, row.client)
@@ -175,9 +179,13 @@ def audits(runs: Sequence[RunFolder]) -> dict[str, dict[str, Document]]:
     return found
 
 
-def _audited_rounds(rounds: Sequence[int]) -> list[int]:
-    step = -(-len(rounds) // MAX_AUDITED_ROUNDS) or 1
-    return sorted({*rounds[::step], *rounds[-1:]})
+def _rounds_of_refusals(run: RunFolder) -> dict[tuple[str, int], set[int]]:
+    """By method and seed, the rounds that the table of refusals opens."""
+    found: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for method in run.methods:
+        for row in run.refusals(method, MAX_REFUSALS):
+            found[method, row.seed].add(row.first_round)
+    return found
 
 
 def as_csv(table: Table) -> str:

@@ -19,12 +19,6 @@ from .page_json import as_json
 
 # npm's plotly.js-cartesian-dist-min, unchanged: charts with two axes, a third of all of Plotly.
 PLOTLY = "plotly-cartesian.min.js"
-ASSETS = ("style.css", "app.js", PLOTLY)
-_TAGS = {
-    "style.css": '<link rel="stylesheet" href="/static/style.css">',
-    PLOTLY: f'<script src="/static/{PLOTLY}" id="plotly" async></script>',
-    "app.js": '<script src="/static/app.js" type="module"></script>',
-}
 
 Audits = Mapping[str, Mapping[str, Document]]
 
@@ -46,10 +40,9 @@ def as_file(document: Document, audits: Audits = MappingProxyType({})) -> str:
     """
     page = asset("page.html")
     for name, inline in _inline(document, audits).items():
-        tag = _TAGS[name]
-        before, found, after = page.partition(tag)
+        before, found, after = page.partition(f"<!-- {name} -->")
         if not found:
-            raise ValueError(f"page.html has no {tag}")
+            raise ValueError(f"page.html has no place for {name}")
         page = before + inline + after
     return page
 
@@ -68,7 +61,7 @@ def file_policy() -> str:
 
 
 def _inline(document: Document, audits: Audits) -> dict[str, str]:
-    """What stands in the file instead of each of the page's tags."""
+    """What stands in the file, by its place in `page.html`."""
     style = asset("style.css")
     plotly = _script(PLOTLY)
     app = _script("app.js")

@@ -1,12 +1,12 @@
 """Documents as the page reads them (`report/page/app.js`):
 
-    document = {"title", "lead": [str], "sections": [section]}; an overview has "id", "subtitle",
+    document = {"title", "lead": [str], "sections": [section]}; an overview has "subtitle",
                "isComparison", "seeds", "state", "rounds", "data" and "curve" (a chart) as well
     section  = {"id", "title", "lead", "items": [chart | table]}; with "seed" if it shows only one
     chart    = {"kind": "chart", "id", "title", "alt", "data": traces, "layout"}   (see `plotly.py`)
     table    = {"kind": "table", "id", "title", "columns": [{"label", "numeric", "lower"}],
                "rows": [[cell]], "note"}; with "best": [[row, column]] if the best values are marked
-    cell     = text | number | None | {"value", "text", "open" or "href"}
+    cell     = text | number | None | {"value", "text", "open"}
 
 `open` names an audit: {"round": {"method", "seed", "round", "run"}} or
 {"client": {"method", "seed", "client", "run"}}.
@@ -34,7 +34,6 @@ Json = dict[str, object]
 def as_json(document: Document) -> Json:
     """A document as the page reads it."""
     of_overviews = {
-        "id": document.id,
         "subtitle": document.subtitle,
         "isComparison": document.is_comparison,
         "seeds": document.seeds,
@@ -104,6 +103,4 @@ def _cell(content: Content) -> object:
     if link is not None:
         audit = {"method": link.method, "seed": link.seed, link.kind: link.number, "run": link.run}
         shown["open"] = {link.kind: audit}
-    if content.href is not None:
-        shown["href"] = content.href
     return shown

@@ -34,7 +34,7 @@ MARKERS = ("", "o", "s", "^", "D", "v", "P", "X")
 HATCHES = dict(  # by colour; the bars where a weight ends are plain
     zip(
         (*CRITERION_COLOURS, *MOVER_COLOURS.values()),
-        ("////", "xxxx", "++++", "----", "....", "||||", "\\\\\\\\"),
+        ("////", "xxxx", "++++", "----", "....", "||||", "oooo", "\\\\\\\\"),
         strict=True,
     )
 )

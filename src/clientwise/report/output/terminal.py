@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ...errors import RunError
 from ...record.reading.folder import RunFolder
-from ..audit.pages import audit_columns
+from ..audit.pages import audit_columns, reasons
 from ..audit.round_audit import Audit, audit
 from ..audit.what_if import round_table
 from ..document import (
@@ -314,9 +314,22 @@ def _count(rounds: Sequence[Sequence[str]]) -> Counter[str]:
 
 
 def audit_tables(
-    run: RunFolder, round_num: int, method: str | None = None, seed: int | None = None
+    run: RunFolder,
+    round_num: int,
+    method: str | None = None,
+    seed: int | None = None,
+    *,
+    details: bool = False,
 ) -> list[Group]:
-    """The weights of a round and what changed them: a table per method and seed, with remarks."""
+    """The weights of a round and their reasons: a table per method and seed, with sentences.
+
+    Args:
+        run: the run.
+        round_num: the round.
+        method: only this one.
+        seed: only this one.
+        details: whether to add how weights are computed, with all parameters.
+    """
     if method is not None:
         run.lane(method, next(iter(run.seeds(method)), -1))  # RunError if there is no such method
     lanes = [
@@ -328,12 +341,9 @@ def audit_tables(
         which = "" if seed is None else f" of seed {seed}"
         raise RunError(f"{run.folder}: has no round {round_num}{which} (yet)")
     shown = []
-    explained = set()
     for lane in lanes:
         found = audit(run, lane.method, lane.seed, round_num)
-        is_new = (lane.method, found.explanation) not in explained  # seeds share it
-        explained.add((lane.method, found.explanation))
-        remarks = _audit_remarks(found, is_new)
+        remarks = _audit_remarks(found, details)
         parts: list[RenderableType] = [_audit_table(found), *map(escape, remarks)]
         for others in round_table(run, lane.method, lane.seed, round_num):
             parts += [plain_table(others, others.title), escape(others.note)]
@@ -345,32 +355,28 @@ def _audit_table(found: Audit) -> Table:
     title = f"{found.method}, seed {found.seed}, round {found.round_num}"
     if found.priority and len(found.priority) > 1:
         title += f", priority {' > '.join(found.priority)}"
-    columns = [*audit_columns(found, is_brief=True)]
+    columns = [column for column in audit_columns(found) if column.label != "reason"]
     return plain_table(
         tabulate("audit", title, columns, found.participants[:MOST_LINES], ""), title
     )
 
 
-def _audit_remarks(found: Audit, is_new: bool) -> Iterator[str]:
-    """How the weights came about, what changed each of them, and notes on the round."""
+def _audit_remarks(found: Audit, details: bool) -> Iterator[str]:
+    """Why each weight is what it is, notes on the round and, on request, the parameters."""
     more = len(found.participants) - MOST_LINES
     if more > 0:
         yield (
             f"{more:,} more clients are not shown: they have less weight, or were refused. "
             "`Run.participants` in Python returns all of them."
         )
-    if is_new:
-        yield found.explanation
-    if found.is_explained:
-        yield from _client_remarks(found)
-    yield from found.notes
-
-
-def _client_remarks(found: Audit) -> Iterator[str]:
     for one in found.participants[:MOST_LINES]:
-        said = [text for text in (one.remark, *one.moved) if text]
+        why = one.why
+        said = why.answer() if why.refusal is not None else reasons(why)
         if said:
-            yield f"Client {client_cell(one.client, one.name).text}: {'; '.join(said)}."
+            yield f"{client_cell(one.client, why.name).text}: {said}"
+    yield from found.notes
+    if details:
+        yield from found.parameters
 
 
 def _table(title: str) -> _FittingTable:

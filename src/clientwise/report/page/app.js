@@ -1,5 +1,5 @@
-// Renders documents (see report/page_json.py): titles, tables and Plotly charts, on a live page or
-// in a report file. Everything that comes from data goes in as text, never as markup.
+// Renders a report file (see report/output/page_json.py): titles, tables and Plotly charts. Everything
+// that comes from data goes in as text, never as markup.
 
 const PHONE = matchMedia("(max-width: 640px)");
 const DARK = matchMedia("(prefers-color-scheme: dark)");
@@ -45,71 +45,7 @@ function keepingFocus(work) {
 
 const linkTo = (href) => href && document.querySelector(`a[href="${CSS.escape(href)}"]`);
 
-// --------------------------------------------------------------------- where documents come from
-
-class Refusal extends Error {} // the server answered, and said no
-
-/** What a refusal says; any other error means that there was no answer. */
-const reasonOf = (error, noAnswer) => (error instanceof Refusal ? error.message : noAnswer);
-
-async function getJson(url) {
-  const answer = await fetch(url, { signal: AbortSignal.timeout(60_000) });
-  const content = await answer.json();
-  if (!answer.ok) throw new Refusal(content.error);
-  return content;
-}
-
-/** A report file: everything is in the page. */
-function fileSource(content) {
-  let unpacking = null;
-  const carried = () => unpacking ??= unpacked(byId("audits").textContent);
-  return {
-    live: false,
-    document: async () => content,
-    isComparison: content.isComparison,
-    seed: async (seed) => {
-      const found = (await carried()).seed?.[seed];
-      if (found) return found;
-      throw new Refusal(`Seed ${seed} is not in this file; \`clientwise serve\` has all seeds.`);
-    },
-    audit: async ({ kind, method, seed, number, run }) => {
-      const key = [method, seed, number].join("|");
-      const found = (await carried())[kind]?.[run ? `${run}|${key}` : key];
-      if (found) return found;
-      throw new Refusal("This audit is not in this file; `clientwise serve` has all audits.");
-    },
-  };
-}
-
-const isServed = location.protocol !== "file:";
-const query = new URLSearchParams(location.search);
-if (isServed && query.has("token")) { // it is in a cookie now: keep it out of bookmarks and shared links
-  query.delete("token");
-  const rest = query.size ? `?${query}` : "";
-  history.replaceState(null, "", `${location.pathname}${rest}${location.hash}`);
-}
-
-/** A server: the API has the same paths as the pages. */
-function serverSource() {
-  const path = location.pathname.replace(/\/$/, "");
-  const api = `/api${path || "/list"}`;
-  const run = path.startsWith("/runs/") ? path.slice("/runs/".length) : null;
-  const search = query.size ? `?${query}` : "";
-  return {
-    live: true,
-    isList: !path,
-    isComparison: path === "/compare",
-    document: () => getJson(api + search),
-    version: () => getJson(`${api}/version${search}`),
-    seed: (seed) => getJson(`${api}/seed?${new URLSearchParams([...query, ["seed", seed]])}`),
-    audit: async ({ kind, method, seed, number, run: named }) => {
-      const id = named ? encodeURIComponent(named) : run;
-      if (!id) throw new Refusal("Open the run itself to see this audit.");
-      const wanted = new URLSearchParams({ method, seed, [kind]: number });
-      return getJson(`/api/runs/${id}/${kind}?${wanted}`);
-    },
-  };
-}
+// ------------------------------------------------------------------------ what the page carries
 
 /** The audits that a report file carries: JSON, compressed, in letters. */
 async function unpacked(letters) {
@@ -118,10 +54,19 @@ async function unpacked(letters) {
   return new Response(plain).json();
 }
 
-const embedded = byId("document");
-const source = embedded ? fileSource(JSON.parse(embedded.textContent)) : serverSource();
+const report = JSON.parse(byId("document").textContent);
+let carried = null;
+/** What the page shows when one asks for it: audits, and other seeds. */
+const onRequest = () => carried ??= unpacked(byId("audits").textContent);
 
-// ------------------------------------------------------------------------- links to audits, runs
+async function auditOf({ kind, method, seed, number, run }) {
+  const key = [method, seed, number].join("|");
+  const missing = "This file has the last round and rounds with refusals; `clientwise show --round` has all.";
+  return (await onRequest())[kind]?.[run ? `${run}|${key}` : key]
+    ?? { title: "No audit", lead: [missing], sections: [] };
+}
+
+// ------------------------------------------------------------------------- links to audits
 
 /** The address that opens what a cell or a point refers to; null where it refers to nothing. */
 function addressOf(open) {
@@ -130,7 +75,7 @@ function addressOf(open) {
   if (!kind) return null;
   const { method, seed, run, [kind]: number } = open[kind];
   const parts = [kind, method, seed, number];
-  if (run && source.isComparison) parts.push(run);
+  if (run && report.isComparison) parts.push(run);
   return `#${parts.map(encodeURIComponent).join("/")}`;
 }
 
@@ -181,15 +126,10 @@ function sorted(rows, sort) {
   });
 }
 
-const chosen = new Set(); // runs picked for comparison, on the list of runs
-
-/** The page of a run that a cell leads to: nothing else is linked to. */
-const runAddress = (cell) => (isServed && cell?.href?.startsWith("/runs/") ? cell.href : null);
-
 function cellElement(cell, column, index, isBest) {
   const kind = [column.numeric && "numeric", isBest && "best"].filter(Boolean).join(" ");
   const made = element(index ? "td" : "th", { class: kind || null, scope: index ? null : "row" });
-  const address = runAddress(cell) ?? addressOf(cell?.open);
+  const address = addressOf(cell?.open);
   made.append(address ? element("a", { href: address }, textOf(cell)) : textOf(cell));
   return made;
 }
@@ -197,28 +137,7 @@ function cellElement(cell, column, index, isBest) {
 function rowElement(row, columns, best = []) {
   const cells = columns.map((column, index) =>
     cellElement(row[index], column, index, best.includes(index)));
-  const made = element("tr", {}, ...cells);
-  const run = row[0]?.value;
-  if (source.isList && runAddress(row[0])) {
-    const box = element("input", { type: "checkbox", "aria-label": `Compare ${run}` });
-    box.checked = chosen.has(run);
-    box.addEventListener("change", () => {
-      chosen[box.checked ? "add" : "delete"](run);
-      showComparison();
-    });
-    made.firstElementChild.prepend(box);
-  }
-  return made;
-}
-
-/** The link to the comparison of the runs that are ticked. */
-function showComparison() {
-  const link = element("a", { class: "button" });
-  const bar = byId("compare") ?? element("p", { class: "compare", id: "compare" }, link);
-  if (!bar.isConnected) byId("sections").after(bar);
-  bar.hidden = chosen.size < 2;
-  bar.firstChild.href = `/compare?${new URLSearchParams([...chosen].map((id) => ["run", id]))}`;
-  bar.firstChild.textContent = `Compare ${chosen.size} runs`;
+  return element("tr", {}, ...cells);
 }
 
 /** Only what scrolls needs a stop for the keyboard, and says on which side there is more. */
@@ -324,12 +243,6 @@ function makeTable(level) {
 }
 
 // ---------------------------------------------------------------------------------------- charts
-
-/** Plotly's script comes after this one, and is large. */
-const plotlyReady = new Promise((resolve) => {
-  if (window.Plotly) resolve();
-  else byId("plotly").addEventListener("load", resolve);
-});
 
 let printing = false;
 
@@ -502,7 +415,6 @@ function makeChart(level, prefix) {
   function draw(width) {
     stale = false;
     queue = queue.then(async () => {
-      await plotlyReady;
       if (!plot.isConnected) return;
       const look = theme();
       drawnWidth = plot.clientWidth;
@@ -650,7 +562,7 @@ const redrawAll = (width) => Promise.all([...charts.values()].map((chart) => cha
 
 DARK.addEventListener("change", () => {
   redrawAll();
-  drawCurve(byId("curve"), shownContent?.curve);
+  drawCurve(byId("curve"), report.curve);
 });
 addEventListener("beforeprint", () => {
   printing = true;
@@ -833,13 +745,8 @@ let opener = null; // the link that opened the dialog
 let opened = null; // the hash it shows
 
 async function showAudit(target, hash) {
-  try {
-    const content = await source.audit(target);
-    if (opened === hash) auditPage.show(content);
-  } catch (error) {
-    const reason = reasonOf(error, "The server does not answer; close this and try again.");
-    if (opened === hash) auditPage.show({ title: "No audit", lead: [reason], sections: [] });
-  }
+  const content = await auditOf(target);
+  if (opened === hash) auditPage.show(content);
 }
 
 /** The hash says what is open, so that an audit can be shared, and the back button closes it. */
@@ -883,7 +790,7 @@ dialog.addEventListener("close", () => {
     if (openDepth > 0) history.go(-openDepth);
     else history.replaceState(null, "", location.pathname + location.search);
   }
-  // The browser gives the focus back to the opener, unless a live table has replaced it meanwhile.
+  // The browser gives the focus back to the opener, unless another seed has replaced it meanwhile.
   const heir = opener?.isConnected ? opener : linkTo(opener?.getAttribute("href"));
   heir?.focus({ preventScroll: true });
   opener = null;
@@ -892,119 +799,31 @@ dialog.addEventListener("close", () => {
 // -------------------------------------------------------------------------------------- the page
 
 const page = makePage("", 2, "s-");
-let shownContent = null; // the document, before another seed was chosen
 let chosenSeed = null;
 
 async function chooseSeed(seed) {
   chosenSeed = seed;
-  await show(shownContent);
+  await show();
 }
 
-/** The document with the sections of the chosen seed, where they show only one. */
-async function withChosenSeed(content) {
-  const others = content.seeds?.slice(1) ?? [];
-  if (!others.includes(chosenSeed)) return content;
-  try {
-    const { sections } = await source.seed(chosenSeed);
-    const own = new Map(sections.map((section) => [section.id, section]));
-    const merge = (section) => own.get(section.id) ?? section;
-    return { ...content, sections: content.sections.map(merge) };
-  } catch (error) {
-    chosenSeed = null;
-    showTrouble(reasonOf(error, "The server does not answer; choose the seed again."));
-    return content;
-  }
+/** The report with the sections of the chosen seed, where they show only one. */
+async function withChosenSeed() {
+  const found = chosenSeed === null ? null : (await onRequest()).seed?.[chosenSeed];
+  const own = new Map(found?.sections.map((section) => [section.id, section]));
+  return report.sections.map((section) => own.get(section.id) ?? section);
 }
 
-function showStatus({ state, status }) {
-  const line = byId("status");
-  line.hidden = !status;
-  line.dataset.state = state ?? "";
-  if (line.textContent !== status) line.textContent = status ?? "";
-  announce(state, status);
-}
-
-let announced = { state: null, time: 0 };
-/** Tell screen readers too, but not every second. */
-function announce(state, status) {
-  if (state === announced.state && performance.now() - announced.time < 15_000) return;
-  if (byId("announcement").textContent !== status) byId("announcement").textContent = status ?? "";
-  announced = { state, time: performance.now() };
-}
-
-function showTrouble(text) {
-  byId("trouble").hidden = !text;
-  if (byId("trouble").textContent !== text) byId("trouble").textContent = text;
-}
-
-async function show(given) {
+async function show() {
   const turn = show.turn = (show.turn ?? 0) + 1;
-  shownContent = given;
-  const content = await withChosenSeed(given);
-  if (turn !== show.turn) return; // another was asked for meanwhile
-  seeds = given.seeds ?? [];
-  document.title = `${content.title} · clientwise`;
-  page.show(content);
-  showContents(content.sections);
-  const state = content.state ? `${content.state}, ${content.rounds} rounds` : "";
-  const status = content.status ?? state;
-  showStatus({ state: content.state, status });
+  const sections = await withChosenSeed();
+  if (turn !== show.turn) return; // another was chosen meanwhile
+  seeds = report.seeds ?? [];
+  document.title = `${report.title} · clientwise`;
+  page.show({ ...report, sections });
+  showContents(sections);
+  byId("status").hidden = !report.state;
+  byId("status").dataset.state = report.state ?? "";
+  byId("status").textContent = `${report.state}, ${report.rounds} rounds`;
 }
 
-const sleep = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
-
-async function untilVisible() {
-  while (document.hidden) {
-    await new Promise((resolve) => {
-      document.addEventListener("visibilitychange", resolve, { once: true });
-    });
-  }
-}
-
-/** Show the document, and again whenever its version changes. */
-async function followDocument() {
-  let version = null, failures = 0;
-  for (;;) {
-    const began = performance.now();
-    let pause = 1000;
-    try {
-      const standing = version === null ? null : await source.version();
-      if (standing) showStatus(standing);
-      if (standing?.version !== version || version === null) {
-        const content = await source.document();
-        version = content.version;
-        await show(content);
-        // The audit of a client grows with the run.
-        if (opened?.startsWith("#client/")) showAudit(targetOf(opened), opened);
-        else if (!opened) followHash();
-      }
-      showTrouble("");
-      failures = 0;
-      // A large run is not to keep the server busy, which knows when there can be something new.
-      pause = Math.max(1000, 1000 * (standing?.again ?? 0), 4 * (performance.now() - began));
-    } catch (error) {
-      failures += 1;
-      if (error instanceof Refusal) {
-        const nothing = { title: "This cannot be shown", lead: [error.message], sections: [] };
-        if (version === null) await show(nothing);
-        else showTrouble(error.message);
-        pause = 3000;
-      } else {
-        showTrouble("The server does not answer; trying again.");
-        pause = Math.min(1000 * failures, 5000);
-      }
-    }
-    await sleep(pause);
-    await untilVisible();
-  }
-}
-
-if (source.live) {
-  byId("brand").href = "/";
-  followDocument();
-} else {
-  source.document().then(async (content) => {
-    await show(content);
-    followHash();
-  });
-}
+show().then(followHash);

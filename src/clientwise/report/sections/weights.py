@@ -146,10 +146,10 @@ def _last_round(one: Series) -> list[Chart | Table]:
     found = audit(one.run, one.method, one.seed, last, notable=True)
     title = f"{one.label}: round {last}, seed {one.seed}"
     steps = steps_charts(found, title, f"steps-{one.label}")
-    note = found.explanation
+    note = ""
     if len(found.participants) < found.num_participants:
         shown = f"{len(found.participants):,} of {found.num_participants:,} participants"
-        note += f" {shown}: those with the largest weights, or farthest from an equal weight."
+        note = f"{shown}: those with the largest weights, or farthest from an equal share."
         note += " The audit of the round lists all of them."
     details = audit_table(found, title, f"audit-{one.label}", note)
     return [*steps, details] if details.rows else [*steps]

@@ -1,1 +1,0 @@
-"""The signed record: chain, verification, receipts of clients, time stamps, keys."""

@@ -1,0 +1,278 @@
+"""The stated cause of a weight is the real one: ten clients with a known cause, in one run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import clientwise as cw
+from clientwise.report.audit.explanation import Explanation, explain
+from clientwise.report.audit.pages import audit_round
+from clientwise.report.audit.why import why
+from clientwise.report.document import Table
+from clientwise.report.series import series_of
+from clientwise.report.views import headline
+
+SEED = 3
+ROUNDS = 6
+TURNS = 5  # the round in which the sleeper turns hostile
+CAP = 0.12
+CLEAN = ("clean 1", "clean 2", "clean 3")
+HONEST = (*CLEAN, "copied", "rare class", "tiny")
+ATTACKS: dict[str, Any] = {
+    "mislabelled": {"attack": "wrong_labels"},
+    "inverted": {"attack": "sign_flip"},
+    "scaled": {"attack": {"name": "scaling", "factor": 10.0}},
+    "copy": {"attack": {"name": "mimic", "place": 0}},  # of the first honest client
+    "sleeper": {"attack": {"name": "sign_flip", "strength": 2.0}, "from_round": TURNS},
+    "broken": {"attack": "broken"},
+}
+SIZES = {"tiny": 10, "rare class": 50, "clean 3": 180}
+RARE = 9  # a class that one client alone has
+
+
+def clients() -> tuple[dict[str, Any], Any]:
+    """Digits for every client, and 500 held-out ones, which have all classes."""
+    x, y = load_digits(return_X_y=True)
+    x = x / 16
+    order = numpy.random.default_rng(1).permutation(len(y))
+    held_out, rest = order[:500], order[500:]
+    common = iter(rest[y[rest] != RARE])
+    found = {}
+    for name in ("copied", *CLEAN, *ATTACKS, "rare class", "tiny"):
+        rows = [next(common) for _ in range(SIZES.get(name, 90))]
+        if name == "rare class":
+            rows += [*rest[y[rest] == RARE][:40]]
+        found[name] = (x[rows], y[rows])
+    return found, (x[held_out], y[held_out])
+
+
+@pytest.fixture(scope="module")
+def run() -> cw.Run:
+    own, held_out = clients()
+    hostile = [{"clients": [name], **attack} for name, attack in ATTACKS.items()]
+    torch.manual_seed(3)
+    capped = {"name": "capped", "criteria": ["dataset_size"], "bounds": {"cap": CAP}}
+    return cw.fit(
+        torch.nn.Linear(64, 10),
+        own,
+        held_out=held_out,
+        rounds=ROUNDS,
+        methods=["Recommended", capped],
+        hostile=hostile,
+        seeds=[SEED],
+        epochs=4,
+        batch_size=100,  # every client takes as many steps
+        learning_rate=0.3,
+    )
+
+
+def of(run: cw.Run, client: str, round_num: int, method: str = "Recommended") -> Explanation:
+    found = why(run, client, method, SEED, round_num)
+    assert found is not None
+    return found
+
+
+def every(run: cw.Run) -> Iterator[Explanation]:
+    for method in run.methods:
+        for round_num in range(1, ROUNDS + 1):
+            yield from explain(run, method, SEED, round_num)
+
+
+@pytest.mark.parametrize("client", ["mislabelled", "inverted"])
+def test_a_client_with_harmful_updates(run: cw.Run, client: str) -> None:
+    rounds = [of(run, client, number) for number in range(1, ROUNDS + 1)]
+    worst = max((one for one in rounds if one.is_harmful), key=lambda one: one.evidence.z)
+    assert (worst.cause, worst.is_hostile) == ("evidence", True)
+    evidence = worst.evidence
+    assert evidence is not None
+    assert evidence.harm is not None
+    assert evidence.error is not None
+    assert evidence.change is not None
+    assert evidence.harm > 2 * evidence.error  # the same as the record holds
+    row = next(
+        row for row in run.participants("Recommended", SEED, worst.round_num) if row.name == client
+    )
+    assert (evidence.harm, evidence.error, evidence.z) == (row.harm, row.harm_error, row.z)
+    assert evidence.change == run.round("Recommended", SEED, worst.round_num).held_out_change
+    assert evidence.harm > 0.1 * abs(evidence.change)  # the margin
+    assert "its update would raise the held-out loss by" in worst.by_evidence()
+    assert "The client is hostile" in worst.known_facts()
+    # Later it is lowered by evidence of earlier rounds, and is not said to harm now.
+    last = rounds[-1]
+    assert last.cause in ("past evidence", "clipping")
+    assert (last.is_significant, last.is_harmful) == (False, False)
+    assert last.evidence is not None
+    assert last.evidence.since is not None
+    assert last.evidence.last is not None
+    assert last.lost > 0.5
+    text = last.by_evidence()
+    assert (
+        f"(since round {last.evidence.since}). It was last significant in round {last.evidence.last}:"
+        in text
+    )
+    assert "would have raised the held-out loss" in text
+    assert f"In round {ROUNDS}, it is not significant." in text
+    assert "would raise" not in text
+
+
+def test_a_client_whose_updates_are_ten_times_too_long(run: cw.Run) -> None:
+    found = of(run, "scaled", ROUNDS)
+    assert (found.cause, found.is_lowered, found.is_hostile) == ("clipping", False, True)
+    assert found.clipped is not None
+    assert found.clipped < 0.3
+    assert found.share == pytest.approx(found.weight * found.clipped)
+    assert f"shortens the update to {found.clipped:.1%} of its length" in found.by_rule()
+
+
+def test_a_copy_and_the_copied_client_share_a_weight_and_neither_is_said_to_harm(
+    run: cw.Run,
+) -> None:
+    for name in ("copy", "copied"):
+        found = of(run, name, ROUNDS)
+        assert (found.copies, found.cause, found.is_lowered) == (2, "copies", False)
+        assert found.by_copies() == (
+            "Another client sent almost the same update: together they count as one."
+        )
+        assert found.lost == 0
+    others = [
+        one
+        for one in explain(run, "Recommended", SEED, ROUNDS)
+        if one.name not in ("copy", "copied")
+    ]
+    assert {one.copies for one in others} == {1}
+
+
+def test_a_sleeper_is_honest_until_it_turns_against_its_past(run: cw.Run) -> None:
+    before = of(run, "sleeper", TURNS - 1)
+    assert (before.is_lowered, before.is_significant) == (False, False)
+    after = of(run, "sleeper", TURNS)
+    assert after.evidence is not None
+    assert (after.cause, after.evidence.witness, after.evidence.since) == (
+        "evidence",
+        "past",
+        TURNS,
+    )
+    assert not after.is_harmful
+    assert "its update points against its own earlier updates" in after.by_evidence()
+    assert "raise" not in after.by_evidence()
+
+
+def test_a_client_with_a_rare_class_is_not_said_to_harm(run: cw.Run) -> None:
+    found = of(run, "rare class", ROUNDS)
+    assert (found.is_lowered, found.is_significant) == (False, False)
+    assert found.cause in ("other clients", "clipping")
+    assert found.weight is not None
+    assert found.weight >= found.prior
+
+
+def test_a_tiny_client_has_its_small_weight_by_the_criterion(run: cw.Run) -> None:
+    found = of(run, "tiny", ROUNDS)
+    (size,) = found.criteria
+    assert (found.cause, size.name, size.is_constant) == ("criteria", "dataset_size", False)
+    assert size.value < size.mean / 5
+    assert found.prior < found.equal_share / 5
+    assert f"dataset_size {size.value:g} (mean {size.mean:.4g})" in found.by_criteria()
+    assert not found.is_lowered
+
+
+def test_clean_clients_among_clean_ones_are_never_said_to_harm(run: cw.Run) -> None:
+    for one in every(run):
+        if one.name in HONEST:
+            assert not one.is_harmful, one
+            assert not one.is_lowered, one
+            assert "raise the" not in one.by_evidence()
+    last = of(run, "clean 1", ROUNDS)
+    assert last.cause in ("other clients", "nothing")
+
+
+def test_an_update_of_nan_is_refused(run: cw.Run) -> None:
+    found = of(run, "broken", ROUNDS)
+    assert (found.cause, found.refusal, found.share) == ("refused", "model has NaN or Inf", None)
+    assert found.evidence is None
+    assert run.why("broken", "Recommended").splitlines() == [
+        f"Recommended, seed {SEED}: broken has no part in round {ROUNDS}'s model: its update was refused "
+        "(model has NaN or Inf).",
+        f"  The client is hostile (broken). Refused in {ROUNDS} of {ROUNDS} rounds: model has NaN or Inf.",
+    ]
+
+
+def test_a_weight_is_lowered_by_the_cap(run: cw.Run) -> None:
+    found = of(run, "clean 3", ROUNDS, "capped")
+    assert found.bound is not None
+    assert (found.cause, found.bound.kind, found.bound.limit) == ("bounds", "cap", CAP)
+    assert found.share == pytest.approx(CAP)
+    assert found.by_bounds() == f"The cap of 12% lowers the weight from {found.prior:.1%}."
+
+
+def test_every_sentence_agrees_with_its_fields(run: cw.Run) -> None:
+    for one in every(run):
+        if one.refusal is not None:
+            continue
+        assert f"has {one.share:.1%} of round {one.round_num}'s model" in one.answer()
+        assert one.answer().endswith(f"an equal share is {1 / 11:.1%}.")
+        text = one.by_evidence()
+        assert ("would raise" in text) == one.is_harmful
+        assert ("lowers the weight" in text) == one.is_lowered
+        assert not ("raises this weight" in text and one.evidence.after < one.evidence.before)
+        assert not one.is_harmful or f"{abs(one.evidence.change):.2g}" in text
+        assert ("The client is honest." in one.known_facts()) == (
+            one.is_lowered and not one.is_hostile
+        )
+
+
+def test_why_has_the_answer_first_six_lines_and_parameters_on_request(run: cw.Run) -> None:
+    for client in [*ATTACKS, *HONEST]:
+        for method in run.methods:
+            one = of(run, client, ROUNDS, method)
+            text = run.why(client, method)
+            lines = text.splitlines()
+            assert lines[0] == f"{method}, seed {SEED}: {one.answer()}"
+            assert len(lines) <= 6
+            assert text.startswith(lines[0])
+            assert not re.search("prior|z =|influence|threshold|slack", text)
+            for said in (one.by_criteria(), one.by_evidence(), *one.moves(), one.known_facts()):
+                assert said in text
+    more = run.why("inverted", "Recommended", details=True)
+    assert more.startswith(run.why("inverted", "Recommended"))
+    assert "Evidence: significance (threshold 4.0, slack 2.0" in more
+
+
+def test_the_conclusion_counts_hostile_clients_among_those_that_lost_weight(run: cw.Run) -> None:
+    (line,) = [text for text in headline(series_of([run])) if "Evidence took" in text]
+    lost = {one.name for one in explain(run, "Recommended", SEED, ROUNDS) if one.lost > 0.5}
+    assert lost >= {"inverted", "mislabelled", "sleeper"}
+    assert lost.isdisjoint(HONEST)
+    assert f"{len(lost)} of the {len(lost)} clients that lost weight were hostile" in line
+
+
+def test_the_page_marks_hostile_clients_and_gives_the_reason_in_a_few_words(run: cw.Run) -> None:
+    _, table, *_ = audit_round(run, "Recommended", SEED, ROUNDS).sections[0].items
+    assert isinstance(table, Table)
+    reasons = {row[0].numbers["name"]: str(row[1]) for row in table.rows}
+    assert reasons.keys() == {*ATTACKS, *HONEST}
+    for name, text in reasons.items():
+        assert ("hostile" in text) == (name in ATTACKS)
+        assert len(text.split(";")[0].split()) <= 7
+    inverted = of(run, "inverted", ROUNDS).evidence
+    assert inverted is not None
+    assert reasons["inverted"] == f"harmful until round {inverted.last}; hostile (sign_flip)"
+    assert reasons["copied"] == "copy of 1 other client"
+    assert reasons["broken"] == "refused: model has NaN or Inf; hostile (broken)"
+    assert reasons["tiny"].startswith("dataset_size ")
+    assert "points against its own past" in reasons["sleeper"]
+
+
+def test_an_honest_client_that_loses_weight_is_shown_as_honest(run: cw.Run) -> None:
+    lowered = replace(of(run, "inverted", ROUNDS), attack=None)
+    assert lowered.simulated_as == "honest"
+    assert lowered.known_facts() == "The client is honest."
+    assert replace(lowered, is_simulated=False).known_facts() == ""
+    assert of(run, "clean 1", ROUNDS).simulated_as == ""
