@@ -154,7 +154,8 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
     assert run.weights.columns.tolist() == [1, 2]
     assert run.weights.sum().round(9).eq(1).all()
     text = run.why("south")
-    share = run.weights.loc["south", 2]
+    rows = run.frame("weights").set_index(["name", "round"])
+    share = rows.loc[("south", 2), "influence"]
     answer, criteria, *_ = text.splitlines()
     assert answer == f"south has {share:.1%} of round 2's model; an equal share is 33.3%."
     assert "dataset_size 70 " in criteria
