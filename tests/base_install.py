@@ -114,10 +114,10 @@ def with_extras(folder: Path) -> None:
     run = cw.Run(folder)
     attempt("report figure", run.figure)
     attempt("report command", lambda: command("report", "run", "--figures", "pdf"))
-    attempt("tables frame", lambda: run.frame("rounds"))
+    assert len(run.frame("rounds")) == 4  # two methods
     Path("rows.csv").write_text("a,y\n" + "1,x\n2,y\n" * 20, encoding="utf-8")
     csv = write("csv.toml", 'data = { name = "table", files = "rows.csv", target = "y" }\n')
-    attempt("tables csv", lambda: command("check", csv))
+    command("check", csv)
     Path("rows.parquet").write_bytes(b"PAR1")
     parquet = write("pq.toml", 'data = { name = "table", files = "rows.parquet", target = "y" }\n')
     attempt("parquet table", lambda: command("check", parquet))

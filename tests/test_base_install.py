@@ -1,4 +1,4 @@
-"""`pip install clientwise` brings nine packages. What needs others says in one line what to install."""
+"""`pip install clientwise` brings ten packages. What needs others says in one line what to install."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 ATTEMPTS = [
     "report figure",
     "report command",
-    "tables frame",
-    "tables csv",
     "parquet table",
     "images picture",
     "datasets digits",
@@ -61,8 +59,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
         for package, owners in metadata.packages_distributions().items()
         if not {owner.lower().replace("_", "-") for owner in owners} & {*base, "clientwise"}
     ]
-    assert {"pandas", "matplotlib", "sklearn", "PIL", "flwr"} <= set(packages)
-    assert not {"numpy", "torch", "pydantic"} & set(packages)
+    assert {"pyarrow", "matplotlib", "sklearn", "PIL", "flwr"} <= set(packages)
+    assert not {"numpy", "pandas", "torch", "pydantic"} & set(packages)
     program = [sys.executable, str(Path(__file__).with_name("base_install.py"))]
     folder = tmp_path_factory.mktemp("base")
     done = subprocess.run(

@@ -143,13 +143,6 @@ def test_a_sample_of_clients_is_compared_with_all(
     assert "20" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_large_table_is_trained_on() -> None:
-    done = run_script("large_table.py", "--gigabytes", "0.001", "--rounds", "1")
-    assert "MiB of memory; metric of the last round 0." in done.stdout
-
-
 def test_the_quick_benchmark_fails_below_its_floor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,9 +73,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for config in blocks("data.md", "toml"):
         cw.load(tomllib.loads(config) | {"name": "page", "rounds": 1, "model": "linear"})
-    drawn, own, _ = blocks(
-        "data.md", "python"
-    )  # the third needs flwr-datasets: tests/data/test_federated.py
+    drawn, own = blocks("data.md", "python")
     monkeypatch.chdir(tmp_path)
     exec(
         f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.data.values())) == 3 and run.finished",

@@ -26,6 +26,8 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
+    RandomSampler,
+    Sampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -64,6 +66,17 @@ class Rows(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._sample(index)
+
+
+class Batches(Sampler[list[int]]):
+    """Two batches of the first samples."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        yield [0, 1]
+        yield [1, 2]
+
+    def __len__(self) -> int:
+        return 2
 
 
 class Stream(IterableDataset[Any]):
@@ -144,7 +157,7 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
     share = run.weights.loc["south", 2]
     answer, criteria, *_ = text.splitlines()
     assert answer == f"south has {share:.1%} of round 2's model; an equal share is 33.3%."
-    assert "dataset_size 56 " in criteria  # 70, a fifth of which is its test set
+    assert "dataset_size 70 " in criteria
     details = run.why("south", details=True)
     assert details.startswith(text)
     assert "Score: prioritized. Criteria: dataset_size." in details
@@ -318,6 +331,44 @@ def test_samples_that_are_given_are_used_and_others_set_apart(
     assert capsys.readouterr().err == ""  # nobody watches
 
 
+def train_and_test_sizes(run: cw.Run) -> list[tuple[int, int]]:
+    return [(one.num_train, one.num_test) for one in run.clients(1)]
+
+
+def test_clients_train_on_all_samples_where_test_is_given(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """What a reader reads are the numbers that were given; results of clients are said to be missing."""
+    given: dict[str, Any] = {"held_out": part(50), "test": part(80), **QUICK}
+    methods = ["FedAvg", "Recommended"]
+    run = cw.fit(
+        net(), sites(), out=tmp_path / "run", methods=methods, seeds=[1, 2], progress=True, **given
+    )
+    said = capsys.readouterr().err
+    assert "Clients train on all their other samples and have no test sets of their own." in said
+    assert train_and_test_sizes(run) == [(60, 0), (70, 0), (80, 0)]
+    assert "dataset_size 80 (claimed)." in run.why("west", "Recommended")
+    assert run.client_metrics("FedAvg") == []
+    text = str(overview([run]))
+    assert "No client has results on test data of its own." in text
+    assert "worst client" not in text
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"evaluation": {"test_fraction": 0.2}},
+        {"evaluation": {"clients_every": 2}},
+        {"server_set": {"source": "clients"}},
+        {"server_set": {"fraction": 0.0}, "keep": "best"},
+    ],
+    ids=str,
+)
+def test_clients_keep_test_sets_that_something_needs(asked: dict[str, Any]) -> None:
+    run = cw.fit(net(), sites(), test=part(80), **QUICK, **asked)
+    assert all(test > 0 for _, test in train_and_test_sizes(run))
+
+
 def test_the_split_follows_the_seed() -> None:
     found = [cw.fit(net, sites(), seeds=[seed], **QUICK).data for seed in (1, 1, 2)]
     assert found[0] == found[1]
@@ -341,6 +392,7 @@ def test_a_temporary_folder_is_removed_at_exit(tmp_path: Path) -> None:
 
 X, Y = part(60)
 GOOD = (X, Y)
+FRAME, SERIES = pandas.DataFrame(X.numpy()), pandas.Series(Y.numpy())
 LABELS = (X[:, :3] > 0).float()
 IMAGES = torch.randn(60, 1, 6, 6, generator=torch.Generator().manual_seed(1))
 MASKS = (IMAGES[:, 0] > 0).long() + (IMAGES[:, 0] > 1)
@@ -707,6 +759,14 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [frame(40)] * 2, "target": ["y"]},
         r"target = \['y'\]: must be the name of one column",
     ),
+    "a frame and a series of other rows": (
+        {"clients": [(FRAME, SERIES.sort_index(ascending=False))] * 2},
+        r"client 0: its inputs and targets have other indexes: pass targets.loc\[inputs.index\]",
+    ),
+    "a frame and a series of unknown rows": (
+        {"clients": [(FRAME, SERIES), (FRAME, SERIES.set_axis(range(7, 67)))]},
+        r"client 1: its inputs and targets have other indexes: pass .to_numpy\(\) of both",
+    ),
     "words and numbers": (
         {"clients": {"north": frame(40), "south": frame(40).assign(a="x")}, "target": "y"},
         "column 'a' has words with south and numbers with north",
@@ -746,18 +806,29 @@ def test_mistakes_are_refused_in_one_line(mistake: str) -> None:
 
 
 def test_what_is_not_used_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """In one line for all loaders, and one for all datasets with random samples."""
     data = TensorDataset(*GOOD)
-    loader = DataLoader(
-        data, collate_fn=list, sampler=WeightedRandomSampler([1.0] * 60, num_samples=60)
-    )
-    drawn = Rows(lambda index: (X[index] + torch.randn(5), Y[index]), 60)
+    weighted = WeightedRandomSampler([1.0] * 60, num_samples=60)
+    clients = {
+        "north": DataLoader(data, collate_fn=list, sampler=weighted),
+        "south": Rows(lambda index: (X[index] + torch.randn(5), Y[index]), 60),
+        "coast": DataLoader(data, batch_sampler=Batches()),
+        "hills": DataLoader(data, sampler=RandomSampler(data, num_samples=9)),
+        "plain": DataLoader(data, batch_size=7, shuffle=True, drop_last=True),
+        "west": data,
+    }
     with caplog.at_level(logging.WARNING):
-        cw.fit(net(), {"north": loader, "south": drawn, "west": data}, **QUICK)
+        cw.fit(net(), clients, **QUICK)
     said = [one.getMessage() for one in caplog.records]
-    assert "warning: north: the collate_fn of its DataLoader is not used" in said[0]
-    assert "warning: north: the sampler of its DataLoader (WeightedRandomSampler)" in said[1]
-    assert "warning: south: samples differ each time they are read" in said[2]
-    assert not [text for text in said if "west" in text]
+    assert said[0].startswith("warning: north, coast, hills: of a DataLoader the dataset alone")
+    assert said[0].endswith(
+        "Not used: its batch_sampler (Batches), its collate_fn, its sampler (RandomSampler), "
+        "its sampler (WeightedRandomSampler)"
+    )
+    assert "warning: south: samples differ each time they are read" in said[1]
+    loaders = [text for text in said if "DataLoader" in text]
+    assert len(loaders) == 1
+    assert not [text for text in said if "west" in text or "plain" in text]
 
 
 def test_samples_that_are_used_twice_are_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -922,7 +993,7 @@ def test_columns_of_frames_are_doubted_with_given_held_out_samples(
     mixed = sheets.pop("held_out").assign(site=["NORTH", "SOUTH"] * 35, number=[0, 1] * 35)
     said = _said_of(sheets, caplog, held_out=mixed)
     assert "column 'pid': It has a different value in every row, like an identifier." in said
-    assert "column 'code': Alone it predicts 'y' with 100.0% accuracy" in said
+    assert "column 'code': Alone it predicts 'y' with 99.6% accuracy" in said
     assert "column 'site': It has one value with each client, like the client's name." in said
     assert "column 'number': It has one value with each client" in said
     assert "column 'age'" not in said

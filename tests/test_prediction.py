@@ -195,7 +195,7 @@ def test_all_problems_at_once_and_files_that_are_none(
             predictor.predict(path)
     with pytest.raises(DataError, match=r"absent\.csv: no such file$"):
         predictor.predict(tmp_path / "absent.csv")
-    with pytest.raises(DataError, match=r"rows are read from a file .csv"):
+    with pytest.raises(DataError, match=r"rows.xlsx: a table is a file .csv"):
         predictor.predict(tmp_path / "rows.xlsx")
     with pytest.raises(ClientwiseError, match="must be a pandas or polars frame"):
         predictor.predict(7)

@@ -81,6 +81,7 @@ class Kind:
             "epochs": 2,
             "batch_size": 20,
             "learning_rate": self.learning_rate,
+            "evaluation": {"test_fraction": 0.2},  # results of single clients, too
             "device": "cpu",
         }
 
@@ -345,7 +346,7 @@ def test_mape_weighs_and_scores_where_it_is_named(tmp_path: Path) -> None:
     """As up to 0.2.0, where it was the default."""
     given = KINDS["regression"].fitted | {"method": "AdaFed", "rounds": 1}
     runs = {
-        metric: cw.fit(**given, evaluation={"metric": metric}, out=tmp_path / metric)
+        metric: cw.fit(**given | {"evaluation": {"metric": metric}}, out=tmp_path / metric)
         for metric in ("mape", "rmse")
     }
     raw = {
@@ -356,7 +357,7 @@ def test_mape_weighs_and_scores_where_it_is_named(tmp_path: Path) -> None:
     assert "%" in str(runs["mape"])
     assert "%" not in str(runs["rmse"])
     with pytest.raises(ClientwiseError, match=r"evaluation.metric = 'mape' \(was 'rmse'\)"):
-        cw.fit(**given, evaluation={"metric": "mape"}, out=tmp_path / "rmse", resume=True)
+        cw.fit(**given | {"evaluation": {"metric": "mape"}}, out=tmp_path / "rmse", resume=True)
 
 
 # Frames of survival --------------------------------------------------------------------------------------------------

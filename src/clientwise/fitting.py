@@ -74,7 +74,8 @@ def fit(
         rounds: of federated learning.
         held_out: the server's own samples, by which it weighs the clients. By default
             `server_set.fraction` (a fifth) of all samples is set apart: one half to weigh by, one half to report on.
-        test: the samples to report on; or, by name, a test set for every client.
+        test: the samples to report on: clients then train on all of theirs, and have no test sets of their own;
+            `evaluation={"test_fraction": 0.2}` keeps a fifth. Or, by name, a test set for every client.
         target: of frames, the column to predict.
         ignore: of frames, columns that are left out.
         num_classes: of integer targets; by default the largest label plus one.
@@ -129,6 +130,7 @@ def fit(
         event=event,
         problem=problem,
     )
+    experiment = _without_tests_of_clients(experiment, own)
     lines = [_described(own), _scored(own, experiment)]
     data, said = _data(own, experiment)
     lines.append(said)
@@ -377,6 +379,30 @@ def _scored(own: OwnData, experiment: Experiment) -> str:
     return f"Metric: {problem.metric}{by}; {better} is better."
 
 
+def _without_tests_of_clients(experiment: Experiment, own: OwnData) -> Experiment:
+    """Clients train on all of their samples where the samples to report on are given.
+
+    Not where the config asks for test sets of the clients, or something is measured on them alone.
+    """
+    evaluation = experiment.evaluation
+    given = evaluation.model_fields_set
+    asked = {"test_fraction", "clients_sample"} & given
+    if "clients_every" in given and evaluation.clients_every:
+        asked.add("clients_every")
+    if own.report is None or asked or _measures_on_clients(experiment, own):
+        return experiment
+    changed = evaluation.model_copy(update={"test_fraction": 0.0, "clients_every": 0})
+    return experiment.model_copy(update={"evaluation": changed})
+
+
+def _measures_on_clients(experiment: Experiment, own: OwnData) -> bool:
+    """Whether weights, a search or the choice of a round need the clients' test sets."""
+    if experiment.server_set.source == "clients" or any(one.adjust for one in experiment.methods):
+        return True
+    chooses_round = experiment.keep == "best" or experiment.stop_early is not None
+    return chooses_round and own.held_out is None and not experiment.server_holds_samples
+
+
 def _data(own: OwnData, experiment: Experiment) -> tuple[FederatedData | Samples, str]:
     """The data as the run takes them, and what is set apart."""
     server = experiment.server_set
@@ -409,9 +435,10 @@ def _set_apart(own: OwnData, divided: OwnDivision, experiment: Experiment) -> st
     if not own.tests and experiment.evaluation.test_fraction:
         share = f"{experiment.evaluation.test_fraction:.0%}"
         apart.append(f"{share} of each client's other samples as its test set")
-    if not apart:
-        return "Set apart: nothing."
-    return f"Set apart, {by}: {', '.join(apart)}."
+    said = f"Set apart, {by}: {', '.join(apart)}." if apart else "Set apart: nothing."
+    if not own.tests and not experiment.clients_test:
+        said += " Clients train on all their other samples and have no test sets of their own."
+    return said
 
 
 def _temporary(name: str) -> Path:

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from .core.objective.problem import Problem, named_problem
-from .data.arrays import NamedInput, pack, read_block
+from .data.arrays import NamedInput, pack, read_blocks
+from .data.encoding import Encoding
 from .data.federated import Samples
-from .data.tables.encoder import Encoder
-from .data.tables.encoding import Encoding
-from .data.tables.new_rows import encode_rows, read_rows, remarks
+from .data.table import Encoder, encode_rows, read_rows, remarks
 from .engine.probes import with_input_type
-from .errors import ClientwiseError, needing
+from .errors import ClientwiseError
 from .experiment.config.parts import make, read_recorded
 from .limits import gigabytes, memory
 from .models.call import outputs_of
@@ -47,7 +46,7 @@ class Predictor(nn.Module):
         super().__init__()
         self.table = table
         self.problem = problem
-        self.encoder = Encoder(table)
+        self.encoder = Encoder(table.columns)
         self.network = network
         self.eval()
 
@@ -70,8 +69,7 @@ class Predictor(nn.Module):
             `prediction` and `probability of CLASS`. Regression: `prediction`, in the units of the
             training data. Survival: `risk`; a higher risk means an earlier event.
         """
-        with needing("tables", "predict"):
-            import pandas
+        import pandas
 
         if isinstance(rows, str | Path):
             source = str(rows)
@@ -131,7 +129,7 @@ def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ..
     parts: tuple[NamedInput, ...] = ()
     try:
         if isinstance(given, Dataset | DataLoader):
-            given, _ = read_block(given, "inputs")
+            ((given, _),) = read_blocks([("inputs", given)])
         if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "shape"):
             raise ValueError("a tuple of 2: pass the inputs alone, without targets")
         if isinstance(given, Mapping):

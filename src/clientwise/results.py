@@ -203,8 +203,7 @@ class Run(RunFolder):
         columns = self.columns(what)
         if library == "polars" and not find_spec(library):
             raise ClientwiseError("run.frame needs polars: pip install polars")
-        with needing("tables", "run.frame"):
-            return import_module(library).DataFrame(columns)
+        return import_module(library).DataFrame(columns)
 
     def figure(self, chart: str | None = None) -> Figure:
         """A chart of the report as a matplotlib figure, which you can change and save.

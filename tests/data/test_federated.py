@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-import clientwise as cw
 from clientwise.core.objective.problem import Classification
 from clientwise.data import fingerprints as digests
 from clientwise.data.datasets import digits
@@ -197,7 +196,7 @@ def test_torch_datasets_one_per_client() -> None:
     samples = digits(None)
     whole = TensorDataset(samples.inputs, samples.targets)
     train = [Squares(0, 4), Squares(10, 5)]
-    data = FederatedData.from_datasets(train, [Squares(0, 2), Squares(1, 3)], report=Squares(0, 6))
+    data = FederatedData.from_clients(train, [Squares(0, 2), Squares(1, 3)], report=Squares(0, 6))
     assert data.train.sizes.tolist() == [4, 5]
     assert data.samples.batch(data.train.indices[data.train.slice(1)])[:, 0].tolist() == [
         10,
@@ -208,40 +207,12 @@ def test_torch_datasets_one_per_client() -> None:
     ]
     assert data.train.targets[data.train.slice(1)].tolist() == [0, 1, 0, 1, 0]
     assert data.report.sizes.tolist() == [6]
-    digits_of = FederatedData.from_datasets(
+    digits_of = FederatedData.from_clients(
         [Subset(whole, range(30))], [Subset(whole, range(30, 40))], num_classes=10
     )
     assert digits_of.samples.inputs.dtype == torch.uint8
     with pytest.raises(ValueError, match="empty"):
-        FederatedData.from_datasets([Squares(0, 0)], [Squares(0, 1)])
-
-
-def test_partitions_of_flwr_datasets(tmp_path) -> None:
-    pytest.importorskip("flwr_datasets", reason="flwr-datasets is not installed")
-    from datasets import ClassLabel, Dataset, Features, Image
-    from flwr_datasets.partitioner import DirichletPartitioner
-    from PIL import Image as Pictures
-
-    samples = digits(None)
-    rows = {"image": [Pictures.fromarray(image[0].numpy()) for image in samples.inputs[:300]]}
-    whole = Dataset.from_dict(
-        rows | {"label": samples.targets[:300].tolist()},
-        Features({"image": Image(), "label": ClassLabel(10)}),
-    )
-    partitioner = DirichletPartitioner(num_partitions=3, partition_by="label", alpha=1.0, seed=1)
-    partitioner.dataset = whole
-    data = FederatedData.from_flwr_datasets(partitioner, report=whole.select(range(20)))
-    for client in range(3):
-        assert data.train.sizes[client] + data.test.sizes[client] == len(
-            partitioner.load_partition(client)
-        )
-    torch.testing.assert_close(
-        data.samples.batch(data.report.indices) * 255, samples.inputs[:20].float()
-    )
-    with pytest.raises(ValueError, match="no column \\['img'\\]"):
-        FederatedData.from_flwr_datasets(partitioner, inputs="img")
-    config = {"name": "flwr", "rounds": 1, "device": "cpu", "model": "linear"}
-    assert cw.Run(cw.run(config, tmp_path / "run", data=data)).finished
+        FederatedData.from_clients([Squares(0, 0)], [Squares(0, 1)])
 
 
 def test_samples_larger_than_memory_stay_on_disk(tmp_path) -> None:

@@ -133,9 +133,9 @@ def features(folder: Path) -> FederatedData:
 
 COMPUTED = {
     "exp of device speeds": (lognormal_devices, torch.Tensor, "exp"),
-    "deviations of a table": (own_table, torch.Tensor, "sqrt"),
-    "deviations by client": (partial(own_table, standardise="client"), torch.Tensor, "sqrt"),
-    "targets beside hostile ones": (some_ages, torch.Tensor, "sqrt"),
+    "deviations of a table": (own_table, numpy, "sqrt"),
+    "deviations by client": (partial(own_table, standardise="client"), numpy, "sqrt"),
+    "targets beside hostile ones": (some_ages, numpy, "sqrt"),
     "scaled diabetes": (diabetes, "sklearn.datasets", "load_diabetes"),
     "logarithms of air": (air, numpy, "log10"),
     "blurred cells": (cells, "scipy.ndimage", "gaussian_filter"),

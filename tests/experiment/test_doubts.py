@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pandas
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import clientwise as cw
+from clientwise.data.coverage import uncovered
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
@@ -247,7 +249,14 @@ def test_clean_tables_have_no_doubts(tmp_path: Path) -> None:
     [
         (site("west", 1, 3), r"1 of 3 clients in the data are left out, .*minimum\): west \(1\)"),
         (site("Nroth", 3, 3), r"'Nroth' \(3 samples\) and 'north' \(60\) are two clients"),
-        (site("west", 40, 3, 1000.0), r"column 'kg' of client 2 \(west\): median 6.*other units\?"),
+        (
+            site("west", 40, 3, 1000.0),
+            r"column 'kg' is about 6.* with client 2 \(west\), 7.* with the others. .*other units\?",
+        ),
+        (
+            site("west", 40, 3, 3.0),  # pounds
+            r"column 'kg' is about 2\d\d.* with client 2 \(west\), 7.* with the others",
+        ),
         (
             [("west", 70, 1, "Yes"), ("west", 71, 1, "no")],
             "'Yes' and 'yes' are two classes of 'ill'",
@@ -258,6 +267,83 @@ def test_a_doubt_about_a_table(rows: list[Any], said: str, tmp_path: Path) -> No
     assert re.search(
         said, warnings_of(sites(tmp_path, site("north", 60, 1) + site("south", 50, 2) + rows))
     )
+
+
+@pytest.mark.parametrize("is_table", [True, False])
+def test_units_of_two_clients_are_said_in_one_line(
+    is_table: bool, tmp_path: Path, caplog: Any
+) -> None:
+    """Of frames by the columns' names, of arrays by their numbers; columns near zero are in no units."""
+    held = {}
+    for seed, name in enumerate(["north", "south"]):
+        rows = pandas.DataFrame(block(60, seed)[0], columns=["kg", "dose", "b", "c"])
+        rows[["kg", "dose"]] = 70 + 10 * rows[["kg", "dose"]]
+        if name == "south":
+            rows["kg"] *= 1000
+            rows["dose"] /= 1000
+        held[name] = (rows, block(60, seed)[1])
+    if is_table:
+        held = {name: rows.assign(ill=labels) for name, (rows, labels) in held.items()}
+    run = cw.fit("linear", held, target="ill" if is_table else None, rounds=1, device="cpu")
+    (said,) = [text for text in run.warnings if "units" in text]
+    names = ("'kg'", "'dose'") if is_table else ("0", "1")
+    north, south = r"client 0 \(north\)", r"client 1 \(south\)"
+    kg = rf"column {names[0]} is about \d\.\d+e\+04 with {south}, \d\d\.\d+ with {north}"
+    dose = rf"column {names[1]} is about \d\d\.\d+ with {north}, 0\.\d+ with {south}"
+    assert re.fullmatch(rf"{kg}; {dose}\. Are these in other units\?", said), said
+
+
+# What the held-out samples lack -------------------------------------------------------------------------------------
+
+
+def test_classes_that_the_held_out_samples_lack_are_named(tmp_path: Path) -> None:
+    """As `cw.fit` and `check` say it: by name, with the clients and samples that have them."""
+    rows = site("north", 60, 1) + site("south", 50, 2)
+    rare = [("west", *row[1:3], "perhaps" if row[3] == "yes" else "no") for row in rows[:40]]
+    whole = pandas.DataFrame(rows + rare, columns=["site", "kg", "b", "ill"])
+    frames = {name: own.drop(columns="site") for name, own in whole.groupby("site")}
+    held_out = pandas.concat([frames["north"], frames["south"]])
+    given = {"target": "ill", "rounds": 1, "device": "cpu", "test": held_out}
+    run = cw.fit("linear", frames, held_out=held_out, **given)
+    (said,) = [text for text in run.warnings if "weighs by is of class" in text]
+    count = sum(row[3] == "perhaps" for row in rare)
+    assert "no sample that the server weighs by is of class 'perhaps'" in said
+    assert f"1 of 3 clients has {count} training samples: client 2 (west)" in said
+    run = cw.fit("linear", frames, held_out=whole.drop(columns="site"), **given)
+    assert not [text for text in run.warnings if "weighs by is of class" in text]
+
+
+def federation(targets: list[Tensor], held_out: Tensor, problem: str | None = None) -> Any:
+    def part(own: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros(len(own), 2), own
+
+    data = cw.FederatedData.from_clients(
+        [part(own) for own in targets],
+        [part(own[:1]) for own in targets],
+        weigh=part(held_out),
+        problem=problem,
+        num_classes=4 if problem is None and not held_out.is_floating_point() else None,
+    )
+    return uncovered(data, data.weigh)
+
+
+def test_what_held_out_samples_lack_by_client() -> None:
+    found = federation([torch.tensor([0, 1, 3, 3]), torch.tensor([2, 1])], torch.tensor([1, 1, 0]))
+    assert (found.classes, found.samples.tolist(), found.clients) == ((2, 3), [2, 1], [0, 1])
+    labels = [torch.eye(3)[[0, 1]] + torch.eye(3)[[1, 1]] * 0, torch.eye(3)[[2, 2]]]
+    found = federation(labels, torch.eye(3)[[0, 1]], "multilabel")
+    assert (found.classes, found.samples.tolist(), found.clients) == ((2,), [0, 2], [1])
+    masks = [torch.zeros(2, 4, 4, dtype=torch.int64), torch.zeros(3, 4, 4, dtype=torch.int64)]
+    masks[1][1, 0, 0] = 2
+    found = federation(masks, masks[0], "segmentation")
+    assert (found.classes, found.samples.tolist(), found.clients) == ((2,), [0, 1], [1])
+    held = torch.linspace(0, 1, 200)
+    assert federation([held, torch.cat([held, torch.full((9,), 1.5)])], held) is None  # below 5%
+    few = torch.tensor([0.3, 0.6, 0.5])
+    assert federation([held, held], few) is None  # of a narrow range that may be chance
+    found = federation([held, held + 0.5], held)
+    assert (found.classes, found.bounds, found.clients) == ((), (0.0, 1.0), [1])
+    assert found.samples.tolist() == [0, int((held + 0.5 > 1).sum())]
 
 
 def test_rows_of_two_clients(tmp_path: Path) -> None:

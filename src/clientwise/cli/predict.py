@@ -42,8 +42,7 @@ def predict(
 
     Example: clientwise predict runs/mine/models/FedAvg-seed1.safetensors new.csv --out predicted.csv
     """
-    from ..data.tables.files import separator_of
-    from ..data.tables.new_rows import read_rows
+    from ..data.table import read_rows, separator_of
     from ..prediction import load_predictor
     from ..writing import replacing
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -421,25 +422,53 @@ def is_frame(given: object) -> bool:
     return library in ("pandas", "polars") and hasattr(given, "columns")
 
 
-def read_blocks(blocks: Iterable[tuple[str, Any]]) -> list[tuple[Any, Any]]:
-    """What `read_block` reads of every holder and its samples, with one warning about random samples."""
-    random: list[str] = []
-    read = [read_block(given, holder, random) for holder, given in blocks]
-    if random:
-        _warn_of_random(random)
+@dataclass
+class Noticed:
+    """What was noticed when holders' samples were read: a line for each kind, however many holders it is about."""
+
+    random: list[str] = field(default_factory=list)  # holders whose samples differ each time
+    loaders: list[str] = field(
+        default_factory=list
+    )  # holders whose loader does more than to shuffle
+    unused: set[str] = field(default_factory=set)  # what these loaders have
+
+    def warn(self) -> None:
+        """Log the lines."""
+        if self.loaders:
+            log.warning(
+                "warning: %s: of a DataLoader the dataset alone is used: every sample is read once, and clients draw "
+                "their own batches. Not used: its %s",
+                first_few(self.loaders),
+                ", its ".join(sorted(self.unused)),
+            )
+        if self.random:
+            log.warning(
+                "warning: %s: samples differ each time they are read, as by random augmentation. They are read "
+                "once, and used as they are then: pass the augmentation as transform= instead",
+                first_few(self.random),
+            )
+
+
+def read_blocks(blocks: Iterable[tuple[str, Any]], least: int = 1) -> list[tuple[Any, Any]]:
+    """Inputs and targets of holders of samples; ValueError that says what to pass instead.
+
+    Args:
+        blocks: the name of each holder in messages, and its PyTorch dataset or loader, or arrays
+            (inputs, targets).
+        least: the fewest samples of a holder that has arrays.
+    """
+    noticed = Noticed()
+    read = [_read_block(given, holder, noticed, least) for holder, given in blocks]
+    noticed.warn()
     return read
 
 
-def read_block(given: Any, holder: str, random: list[str] | None = None) -> tuple[Any, Any]:
-    """Inputs and targets of one holder of samples; ValueError that says what to pass instead.
-
-    Args:
-        given: a PyTorch dataset or loader, or arrays (inputs, targets).
-        holder: whose they are, for messages.
-        random: see `read_dataset`.
-    """
+def _read_block(given: Any, holder: str, noticed: Noticed, least: int) -> tuple[Any, Any]:
     if isinstance(given, DataLoader):
-        given = _dataset_of(given, holder)
+        if unused := list(_unused_of(given)):
+            noticed.loaders.append(holder)
+            noticed.unused.update(unused)
+        given = given.dataset
     if isinstance(given, str | bytes | PathLike):
         raise ValueError(
             f"{holder}: is text ({shortened(str(given), 40)!r}): read the file, and pass its arrays or frame"
@@ -449,7 +478,7 @@ def read_block(given: Any, holder: str, random: list[str] | None = None) -> tupl
             f"{holder}: is a frame, and target= names no column: pass target='...', the column to predict"
         )
     if isinstance(given, tuple) or _is_pair(given):
-        return _read_pair(given, holder)
+        return _read_pair(given, holder, least)
     if isinstance(given, Tensor | numpy.ndarray):
         raise ValueError(
             f"{holder}: is one array of shape {tuple(given.shape)}: pass (inputs, targets)"
@@ -458,7 +487,7 @@ def read_block(given: Any, holder: str, random: list[str] | None = None) -> tupl
         raise ValueError(
             f"{holder}: is a dictionary with {', '.join(map(str, given)) or 'nothing'}: pass (inputs, targets)"
         )
-    return read_dataset(given, holder, random)
+    return _read_dataset(given, holder, noticed)
 
 
 def _is_pair(given: object) -> bool:
@@ -466,20 +495,35 @@ def _is_pair(given: object) -> bool:
     return isinstance(given, list) and len(given) == 2 and not isinstance(given[0], tuple | list)
 
 
-def _read_pair(given: Sequence[Any], holder: str) -> tuple[Any, Any]:
+def _read_pair(given: Sequence[Any], holder: str, least: int) -> tuple[Any, Any]:
     if len(given) != 2:
         raise ValueError(f"{holder}: is a tuple of {len(given)}: pass (inputs, targets)")
+    _refuse_other_index(given, holder)
     inputs, targets = (_of_series(one) for one in given)
     for what, one in (("inputs", inputs), ("targets", targets)):
+        if getattr(one, "ndim", 1) == 0:
+            raise ValueError(f"{holder}: is a single number; give one row for every sample")
         if not hasattr(one, "__len__") or isinstance(one, str):
             raise ValueError(
                 f"{holder}: its {what} are {_kind(one)}: pass an array with a row for each sample"
             )
-    if len(targets) == 0:
+    if len(targets) < least:
         raise ValueError(f"{holder}: has no samples: leave it out")
     if isinstance(inputs, list | tuple) and len(inputs) == len(targets):
         inputs = _stacked(inputs, holder)
     return inputs, targets
+
+
+def _refuse_other_index(given: Sequence[Any], holder: str) -> None:
+    """ValueError for frames and series whose rows have other names, so that a pair may be of two samples."""
+    indexes: list[Any] = [getattr(one, "index", None) for one in given]  # of a list, a method
+    first, second = indexes
+    if not (hasattr(first, "equals") and hasattr(second, "equals")) or first.equals(second):
+        return
+    hint = "pass .to_numpy() of both if the rows are in the same order"
+    if first.is_unique and second.is_unique and len(first) == len(first.intersection(second)):
+        hint = "pass targets.loc[inputs.index]"
+    raise ValueError(f"{holder}: its inputs and targets have other indexes: {hint}")
 
 
 def _of_series(given: Any) -> Any:
@@ -504,32 +548,22 @@ def _lengths_differ(shapes: Iterable[tuple[int, ...]], holder: str) -> str:
     return f"{holder}: its samples have different shapes ({shown}, ...): pad or cut them to one"
 
 
-def _dataset_of(loader: DataLoader[Any], holder: str) -> Any:
-    """The dataset of a loader, whose batches are not used: clients draw their own."""
+def _unused_of(loader: DataLoader[Any]) -> Iterator[str]:
+    """What decides which samples a loader has, or what they are; the order alone does not."""
+    sampler = loader.sampler
+    if type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        yield f"batch_sampler ({type(loader.batch_sampler).__name__})"
+    elif isinstance(sampler, RandomSampler):
+        if sampler.replacement or sampler.num_samples != len(sampler.data_source):
+            yield "sampler (RandomSampler)"
+    elif not isinstance(sampler, SequentialSampler):
+        yield f"sampler ({type(sampler).__name__})"
     if loader.collate_fn not in (default_collate, default_convert):
-        log.warning(
-            "warning: %s: the collate_fn of its DataLoader is not used; samples are read from its dataset",
-            holder,
-        )
-    if not isinstance(loader.sampler, SequentialSampler | RandomSampler):
-        log.warning(
-            "warning: %s: the sampler of its DataLoader (%s) is not used; every sample is read once",
-            holder,
-            type(loader.sampler).__name__,
-        )
-    return loader.dataset
+        yield "collate_fn"
 
 
-def read_dataset(
-    dataset: Any, holder: str = "a dataset", random: list[str] | None = None
-) -> tuple[Any, Any]:
-    """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels".
-
-    Args:
-        dataset: anything with a length and samples by number.
-        holder: whose it is, for messages.
-        random: gets the holder where samples differ each time they are read; None: warn at once.
-    """
+def _read_dataset(dataset: Any, holder: str, noticed: Noticed) -> tuple[Any, Any]:
+    """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels"."""
     if isinstance(dataset, IterableDataset):
         raise ValueError(
             f"{holder}: is an IterableDataset ({type(dataset).__name__}), whose samples have no numbers: pass "
@@ -548,10 +582,7 @@ def read_dataset(
         _same(row, _read_sample(dataset, index, holder))
         for index, row in enumerate(rows[:READ_TWICE])
     ):
-        if random is None:
-            _warn_of_random([holder])
-        else:
-            random.append(holder)
+        noticed.random.append(holder)
     collated = _collated(rows, holder)
     if isinstance(collated, Mapping):
         key = next((key for key in LABELS if key in collated), None)
@@ -563,15 +594,6 @@ def read_dataset(
         return inputs, collated[key]
     inputs, targets = collated
     return inputs, targets
-
-
-def _warn_of_random(holders: Sequence[str]) -> None:
-    """One line about datasets with random augmentation."""
-    log.warning(
-        "warning: %s: samples differ each time they are read, as by random augmentation. They are read "
-        "once, and used as they are then: pass the augmentation as transform= instead",
-        first_few(holders),
-    )
 
 
 def first_few(names: Sequence[str]) -> str:
@@ -646,19 +668,6 @@ def _kind(given: object) -> str:
     name = "nothing (None)" if given is None else f"a {type(given).__name__}"
     shape = getattr(given, "shape", None)
     return name if shape is None else f"{name} of shape {tuple(shape)}"
-
-
-def read_columns(dataset: Any, inputs: str, targets: str) -> tuple[Tensor, Tensor]:
-    """Two columns of a Hugging Face dataset; images with their channels first."""
-    if missing := {inputs, targets} - set(dataset.column_names):
-        raise ValueError(
-            f"no column {sorted(missing)} in this dataset; it has {dataset.column_names}"
-        )
-    rows = dataset.with_format("numpy")[:]
-    values = torch.as_tensor(numpy.stack(list(rows[inputs])))
-    if values.dtype == torch.uint8:
-        values = values.unsqueeze(1) if values.ndim == 3 else values.movedim(-1, 1)
-    return values, torch.as_tensor(rows[targets])
 
 
 def check_clients(

@@ -13,14 +13,14 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy
 import torch
-from numpy.lib.format import open_memmap, write_array_header_1_0
+from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from ..limits import memory
@@ -28,39 +28,6 @@ from .folder import DataError
 
 log = logging.getLogger("clientwise")
 FORMAT = 1  # increase it when a loader writes other arrays than before
-
-
-class RowFile:
-    """A .npy file of rows [N, width] that are appended block by block, so that N need not be known before."""
-
-    def __init__(self, file: IO[bytes], width: int, dtype: type) -> None:
-        self._file = file
-        self._width = width
-        self._dtype = numpy.dtype(dtype)
-        self._count = 0
-        self._write_header()
-        self._offset = file.tell()
-
-    def append(self, rows: numpy.ndarray) -> None:
-        """Write rows [n, width] below the others."""
-        self._file.write(numpy.ascontiguousarray(rows, self._dtype).data)
-        self._count += len(rows)
-
-    def finish(self) -> numpy.ndarray:
-        """All rows, memory-mapped. What is written to them is written to the file."""
-        self._file.seek(0)
-        self._write_header()
-        self._file.flush()
-        shape = (self._count, self._width)
-        if not self._count:  # nothing cannot be mapped
-            return numpy.zeros(shape, self._dtype)
-        return numpy.memmap(self._file, self._dtype, "r+", self._offset, shape)
-
-    def _write_header(self) -> None:
-        """The header, in which NumPy leaves room for any number of rows."""
-        shape = (self._count, self._width)
-        facts = {"descr": self._dtype.str, "fortran_order": False, "shape": shape}
-        write_array_header_1_0(self._file, facts)
 
 
 class Writer:
@@ -82,32 +49,6 @@ class Writer:
             with path.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
         return array
-
-    @contextmanager
-    def rows(self, name: str, width: int, dtype: type) -> Iterator[RowFile]:
-        """An array [N, width] on disk to which rows are appended."""
-        with (self._folder / f"{name}.npy").open("w+b") as file:
-            yield RowFile(file, width, dtype)
-
-
-@contextmanager
-def unnamed_rows(name: str, width: int, dtype: type) -> Iterator[RowFile]:
-    """An array [N, width] in the cache folder. Its file has no name and ends with its last user.
-
-    Args:
-        name: what it holds, for messages.
-        width: the columns.
-        dtype: of the values.
-    """
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            yield RowFile(file, width, dtype)
-    except OSError as error:
-        raise DataError(
-            f"{error.filename or folder}: {error.strerror or error}{_room_for(name)}"
-        ) from None
 
 
 def cached(
@@ -131,7 +72,8 @@ def cached(
         except OSError as error:
             where = Path(error.filename or folder)
             ours = not any(where.is_relative_to(source) for source in sources)
-            hint = _room_for(name) if ours else ""
+            room = f"; set CLIENTWISE_CACHE to a folder with room for {name}"
+            hint = room if ours else ""
             raise DataError(f"{where}: {error.strerror or error}{hint}") from None
         for stale in parent.glob(f"{name}-{origin}-*"):
             if stale != folder:
@@ -160,10 +102,6 @@ def cache_folder() -> Path:
     if given := os.environ.get("CLIENTWISE_CACHE"):
         return Path(given)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clientwise"
-
-
-def _room_for(name: str) -> str:
-    return f"; set CLIENTWISE_CACHE to a folder with room for {name}"
 
 
 def _read(folder: Path) -> dict[str, Tensor] | None:

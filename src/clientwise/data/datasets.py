@@ -12,11 +12,11 @@ import torch
 
 from ..core.objective.problem import Classification, Regression
 from ..errors import needing
-from . import array_files  # noqa: F401
+from . import array_files, table  # noqa: F401  they register
 from .federated import DATASETS, Given, Samples
 from .folder import DataError
 from .packaged import digits_8x8
-from .published import (  # noqa: F401  they register
+from .published import (  # noqa: F401
     beijing_air,
     celeba,
     cifar10,
@@ -33,7 +33,6 @@ from .published import (  # noqa: F401  they register
     vgg_cells,
     wisdm,
 )
-from .tables import table  # noqa: F401
 
 __all__ = ["DATASETS", "DataError", "diabetes", "digits", "mnist5k"]
 

@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 from ..core.clock import Devices
 from ..core.criteria import fact_columns
 from ..core.objective.problem import Problem
-from ..core.seeding import generator
 from ..registry import Registry
 from .arrays import (
     NamedInput,
@@ -23,16 +22,14 @@ from .arrays import (
     join,
     problem_of,
     read_blocks,
-    read_columns,
-    read_dataset,
     unpack,
 )
+from .encoding import Encoding
 from .fingerprints import Content, digests
 from .folder import DataError
 from .holdings import Given as Given
 from .holdings import Holdings as Holdings
 from .holdings import NewData as NewData
-from .tables.encoding import Encoding
 
 MOST_NAMED = 3  # of clients or columns, in a message
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
@@ -156,19 +153,29 @@ class Samples:
             raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
         names = tuple(clients) if isinstance(clients, Mapping) else ()
         holders = [_called(client, names) for client in range(len(held))]
-        blocks = read_blocks(zip(holders, held, strict=True))
-        found = join(blocks, holders)
-        targets, predicted = problem_of(found.targets, num_classes, survival, problem)
-        sizes = torch.tensor([len(block[1]) for block in blocks])
-        samples = Samples(
-            found.inputs,
-            targets,
-            predicted,
-            ids=torch.repeat_interleave(torch.arange(len(blocks)), sizes),
-            names=names,
-            parts=found.parts,
+        blocks = list(zip(holders, held, strict=True))
+        samples = Samples.of_holders(
+            blocks, num_classes=num_classes, survival=survival, problem=problem
         )
-        samples.check_finite()
+        return replace(samples, names=names)
+
+    @staticmethod
+    def of_holders(
+        blocks: Sequence[tuple[str, Any]],
+        *,
+        num_classes: int | None,
+        survival: bool,
+        problem: str | None,
+    ) -> Samples:
+        """The samples of holders as `read_blocks` takes them, one after the other; ids are their positions."""
+        holders = [holder for holder, _ in blocks]
+        read = read_blocks(blocks)
+        found = join(read, holders)
+        targets, predicted = problem_of(found.targets, num_classes, survival, problem)
+        sizes = torch.tensor([len(block[1]) for block in read])
+        ids = torch.repeat_interleave(torch.arange(len(read)), sizes)
+        samples = Samples(found.inputs, targets, predicted, ids=ids, parts=found.parts)
+        samples.check_finite(holders)
         return samples
 
     def check_finite(self, holders: Sequence[str] = ()) -> None:
@@ -324,11 +331,11 @@ class FederatedData:
 
     @staticmethod
     def from_clients(
-        train: Sequence[tuple[Any, Any]],
-        test: Sequence[tuple[Any, Any]],
+        train: Sequence[tuple[Any, Any] | Dataset[Any]],
+        test: Sequence[tuple[Any, Any] | Dataset[Any]],
         *,
-        weigh: tuple[Any, Any] | None = None,
-        report: tuple[Any, Any] | None = None,
+        weigh: tuple[Any, Any] | Dataset[Any] | None = None,
+        report: tuple[Any, Any] | Dataset[Any] | None = None,
         num_classes: int | None = None,
         survival: bool = False,
         problem: str | None = None,
@@ -336,15 +343,15 @@ class FederatedData:
         attributes: Mapping[str, Any] | None = None,
         sample_attributes: Mapping[str, Sequence[Any]] | None = None,
     ) -> FederatedData:
-        """Your own arrays, already split into training and test sets.
+        """Your own samples, already split into training and test sets.
 
         Integer targets are classes, and floats are values to predict.
 
         Args:
-            train: (inputs, targets) of each client.
-            test: (inputs, targets) of each client.
-            weigh: (inputs, targets) by which the server weighs models.
-            report: (inputs, targets) on which the server reports.
+            train: of each client, (inputs, targets), or a PyTorch dataset of pairs.
+            test: of each client, the same.
+            weigh: the samples by which the server weighs models.
+            report: the samples on which the server reports.
             num_classes: by default the largest label plus one.
             survival: whether targets are times until an event, negative if it had not happened by then.
             problem: what the targets are, where they do not show it; see `fit`.
@@ -360,12 +367,14 @@ class FederatedData:
         check_clients(train, test, names, attributes or {})
         at_server = {"weigh": weigh, "report": report}
         server = {name: own for name, own in at_server.items() if own is not None}
-        blocks = [*train, *test, *server.values()]
         clients = [_called(client, names) for client in range(len(train))]
         holders = [f"{client}, {part}" for part in ("training", "test") for client in clients]
-        found = join(blocks, [*holders, *server])
+        holders += server
+        blocks = read_blocks(zip(holders, [*train, *test, *server.values()], strict=True), least=0)
+        found = join(blocks, holders)
         targets, predicted = problem_of(found.targets, num_classes, survival, problem)
-        facts = facts_of_samples(sample_attributes or {}, train, clients, len(targets))
+        of_training = blocks[: len(train)]
+        facts = facts_of_samples(sample_attributes or {}, of_training, clients, len(targets))
         samples = Samples(
             found.inputs, targets, predicted, parts=found.parts, sample_attributes=facts
         )
@@ -384,74 +393,6 @@ class FederatedData:
         )
         data.check_finite()
         return data
-
-    @staticmethod
-    def from_datasets(
-        train: Sequence[Dataset[Any]],
-        test: Sequence[Dataset[Any]],
-        *,
-        weigh: Dataset[Any] | None = None,
-        report: Dataset[Any] | None = None,
-        num_classes: int | None = None,
-        names: Sequence[str] = (),
-        attributes: Mapping[str, Any] | None = None,
-    ) -> FederatedData:
-        """Your own PyTorch datasets of pairs (input, target), one per client; each is read into memory once.
-
-        See `from_clients` for the arguments.
-        """
-        return FederatedData.from_clients(
-            [read_dataset(dataset) for dataset in train],
-            [read_dataset(dataset) for dataset in test],
-            weigh=None if weigh is None else read_dataset(weigh),
-            report=None if report is None else read_dataset(report),
-            num_classes=num_classes,
-            names=names,
-            attributes=attributes,
-        )
-
-    @staticmethod
-    def from_flwr_datasets(
-        partitioner: Any,
-        *,
-        inputs: str = "image",
-        targets: str = "label",
-        test_fraction: float = 0.2,
-        seed: int = 1,
-        weigh: Any = None,
-        report: Any = None,
-        num_classes: int | None = None,
-    ) -> FederatedData:
-        """The partitions of a `flwr_datasets` partitioner that has its dataset, one client each.
-
-        Images become [channels, height, width] between 0 and 1.
-
-        Args:
-            partitioner: its `dataset` is set.
-            inputs: the column of the inputs.
-            targets: the column of the targets.
-            test_fraction: of a client's rows, drawn by the seed, that are its test set.
-            seed: of that draw.
-            weigh: a dataset by which the server weighs, as `federated_dataset.load_split("test")`.
-            report: a dataset on which the server reports.
-            num_classes: by default the largest label plus one.
-        """
-        train, test = [], []
-        for client in range(partitioner.num_partitions):
-            values, labels = read_columns(partitioner.load_partition(client), inputs, targets)
-            order = torch.randperm(len(labels), generator=generator(seed, "split", 0, client))
-            cut = min(len(labels) - 1, max(1, round(len(labels) * test_fraction)))
-            test.append((values[order[:cut]], labels[order[:cut]]))
-            train.append((values[order[cut:]], labels[order[cut:]]))
-        data = FederatedData.from_clients(
-            train,
-            test,
-            weigh=None if weigh is None else read_columns(weigh, inputs, targets),
-            report=None if report is None else read_columns(report, inputs, targets),
-            num_classes=num_classes,
-        )
-        pictures = data.samples.inputs.dtype == torch.uint8
-        return replace(data, samples=replace(data.samples, scale=1 / 255)) if pictures else data
 
 
 Loader = Callable[..., Samples]

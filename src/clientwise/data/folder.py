@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import logging
-import time
 import warnings
 import zipfile
 from pathlib import Path, PurePosixPath
@@ -22,9 +20,6 @@ from ..errors import ClientwiseError, needing, shortened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-
-log = logging.getLogger("clientwise")
 
 
 class DataError(ClientwiseError, ValueError):
@@ -74,23 +69,6 @@ def read_file(path: Path, most: int) -> bytes:
 def reason(error: Exception) -> str:
     """The message of an error in a few words, or its type."""
     return shortened(str(error), 200) or type(error).__name__
-
-
-class ProgressLog:
-    """A line every few seconds, of work that may take minutes."""
-
-    SECONDS = 5.0
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._told = time.monotonic()
-
-    def tell(self, done: str) -> None:
-        """Log how much is done, unless that was said a moment ago."""
-        now = time.monotonic()
-        if now - self._told >= self.SECONDS:
-            self._told = now
-            log.warning("%s: %s", self._what, done)
 
 
 class Archive:

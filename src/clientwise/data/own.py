@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,15 +14,14 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..core.objective.problem import Classification, Regression, Survival
 from ..registry import suggest
-from .arrays import first_few, is_frame, join, problem_of, read_blocks
-from .cache import RowFile, Writer, unnamed_rows
+from .arrays import first_few, is_frame, problem_of
 from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
 from .folder import DataError
+from .hints import is_date
 from .partition import PARTITIONS
-from .tables.cells import is_date
-from .tables.joining import Sheet
-from .tables.joining import join as join_table
+from .table import Sheet
+from .table import join as join_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -245,31 +243,14 @@ def _samples(
             f"event = {meant.event!r} names a column of frames; of arrays, pass times as targets, negative where "
             "the event had not happened by then, and survival=True"
         )
-    holders = [name for name, _ in blocks]
-    read = read_blocks(blocks)
-    found = join(read, holders)
-    targets, problem = problem_of(found.targets, meant.num_classes, meant.survival, meant.problem)
-    sizes = [len(block[1]) for block in read]
-    samples = Samples(found.inputs, targets, problem, ids=_ids(sizes), parts=found.parts)
-    samples.check_finite(holders)
-    return samples, sizes
-
-
-def _ids(sizes: Sequence[int]) -> Tensor:
-    return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-
-
-class _Unnamed(Writer):
-    """Writes rows into a file that ends with its last user."""
-
-    def __init__(self) -> None:
-        super().__init__(Path())
-
-    @contextmanager
-    def rows(self, name: str, width: int, dtype: type) -> Iterator[RowFile]:
-        """Rows [N, width] in the cache folder."""
-        with unnamed_rows(name, width, dtype) as file:
-            yield file
+    samples = Samples.of_holders(
+        blocks,
+        num_classes=meant.num_classes,
+        survival=meant.survival,
+        problem=meant.problem,
+    )
+    assert samples.ids is not None
+    return samples, torch.bincount(samples.ids).tolist()
 
 
 def _of_frames(
@@ -293,8 +274,7 @@ def _of_frames(
     if meant.problem is not None or times:
         is_number = meant.problem != Classification.kind
     table = join_table(
-        _Unnamed(),
-        [Sheet.of(Path(name), own, name) for (name, _), own in zip(blocks, frames, strict=True)],
+        [Sheet(Path(name), own, name) for (name, _), own in zip(blocks, frames, strict=True)],
         target=target,
         kind="regression" if is_number else "classification",
         event=meant.event,

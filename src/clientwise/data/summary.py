@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import shortened
+from .encoding import Encoding
 from .federated import FederatedData, Holdings
-from .tables.encoding import Encoding
 
 
 @dataclass(frozen=True)

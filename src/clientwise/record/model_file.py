@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..data.tables.encoding import Encoding
+from ..data.encoding import Encoding
 from ..errors import ClientwiseError
 from ..writing import write_atomically
 from .reading.rows import ModelFacts

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..data.tables.encoding import InputColumn
+from ..data.encoding import InputColumn
 from ..experiment.checks.steps_in_words import steps_in_words
 from ..record.files import VERSIONS, read_whole
 from ..record.reading.config_view import RecordedConfig, recorded_config

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from ..data.encoding import InputColumn
 from ..data.summary import DataSummary
-from ..data.tables.encoding import InputColumn
 from ..errors import shortened
 from .document import Chart, counted
 from .marks import (

@@ -8,17 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy
 
-from ..cache import Writer
 from ..federated import DATASETS, Samples
 from ..folder import DataError, find
-from ..tables.columns import Standardise
-from ..tables.files import read_csv
-from ..tables.joining import (
-    SampleTable,
-    Sheet,
-    cached_table,
-    join,
-)
+from ..table import SampleTable, Sheet, Standardise, cached_table, join, read_csv
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -65,15 +57,13 @@ def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -
     get = "it belongs to the Beijing Multi-Site Air-Quality data of the UCI Machine Learning Repository"
     paths = [_file(data_dir, station, get) for station in STATIONS]
 
-    def read(arrays: Writer) -> SampleTable:
+    def read() -> SampleTable:
         tables = [_read(path) for path in paths]
         sheets = []
         for path, station, rows in zip(paths, STATIONS, tables, strict=True):
             logarithms = rows.assign(**{TARGET: numpy.log10(rows[TARGET])})
-            sheets.append(Sheet.of(path, logarithms, station))
-        made = join(
-            arrays, sheets, target=TARGET, kind="regression", categories=CATEGORIES, ignore=IGNORE
-        )
+            sheets.append(Sheet(path, logarithms, station))
+        made = join(sheets, target=TARGET, kind="regression", categories=CATEGORIES, ignore=IGNORE)
         given = numpy.concatenate([rows[TARGET].to_numpy() for rows in tables])
         return replace(made, target=f"log10({TARGET})", given=given)
 

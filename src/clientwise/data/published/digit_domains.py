@@ -16,7 +16,7 @@ from ..federated import DATASETS, Given, Samples
 from ..fingerprints import row_digests
 from ..folder import DataError, find
 from ..packaged import digits_8x8
-from ..tables.files import read_csv
+from ..table import read_csv
 from .mnist import mnist
 
 DOMAINS = ("MNIST", "USPS", "Semeion", "scikit-learn")

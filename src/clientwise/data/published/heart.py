@@ -6,17 +6,9 @@ from pathlib import Path
 
 import numpy
 
-from ..cache import Writer
 from ..federated import DATASETS, Samples
 from ..folder import DataError, find
-from ..tables.columns import Standardise
-from ..tables.files import read_csv
-from ..tables.joining import (
-    SampleTable,
-    Sheet,
-    cached_table,
-    join,
-)
+from ..table import SampleTable, Sheet, Standardise, cached_table, join, read_csv
 
 HOSPITALS = {"Cleveland": 303, "Hungarian": 294, "Switzerland": 123, "VA": 200}  # patients
 NAMES = [
@@ -64,9 +56,9 @@ def heart(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
         find(data_dir, "heart", [f"heart/processed.{name.lower()}.data"], get) for name in HOSPITALS
     ]
 
-    def read(arrays: Writer) -> SampleTable:
+    def read() -> SampleTable:
         sheets = [_read(path, hospital) for path, hospital in zip(paths, HOSPITALS, strict=True)]
-        return join(arrays, sheets, target="ill", kind="classification", categories=CATEGORIES)
+        return join(sheets, target="ill", kind="classification", categories=CATEGORIES)
 
     return cached_table("heart", paths, read).samples(standardise)
 
@@ -80,4 +72,4 @@ def _read(path: Path, hospital: str) -> Sheet:
         )
     rows["ill"] = (rows["ill"] > 0).astype(int)
     rows[NEVER_ZERO] = rows[NEVER_ZERO].mask(rows[NEVER_ZERO] == 0, numpy.nan)
-    return Sheet.of(path, rows, hospital)
+    return Sheet(path, rows, hospital)

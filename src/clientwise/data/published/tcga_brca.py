@@ -6,17 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...core.objective.problem import Survival
-from ..cache import Writer
 from ..federated import DATASETS, Samples
 from ..folder import DataError, find
-from ..tables.columns import Standardise
-from ..tables.files import read_csv
-from ..tables.joining import (
-    SampleTable,
-    Sheet,
-    cached_table,
-    join,
-)
+from ..table import SampleTable, Sheet, Standardise, cached_table, join, read_csv
 
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 # Patients of each in FLamby's split
@@ -42,9 +34,8 @@ def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> 
     patients = find(data_dir, "tcga_brca", ["tcga_brca/brca.csv"], get)
     split = find(data_dir, "tcga_brca", ["tcga_brca/train_test_split.csv"], get)
 
-    def read(arrays: Writer) -> SampleTable:
+    def read() -> SampleTable:
         made = join(
-            arrays,
             [_read(patients, split)],
             target="T",
             kind="regression",
@@ -88,4 +79,4 @@ def _read(patients: Path, split: Path) -> Sheet:
         raise DataError(
             f"{patients}: E must be 0 or 1 and T days, one at least where E is 1; get the file again"
         )
-    return Sheet.of(patients, rows.assign(T=days.where(died == 1, -days)))
+    return Sheet(patients, rows.assign(T=days.where(died == 1, -days)))

@@ -6,17 +6,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from ..cache import Writer
 from ..federated import DATASETS, Samples
 from ..folder import DataError, find, read_file
-from ..tables.columns import Standardise
-from ..tables.files import parse_csv
-from ..tables.joining import (
-    SampleTable,
-    Sheet,
-    cached_table,
-    join,
-)
+from ..table import SampleTable, Sheet, Standardise, cached_table, join, parse_csv
 
 WINDOWS, PEOPLE, ACTIVITIES = 5_418, 36, 6
 MOST_BYTES = 2**24
@@ -41,9 +33,8 @@ def wisdm(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
     ]
     path = find(data_dir, "wisdm", names, get)
 
-    def read(arrays: Writer) -> SampleTable:
+    def read() -> SampleTable:
         made = join(
-            arrays,
             [_read(path)],
             target="class",
             kind="classification",
@@ -68,4 +59,4 @@ def _read(path: Path) -> Sheet:
             f"{path}: {WINDOWS:,} windows of {PEOPLE} people in {ACTIVITIES} activities expected, "
             f"found {counts[0]:,}, {counts[1]} and {counts[2]}; get it again"
         )
-    return Sheet.of(path, rows)
+    return Sheet(path, rows)

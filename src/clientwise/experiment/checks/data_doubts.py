@@ -9,6 +9,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from ...data.coverage import uncovered
 from ...data.federated import FederatedData, Holdings
 
 MOST_VALUES = 2**22  # of inputs that are compared: larger data need not fit into memory
@@ -19,6 +20,7 @@ NOTABLE = 0.01  # share of rows from which equal ones are worth a line
 ALIKE = 0.8  # similarity of two names from which one may be misspelt
 FEW = 0.1  # of the other's samples, of a name that may be misspelt
 FAR = 10.0  # median absolute deviations from the other clients' medians
+OTHER_UNITS = 300.0  # times as large: a factor of 1,000, less what clients differ by otherwise
 
 
 def data_doubts(data: FederatedData) -> Iterator[str]:
@@ -29,6 +31,8 @@ def data_doubts(data: FederatedData) -> Iterator[str]:
     yield from _about_names(data)
     yield from _about_classes(data)
     yield from _about_unknown_classes(data)
+    if found := uncovered(data, data.weigh):
+        yield found.in_words(data)
     yield from _about_equal_rows(data)
     yield from _about_units(data)
 
@@ -150,27 +154,72 @@ def _is_large(data: FederatedData) -> bool:
 
 
 def _about_units(data: FederatedData) -> Iterator[str]:
-    """Columns of a table in which one client is far from the others."""
-    table = data.samples.table
-    if table is None or table.by_client or data.num_clients < MOST_NAMED:
+    """Columns whose numbers some clients have in other units than the others, in one line."""
+    values, names = _columns_as_given(data)
+    clients = [client for client, size in enumerate(data.train.sizes.tolist()) if size]
+    if len(clients) < 2 or len(values) > MOST_ROWS or values.numel() > MOST_VALUES or not names:
         return
-    if _is_large(data):
-        return
-    clients = [data.samples.inputs[part].float() for part in _parts(data.train)]
-    medians = torch.stack([rows.median(0).values for rows in clients])  # [K, F]
+    parts = _parts(data.train)
+    own = [values[parts[client]] for client in clients]
+    sizes = torch.stack([rows.abs().nanmedian(0).values for rows in own])  # [K, M]
+    medians = torch.stack([rows.nanmedian(0).values for rows in own])
     spreads = torch.stack(
-        [(rows - rows.median(0).values).abs().median(0).values for rows in clients]
+        [
+            (rows - median).abs().nanmedian(0).values
+            for rows, median in zip(own, medians, strict=True)
+        ]
     )
-    spread = spreads.median(0).values
-    distance = (medians - medians.median(0).values).abs() / spread
-    start = 0
-    for column in table.columns:
-        far = distance[:, start].argmax() if not column.categories else None
-        if far is not None and spread[start] > 0 and distance[far, start] > FAR:
-            found = column.mean + column.deviation * medians[:, start]
-            said = f"median {found[far]:.4g}, of all clients {found.median():.4g}"
-            yield f"column {column.name!r} of {data.called(int(far))}: {said}. Is it in other units?"
-        start += column.width
+    distances = (medians - medians.nanmedian(0).values).abs() / spreads.nanmedian(0).values
+    found = []
+    for index, name in enumerate(names):
+        size = sizes[:, index]
+        far = _are_far(size, distances[:, index])
+        if far.any() and not far.all():
+            named = [data.called(clients[one]) for one in far.nonzero().flatten().tolist()]
+            others = [data.called(clients[one]) for one in (~far).nonzero().flatten().tolist()]
+            rest = others[0] if len(others) == 1 else "the others"
+            here, there = size[far].nanmedian(), size[~far].nanmedian()
+            found.append(
+                f"{name} is about {here:.4g} with {_listed(named)}, {there:.4g} with {rest}"
+            )
+    if found:
+        more = f"; {len(found) - MOST_NAMED} more columns" if len(found) > MOST_NAMED else ""
+        yield f"{'; '.join(found[:MOST_NAMED])}{more}. Are these in other units?"
+
+
+def _are_far(sizes: Tensor, distances: Tensor) -> Tensor:
+    """Which clients' numbers are far larger or smaller than usual; else, which are elsewhere [K].
+
+    Args:
+        sizes: [K] the median of the absolute values of every client.
+        distances: [K] of the clients' medians from their median, in median absolute deviations.
+    """
+    given = sizes > 0
+    if given.any():
+        ratio = (sizes / sizes[given].median()).where(given, 1.0)
+        far = torch.maximum(ratio, 1 / ratio) > OTHER_UNITS
+        if far.any():
+            return far
+    if len(sizes) < MOST_NAMED:  # of two, neither is the usual one
+        return torch.zeros_like(given)
+    return distances.isfinite() & (distances > FAR)
+
+
+def _columns_as_given(data: FederatedData) -> tuple[Tensor, list[str]]:
+    """The numbers before they were standardised [N, M], and what a message calls each column."""
+    samples = data.samples
+    inputs = samples.inputs.cpu()
+    nothing: tuple[Tensor, list[str]] = (inputs[:0], [])
+    if samples.table is None:
+        if inputs.ndim != 2 or not inputs.is_floating_point() or samples.parts:
+            return nothing
+        return inputs, [f"column {index}" for index in range(inputs.shape[1])]
+    if samples.given is None or samples.given.rows is not None or samples.table.by_client:
+        return nothing
+    values = samples.given.values[0]
+    columns = samples.table.columns
+    kept = [index for index, column in enumerate(columns) if not column.categories]
+    return values[:, kept], [f"column {columns[index].name!r}" for index in kept]
 
 
 def _rows(data: FederatedData, indices: Tensor) -> list[bytes]:

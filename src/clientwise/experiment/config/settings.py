@@ -20,7 +20,7 @@ from ...core.types import LocalTraining
 from ...data.arrays import MOST_CLASSES
 from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
 from ...data.division import OfficialTest
-from ...data.tables.encoding import Encoding, InputColumn
+from ...data.encoding import Encoding, InputColumn
 from ...registry import (
     NonNegativeFloat,
     OpenShare,

@@ -16,12 +16,10 @@ import torch
 
 from ...core.objective.problem import Regression
 from ...data.datasets import DataError
+from ...data.encoding import Encoding
 from ...data.federated import FederatedData, Holdings
 from ...data.npz import check_attributes, inputs_and_targets, read_npz
-from ...data.tables.encoder import Encoder
-from ...data.tables.encoding import Encoding
-from ...data.tables.files import ENDINGS
-from ...data.tables.new_rows import read_samples
+from ...data.table import ENDINGS, Encoder, read_samples
 from ...errors import ConfigError
 from ...experiment.build.clients import build_data
 from ...experiment.build.samples import load_samples, scored
@@ -74,7 +72,7 @@ def load_table(path: str, config: Config | Experiment) -> OwnData:
 def _encoded(rows: _Arrays, encoding: Encoding) -> _Arrays:
     """Inputs and targets of rows."""
     values, targets = rows
-    return Encoder(encoding)(torch.as_tensor(values)).numpy(), targets
+    return Encoder(encoding.columns)(torch.as_tensor(values)).numpy(), targets
 
 
 def _split(found: _Arrays, fraction: float) -> tuple[_Arrays, _Arrays]:

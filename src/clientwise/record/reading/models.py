@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...data.tables.encoding import Encoding
+from ...data.encoding import Encoding
 from ...errors import RunError, shortened
 from ..files import checkpoint_path, kept_path, kept_rounds
 from .config_view import recorded_config

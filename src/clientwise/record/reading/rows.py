@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Json
 
 from ...core.reasons import Cause, Kept
-from ...data.tables.encoding import Encoding
+from ...data.encoding import Encoding
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -92,6 +92,8 @@ def brief_notes(series: Sequence[Series]) -> list[str]:
     """What the terminal says, too: how many samples the values are about, and the marks of methods."""
     run = series[0].run
     sentences = _reporting_sizes(series)
+    if not _has_results_of_clients(series):
+        sentences.append("No client has results on test data of its own.")
     if _has_deciles(series):
         worse = f"this {run.metric} or a worse one on their own test data"
         sentences.append(f"Worst decile: 10% of the {evaluated_clients(run)} have {worse}.")
@@ -199,6 +201,8 @@ def _against_cell(one: Series, baseline: Series, differences: Differences) -> Ce
 
 def _client_columns(series: Sequence[Series]) -> Columns:
     """The worst client, or the deciles of many; with both deciles as LEAF reports them."""
+    if not _has_results_of_clients(series):
+        return
     lower = not series[0].run.higher_is_better
     word = client_word(series[0].run)
     if not _has_deciles(series):
@@ -214,6 +218,12 @@ def _client_columns(series: Sequence[Series]) -> Columns:
         lambda one: one.unit.cell(mean_of(one.summary.best_decile)),
         lower_is_better=lower,
         is_secondary=True,
+    )
+
+
+def _has_results_of_clients(series: Sequence[Series]) -> bool:
+    return any(
+        _known(one.summary.worst_client) or _known(one.summary.worst_decile) for one in series
     )
 
 

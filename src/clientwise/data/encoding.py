@@ -44,7 +44,7 @@ class Encoding:
 
     Example:
         >>> import torch
-        >>> from clientwise.data.tables.encoder import Encoder
+        >>> from clientwise.data.table import Encoder
         >>> columns = (InputColumn("age", mean=50.0, deviation=10.0), InputColumn("sex", ("f", "m")))
         >>> encoding = Encoding("ill", columns, ("no", "yes"))
         >>> Encoder(encoding)(torch.tensor([[60.0, 1.0]])).tolist()
