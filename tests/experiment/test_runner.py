@@ -196,7 +196,7 @@ def test_survival_with_everything(tmp_path: Path) -> None:
     )
     config: dict[str, Any] = {
         "name": "survival",
-        "rounds": 4,
+        "rounds": 12,
         "model": "linear",
         "training": {"epochs": 2, "batch_size": 8, "learning_rate": 0.1},
         "evaluation": {"target": 0.8},

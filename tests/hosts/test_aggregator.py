@@ -124,7 +124,7 @@ def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["show", str(folder), "--round", "2"]).output
     assert "0 north" in shown
     assert "75.0%" in shown
-    assert "refused: model has NaN or Inf" in shown
+    assert "its update was refused (model has NaN or Inf)" in " ".join(shown.split())
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
     assert "honest" not in str(overview([run])).lower()
     assert "honest" not in CliRunner().invoke(app, ["show", str(folder)]).output.lower()

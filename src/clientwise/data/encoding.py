@@ -47,7 +47,7 @@ class Encoding:
         >>> from clientwise.data.table import Encoder
         >>> columns = (InputColumn("age", mean=50.0, deviation=10.0), InputColumn("sex", ("f", "m")))
         >>> encoding = Encoding("ill", columns, ("no", "yes"))
-        >>> Encoder(encoding)(torch.tensor([[60.0, 1.0]])).tolist()
+        >>> Encoder(encoding.columns)(torch.tensor([[60.0, 1.0]])).tolist()
         [[1.0, 0.0, 1.0]]
     """
 
