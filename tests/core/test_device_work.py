@@ -74,7 +74,7 @@ def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("_a_gpu")
 @pytest.mark.parametrize(
     ("method", "launches", "waits"),
-    [("FedAvg", 50, 4), ("AdaFed", 75, 5), ("Recommended", 175, 10)],
+    [("FedAvg", 50, 4), ("AdaFed", 75, 5), ("Recommended", 175, 11)],
 )
 def test_a_round_launches_little_and_waits_seldom(
     method: str, launches: int, waits: int, monkeypatch: pytest.MonkeyPatch

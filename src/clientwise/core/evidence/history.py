@@ -143,7 +143,10 @@ def look_back(
     if not history and not copies:
         return LookBack()
     sketches = sketch(gathered.updates[:, : gathered.spec.num_parameters])
-    counts = count_copies(sketches).cpu() if copies else None
+    counts = count_copies(sketches) if copies else None
+    if counts is not None:  # with the sketches: a GPU is waited for once
+        both = torch.cat([sketches, counts[:, None].to(sketches)], dim=1).cpu()
+        sketches, counts = both[:, :SKETCH], both[:, SKETCH].double()
     sketches = sketches.cpu()
     if not history:
         return LookBack(copies=counts)

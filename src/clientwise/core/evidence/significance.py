@@ -141,9 +141,9 @@ class Significance(Evidence):
         change = float(found.losses[1, 0] - found.losses[0, 0])
         least = LEAST_COMPARED if gathered.compares_samples else 1
         gradients = gathered.gradients(mean, _groups(count, least, gathered.seed))
-        if not math.isfinite(change) or not bool(gradients.isfinite().all()):
-            return "the loss of the mean is not finite"
         effects = (gathered.updates @ gradients.T).double().cpu() * clip[:, None]  # [n, g]
+        if not math.isfinite(change) or not bool(effects.isfinite().all()):
+            return "the loss of the mean is not finite"
         margin = self.margin * float(weights @ effects.mean(1).abs())
         effects -= weights @ effects
         error = effects.std(1) / effects.shape[1] ** 0.5
