@@ -1,7 +1,8 @@
 """Make the pictures of the documentation from real runs; needs Chromium.
 
-The runs are the packaged demo with five seeds and, with a data folder (CLIENTWISE_DATA), the four hospitals
-of `make board`.
+The runs are the packaged demo with five seeds; for the audit, the same federation with milder skew, all clients in
+each round and four hostile ones, of two kinds; and, with a data folder (CLIENTWISE_DATA), the four hospitals of
+`make board`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ from clientwise.report.views import result_charts
 
 DOCS = Path(__file__).parent
 HOSPITALS = DOCS.parent / "experiments" / "heart.toml"
+AUDITED = [
+    "rounds=20",
+    "partition.concentration=1.0",
+    "federation.fraction=1.0",
+    'hostile=[{clients=2, attack="wrong_labels"}, {clients=2, attack="sign_flip"}]',
+]
 BOARD = ["rounds=10", "evaluation.counterfactuals=true", "evaluation.shapley=true"]
 
 
@@ -35,6 +42,8 @@ def main() -> None:
     run = cw.Run(folder)
     draw(result_charts(run), DOCS / "demo.png")
     make_screenshots.main(folder)
+    audited = cw.load(str(files("clientwise") / "demo.toml"), AUDITED, {"methods": ["Recommended"]})
+    make_screenshots.audit(cw.run(audited, new_folder("audit")))
     if "CLIENTWISE_DATA" in os.environ:
         board(console)
     else:

@@ -33,17 +33,25 @@ QUIET = (
 
 
 def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
-    """Overview, audit and phone, of one run."""
+    """Overview and phone, of one run."""
+    pictures = [("overview", 1360, 1000, ""), ("phone", 375, 812, "#s-curves")]
+    shoot(folder, out, scheme, pictures)
+
+
+def audit(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
+    """The audit of the last round of a run's last method."""
     run = RunFolder(folder)
     _, method, seed = next(lane for lane in reversed(run.lanes) if lane.seed == run.lanes[0].seed)
     last = run.last_round(method, seed)
-    address = write_report([run], folder / "report").resolve().as_uri()
+    place = f"#round/{quote(method, safe='')}/{seed}/{last}"
+    shoot(folder, out, scheme, [("audit", 1360, 1500, place)])
+
+
+def shoot(folder: Path, out: Path, scheme: str, pictures: list[tuple[str, int, int, str]]) -> None:
+    """Photograph places of a run's page: name, width and height in pixels, and the place."""
+    address = write_report([RunFolder(folder)], folder / "report").resolve().as_uri()
     with chromium() as browser:
-        for name, width, height, path in (
-            ("overview", 1360, 1000, ""),
-            ("audit", 1360, 900, f"#round/{quote(method, safe='')}/{seed}/{last}"),
-            ("phone", 375, 812, "#s-curves"),
-        ):
+        for name, width, height, path in pictures:
             context = browser.new_context(
                 viewport={"width": width, "height": height},
                 device_scale_factor=2 if name == "phone" else 1,
@@ -58,7 +66,8 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
             ):  # the sections were not there yet when the browser looked for the place
                 page.locator("#s-curves").evaluate("section => section.scrollIntoView()")
             page.wait_for_timeout(1500)  # charts are drawn when they come into sight
-            page.screenshot(path=out / f"page-{name}.png")
+            shown = page.locator("dialog[open] figure").first if name == "audit" else page
+            shown.screenshot(path=out / f"page-{name}.png")
             context.close()
 
 

@@ -257,6 +257,8 @@ def _cohort(config: RecordedConfig) -> str:
     if config.clients_per_round:
         return counted(config.clients_per_round, "client")
     if config.fraction is not None:
+        if config.fraction == 1:
+            return "all clients"
         return f"{config.fraction:g} of the clients"
     return "all clients" if config.is_known else UNKNOWN
 
