@@ -61,7 +61,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(lines: list[str], wheel: Path, folder: Path) -> Path:
     """The programs of an environment with what `pip install` names; without it, all that a host needs."""
     wanted = [shlex.split(line)[2:] for line in lines if line.startswith("pip install ")]
-    names = wanted[0] if wanted else [".[deployment]"]
+    names = wanted[0] if wanted else [".[datasets,flower]"]
     (ours,) = (name for name in names if name.startswith("."))
     extras = re.findall(r"\w+", ours)
     return install(wheel, folder, *extras, others=[name for name in names if name != ours])

@@ -230,7 +230,7 @@ def test_the_back_button_closes_an_audit_and_its_address_can_be_shared(
     other.get_by_role("button", name="Close").click()
     until(other, "location.hash === ''")
     wrong = open_page(f"{address}#round/nobody/1/1")
-    wrong.locator("dialog[open]").get_by_text("This audit is not in the file").wait_for()
+    wrong.locator("dialog[open]").get_by_text("clientwise show --round").wait_for()
 
 
 def test_a_click_on_a_point_opens_its_round(open_page: Any, address: str) -> None:

@@ -66,7 +66,7 @@ def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec
     needed += FLOAT_BYTES * FACTOR_COPIES * clients * _largest_factors(method, spec)
     if method.compares_pairs:
         needed += DOUBLE_BYTES * PAIR_COPIES * clients**2
-    return needed + _count_judged(method, data, clients) * _judged_bytes(plan, data, clients)
+    return needed + _count_judged(method, plan, data, clients) * _judged_bytes(plan, data, clients)
 
 
 def _copies(method: Method, plan: Plan, spec: ModelSpec) -> int:
@@ -85,13 +85,17 @@ def _largest_factors(method: Method, spec: ModelSpec) -> int:
     return max(factors, default=0)
 
 
-def _count_judged(method: Method, data: FederatedData, clients: int) -> int:
+def _count_judged(method: Method, plan: Plan, data: FederatedData, clients: int) -> int:
     """How many models are judged at once, beyond those of a chunk."""
     if method.control == "alone":
         return data.num_clients
     of_criteria = method.needs("server_set") and method.sees_whole_cohort
-    of_evidence = method.evidence is not None and method.evidence.judges_all
-    return clients if of_criteria or of_evidence else 0
+    if of_criteria:
+        return clients
+    if method.evidence is None:
+        return 0
+    # The server takes gradients where clients would evaluate a model for each of them
+    return clients if method.evidence.judges_all or plan.judged_by == "clients" else 0
 
 
 def _judged_bytes(plan: Plan, data: FederatedData, clients: int) -> int:
