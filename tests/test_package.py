@@ -29,7 +29,6 @@ NOT_NEEDED = [
     "efficientnet_lite_pytorch",
     "matplotlib",
     "mlxtend",
-    "pandas",
     "PIL",
     "sklearn",
     "pytest",
