@@ -18,7 +18,7 @@ demo: .venv/demo
 # Tests marked `alone` measure time, so they run last and one by one. Only their files are collected.
 test: .venv/ready lint
 	$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not (alone or slow or flower or experiments or fire)'
-	$(PYTEST) -m 'alone and not fire' $$(grep -rl --include='*.py' 'mark\.alone' tests)
+	$(PYTEST) -m alone $$(grep -rl --include='*.py' 'mark\.alone' tests)
 
 # The tests about bits, resuming, memory and run folders again, as on older CPUs, with one thread and
 # with four. Memory can be measured beside other tests; time cannot.
@@ -60,8 +60,7 @@ test-experiments: .venv/ready
 # processes. At most ten minutes on two idle cores.
 FIRE := $$(grep -rl --include='*.py' 'mark\.fire' tests)
 test-fire: .venv/ready
-	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'fire and not alone' $(FIRE)
-	$(PYTEST) -m 'fire and alone' $(FIRE)
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m fire $(FIRE)
 
 # The same with one of EVERY cases: at most eight minutes on two cores. CI requires one of 24 (.ci/run).
 EVERY ?= 8

@@ -125,6 +125,7 @@ def test_the_page_on_predicting_runs_as_printed(
     """From a CSV file to predictions for new rows, and the warning that the page quotes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CLIENTWISE_DATA", raising=False)  # where its files would be searched
     page = ROOT / "docs" / "predict.md"
     text = page.read_text(encoding="utf-8")
     output = ""
