@@ -27,6 +27,8 @@ OLDEST = {
         name for name in __cpu_dispatch__ if __cpu_features__[name]
     ),
 }
+# MKL would take no more threads than there are cores
+FOUR_THREADS = {"OMP_NUM_THREADS": "4", "MKL_DYNAMIC": "FALSE"}
 AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -37,9 +39,9 @@ AVX2 = {
 
 def settings(capability: str) -> list[dict[str, str]]:
     """The environment of each run on a machine of which PyTorch reports this capability."""
-    found = [OLDEST | {"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "4"}]
+    found = [OLDEST | {"OMP_NUM_THREADS": "1"}, FOUR_THREADS]
     if capability.startswith("AVX"):  # without AVX2, PyTorch would stop with an illegal instruction
-        found.append(AVX2 | {"OMP_NUM_THREADS": "4"})
+        found.append(AVX2 | FOUR_THREADS)
     return found
 
 
