@@ -33,6 +33,7 @@ AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "MKL_CBWR": "AVX2,STRICT",  # else sums depend on where arrays lie in memory (docs/performance.md)
     "OPENBLAS_CORETYPE": "Haswell",
 }
 
