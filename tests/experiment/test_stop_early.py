@@ -37,7 +37,12 @@ CONFIG: dict[str, Any] = {
     "training": {"learning_rate": 3.0, "optimizer": "adam"},  # too large: the loss jumps
     "device": "cpu",
 }
-STOPS = {**CONFIG, "stop_early": {"rounds": 3}, "keep": "best"}
+STOPS = {
+    **CONFIG,
+    "rounds": 60,
+    "stop_early": {"rounds": 3},
+    "keep": "best",
+}  # it stops long before
 
 
 def held_out(losses: list[float], **settings: Any) -> HeldOut:
@@ -191,7 +196,7 @@ def test_the_kept_model_is_that_of_the_best_round(stopped: Path, tmp_path: Path)
     run = cw.Run(stopped)
     best, _ = run.trained("FedAvg", 1)
     last = len(run.frame("rounds"))
-    assert last == best + 3 < 12
+    assert last == best + 3 < 60
     plain = cw.run({**CONFIG, "rounds": best}, tmp_path / "best", progress=False)
     assert torch.equal(vector(run), vector(plain))
     assert torch.equal(vector(run, "best"), vector(plain))
@@ -216,7 +221,7 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     path = write_html(overview([run]), {}, tmp_path / "report.html")
     page = path.read_text(encoding="utf-8")
     said = (
-        f"after round {last} (seed 1) of 12: the held-out loss was lowest in round {best} (seed 1)"
+        f"after round {last} (seed 1) of 60: the held-out loss was lowest in round {best} (seed 1)"
     )
     assert said in page
     shown = [*headline(series_of([run])), *remarks(run), *map(str, about(run))]
@@ -238,7 +243,7 @@ def test_clients_that_train_alone_have_no_model_to_keep(tmp_path: Path) -> None:
 def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:
     before = cw.Run(stopped).frame("rounds")
     told: list[Any] = []
-    for rounds in (12, 15):
+    for rounds in (60, 75):
         config = {**STOPS, "rounds": rounds}
         cw.run(config, stopped, resume=True, progress=False, on_round=told.append)
         after = cw.Run(stopped)
@@ -251,7 +256,7 @@ def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:
 def test_a_resumed_run_stops_in_the_same_round(stopped: Path, tmp_path: Path) -> None:
     whole = cw.Run(stopped)
     best, _ = whole.trained("FedAvg", 1)
-    for rounds in (best - 1, best + 1, 12):
+    for rounds in (best - 1, best + 1, 60):
         config = {**STOPS, "rounds": rounds}
         cw.run(config, tmp_path / "run", resume=rounds >= best, progress=False)
     again = cw.Run(tmp_path / "run")
@@ -336,7 +341,7 @@ def test_check_prints_the_schedule_and_what_ends_and_keeps() -> None:
     }
     lines = describe(load_experiment({**STOPS, **changed}))
     assert (
-        "schedule    cosine (rounds 12, end 0.0, warmup 2): FedAvg; step (every 4, factor 0.1): own"
+        "schedule    cosine (rounds 60, end 0.0, warmup 2): FedAvg; step (every 4, factor 0.1): own"
         in lines
     )
     assert "stop early  after 3 rounds whose held-out loss is not lower by more than 0.05" in lines
