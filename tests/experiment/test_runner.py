@@ -681,7 +681,7 @@ def test_when_its_terminal_is_closed_it_stops_after_saving(uninterrupted, tmp_pa
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also under nohup
     )
     wait_for(lambda: rounds_done(folder) >= 5)
-    os.close(child.child_fd)
+    child.ptyproc.fileobj.close()  # by its owner, who would close the number a second time
     _, status = os.waitpid(child.pid, 0)
     assert os.waitstatus_to_exitcode(status) == 130
     before = rounds_done(folder)
