@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from .core.objective.problem import Problem, named_problem
-from .data.arrays import NamedInput, pack, read_blocks
+from .data.arrays import NamedInput, pack, read_holders, unpack
 from .data.encoding import Encoding
 from .data.federated import Samples
 from .data.table import Encoder, encode_rows, read_rows, remarks
@@ -129,7 +129,8 @@ def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ..
     parts: tuple[NamedInput, ...] = ()
     try:
         if isinstance(given, Dataset | DataLoader):
-            ((given, _),) = read_blocks([("inputs", given)])
+            (read,) = read_holders([("inputs", given)])
+            given = unpack(read.inputs, read.parts) if read.parts else read.inputs
         if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "shape"):
             raise ValueError("a tuple of 2: pass the inputs alone, without targets")
         if isinstance(given, Mapping):

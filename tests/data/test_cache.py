@@ -7,8 +7,7 @@ import numpy
 import pytest
 import torch
 
-from clientwise.data.cache import Writer, cache_folder, cached
-from clientwise.data.folder import DataError
+from clientwise.data.folder import DataError, Writer, cache_folder, cached
 
 
 @pytest.fixture
@@ -27,7 +26,7 @@ class Builder:
 
     def __call__(self, arrays: Writer) -> None:
         self.built += 1
-        arrays.save("small", numpy.full(3, int(self.path.read_text())))
+        arrays.save(small=numpy.full(3, int(self.path.read_text())))
         arrays.create("large", (4, 2), numpy.uint8)[:] = 7
 
 
@@ -65,7 +64,7 @@ def test_a_file_in_a_folder_counts(source: Path) -> None:
 def test_options_have_entries_of_their_own(source: Path) -> None:
     build = Builder(source)
     for size in (1, 2, 1):
-        cached("set", [source], build, [size])
+        cached("set", [source], build, size)
     assert build.built == 2
     assert len(list(cache_folder().iterdir())) == 2
 
@@ -82,7 +81,7 @@ def test_a_damaged_entry_is_made_anew_and_a_failed_one_leaves_nothing(
     assert caplog.messages == [f"{entry}: damaged, so it is written again"]
 
     def fail(arrays: Writer) -> None:
-        arrays.save("small", numpy.zeros(3))
+        arrays.save(small=numpy.zeros(3))
         raise DataError("cut off")
 
     with pytest.raises(DataError, match="cut off"):
@@ -111,7 +110,7 @@ def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.Monkey
 def test_a_source_that_cannot_be_read_is_not_blamed_on_the_cache(source: Path) -> None:
     with pytest.raises(DataError) as caught:
         cached(
-            "set", [source], lambda arrays: arrays.save("small", numpy.fromfile(source / "absent"))
+            "set", [source], lambda arrays: arrays.save(small=numpy.fromfile(source / "absent"))
         )
     assert str(caught.value) == f"{source / 'absent'}: Not a directory"
 

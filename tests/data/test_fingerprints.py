@@ -19,7 +19,7 @@ from clientwise.data.division import federate
 from clientwise.data.features import FEATURES, Backbone, with_features
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import iid
-from clientwise.data.published import digit_domains
+from clientwise.data.published import handwriting
 from clientwise.experiment.build.clients import build_data
 from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.load import load_experiment
@@ -140,7 +140,7 @@ COMPUTED = {
     "logarithms of air": (air, numpy, "log10"),
     "blurred cells": (cells, "scipy.ndimage", "gaussian_filter"),
     "blurred cells alone": (partial(cells, augment=False), "scipy.ndimage", "gaussian_filter"),
-    "resized digits": (domains, digit_domains, "interpolate"),
+    "resized digits": (domains, handwriting, "interpolate"),
     "features": (features, nn.Conv2d, "forward"),
 }
 

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 from small_files import picture, write_files
 
-from clientwise.data import npz
 from clientwise.data.folder import (
     Archive,
     DataError,

@@ -16,7 +16,7 @@ from clientwise.data import table as _  # noqa: F401
 from clientwise.data.datasets import DATASETS
 from clientwise.data.encoding import Encoding, InputColumn
 from clientwise.data.federated import Samples
-from clientwise.data.hints import column_hints
+from clientwise.data.summary import column_hints
 
 
 @pytest.fixture(autouse=True)

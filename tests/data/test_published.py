@@ -32,12 +32,7 @@ from clientwise.data.datasets import DATASETS, DataError
 from clientwise.data.division import federate
 from clientwise.data.federated import Samples
 from clientwise.data.partition import by_id, iid
-from clientwise.data.published import (
-    celeba,
-    malaria,
-    movie_reviews,
-    vgg_cells,
-)
+from clientwise.data.published import images, movie_reviews
 
 FOLDER_DATASETS = (
     *("mnist", "cifar10", "celeba", "malaria", "vgg_cells", "movie_reviews", "femnist"),
@@ -277,7 +272,7 @@ def test_the_whole_of_celeba_has_its_identities(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_celeba(tmp_path, zipped=True)
-    monkeypatch.setattr(celeba, "ALL_IMAGES", 6)
+    monkeypatch.setattr(images, "ALL_IMAGES", 6)
     with pytest.raises(DataError, match="10,177 identities expected, found 2"):
         load("celeba", tmp_path)
 
@@ -291,16 +286,16 @@ def test_malaria(small: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> 
     assert samples.ids.tolist() == [61, 1012, 1201, 61, 2, 61]
     assert samples.inputs[0, :, 0, 0].tolist() == [0, 0, 255]
     assert samples.inputs[5, :, 0, 0].tolist() == [255, 0, 0]
-    monkeypatch.setattr(malaria, "PEOPLE", 5)
+    monkeypatch.setattr(images, "PATIENTS", 5)
     with pytest.raises(DataError, match="5 people expected, found 4"):
         load("malaria", small, size=32)
-    monkeypatch.setattr(malaria, "PER_CLASS", 4)
+    monkeypatch.setattr(images, "PER_KIND", 4)
     with pytest.raises(DataError, match="4 images expected in Uninfected/, found 3"):
         load("malaria", small, size=16)
 
 
 def test_a_cell_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malaria, "PER_CLASS", 1)
+    monkeypatch.setattr(images, "PER_KIND", 1)
     image = picture(numpy.zeros((4, 4, 3), numpy.uint8))
     files = {"Parasitized/cell_1.png": image, "Uninfected/C201ThinF_IMG_1_cell_1.png": image}
     write_files(tmp_path / "malaria" / "cell_images", files, zipped=False)
@@ -365,7 +360,7 @@ def test_copies_of_an_image_never_part(small_cells: Path) -> None:
 
 
 def test_cells_that_are_missing(small_cells: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vgg_cells, "MOST", 11)
+    monkeypatch.setattr(images, "MOST", 11)
     with pytest.raises(DataError, match="1 to 11 cells per image expected, found 1 to 10"):
         load("vgg_cells", small_cells, size=16)
     (small_cells / "vgg_cells" / "cells" / "004dots.png").unlink()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import clientwise as cw
-from clientwise.data.coverage import uncovered
+from clientwise.data.summary import uncovered
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment

@@ -19,7 +19,7 @@ from ...core.method import Method
 from ...core.objective.guessing import constant_metric
 from ...core.types import RoundRecord
 from ...data.federated import FederatedData, Samples
-from ...data.hints import column_hints
+from ...data.summary import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
 from ...engine.local import LocalEngine
