@@ -37,10 +37,8 @@ SMALL: dict[ModuleType, dict[str, Any]] = {
         **{"COUNT": 10, "SIZE": 16, "LEAST": 1, "MOST": 10},
     },
     tables: {
-        **{"HOSPITALS": HOSPITALS, "RECORDINGS": 12, "PATIENTS": 3},
-        **{"REGIONS": ("Northeast", "Canada"), "TRAIN": (4, 3), "TEST": (2, 2)},
-        **{"WINDOWS": 12, "PEOPLE": 3, "ACTIVITIES": 2},
-        **{"STATIONS": " ".join(STATIONS), "HOURS": 8},
+        **{"REGIONS": ("Northeast", "Canada"), "STATIONS": " ".join(STATIONS), "HOURS": 8},
+        "SIZES": {"heart": (19, 4), "parkinsons": (12, 3), "tcga_brca": (11, 2), "wisdm": (12, 3)},
     },
 }
 

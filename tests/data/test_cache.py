@@ -51,24 +51,6 @@ def test_a_changed_source_is_read_again_and_the_old_entry_goes(source: Path) -> 
     assert len(list(cache_folder().iterdir())) == 1
 
 
-def test_a_file_in_a_folder_counts(source: Path) -> None:
-    build = Builder(source)
-    folder = source.parent / "folder"
-    folder.mkdir()
-    cached("set", [folder], build)
-    (folder / "new").write_text("x")
-    cached("set", [folder], build)
-    assert build.built == 2
-
-
-def test_options_have_entries_of_their_own(source: Path) -> None:
-    build = Builder(source)
-    for size in (1, 2, 1):
-        cached("set", [source], build, size)
-    assert build.built == 2
-    assert len(list(cache_folder().iterdir())) == 2
-
-
 def test_a_damaged_entry_is_made_anew_and_a_failed_one_leaves_nothing(
     source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -109,18 +91,8 @@ def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.Monkey
 
 def test_a_source_that_cannot_be_read_is_not_blamed_on_the_cache(source: Path) -> None:
     with pytest.raises(DataError) as caught:
-        cached(
-            "set", [source], lambda arrays: arrays.save(small=numpy.fromfile(source / "absent"))
-        )
+        cached("set", [source], lambda arrays: arrays.save(small=numpy.fromfile(source / "absent")))
     assert str(caught.value) == f"{source / 'absent'}: Not a directory"
-
-
-def test_the_default_is_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CLIENTWISE_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache_folder() == Path("/somewhere/clientwise")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == Path.home() / ".cache" / "clientwise"
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="room cannot be reserved here")

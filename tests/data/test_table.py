@@ -188,7 +188,11 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
         ),
         ({}, {"ignore": ["smoker"]}, "north.csv: no column 'smoker'"),
         ({}, {"target": "il", "ignore": ["il"]}, "north.csv, .*: no column 'il' for the target"),
-        ({}, {"client": "sex"}, "north.csv: column 'sex', row 4 is empty: it must name the client"),
+        (
+            {},
+            {"client": "sex"},
+            "north.csv: column 'sex', row 4: is empty, and must name the client",
+        ),
         ({"south.csv": "age,ill\n1,yes\n"}, {}, "south.csv: no column 'sex'"),
         (
             {"south.csv": "sex,age,ill\nmale,inf,yes\n"},
@@ -206,7 +210,7 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
             {},
             "south.csv: no row has a value in column 'ill'",
         ),
-        ({"south.csv": ""}, {}, "south.csv: is empty"),
+        ({"south.csv": ""}, {}, "south.csv: not a table of rows and columns"),
         (
             {"south.csv": f"sex,age,ill\nmale,{'9' * 400},yes\n"},
             {},
@@ -216,7 +220,7 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
         (
             {"south.parquet": "no"},
             {"files": "hospitals/*.parquet"},
-            "south.parquet: (not a Parquet|Parquet needs)",
+            "south.parquet: (not a table|Parquet needs)",
         ),
         (
             {"north.csv": "sex,age,ill\nmale,1,no\n", "south.csv": "sex,age,ill\nmale,1,no\n"},

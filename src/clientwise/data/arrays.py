@@ -105,7 +105,8 @@ def read_holders(given: Iterable[tuple[str, Any]], least: int = 1) -> list[Array
 def _read(given: Any) -> tuple[Arrays, bool]:
     """The samples of a holder, and whether they differ each time they are read."""
     if isinstance(given, DataLoader):
-        _refuse_more_than_order(given)
+        if hasattr(given.dataset, "__len__"):
+            _refuse_more_than_order(given)
         given = given.dataset
     if is_frame(given):
         raise ValueError(
@@ -480,11 +481,10 @@ def _as_masks(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
     if least < 0 or largest >= count:
         hint = ""
         if largest == IGNORED:
-            hint = f"; {IGNORED} often marks pixels to ignore: give them a class"
-            if bool(((masks == 0) | (masks == IGNORED)).all()):
-                hint = "; of black and white masks, pass (masks > 0)"
-        allowed = f"0 to {given - 1 if given else IGNORED - 1}"
-        raise ValueError(f"masks must have classes {allowed}, found {least} to {largest}{hint}")
+            hint = "; 255 often marks pixels to ignore: give them a class, or pass (masks > 0) of black and white"
+        raise ValueError(
+            f"masks must have classes 0 to {(given or IGNORED) - 1}, found {least} to {largest}{hint}"
+        )
     return masks.to(torch.uint8), Segmentation(mask_classes=max(2, count))
 
 

@@ -156,16 +156,11 @@ class Samples:
 
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which holder, and in which of its rows."""
-        ids = torch.zeros(len(self.targets)).long() if self.ids is None else self.ids
-
-        def rows() -> dict[str, Tensor]:
-            found = {}
-            for holder in torch.unique(ids).tolist():
-                name = self.names[holder] if self.names else f"client {holder}"
-                found[name] = (ids == holder).nonzero().flatten()
-            return found if self.ids is not None else {"the dataset": torch.arange(len(ids))}
-
-        _refuse_infinite(self, rows)
+        names = dict(enumerate(self.names))
+        if self.ids is None:
+            _refuse_infinite(self, torch.zeros(len(self.targets)), lambda _: "the dataset")
+        else:
+            _refuse_infinite(self, self.ids, lambda one: names.get(one, f"client {one}"))
 
 
 @dataclass(frozen=True)
@@ -311,15 +306,13 @@ class FederatedData:
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which client, and in which of its samples."""
 
-        def rows() -> dict[str, Tensor]:
-            found = {}
-            for client in range(self.num_clients):
-                own = [held.indices[held.slice(client)] for held in (self.train, self.test)]
-                found[self.called(client)] = torch.cat(own)
-            server = [held.indices for held in (self.weigh, self.report) if held is not None]
-            return found | ({"the server": torch.cat(server)} if server else {})
-
-        _refuse_infinite(self.samples, rows)
+        owners = torch.full((len(self.samples.targets),), torch.nan, dtype=torch.float64)
+        for held in (self.train, self.test):
+            owners[held.indices] = held.owner.double()
+        for held in filter(None, (self.weigh, self.report)):
+            owners[held.indices] = self.num_clients
+        names = [self.called(client) for client in range(self.num_clients)]
+        _refuse_infinite(self.samples, owners, lambda one: [*names, "the server"][one])
 
     def called(self, client: int) -> str:
         """A client in a message: its number, and its name if it has one."""
@@ -467,20 +460,18 @@ def _facts(
     return torch.cat([given.double(), torch.zeros(sum(sizes) - len(given), dtype=torch.float64)])
 
 
-def _refuse_infinite(samples: Samples, owners: Callable[[], Mapping[str, Tensor]]) -> None:
-    """DataError for inputs and targets that are not finite: of which owner, whose samples have these indices."""
+def _refuse_infinite(samples: Samples, owners: Tensor, called: Callable[[int], str]) -> None:
+    """DataError for inputs and targets that are not finite, and belong to somebody (NaN in `owners` [N]: nobody)."""
     found = []
     for what, values in {"inputs": samples.inputs, "targets": samples.targets}.items():
         # One pass: a sum is not finite if a number is not (or if it overflows)
         if not values.is_floating_point() or values.sum().isfinite():
             continue
-        for owner, indices in owners().items():
-            bad = ~values[indices].isfinite()
-            if bad.any():
-                first = f"the first in its sample {int(bad.nonzero()[0, 0])}"
-                found.append(
-                    f"{owner}: {int(bad.sum()):,} of its {what} are not finite numbers, {first}"
-                )
+        bad = ~values.isfinite().reshape(len(values), -1).all(1)
+        for owner in torch.unique(owners[bad & owners.isfinite()]).tolist():
+            own = bad[owners == owner]
+            count = f"{int(own.sum()):,} of its {len(own):,} samples have {what}"
+            first = f"the first is its sample {int(own.nonzero()[0])}"
+            found.append(f"{called(int(owner))}: {count} that are not finite numbers, {first}")
     if found:
-        advice = "correct them, or leave those samples out"
-        raise DataError(f"{first_few(found)}; {advice}")
+        raise DataError(f"{first_few(found)}; correct them, or leave those samples out")

@@ -17,7 +17,7 @@ from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
 from .folder import DataError
 from .partition import PARTITIONS
-from .table import Kind, samples_of
+from .table import Kind, refuse_repeated, samples_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -249,6 +249,7 @@ def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
         given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
     frame = given.reset_index(drop=True).infer_objects()  # objects that are all numbers
     frame.columns = frame.columns.map(str)
+    refuse_repeated(frame.columns, name)
     frame = frame.drop(columns=list(ignore), errors="ignore")
     if not len(frame):
         raise DataError(f"{name}: has no rows: leave this client out")

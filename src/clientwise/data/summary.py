@@ -143,8 +143,8 @@ def class_names(data: FederatedData, classes: Sequence[int]) -> str:
 def column_hints(samples: Samples) -> list[str]:
     """A line for each column that should probably be left out; none where there is no table.
 
-    Named are columns with one value for each client, and those that alone predict the target: each row by its
-    neighbours, when all are sorted by this column.
+    Named are columns with another whole number or category in every row, with one value for each client, and
+    those that alone predict the target: each row by its neighbours, when all are sorted by this column.
 
     Args:
         samples: as they were read, or as clients hold them (`Samples.given` has the table).
@@ -163,6 +163,8 @@ def column_hints(samples: Samples) -> list[str]:
     lines = []
     for column, cells in zip(table.columns, values.T, strict=False):
         found = []
+        if _is_identifier(cells):
+            found.append("It has a different value in every row, like an identifier.")
         if _names_clients(cells, owners):
             found.append("It has one value with each client, like the client's name.")
         if said := _predicts(cells, targets, are_classes=bool(table.classes)):
@@ -175,6 +177,13 @@ def column_hints(samples: Samples) -> list[str]:
     if len(lines) > MOST_LINES:
         lines[MOST_LINES:] = [f"{len(lines) - MOST_LINES} more columns look like these."]
     return lines
+
+
+def _is_identifier(cells: numpy.ndarray) -> bool:
+    """Whether all cells differ, and are whole numbers or categories."""
+    given = cells[~numpy.isnan(cells)]
+    is_whole = len(given) >= ROWS[0] and bool((given == given.round()).all())
+    return is_whole and len(numpy.unique(given)) == len(given)
 
 
 def _names_clients(cells: numpy.ndarray, owners: numpy.ndarray) -> bool:

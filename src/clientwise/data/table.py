@@ -61,7 +61,7 @@ def read_table(path: Path, texts: Sequence[str] = ()) -> DataFrame:
     if path.suffix == ".parquet":
         return _read_parquet(path)
     separator = separator_of(path)
-    _refuse_repeated(_head(path, separator), str(path))
+    refuse_repeated(_head(path, separator), str(path))
     decimal = "," if separator == ";" else "."
     return parse_csv(path, path, sep=separator, decimal=decimal, dtype=dict.fromkeys(texts, str))
 
@@ -125,7 +125,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise DataError(said) from None
 
 
-def _refuse_repeated(names: Iterable[object], source: str) -> None:
+def refuse_repeated(names: Iterable[object], source: str) -> None:
     """DataError where two columns have one name: one may be a copy of the target."""
     seen: set[object] = set()
     for name in names:
@@ -138,45 +138,36 @@ def _refuse_repeated(names: Iterable[object], source: str) -> None:
 # Cells ------------------------------------------------------------------------------------------------------------
 
 
-def parse_numbers(cells: Any) -> numpy.ndarray:
+def parse_numbers(cells: Series[Any]) -> numpy.ndarray:
     """The cells as numbers; NaN for those that are none, or too large."""
     import pandas
 
-    column = cells if isinstance(cells, pandas.Series) else pandas.Series(list(cells), dtype=object)
     try:
-        numbers = pandas.to_numeric(column, errors="coerce")
+        numbers = pandas.to_numeric(cells, errors="coerce")
     except OverflowError:  # an integer of hundreds of digits is too much for pandas
-        numbers = pandas.to_numeric(column.astype(str), errors="coerce")
+        numbers = pandas.to_numeric(cells.astype(str), errors="coerce")
     found: numpy.ndarray = numbers.to_numpy(numpy.float64, na_value=numpy.nan)
     return numpy.where(numpy.abs(found) > LARGEST, numpy.nan, found)
 
 
-def _texts(values: Sequence[object]) -> list[str]:
-    """What tells categories apart: 1 and 1.0 are the same."""
-    pairs = zip(values, parse_numbers(values), strict=True)
-    return [
-        str(value).strip() if numpy.isnan(number) else f"{number:.15g}" for value, number in pairs
-    ]
+def _words(cells: Series[Any]) -> Series[Any]:
+    """The cells as names of categories."""
+    return cells.astype(object).map(_word, na_action="ignore")
 
 
-def _distinct(cells: Series[Any]) -> tuple[numpy.ndarray, list[str]]:
-    """The place of every cell's value [n] among the different ones, -1 where it is missing; and these as texts."""
-    import pandas
-
-    objects = cells.astype(object)
+def _word(value: Any) -> str:
+    """The name of a category: 1 and 1.0 are the same."""
     try:
-        codes, found = pandas.factorize(objects)
-    except TypeError:  # lists and dictionaries, which Parquet may have
-        codes, found = pandas.factorize(objects.map(str, na_action="ignore"))
-    return codes, _texts(found)
+        return f"{float(value):.15g}"
+    except (TypeError, ValueError, OverflowError):
+        return str(value).strip()
 
 
 def _positions(cells: Series[Any], categories: Sequence[str]) -> numpy.ndarray:
     """The position of every cell's category [n]; NaN where it is missing or no category."""
-    known = {text: float(index) for index, text in enumerate(_texts(categories))}
-    codes, found = _distinct(cells)
-    placed: numpy.ndarray = numpy.array([*(known.get(one, numpy.nan) for one in found), numpy.nan])
-    return placed[codes]
+    known = {_word(name): float(code) for code, name in enumerate(categories)}
+    placed: numpy.ndarray = _words(cells).map(known).to_numpy(float, na_value=numpy.nan)
+    return placed
 
 
 class _Reader:
@@ -206,9 +197,11 @@ class _Reader:
 
     def categories(self, name: str, most: int) -> tuple[str, ...]:
         """The different values of a column, sorted."""
-        found = sorted(set(_distinct(self.frame[name])[1]))
-        if not numpy.isnan(numbers := parse_numbers(found)).any():
-            found = [found[place] for place in numbers.argsort()]
+        found = _words(self.frame[name]).dropna().unique().tolist()
+        try:
+            found.sort(key=float)
+        except ValueError:  # not all are numbers
+            found.sort()
         if len(found) > most:
             source = self.frame.index[0][0]
             raise DataError(
@@ -253,6 +246,7 @@ def samples_of(
     """
     import pandas
 
+    frames = {source: own.set_axis(own.columns.map(str), axis=1) for source, own in frames.items()}
     needed = {target: " for the target"} | dict.fromkeys(categories, "")
     needed |= {client: " for the client"} if client else {}
     needed |= {event: " for the event"} if event else {}
@@ -306,13 +300,10 @@ def _common_columns(
     """The columns of all frames without those to `ignore`, in the order of the first frame.
 
     Args:
-        frames: by what messages call them; names of columns become texts.
+        frames: by what messages call them.
         needed: columns that must be there, and what a message adds to each.
         ignore: columns that are left out.
     """
-    for source, rows in frames.items():
-        rows.columns = rows.columns.map(str)
-        _refuse_repeated(rows.columns, source)
     first = list(next(iter(frames.values())).columns)
     every = dict.fromkeys([*needed, *(name for rows in frames.values() for name in rows.columns)])
     wrong = []
@@ -323,7 +314,7 @@ def _common_columns(
         having = [source for source in frames if source not in without]
         purpose = needed.get(name, "")
         if having:
-            purpose += f", which {first_few(having)} have: add it, or put it into `ignore`"
+            purpose += f", unlike {first_few(having)}: add it, or put it into `ignore`"
         hint = suggest(name, map(plain, frames[without[0]].columns))
         wrong.append(f"{first_few(without)}: no column {_shown(name)}{purpose}{hint}")
     for name in ignore:
@@ -430,41 +421,24 @@ def _matching(folder: Path, files: str) -> list[Path]:
 class Encoder(nn.Module):
     """Turns rows of a table [N, columns] into inputs [N, F], as a module that a trained model can carry."""
 
-    source: Tensor  # [F] the column of every input
-    category: Tensor  # [F] the category that it stands for; -1 for numbers, -2 for missing values
-    fill: Tensor
-    mean: Tensor
-    deviation: Tensor
-    seen: Tensor  # [F]
-
     def __init__(self, columns: Sequence[InputColumn]) -> None:
         super().__init__()
-        source: list[int] = []
-        category: list[int] = []
-        seen: list[bool] = []
-        for index, column in enumerate(columns):
-            codes = [*range(len(column.categories))] or [-1]
-            if column.marks_missing:
-                codes.append(-2)
-            source += [index] * len(codes)
-            category += codes
-            seen += [position not in column.unseen for position in range(len(codes))]
-        self.register_buffer("source", torch.tensor(source))
-        self.register_buffer("category", torch.tensor(category, dtype=torch.float64))
-        self.register_buffer("seen", torch.tensor(seen))
-        for name in ("fill", "mean", "deviation"):
-            values = [getattr(column, name) for column in columns]
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float64)[self.source])
+        self.columns = tuple(columns)
 
     def forward(self, values: Tensor) -> Tensor:
         """Inputs [N, F], float32, of values [N, columns] as `InputColumn` describes them."""
-        values = values.double()[:, self.source]
-        missing = values.isnan()
-        numbers = (torch.where(missing, self.fill, values) - self.mean) / self.deviation
-        is_category = (values == self.category).double()
-        inputs = torch.where(self.category == -1, numbers, is_category)
-        inputs = torch.where(self.category == -2, missing.double(), inputs)
-        return torch.where(self.seen, inputs, 0.0).float()
+        inputs = []
+        for column, own in zip(self.columns, values.double().unbind(1), strict=True):
+            missing = own.isnan()
+            if column.categories:
+                made = [own == code for code in range(len(column.categories))]
+            else:
+                made = [(torch.where(missing, column.fill, own) - column.mean) / column.deviation]
+            if column.marks_missing:
+                made.append(missing)
+            for position, one in enumerate(made):
+                inputs.append(torch.zeros_like(one) if position in column.unseen else one)
+        return torch.stack([one.float() for one in inputs], 1)
 
 
 def prepare(data: FederatedData, standardise: Standardise) -> FederatedData:
@@ -581,7 +555,7 @@ def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> NewRows:
 
     rows = rows.set_axis([str(name) for name in rows.columns], axis="columns")
     names = [column.name for column in encoding.columns]
-    _refuse_repeated([name for name in rows.columns if name in names], source)
+    refuse_repeated([name for name in rows.columns if name in names], source)
     unused = [name for name in rows.columns if name not in names]
     missing = [name for name in names if name not in rows.columns]
     problems = [f"{source}: no column {_shown(name)}{suggest(name, unused)}" for name in missing]
