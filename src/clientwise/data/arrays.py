@@ -229,12 +229,12 @@ def _tensor(values: Any, what: str) -> Tensor:
         return as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         said = str(error).splitlines()[0]
-    first = values[:1] if isinstance(values, list | tuple | numpy.ndarray) else []
-    if any(isinstance(one, str) for one in first):
+    is_list = isinstance(values, list | tuple) and isinstance(values[0], str)
+    if is_list or (isinstance(values, numpy.ndarray) and values.dtype.kind in "US"):
         hint = "turn them into numbers, as a tokenizer does"
         if what == "targets":
             hint = "number the classes from 0, alike for all clients, as numpy.unique(all_labels, return_inverse=True)"
-        raise ValueError(f"its {what} are text ({shortened(str(first[0]), 40)!r}, ...): {hint}")
+        raise ValueError(f"its {what} are text ({shortened(str(values[0]), 40)!r}, ...): {hint}")
     raise ValueError(f"its {what} are no array of numbers ({said})")
 
 
