@@ -21,7 +21,6 @@ with needing("flower", "clientwise.flower"):
     from ..hosts.flower.data import (
         OwnData,
         load_npz,
-        load_table,
         write_parts,
     )
     from ..hosts.flower.method_strategy import MethodStrategy
@@ -35,7 +34,6 @@ __all__ = [
     "Weighted",
     "client_app",
     "load_npz",
-    "load_table",
     "measure",
     "server_app",
     "write_parts",

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from flwr.app import Context, Message
@@ -21,16 +20,7 @@ from ...experiment.build.samples import load_samples
 from ...experiment.load import load_experiment
 from ..protocols import Gate
 from .client import answer, answer_failure
-from .data import (
-    DATA_KEYS,
-    Config,
-    OwnData,
-    data_held_by,
-    found_by,
-    from_files,
-    load_npz,
-    loader_in,
-)
+from .data import Config, OwnData, data_held_by, load_npz
 from .wire import Request
 
 
@@ -41,9 +31,7 @@ def client_app(
 
     Args:
         config: an experiment's file or table.
-        load: reads a node's data from the path `data` in its node config. A node can name a Python
-            file of its own as `loader` in the node config; the function `load` of that file is then
-            used instead, so that no foreign code reads the data.
+        load: reads a node's data from the path `data` in its node config.
         gate: decides which requests are answered, and what leaves; by default, every request is
             answered exactly.
     """
@@ -68,9 +56,11 @@ def _answer(
     engine_of: Callable[[Request], EmbeddedEngine]
     try:
         if "data" in settings:
-            engine_of = partial(_engine_of_node, text, partial(_own_data, settings, load, gate))
+            read = partial(load, str(settings["data"]))
+            own = partial(gate.rows, read) if gate else read
+            engine_of = partial(_engine_of_node, text, own)
         elif "partition-id" in settings:  # set by Flower's simulation
-            engine_of = partial(_simulated_engine, text, context.run_config)
+            engine_of = partial(_simulated_engine, text)
         else:
             raise DataError(
                 "this node has no data: start it with --node-config 'data=\"/path/to/it\"'"
@@ -80,30 +70,17 @@ def _answer(
         return answer_failure(message, error, private="data" in settings)
 
 
-def _own_data(
-    settings: Mapping[str, Any], load: Callable[[str], OwnData], gate: Gate | None
-) -> OwnData:
-    """What a node holds, by its own loader if it names one."""
-    if "loader" in settings:
-        load = loader_in(str(settings["loader"]))
-    read = partial(load, str(settings["data"]))
-    return gate.rows(read) if gate else read()
-
-
-def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request) -> EmbeddedEngine:
-    sources = tuple((key, run_config[key]) for key in DATA_KEYS if key in run_config)
-    return _all_clients(text, sources, request.seed)
-
-
 @lru_cache(maxsize=2)
-def _all_clients(text: str, sources: tuple[tuple[str, str], ...], seed: int) -> EmbeddedEngine:
+def _all_clients(text: str, seed: int) -> EmbeddedEngine:
     """An engine with all clients of a simulation. Kept for the next message to this process."""
-    experiment = found_by(load_experiment(tomllib.loads(text)), dict(sources))
-    own = from_files(experiment) if experiment.reads_files else None
-    samples = own.samples if own else load_samples(experiment)
-    data, hostile = build_data(experiment, samples, seed, own)
+    experiment = load_experiment(tomllib.loads(text))
+    data, hostile = build_data(experiment, load_samples(experiment), seed)
     executor = build_executor(experiment, data.samples, torch.device("cpu"))
     return build_engine(experiment, data, hostile, seed, executor)
+
+
+def _simulated_engine(text: str, request: Request) -> EmbeddedEngine:
+    return _all_clients(text, request.seed)
 
 
 def _engine_of_node(text: str, load: Callable[[], OwnData], request: Request) -> EmbeddedEngine:

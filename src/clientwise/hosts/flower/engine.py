@@ -22,7 +22,7 @@ from ...core.types import Evaluation, Refusal, ServerPart, Task, Updates
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.settings import FlowerSettings
-from .claims import TEST_SAMPLES, Claims
+from .claims import Claims
 from .exchange import Connected, Exchange
 from .replies import NO_ANSWER, Content, merged, read_reply, stacked
 from .wire import Request, pack, read_evaluation, read_update, write_request
@@ -74,7 +74,7 @@ class FlowerEngine:
         settings: the config's `[flower]` table.
         keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
             between messages, so the server keeps that model for them.
-        claims: compares what clients say about their data with what they declared; None in a
+        claims: compares what clients say about their data with what they said first; None in a
             simulation.
         awaits_all: wait for every client to connect, and then as long for its reply. Under differential
             privacy, no client may decide whether another one is asked. No round is repeated then.
@@ -404,8 +404,6 @@ class FlowerEngine:
         first = int(self._test_sizes[client])
         if first not in (NO_TEST_SET, size):
             raise ValueError(f"{size} test samples, {first} in its first answer")
-        if self._claims:
-            self._claims.check_one(client, TEST_SAMPLES, size)
         self._test_sizes[client] = size
         return one
 

@@ -19,7 +19,7 @@ from ...experiment.running.runner import run
 from ...record.lock import is_locked, wait_until_free
 from .claims import Claims
 from .connections import connector, is_simulated, registered_clients, simulated_clients
-from .data import Config, found_by, from_files, server_side
+from .data import Config, server_side
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
 LOCK_SECONDS = 180  # longer than a server app takes to notice that its SuperLink was killed
@@ -35,10 +35,6 @@ def server_app(config: Config) -> ServerApp:
     - `initial-model`: path of a model to start with.
     - `accept-changes`: resume although the server's samples, plugins or versions changed. The
       record says so.
-    - `files`, `loader`: in a simulation, replace `flower.files` and `flower.loader`.
-
-    The file members/declared beside the run folder has what members declared about their data, one
-    line `NAME CRITERION VALUE` for each value.
     """
     app = ServerApp()
 
@@ -52,8 +48,7 @@ def server_app(config: Config) -> ServerApp:
         out = Path(str(settings.get("out") or f"runs/{experiment.name}"))
         flower = experiment.flower
         if is_simulated(grid):
-            experiment = found_by(experiment, settings)
-            data = from_files(experiment) if experiment.reads_files else None
+            data = None
             connected = simulated_clients(grid, count_clients(experiment))
         else:
             data = server_side(experiment, str(settings.get("server-data", "")))
@@ -62,7 +57,7 @@ def server_app(config: Config) -> ServerApp:
         def make_claims() -> Claims | None:
             if is_simulated(grid):
                 return None
-            return Claims(flower.clients, flower.max_change, out.parent / "members" / "declared")
+            return Claims(flower.max_change)
 
         resume = (out / "config.toml").exists()
         _wait_for_earlier(out)
