@@ -112,9 +112,6 @@ class FlowerEngine:
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
-        # The training that comes next, if it is known, and the one that was asked for ahead
-        self._expected: tuple[tuple[int, ...], Tensor, Task] | None = None
-        self._ahead: tuple[Tensor, Task] | None = None
         self._keepers = keepers
         self._kept: dict[int, Tensor] = {}  # the keepers' models
         self._round = 0  # the present one; nodes count what a round asks for
@@ -131,7 +128,6 @@ class FlowerEngine:
         """
         self._round = task.round_num
         pace = self.clock.pace if self.clock else Pace()
-        ahead = self._asked_ahead(model, task)
         possible = len({*client_ids, *self._waiting.values()})
         needed = min(self._settings.min_replies, possible)
         enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
@@ -142,15 +138,13 @@ class FlowerEngine:
         asking = client_ids
         for attempt in range(self._repeats + 1):
             patience = time.monotonic() + self._settings.train_seconds
-            least = min(needed - arrived, len(asking)) - len(ahead)
+            least = min(needed - arrived, len(asking))
             if self._awaits_all:
                 least = len(set(asking) - set(self._settings.away))
-            rest = [client for client in asking if client not in ahead]
-            ahead = frozenset()
-            nodes = self._exchange.wait_for(rest, least, patience)
+            nodes = self._exchange.wait_for(asking, least, patience)
             if self._awaits_all:
                 patience = time.monotonic() + self._settings.train_seconds
-            failures += [Refusal(client, NOT_CONNECTED) for client in rest if client not in nodes]
+            failures += [Refusal(client, NOT_CONNECTED) for client in asking if client not in nodes]
             failures += self._ask_to_train(nodes, model, task, patience)
             deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
             awaited = asking if asking and pace.buffer is None else None
@@ -186,32 +180,6 @@ class FlowerEngine:
         if self.clock:
             self.clock.now = time.monotonic() - self._began
             self.clock.at_work = frozenset(self._waiting.values())
-
-    def expect_training(self, client_ids: Sequence[int], model: Tensor, task: Task) -> None:
-        """See `core.engine.AsksAhead`. Nodes evaluate first: the SuperLink delivers messages in their order."""
-        self._expected = (tuple(client_ids), model, task)
-
-    def _train_ahead(self) -> None:
-        """Ask for the training that is expected; `train` waits for the answers."""
-        if self._expected is None:
-            return
-        clients, model, task = self._expected
-        self._expected = None
-        self._ahead = (model, task)
-        nodes = self._exchange.wait_for(clients, 0, 0.0)
-        limit = self._settings.evaluate_seconds + self._settings.train_seconds
-        self._ask_to_train(nodes, model, task, time.monotonic() + limit)
-
-    def _asked_ahead(self, model: Tensor, task: Task) -> frozenset[int]:
-        """The clients that were asked for this training already; none if it was for another one."""
-        ahead = self._ahead
-        self._expected = self._ahead = None
-        if ahead is None:
-            return frozenset()
-        if not torch.equal(ahead[0], model) or ahead[1] != task:
-            self._waiting = {}  # no round is told of a training where late updates are kept
-            self._asked = {}
-        return frozenset(self._asked)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`.
@@ -249,13 +217,10 @@ class FlowerEngine:
             if client not in reachable:
                 yield client, Refusal(client, NOT_CONNECTED)
         waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
-        self._train_ahead()
         for client in not_taken:
             yield client, Refusal(client, NOT_TAKEN)
         for replies in self._exchange.pull_until(waiting, deadline, self._settings.min_replies):
             for client, content in replies:
-                if client in self._asked and self._ahead:  # its training begins now
-                    self._asked[client] = replace(self._asked[client], at=time.monotonic())
                 read = partial(self._read_evaluation, client, len(models))
                 yield client, read_reply(client, content, read)
         for client in waiting.values():
