@@ -70,8 +70,8 @@ def test_other_words_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         reworded = Reason(f"in other words {name}", getattr(module, name).kind)
         monkeypatch.setattr(module, name, reworded)
-    monkeypatch.setattr("clientwise.engine.wrappers.timed.LATE", clock.LATE)
-    monkeypatch.setattr("clientwise.engine.wrappers.timed.DROPPED_OUT", clock.DROPPED_OUT)
+    monkeypatch.setattr("clientwise.engine.timed.LATE", clock.LATE)
+    monkeypatch.setattr("clientwise.engine.timed.DROPPED_OUT", clock.DROPPED_OUT)
     after = cw.Run(cw.run(CONFIG, tmp_path / "after", progress=False))
     assert facts(after) == wanted
     assert {reason for reason, _ in after.refusal_counts("in time")} == {

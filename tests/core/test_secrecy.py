@@ -26,7 +26,7 @@ from clientwise.core.weights.scores import (
     WeightedMean,
 )
 from clientwise.core.weights.weighting import no_scale
-from clientwise.engine.wrappers.engine import EmbeddedEngine
+from clientwise.engine.wrapping import EmbeddedEngine
 
 
 @pytest.fixture

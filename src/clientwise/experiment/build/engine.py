@@ -13,11 +13,10 @@ from ...core.method import Control, Method, Plan
 from ...core.sampling import cohort_size
 from ...data.federated import FederatedData, Samples
 from ...engine.executor import DeviceExecutor, Executor
+from ...engine.hostile import HostileEngine
 from ...engine.local import LocalEngine
-from ...engine.wrappers.alone import AloneEngine
-from ...engine.wrappers.engine import EmbeddedEngine
-from ...engine.wrappers.hostile import HostileEngine
-from ...engine.wrappers.timed import TimedEngine
+from ...engine.timed import TimedEngine
+from ...engine.wrapping import AloneEngine, EmbeddedEngine
 from ..config.schema import Experiment
 from .network import build_module
 

@@ -19,8 +19,8 @@ from ...core.types import ModelSpec
 from ...data.federated import FederatedData, Holdings, Samples
 from ...engine.device import pick_device, refuse_impossible
 from ...engine.executor import DeviceExecutor
+from ...engine.hostile import HostileEngine
 from ...engine.local import LocalEngine
-from ...engine.wrappers.hostile import HostileEngine
 from ...errors import ConfigError, Problems
 from ...registry import Part, Registry
 from ..build.clients import build_data

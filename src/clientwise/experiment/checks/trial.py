@@ -20,7 +20,7 @@ from ...data.federated import FederatedData, Samples
 from ...engine.executor import DeviceExecutor
 from ...engine.jobs import TrainJob
 from ...engine.probes import with_input_type
-from ...engine.wrappers.engine import EmbeddedEngine, WrappingEngine
+from ...engine.wrapping import EmbeddedEngine, WrappingEngine
 from ...limits import gigabytes, memory
 from ...models.call import outputs_of
 from ...models.flat import spec_of

@@ -19,8 +19,8 @@ from ...core.method import Method, Plan
 from ...core.types import RoundRecord, ServerState
 from ...data.federated import FederatedData
 from ...engine.device import pick_device
-from ...engine.ray.shards import answers
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.shards import answers
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError, needing
 from ..build.clients import build_data
 from ..build.engine import build_engine, build_executor, build_plan

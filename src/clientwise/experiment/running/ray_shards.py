@@ -1,6 +1,6 @@
 """Lanes whose cohorts are cut into shards over Ray: rounds that take more than one machine or GPU.
 
-This process runs the rounds and writes the record; the clients train in the shards (`engine.ray.shards`).
+This process runs the rounds and writes the record; the clients train in the shards (`engine.shards`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...core.method import Method, Plan
 from ...data.federated import FederatedData
 from ...engine.device import pick_device
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import ShardedEngine, Shards, Slot
+from ...engine.shards import ShardedEngine, Shards, Slot
 from ..build.engine import build_executor, build_honest, build_plan
 from ..load import load_experiment
 

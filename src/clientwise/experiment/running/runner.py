@@ -23,9 +23,9 @@ from ...data.hints import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import slots
 from ...engine.scheduler import LaneExecutor, Scheduler
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.shards import slots
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError, ConfigError, RunError
 from ...models.flat import frozen_digest
 from ...record.facts import current_minute, facts_of_run

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from flwr.app import Error, Message, RecordDict
 
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import RefusedError
 from ...models.flat import same_frozen
 from ..protocols import Exact, Gate

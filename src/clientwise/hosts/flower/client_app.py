@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from ...data.datasets import DataError
 from ...engine.device import pick_device
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.wrapping import EmbeddedEngine
 from ...experiment.build.clients import build_data
 from ...experiment.build.engine import build_engine, build_executor
 from ...experiment.build.samples import load_samples

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from flwr.serverapp import Grid
 
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.wrapping import EmbeddedEngine
 from ...experiment.build.clients import choose_hostile
 from ...experiment.config.schema import Experiment
 from ...experiment.running.runner import Connect

@@ -19,7 +19,7 @@ from torch import Tensor
 from ...core.clock import LATE, Pace
 from ...core.reasons import Reason
 from ...core.types import Evaluation, Refusal, ServerPart, Task, Updates
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.settings import FlowerSettings
 from .claims import Claims
