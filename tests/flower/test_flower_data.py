@@ -22,7 +22,6 @@ from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.config.schema import Experiment
 from clientwise.experiment.load import load_experiment
-from clientwise.hosts.flower.connections import registered_clients, simulated_clients
 from clientwise.hosts.flower.data import (
     OwnData,
     data_held_by,
@@ -30,6 +29,7 @@ from clientwise.hosts.flower.data import (
     server_side,
     write_parts,
 )
+from clientwise.hosts.flower.server_app import registered_clients, simulated_clients
 
 
 @pytest.fixture

@@ -26,10 +26,9 @@ from clientwise.experiment.build.engine import build_engine, build_executor, bui
 from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
-from clientwise.hosts.flower import replies
-from clientwise.hosts.flower.claims import Claims
+from clientwise.hosts.flower import exchange as replies
 from clientwise.hosts.flower.client_app import client_app
-from clientwise.hosts.flower.engine import FlowerEngine
+from clientwise.hosts.flower.engine import Claims, FlowerEngine
 from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, pack
 from fire_share import EVERY
 

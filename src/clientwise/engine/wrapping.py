@@ -1,4 +1,4 @@
-"""Engines around another one: what they do not change, they hand on. `Alone` and `Pooled` train without a federation."""
+"""Engines around another one: what they do not change, they hand on. `AloneEngine` trains without a federation."""
 
 from __future__ import annotations
 

@@ -23,9 +23,8 @@ with needing("flower", "clientwise.flower"):
         load_npz,
         write_parts,
     )
-    from ..hosts.flower.method_strategy import MethodStrategy
     from ..hosts.flower.server_app import server_app
-    from ..hosts.flower.strategy import RoundWeights, Weighted, measure
+    from ..hosts.flower.strategy import MethodStrategy, RoundWeights, Weighted, measure
 
 __all__ = [
     "MethodStrategy",

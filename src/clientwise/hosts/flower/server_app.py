@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,15 +13,17 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from ...engine.wrapping import EmbeddedEngine
+from ...experiment.build.clients import choose_hostile
 from ...experiment.build.samples import count_clients
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...experiment.running.lanes import Progress
-from ...experiment.running.runner import run
+from ...experiment.running.runner import Connect, run
 from ...record.lock import is_locked, wait_until_free
-from .claims import Claims
-from .connections import connector, is_simulated, registered_clients, simulated_clients
 from .data import Config, server_side
+from .engine import Claims, FlowerEngine
+from .exchange import Connected
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
 LOCK_SECONDS = 180  # longer than a server app takes to notice that its SuperLink was killed
@@ -105,3 +109,95 @@ def _log_round(experiment: Experiment, progress: Progress) -> None:
         client = refusal.client_id
         name = names.get(client, "simulated")
         log.warning("%s: client %d (%s): %s", where, client, name, refusal.reason)
+
+
+log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
+
+
+def connector(
+    experiment: Experiment,
+    grid: Grid,
+    connected: Connected,
+    make_claims: Callable[[], Claims | None] = lambda: None,
+) -> Connect:
+    """A function that replaces a lane's local engine by one that uses the grid.
+
+    See `FlowerEngine`; `make_claims` is called for every lane.
+    """
+
+    def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
+        hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
+        keepers = [client for client, one in hostile.items() if one.ignore_global]
+        return FlowerEngine(
+            local,
+            grid,
+            connected,
+            seed=seed,
+            settings=experiment.flower,
+            keepers=keepers,
+            claims=make_claims(),
+            awaits_all=any(method.noises_mean for method in experiment.build_methods()),
+        )
+
+    return connect
+
+
+def is_simulated(grid: Grid) -> bool:
+    """Whether the nodes are those of a simulation.
+
+    Flower does not export the class of its grid, and moves it between versions.
+    """
+    return "InMemoryGrid" in {kind.__name__ for kind in type(grid).__mro__}
+
+
+def simulated_clients(grid: Grid, num_clients: int) -> Connected:
+    """Clients dealt out to the nodes of a simulation.
+
+    A message says which client its node plays.
+    """
+
+    def connected() -> Mapping[int, int]:
+        nodes = sorted(grid.get_node_ids())
+        if not nodes:
+            return {}
+        return {client: nodes[client % len(nodes)] for client in range(num_clients)}
+
+    return connected
+
+
+def registered_clients(grid: Grid, names: list[str]) -> Connected:
+    """Nodes by the name under which their key was registered.
+
+    Of two nodes with the same name, the one registered last is used: a member gets a new key before
+    the old node ends.
+    """
+    logged: set[str] = set()
+
+    def warn_once(text: str) -> None:
+        if text not in logged:
+            logged.add(text)
+            log.warning("%s", text)
+
+    def connected() -> Mapping[int, int]:
+        found: dict[int, int] = {}
+        for node in sorted(grid.get_nodes(), key=lambda node: node.registered_at):
+            if node.name not in names:
+                warn_once(_unknown_name(node.node_id, node.name, names))
+                continue
+            client = names.index(node.name)
+            if client in found:
+                warn_once(
+                    f"two nodes are registered as {node.name}: node {node.node_id} is used, "
+                    f"unregister node {found[client]}"
+                )
+            found[client] = node.node_id
+        return found
+
+    return connected
+
+
+def _unknown_name(node_id: int, name: str, names: list[str]) -> str:
+    text = f"node {node_id} is registered as {name!r}, which is not in flower.clients"
+    for close in get_close_matches(name, names, 1):
+        text += f"; did you mean {close}?"
+    return text
