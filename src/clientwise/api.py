@@ -20,9 +20,9 @@ from .core.objective.loss import LOSSES as LOSSES
 from .core.objective.loss import Loss as Loss
 from .core.objective.metrics import METRICS as METRICS
 from .core.objective.metrics import measure as measure
-from .core.optimizers import OPTIMIZERS as OPTIMIZERS
-from .core.schedules import SCHEDULES as SCHEDULES
-from .core.transforms import TRANSFORMS as TRANSFORMS
+from .core.training import OPTIMIZERS as OPTIMIZERS
+from .core.training import SCHEDULES as SCHEDULES
+from .core.training import TRANSFORMS as TRANSFORMS
 from .core.types import Gathered as Gathered
 from .core.types import Posterior as Posterior
 from .core.types import RoundRecord as RoundRecord

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..core.optimizers import OPTIMIZERS, Rate, is_elementwise, is_plain, part_of
+from ..core.training import OPTIMIZERS, Rate, is_elementwise, is_plain, part_of
 from ..core.types import LocalTraining
 
 

@@ -14,7 +14,7 @@ from ...core.method import Method
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
-from ...core.transforms import TRANSFORMS, TransformDeclaration
+from ...core.training import TRANSFORMS, TransformDeclaration
 from ...core.types import ModelSpec
 from ...data.federated import FederatedData, Holdings, Samples
 from ...engine.device import pick_device, refuse_impossible

@@ -11,7 +11,7 @@ from ...core.aggregation.adapters import pairs_of
 from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
 from ...core.method import Plan
-from ...core.optimizers import declared_of, part_of
+from ...core.training import declared_of, part_of
 from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData, Samples
 from ...data.hints import column_hints
