@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .aggregation.adapters import average_products
 from .aggregation.rules import Ruled, mean
 from .aggregation.server_step import StepState
+from .aggregation.sums import average_products
 from .cohort import Cohort
 from .privacy import release
 from .types import Candidate, Posterior

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..registry import Need, Part
-from .aggregation.adapters import Pair, pairs_of
 from .aggregation.before import Before
 from .aggregation.rules import Rule
 from .aggregation.server_step import ServerStep, replace_model
+from .aggregation.sums import Pair, pairs_of
 from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence

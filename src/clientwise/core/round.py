@@ -29,10 +29,9 @@ from .candidates import (
 from .cohort import Cohort
 from .counterfactuals import contributions, counterfactuals
 from .engine import CountsLabels, Engine, FoldingEngine
-from .evaluation import Evaluations, why_kept
+from .evaluation import Evaluations, record_round, why_kept
 from .method import Method, Plan
 from .objective.adapt_loss import Adapted
-from .recording import record_round
 from .secrecy import SecretCohort, of_secret_sum
 from .types import (
     Candidate,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ...core.aggregation.adapters import pairs_of
+from ...core.aggregation.sums import pairs_of
 from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
 from ...core.method import Plan

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...attacks import Hostile
 from ...core.engine import Engine
 from ...core.method import Method
-from ...core.objective.guessing import constant_metric
+from ...core.objective.problem import constant_metric
 from ...core.types import RoundRecord
 from ...data.federated import FederatedData, Samples
 from ...data.hints import column_hints
