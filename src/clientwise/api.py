@@ -31,8 +31,8 @@ from .core.weights.priority import ADJUSTMENTS as ADJUSTMENTS
 from .core.weights.scores import SCORES as SCORES
 from .core.weights.scores import Score as Score
 from .core.weights.scores import prioritized as prioritized
-from .core.weights.weigh import weigh as weigh
 from .core.weights.weighting import NORMALISERS as NORMALISERS
+from .core.weights.weighting import weigh as weigh
 from .data.datasets import DATASETS as DATASETS
 from .data.federated import FederatedData as FederatedData
 from .data.federated import Samples as Samples

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from .clock import Pace
 from .cohort import Cohort
-from .contributions import Contributions
-from .counterfactuals import evaluated
 from .engine import AsksAhead, Engine
 from .method import Method, Plan
 from .objective.loss import Loss
 from .objective.metrics import accuracy
+from .other_weights import Contributions, evaluated
 from .reasons import Kept
 from .types import (
     Candidate,

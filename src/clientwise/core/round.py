@@ -27,11 +27,11 @@ from .candidates import (
     within_bounds,
 )
 from .cohort import Cohort
-from .counterfactuals import contributions, counterfactuals
 from .engine import CountsLabels, Engine, FoldingEngine
 from .evaluation import Evaluations, record_round, why_kept
 from .method import Method, Plan
 from .objective.adapt_loss import Adapted
+from .other_weights import contributions, counterfactuals
 from .secrecy import SecretCohort, of_secret_sum
 from .types import (
     Candidate,

@@ -22,7 +22,6 @@ from ..registry import (
     PositiveFloat,
     PositiveInt,
 )
-from .contributions import Contributions
 from .objective.loss import Loss
 from .privacy import LocalNoise, NoisedSum
 from .reasons import Kept, Kind, Reason
@@ -515,6 +514,14 @@ class PrivacyRecord:
     clip: float  # the clipping norm
     deviation: float  # of the noise, in every value of an update
     epsilon: float | None = None  # of all rounds so far; whoever accounts for them fills it in
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Shapley values, and their standard errors where they were sampled."""
+
+    values: Tensor  # [n]
+    errors: Tensor  # [n] zero where all coalitions were evaluated
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import comb
 from typing import Annotated, ClassVar
 
 import torch
@@ -19,7 +20,6 @@ from ..aggregation.robust import (
     pair_blocks,
     weighted_median,
 )
-from ..contributions import all_coalitions, exact_shapley
 from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weights.weighting import to_weights
@@ -403,3 +403,30 @@ def _worth(gathered: Gathered, prior: Tensor, members: Tensor) -> Tensor:
         losses.append(gathered.judge(models).overall_loss())
     start = gathered.judge(gathered.global_model[None]).overall_loss()
     return start - torch.cat(losses).nan_to_num(torch.inf).minimum(RUINED * start)
+
+
+def all_coalitions(count: int) -> Tensor:
+    """Every coalition of so many players [2^n, n]; row i has player a if bit a of i is set."""
+    return torch.arange(2**count)[:, None] >> torch.arange(count) & 1
+
+
+def exact_shapley(worth: Tensor) -> Tensor:
+    """Shapley values [n] from the worths of `all_coalitions` [2^n].
+
+    φ_a = Σ over S without a of |S|!·(n−|S|−1)!/n! · (v(S ∪ a) − v(S))
+
+    Example:
+        >>> exact_shapley(torch.tensor([0.0, 1.0, 2.0, 4.0], dtype=torch.float64))
+        tensor([1.5000, 2.5000], dtype=torch.float64)
+    """
+    count = len(worth).bit_length() - 1
+    members = all_coalitions(count)
+    codes = torch.arange(2**count)
+    sizes = members.sum(1)
+    values = []
+    for player in range(count):
+        without = codes[members[:, player] == 0]
+        factors = [1 / (count * comb(count - 1, size)) for size in sizes[without].tolist()]
+        gains = worth[without + 2**player] - worth[without]
+        values.append(torch.tensor(factors, dtype=torch.float64) @ gains.double())
+    return torch.stack(values)

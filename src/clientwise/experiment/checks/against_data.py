@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ...attacks import ATTACKS, Hostile
-from ...core.counterfactuals import MOST_CLIENTS
 from ...core.method import Method
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
+from ...core.other_weights import MOST_CLIENTS
 from ...core.training import TRANSFORMS, TransformDeclaration
 from ...core.types import ModelSpec
 from ...data.federated import FederatedData, Holdings, Samples

@@ -21,8 +21,7 @@ from ...core.criteria import CRITERIA, Arrivals, ClientFacts, CriterionDeclarati
 from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss, Loss
 from ...core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, OptimizerDeclaration
 from ...core.types import LocalTraining
-from ...core.weights.functions import score_by
-from ...core.weights.scores import SCORES, Score
+from ...core.weights.scores import SCORES, Score, score_by
 from ...registry import Declaration, Need, Registry
 from .messages import refuse
 from .same import do_the_same
