@@ -18,18 +18,10 @@ from .weights.scores import Score
 from .weights.weighting import divide, to_weights
 
 
-def within_bounds(
-    cohort: Cohort, weights: Tensor, rows: Sequence[int] | None = None
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Weights of some rows, or of all, within the method's bounds, with notes; InfeasibleError if none are."""
+def within_bounds(cohort: Cohort, weights: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    """Weights within the method's bounds, with notes; InfeasibleError if none are."""
     bounds = cohort.method.bounds
-    if bounds is None:
-        return weights, ()
-    clients = cohort.client_ids
-    if rows is not None:
-        clients = [clients[row] for row in rows]
-    newcomers = bounds.newcomers(cohort.state.policy, cohort.num_clients)
-    return bounds.apply(weights, clients, newcomers)
+    return bounds.apply(weights) if bounds else (weights, ())
 
 
 def apply_rule(cohort: Cohort, weights: Tensor, rows: Sequence[int] | None = None) -> Ruled | None:

@@ -281,13 +281,6 @@ class Cohort:
             memory[name] = one.after(memory[name], outcome)
         return memory
 
-    def updated_policy(self) -> dict[str, Tensor]:
-        """What the bounds remember of all clients after the round."""
-        bounds = self.method.bounds
-        if bounds is None:
-            return {}
-        return bounds.memory_after(self.state.policy, self.client_ids, self.num_clients)
-
     def updated_sampling(self) -> dict[str, Tensor]:
         """The last criteria of all clients after the round, where they are drawn by these."""
         if self.method.sampling is None:

@@ -189,12 +189,9 @@ class Method:
         """Whether the first loss depends on how many samples of each class the clients have."""
         return self.loss is not None and BALANCED in self.loss.options.values()
 
-    def for_clients(self, names: Sequence[str], num_clients: int) -> Method:
-        """The method with numbers where its bounds name clients; ValueError for unknown ones."""
-        named = replace(self, client_names=tuple(names))
-        if self.bounds is None or self.bounds.is_plain or self.control:
-            return named
-        return replace(named, bounds=self.bounds.for_clients(names, num_clients))
+    def for_clients(self, names: Sequence[str]) -> Method:
+        """The method with the names of the clients, for messages."""
+        return replace(self, client_names=tuple(names))
 
     def needs(self, what: Need) -> bool:
         """Whether one of the criteria needs it."""

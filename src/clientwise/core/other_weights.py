@@ -144,7 +144,7 @@ def coalition_weights(cohort: Cohort, chosen: Candidate, rows: list[int]) -> Ten
     weights = before_bounds[rows]
     if not weights.any():
         raise InfeasibleError("the other clients have no weight")
-    return within_bounds(cohort, weights / weights.sum(), rows)[0]
+    return within_bounds(cohort, weights / weights.sum())[0]
 
 
 # Worths [c] of coalitions [c, n], whose entries are 1 for members and 0 for others

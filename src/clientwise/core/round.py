@@ -92,7 +92,6 @@ def run_round(
         evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
         rule_state=chosen.rule_state,
         privacy=privacy,
-        policy=cohort.updated_policy(),
         sampling=cohort.updated_sampling(),
     )
     record = record_round(
@@ -172,7 +171,6 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
         priority=method.first_priority,
         evidence=method.evidence.first(clients) if method.evidence else {},
         privacy=method.privacy.first(clients) if method.privacy else {},
-        policy=method.bounds.first_memory(clients) if method.bounds else {},
         sampling={"criteria": unknown} if method.sampling else {},
     )
 

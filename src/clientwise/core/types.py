@@ -502,7 +502,6 @@ class ServerState:
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the rule
     # Of methods with differential privacy: the clipping norm, and how often clients were in a release
     privacy: Mapping[str, Tensor] = field(default_factory=dict)
-    policy: Mapping[str, Tensor] = field(default_factory=dict)  # memory of the bounds, each [K]
     # Of methods that draw clients by their scores: the last criteria of all clients [K, m]; NaN: none
     sampling: Mapping[str, Tensor] = field(default_factory=dict)
 

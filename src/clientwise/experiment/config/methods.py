@@ -32,9 +32,7 @@ from .values import Name, Seed
 PACE = TableOf(
     Pace, "When a round ends, where clients take time. Default: when all clients have answered."
 )
-BOUNDS = TableOf(
-    Bounds, "The policy on weights: caps, floors, groups, probation, quorum (docs/rules.md)."
-)
+BOUNDS = TableOf(Bounds, "The bounds of every client's weight (docs/rules.md).")
 PRIVACY = TableOf(Privacy, "Differential privacy of the clients; see docs/privacy.md.")
 SECURE_AGGREGATION = TableOf(
     SecureAggregation,
@@ -78,7 +76,7 @@ class MethodSettings(ConfigTable):
     )
     bounds: Annotated[Bounds, BOUNDS] | None = Field(
         None,
-        description="The policy on weights: see [methods.bounds]. Default: no bounds.",
+        description="Cap and floor of every weight: see [methods.bounds]. Default: no bounds.",
     )
     before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = Field(
         [], description="Changes of the updates before the rule, in this order."
