@@ -123,6 +123,40 @@ def noised(cohort: Cohort, score: Score) -> Candidate:
     )
 
 
+def secretly_summed(cohort: Cohort, score: Score) -> Candidate:
+    """The weighted mean by a server that learns sums alone; see `privacy.py`. Clients score themselves."""
+    method = cohort.method
+    state = cohort.state
+    assert method.secure is not None
+    scores = method.scores_of(score, divide(cohort.raw, cohort.scales), cohort.client_ids)
+    count, size = len(scores), cohort.plan.cohort_size
+    needed = method.secure.needed(size)
+    if count < needed or not scores.any():
+        reason = f"only {count} of {size} clients have a usable update, and it needs {needed}"
+        notes = (f"secure aggregation: the round is void: {reason}",) if count < needed else ()
+        nothing = torch.zeros_like(scores)
+        return replace(unchanged(cohort, state.priority, nothing, nothing), notes=notes)
+    sums = method.secret_sum(cohort.engine.problem, size)
+    mean, error = sums.mean(scores, cohort.updates(), cohort.engine.spec.num_parameters)
+    aggregate = (state.model.double() + mean).to(state.model.dtype)
+    models, step_state = take_server_step(cohort, aggregate)
+    note = (
+        f"secure aggregation: {count} of {size} clients are in the sum; rounding changes no value "
+        f"of the mean update by more than {error:.2g}"
+    )
+    weights = to_weights(scores)
+    return Candidate(
+        priority=state.priority,
+        scores=scores,
+        prior=weights,
+        weights=weights,
+        model=models[0],
+        step_state=step_state,
+        stepped=models,
+        notes=(note,),
+    )
+
+
 def unchanged(
     cohort: Cohort,
     priority: tuple[str, ...] | None,

@@ -18,11 +18,10 @@ from .aggregation.sums import Pair, pairs_of
 from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
-from .fixed_point import SecureAggregation
 from .objective.adapt_loss import LossAdapter
 from .objective.loss import BALANCED, LOSSES, Loss
 from .objective.problem import Problem
-from .privacy import LocalNoise, Privacy
+from .privacy import LocalNoise, Privacy, SecretSum, SecureAggregation
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
 from .types import LocalTraining, ModelSpec, ServerState, Task
 from .weights.bounds import Bounds
@@ -93,6 +92,17 @@ class Method:
         if self.privacy is None or not self.privacy.local:
             return None
         return self.privacy.local_noise
+
+    def secret_sum(self, problem: Problem, cohort: int) -> SecretSum:
+        """How the scores and updates of so many clients are added up with secure aggregation."""
+        assert self.secure is not None
+        upper = torch.ones(1, len(self.criteria), dtype=torch.float64)
+        if not self.uses_sums:
+            highs = [criterion.high(problem) for criterion in self.criteria]
+            highest = float(self.score(self.names, upper * torch.tensor(highs)))
+            return SecretSum(self.secure, cohort, highest, usual=min(1.0, highest))
+        alike = cohort * float(self.score(self.names, upper / cohort))
+        return SecretSum(self.secure, cohort, float(self.score(self.names, upper)), usual=alike)
 
     @property
     def memories(self) -> dict[str, Memory]:

@@ -21,6 +21,7 @@ from .aggregation.server_step import BestOf
 from .candidates import (
     apply_rule,
     noised,
+    secretly_summed,
     take_server_step,
     unchanged,
     with_old_model,
@@ -32,7 +33,6 @@ from .evaluation import Evaluations, record_round, why_kept
 from .method import Method, Plan
 from .objective.adapt_loss import Adapted
 from .other_weights import contributions, counterfactuals
-from .secrecy import SecretCohort, of_secret_sum
 from .types import (
     Candidate,
     Evaluation,
@@ -110,11 +110,11 @@ def run_round(
 def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     """The formula: the clients of a round become one model, in an order of priority."""
     method = cohort.method
-    if isinstance(cohort, SecretCohort):
-        return of_secret_sum(cohort, priority)
     score = method.score.with_order(priority)
     if method.noises_mean:
         return noised(cohort, score)
+    if method.secure:
+        return secretly_summed(cohort, score)
 
     scales = cohort.scales
     normalised = divide(cohort.raw, scales)
@@ -183,11 +183,7 @@ def gather(
     engine: Engine,
     task: Task,
 ) -> Cohort:
-    """The trained clients, guarded and measured; with secure aggregation, the sum of their updates alone."""
-    if method.secure:
-        secret = SecretCohort(asked, state, method, plan, engine)
-        secret.gather(task)
-        return secret
+    """The trained clients, guarded and measured."""
     cohort = Cohort(asked, state, method, plan, engine)
     if isinstance(engine, FoldingEngine) and cohort.can_be_divided:
         cohort.add(engine.fold(asked, state))

@@ -13,10 +13,9 @@ from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.clock import Pace
 from ...core.criteria import CRITERIA, make_criterion
 from ...core.evidence import EVIDENCE
-from ...core.fixed_point import SecureAggregation
 from ...core.method import Adapters, Control, Method
 from ...core.objective.adapt_loss import LOSS_ADAPTERS
-from ...core.privacy import Privacy
+from ...core.privacy import Privacy, SecureAggregation
 from ...core.sampling import SAMPLINGS
 from ...core.types import LocalTraining
 from ...core.weights.bounds import Bounds
