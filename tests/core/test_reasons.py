@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
     "methods": [
         "FedAvg",
         {"name": "in time", "pace": {"deadline": 20_000}},
-        {"name": "bounded", "bounds": {"quorum": 2}},
+        {"name": "bounded", "bounds": {"cap": 0.5}},
         {"name": "diverged", "training": {"learning_rate": 1e30}},
         {"name": "nobody", "criteria": [{"name": "attribute", "of": "member", "as": "member"}]},
     ],
@@ -50,7 +50,7 @@ def facts(run: cw.Run) -> list[Any]:
         counts = sorted(count for _, count in run.refusal_counts(method))
         found.append((method, run.kept(method), arrived[:3], usual, counts))
     lines = headline(series_of([run]))
-    found += [sum(part in line for line in lines) for part in (LIKELY, "did not change", "policy")]
+    found += [sum(part in line for line in lines) for part in (LIKELY, "did not change", "bounds")]
     return found
 
 

@@ -11,8 +11,8 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..core.optimizers import OPTIMIZERS, Rate, is_elementwise, is_plain, part_of
 from ..core.seeding import derive_seed, mixed, seeded_default_generator
+from ..core.training import OPTIMIZERS, Rate, is_elementwise, is_plain, part_of
 from ..core.types import LocalTraining
 
 

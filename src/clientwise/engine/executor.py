@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..core.objective.loss import Loss
 from ..core.objective.problem import Problem
-from ..core.optimizers import is_elementwise, part_of
+from ..core.training import is_elementwise, part_of
 from ..core.types import FLOAT_BYTES, Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
 from ..limits import memory

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from ..core.objective.loss import Loss
 from ..core.objective.problem import Problem
-from ..core.optimizers import is_elementwise
 from ..core.seeding import mixed, seeded_default_generator, standard_normal
-from ..core.transforms import TRANSFORMS, applied
+from ..core.training import TRANSFORMS, applied, is_elementwise
 from ..core.types import LocalTraining
 from ..data.federated import Inputs, Samples
 from ..models.call import outputs_of

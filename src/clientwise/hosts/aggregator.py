@@ -26,7 +26,7 @@ from ..record.best_file import Best
 from .best import BestModel, KeepBest, mean_of_claims
 from .engine import Arrays, HostEngine, Layout, Pair, problem_of, server_set
 from .host_run import HostRecord, refuse_run
-from .methods import build, recorded_table, settings_of, with_criteria, with_named_bounds
+from .methods import build, recorded_table, settings_of, with_criteria
 from .values import (
     WEIGHT,
     ByClient,
@@ -155,7 +155,6 @@ class Aggregator:
         )  # may be an array, which is neither true nor false
         self._numbers: dict[Client, int] = {name: row for row, name in enumerate(named)}
         self._takes_new_clients = clients is None
-        self._method = with_named_bounds(self._method, clients)
         self._seed = seed
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None:

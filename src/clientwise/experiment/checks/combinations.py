@@ -14,7 +14,7 @@ from ...attacks import ATTACKS
 from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.method import Method
 from ...core.objective.adapt_loss import LOSS_ADAPTERS, AdapterDeclaration
-from ...core.optimizers import OPTIMIZERS, declared_of, is_elementwise, is_plain, part_of
+from ...core.training import OPTIMIZERS, declared_of, is_elementwise, is_plain, part_of
 from ...core.types import LocalTraining
 from ...core.weights.priority import MAX_CRITERIA
 from ...core.weights.weighting import check_normaliser

@@ -87,9 +87,6 @@ def _central_issues(
         yield "bounds", f"{hint}. Give bounds = {{ cap = ... }}, at least 1/cohort"
     elif method.bounds.floor:
         yield "bounds.floor", "does not go with privacy: leave it out"
-    elif not method.bounds.is_plain:
-        hint = f"with groups, probation or a quorum {SEES_SINGLE}: give a cap alone"
-        yield "bounds", hint
     if method.evidence:
         yield "evidence", f"{SEES_SINGLE}: leave it out, or use privacy.local"
     if method.rule:

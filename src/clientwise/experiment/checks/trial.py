@@ -12,8 +12,8 @@ from ...core.aggregation.rules import Rule, fault_in
 from ...core.criteria import Arrivals, ClientFacts, Criterion
 from ...core.method import Method
 from ...core.objective.problem import Problem
-from ...core.optimizers import is_elementwise
 from ...core.seeding import client_keys
+from ...core.training import is_elementwise
 from ...core.types import Evaluation, LocalTraining
 from ...data.arrays import NamedInput, shape_hint
 from ...data.federated import FederatedData, Samples

@@ -12,10 +12,8 @@ from ...attacks import ATTACKS
 from ...core.clock import Seconds
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS
-from ...core.optimizers import OPTIMIZERS, declared_of
-from ...core.schedules import SCHEDULES, ScheduleDeclaration
 from ...core.seeding import generator
-from ...core.transforms import TRANSFORMS
+from ...core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, ScheduleDeclaration, declared_of
 from ...core.types import LocalTraining
 from ...data.arrays import MOST_CLASSES
 from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact

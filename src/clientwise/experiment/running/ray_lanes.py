@@ -61,7 +61,7 @@ def _build(
     data, hostile = build_data(experiment, samples, seed, own_data)
     executor = build_executor(experiment, data.samples, pick_device(experiment.device))
     (built,) = (one for one in experiment.build_methods() if one.name == name)
-    method = built.for_clients(data.names, data.num_clients)
+    method = built.for_clients(data.names)
     engine = build_engine(experiment, data, hostile, seed, executor, method)
     plan = build_plan(experiment, data.num_clients, seed, method.control)
     return method, plan, engine, HeldOut(experiment).is_used

@@ -44,6 +44,6 @@ def _build(
     experiment = load_experiment({**config, "workers": cores})
     executor = build_executor(experiment, data.samples, pick_device(experiment.device))
     (method,) = (one for one in experiment.build_methods() if one.name == name)
-    method = method.for_clients(data.names, data.num_clients)
+    method = method.for_clients(data.names)
     engine = build_honest(experiment, data, seed, executor, method)
     return engine, method, build_plan(experiment, data.num_clients, seed)

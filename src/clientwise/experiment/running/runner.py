@@ -16,7 +16,7 @@ from torch import Tensor
 from ...attacks import Hostile
 from ...core.engine import Engine
 from ...core.method import Method
-from ...core.objective.guessing import constant_metric
+from ...core.objective.problem import constant_metric
 from ...core.types import RoundRecord
 from ...data.federated import FederatedData, Samples
 from ...data.hints import column_hints
@@ -39,7 +39,6 @@ from ..build.network import count_outputs
 from ..build.samples import data_folder, scored
 from ..checks.against_data import validate
 from ..checks.doubts import doubts
-from ..checks.policy import policy_doubts
 from ..checks.steps import count_steps
 from ..config.schema import Experiment
 from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
@@ -254,8 +253,7 @@ class _Seeds:
     def doubts(self, seed: int) -> list[str]:
         """What is probably not meant."""
         own = self[seed]
-        found = doubts(self._experiment, own.data, own.hostile, own.executor)
-        return [*found, *policy_doubts(self._experiment, own.data, seed)]
+        return doubts(self._experiment, own.data, own.hostile, own.executor)
 
     def held_out_facts(self, seed: int) -> dict[str, Any]:
         """About the samples that weights and results depend on, as `facts_of_run` takes them."""
@@ -298,7 +296,7 @@ class _Seeds:
     def lane(self, seed: int, method: Method, engine: Engine) -> Lane:
         """A method with this seed on an engine, at its last checkpoint."""
         own = self[seed]
-        method = method.for_clients(own.data.names, own.data.num_clients)
+        method = method.for_clients(own.data.names)
         return Lane(self._experiment, self._store, method, engine, own.hostile, seed)
 
 
