@@ -106,7 +106,7 @@ def try_data(
         where, table = read_config(file, changes or [], _values(keys), preset)
     except ConfigError:
         return  # it was said
-    from ..experiment.build.samples import load_samples
+    from ..experiment.build.data import load_samples
     from ..experiment.load import known_part
 
     known = known_part(where, table)

@@ -55,8 +55,7 @@ def data(
     """
     from ..data.hints import column_hints
     from ..data.summary import summarise
-    from ..experiment.build.clients import build_data
-    from ..experiment.build.samples import load_samples
+    from ..experiment.build.data import build_data, load_samples
     from ..report.data_tables import (
         class_table,
         column_table,

@@ -28,7 +28,7 @@ from ...engine.device import pick_device, threads_for
 from ...engine.executor import Executor
 from ...errors import ConfigError
 from ...registry import suggest
-from ..build.clients import build_data
+from ..build.data import build_data
 from ..build.engine import build_engine, build_executor, build_plan
 from ..checks.against_data import validate
 from ..checks.combinations import config_issues
