@@ -21,7 +21,7 @@ from clientwise.errors import ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.objects import OF_TORCH
+from clientwise.experiment.config.parts import OF_TORCH
 from clientwise.experiment.load import load_experiment
 
 CONFIG: dict[str, Any] = {

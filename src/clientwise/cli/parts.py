@@ -119,8 +119,8 @@ def schema(
     """
     import json
 
-    from ..experiment.json_schema import config_schema
     from ..experiment.load import load_experiment
+    from ..experiment.reference import config_schema
 
     if plugins is not None:
         load_experiment(plugins)
