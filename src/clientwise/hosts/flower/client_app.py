@@ -16,9 +16,8 @@ from ...data.datasets import DataError
 from ...engine.device import pick_device
 from ...engine.wrapping import EmbeddedEngine
 from ...errors import RefusedError
-from ...experiment.build.clients import build_data
+from ...experiment.build.data import build_data, load_samples
 from ...experiment.build.engine import build_engine, build_executor
-from ...experiment.build.samples import load_samples
 from ...experiment.load import load_experiment
 from ...models.flat import same_frozen
 from ..protocols import Exact, Gate

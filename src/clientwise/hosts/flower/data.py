@@ -15,8 +15,7 @@ from ...data.datasets import DataError
 from ...data.federated import FederatedData, Holdings
 from ...data.npz import check_attributes, inputs_and_targets, read_npz
 from ...errors import ConfigError
-from ...experiment.build.clients import build_data
-from ...experiment.build.samples import load_samples, scored
+from ...experiment.build.data import build_data, load_samples, scored
 from ...experiment.checks.combinations import deployment_issues
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment

@@ -14,8 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ...engine.wrapping import EmbeddedEngine
-from ...experiment.build.clients import choose_hostile
-from ...experiment.build.samples import count_clients
+from ...experiment.build.data import choose_hostile, count_clients
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...experiment.running.lanes import Progress
