@@ -134,7 +134,7 @@ def test_who_evaluates_and_does_not_train_is_refused_in_the_round_of_the_trainin
     assert not first.refusals
     assert first.local is not None
     assert not first.local.missing
-    assert [(one.client_id, one.reason) for one in second.refusals] == [(3, NO_ANSWER)]
+    assert [(one.client_id, one.reason) for one in second.refusals] == [(3, NO_ANSWER.text)]
     assert len(second.client_ids) == CLIENTS - 1
 
 

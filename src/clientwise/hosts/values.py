@@ -12,6 +12,7 @@ from torch import Tensor
 from ..core.criteria import CRITERIA, Criterion, is_fixed
 from ..core.guard import inspect_values
 from ..core.objective.problem import Problem
+from ..core.reasons import Reason
 from .arrays import Layout
 from .weights import ByClient
 
@@ -144,7 +145,7 @@ class ClientValues:
         return value
 
 
-def require(reasons: Sequence[str | None]) -> None:
+def require(reasons: Sequence[Reason | str | None]) -> None:
     """An error with the guard's reason, where it has one."""
     for reason in reasons:
         if reason is not None:
