@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import comb
 from typing import Annotated, ClassVar
@@ -14,10 +14,9 @@ from torch import Tensor
 from ...registry import NonNegativeFloat, OpenShare, PositiveFloat, needs
 from ..aggregation.robust import (
     TIE,
-    client_blocks,
     column_blocks,
     cosines_to,
-    pair_blocks,
+    gram,
     weighted_median,
 )
 from ..seeding import generator
@@ -191,7 +190,7 @@ def credibility(mutual: Tensor, alpha: float) -> Tensor:
 SMALLEST = 1e-300
 
 
-@EVIDENCE.register("foolsgold", needs("models"))
+@EVIDENCE.register("foolsgold", needs("models", "pairs"))
 @dataclass(frozen=True)
 class FoolsGold(Evidence):
     """Less weight for clients whose sums of updates are similar, as those of colluders are (Fung et al., 2020).
@@ -234,27 +233,15 @@ def distinctness(vectors: Tensor, confidence: float = 1.0) -> Tensor:
     >>> distinctness(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]]))
     tensor([0., 0., 1.], dtype=torch.float64)
     """
-    is_one_block = len(client_blocks(vectors)) == 1
-    known = list(_cosines(vectors)) if is_one_block else None  # else computed twice
-    nearest = torch.zeros(len(vectors), dtype=torch.float64)
-    for _, cosines in known or _cosines(vectors):
-        nearest = nearest.maximum(cosines.amax(1))
-    largest = torch.zeros_like(nearest)
-    for some, cosines in known or _cosines(vectors):
-        pardon = nearest[:, None] / nearest[some].clamp(min=SMALLEST)
-        largest = largest.maximum((cosines * pardon.clamp(max=1)).amax(1))
+    products = gram(vectors).cpu()
+    norms = products.diag().sqrt().clamp(min=SMALLEST)
+    cosines = (products / norms[:, None] / norms).fill_diagonal_(0)
+    nearest = cosines.amax(1).clamp(min=0)
+    pardon = nearest[:, None] / nearest.clamp(min=SMALLEST)
+    largest = (cosines * pardon.clamp(max=1)).amax(1).clamp(min=0)
     alpha = (1 - largest).clamp(0, 1)
     alpha = alpha / alpha.max().clamp(min=SMALLEST)
     return (confidence * (alpha.logit() + 0.5)).clamp(0, 1)
-
-
-def _cosines(vectors: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Some clients b, and cos(H_a, H_b) of all others a with them [n, c], on the CPU; 0 of each with itself."""
-    for some, products, squares in pair_blocks(vectors):
-        norms = squares.cpu().sqrt().clamp(min=SMALLEST)
-        cosines = products.cpu() / norms[:, None] / norms[some]
-        cosines[some].fill_diagonal_(0)
-        yield some, cosines
 
 
 @EVIDENCE.register("greedy", needs("models", "server_set"))
