@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from typing import Annotated, ClassVar
 
@@ -23,6 +23,14 @@ from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weights.weighting import to_weights
 from .base import EVIDENCE, Evidence, enlist, with_rows
+
+
+def _or_prior(scores: Tensor, prior: Tensor, why: str) -> Posterior:
+    """Weights by these scores [n]; the prior, with a note why, where all are zero."""
+    weights = to_weights(scores)
+    if weights.any():
+        return Posterior(weights)
+    return Posterior(prior, notes=(f"{why}: the weights are those of the score",))
 
 
 @EVIDENCE.register("agnostic", needs("models", criteria=["start_loss"]))
@@ -54,11 +62,8 @@ class Agnostic(Evidence):
         risen = before.clone()
         risen[rows] += self.step * gathered.criteria["start_loss"]
         after = {"lambda": onto_simplex(risen)}
-        weights = to_weights(before[rows])
-        if weights.any():
-            return Posterior(weights, after)
-        note = "λ is zero for all clients of the round: the weights are those of the score"
-        return Posterior(prior, after, notes=(note,))
+        why = "λ is zero for all clients of the round"
+        return replace(_or_prior(before[rows], prior, why), memory=after)
 
 
 def onto_simplex(values: Tensor) -> Tensor:
@@ -170,11 +175,8 @@ class Credibility(Evidence):
         models = gathered.global_model + gathered.updates
         on_server_set = gathered.judge(models).overall_loss().to(prior)
         on_own_samples = gathered.criteria["start_loss"].to(prior)
-        weights = to_weights(prior * credibility(on_server_set + on_own_samples, self.alpha))
-        if weights.any():
-            return Posterior(weights)
-        note = "no client of the round has credibility: the weights are those of the score"
-        return Posterior(prior, notes=(note,))
+        trusted = prior * credibility(on_server_set + on_own_samples, self.alpha)
+        return _or_prior(trusted, prior, "no client of the round has credibility")
 
 
 def credibility(mutual: Tensor, alpha: float) -> Tensor:
@@ -272,10 +274,7 @@ class Greedy(Evidence):
                 break
             chosen = larger
             lowest = loss
-        if chosen.any():
-            return Posterior(to_weights(chosen))
-        note = "no model has a finite loss on the server's set: the weights are those of the score"
-        return Posterior(prior, notes=(note,))
+        return _or_prior(chosen, prior, "no model has a finite loss on the server's set")
 
 
 @EVIDENCE.register("law", needs("models", "server_samples"))
@@ -345,25 +344,14 @@ class Shapley(Evidence):
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:
         """See the class."""
-        weights = to_weights(self.values(gathered, prior).clamp(min=0))
-        if not weights.any():
-            note = "no client lowers the loss: the weights are those of the score"
-            return Posterior(prior, notes=(note,))
-        return Posterior(weights)
+        gains = self.values(gathered, prior).clamp(min=0)
+        return _or_prior(gains, prior, "no client lowers the loss")
 
     def values(self, gathered: Gathered, prior: Tensor) -> Tensor:
         """Shapley values φ [n]; exact ones sum to the worth of the whole cohort."""
-        if len(prior) <= self.exact:
-            return self._exact(gathered, prior)
-        return self._sampled(gathered, prior)
-
-    def _exact(self, gathered: Gathered, prior: Tensor) -> Tensor:
-        """Of all coalitions."""
-        return exact_shapley(_worth(gathered, prior, all_coalitions(len(prior))))
-
-    def _sampled(self, gathered: Gathered, prior: Tensor) -> Tensor:
-        """The mean gain of a client over random orders in which clients join."""
         count = len(prior)
+        if count <= self.exact:
+            return exact_shapley(_worth(gathered, prior, all_coalitions(count)))
         whole = float(_worth(gathered, prior, torch.ones(1, count, dtype=torch.int64)))
         values = torch.zeros(count, dtype=torch.float64)
         random = generator(gathered.seed, "shapley")
