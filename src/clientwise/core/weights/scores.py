@@ -23,6 +23,7 @@ from torch import Tensor
 from ...registry import NonNegativeFloat, OpenShare, Registry, Share, suggest
 
 Quantifier = Literal["any", "at_least_half", "most", "as_many_as_possible", "all"]
+READS = "it reads"
 QUANTIFIERS = {  # Q rises from 0 to 1 between these shares of the criteria
     "at_least_half": (0.0, 0.5),
     "most": (0.3, 0.8),
@@ -391,7 +392,7 @@ class Product(Score):
         """ValueError if powers or thresholds name a criterion that the method lacks."""
         for option, given in (("powers", self.powers), ("thresholds", self.thresholds)):
             for name in given or {}:
-                _require_known(option, name, names)
+                _require_known(f"{option} names", name, names)
 
     @property
     def needs_units(self) -> bool:
@@ -452,7 +453,8 @@ class Disco(Score):
 
     def check(self, names: Sequence[str]) -> None:
         """ValueError unless the method has both criteria."""
-        _require_some((self.size, self.closeness), names)
+        for name in (self.size, self.closeness):
+            _require_known(READS, name, names)
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
@@ -499,7 +501,7 @@ class Iowa(Score):
 
     def check(self, names: Sequence[str]) -> None:
         """ValueError unless the method has the criterion `by`."""
-        _require_some((self.by,), names)
+        _require_known(READS, self.by, names)
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
@@ -534,7 +536,7 @@ def _by_subset(given: Mapping[str, float], names: Sequence[str]) -> dict[frozens
     for key, value in given.items():
         members = frozenset(part.strip() for part in key.split("+"))
         for member in members:
-            _require_known(repr(key), member, names)
+            _require_known(f"{key!r} names", member, names)
         if members in found:
             raise ValueError(f"{_joined(members)} is given twice")
         found[members] = float(value)
@@ -545,19 +547,10 @@ def _joined(subset: frozenset[str]) -> str:
     return "+".join(sorted(subset))
 
 
-def _require_some(wanted: Sequence[str], names: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in names:
-            raise ValueError(
-                f"it reads {name!r}, which is not among the criteria{suggest(name, names)}"
-            )
-
-
-def _require_known(option: str, name: str, names: Sequence[str]) -> None:
+def _require_known(reads: str, name: str, names: Sequence[str]) -> None:
     if name not in names:
-        raise ValueError(
-            f"{option} names {name!r}, which is not among the criteria{suggest(name, names)}"
-        )
+        hint = suggest(name, names)
+        raise ValueError(f"{reads} {name!r}, which is not among the criteria{hint}")
 
 
 def _require_same(
@@ -565,7 +558,7 @@ def _require_same(
 ) -> None:
     listed = list(given)
     for name in listed:
-        _require_known(option, name, names)
+        _require_known(f"{option} names", name, names)
         if listed.count(name) > 1:
             raise ValueError(f"{option} names {name!r} twice")
     missing = [name for name in names if name not in listed]
@@ -596,37 +589,31 @@ class FunctionScore(Score):
 
     def check(self, names: Sequence[str]) -> None:
         """ValueError if the function does not take these criteria, or does not return a score per client."""
+        name = type(self).__name__
         asked = self._arguments()
         if asked != ("names", "values") and {*asked} != {*names}:
             raise ValueError(
-                f"{self._name}({', '.join(asked)}): the criteria are {', '.join(names)}. Its arguments must "
+                f"{name}({', '.join(asked)}): the criteria are {', '.join(names)}. Its arguments must "
                 "be these, or `names` and `values`"
             )
-        tried = torch.ones(2, len(names), dtype=torch.float64)
         try:
-            found = self._call(names, tried)
+            found: object = self(names, torch.ones(2, len(names), dtype=torch.float64))
         except Exception as error:  # a user's own function may raise anything
-            raise ValueError(f"{self._name} failed: {type(error).__name__}: {error}") from None
+            raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from None
         if not isinstance(found, Tensor) or found.shape != (2,):
             given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             raise ValueError(
-                f"{self._name} must return a tensor with one score per client, returned {given} for 2"
+                f"{name} must return a tensor with one score per client, returned {given} for 2"
             )
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        scores: Tensor = self._call(names, values)
-        return scores
-
-    def _call(self, names: Sequence[str], values: Tensor) -> Any:
+        function = type(self).function
         if self._arguments() == ("names", "values"):
-            return type(self).function(names, values)
-        columns = dict(zip(names, values.unbind(1), strict=True))
-        return type(self).function(**columns)
+            scores: Tensor = function(names, values)
+        else:
+            scores = function(**dict(zip(names, values.unbind(1), strict=True)))
+        return scores
 
     def _arguments(self) -> tuple[str, ...]:
         return tuple(inspect.signature(type(self).function).parameters)
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
