@@ -1300,7 +1300,7 @@ def test_values_are_the_same_in_another_process() -> None:
     code = (
         "import functools, torch\n"
         "from torch import nn\n"
-        "from clientwise.experiment.running.code import bound_values\n"
+        "from clientwise.experiment.running.origin import bound_values\n"
         "loss = nn.CrossEntropyLoss(torch.ones(3), reduction='none')\n"
         "print(bound_values(functools.partial(loss, 1, text='a', none=object())))\n"
     )

@@ -16,7 +16,7 @@ from clientwise.core.types import ServerState
 from clientwise.errors import RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.held_out import HeldOut
+from clientwise.experiment.running.lanes import HeldOut
 from clientwise.record.reading.reader import refuse_damaged
 from clientwise.report.about import about
 from clientwise.report.document import Chart
