@@ -76,7 +76,7 @@ def test_all_edited_keys_are_named(stopped: Path) -> None:
         del table["federation"]["fraction"]
 
     edit(stopped, change)
-    first = r"federation.fraction = none \(was 0.5\), hostile\.0\..*"
+    first = r"federation.fraction = none \(was 0.5\), hostile, "
     refused(
         stopped,
         stopped / "config.toml",

@@ -194,11 +194,12 @@ def differences(before: Experiment, now: Experiment) -> dict[str, str]:
     for key in sorted({*old, *new} - MAY_CHANGE - {"seeds"}):
         one = old.get(key)
         other = new.get(key)
-        if one == other or key.startswith(tuple(explained)):
+        is_said = any(key.startswith(f"{table}.") for table in found)
+        if one == other or is_said or key.startswith(tuple(explained)):
             continue
         if key in fixed or not _may_grow(key, one, other):
-            values = f" = {_shown(other)} (was {_shown(one)})"
-            found[key] = key if isinstance(one or other, list) else f"{key}{values}"
+            is_list = isinstance(one, list) or isinstance(other, list)
+            found[key] = key if is_list else f"{key} = {_shown(other)} (was {_shown(one)})"
     return found
 
 
