@@ -349,8 +349,8 @@ def other_machine(folder: Path, changes: Iterable[str]) -> str:
     """What a change of the machine means."""
     return (
         f"{folder}: the next rounds are computed under other conditions than those before: {'; '.join(changes)}. "
-        "They may differ in their last bits from those of an uninterrupted run; metrics stay comparable. The record has "
-        "the machine of every round"
+        "They may differ in their last bits from those of an uninterrupted run; metrics stay comparable. The record "
+        "has the machine of every round"
     )
 
 

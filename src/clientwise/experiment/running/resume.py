@@ -227,7 +227,7 @@ def counts_members(experiment: Experiment) -> bool:
 
 def _keys(experiment: Experiment, names: set[str]) -> dict[str, Any]:
     """The values of a config by dotted key; of the methods, those with these names."""
-    table = experiment.to_dict()
+    table = {key: one for key, one in experiment.to_dict().items() if key not in MAY_CHANGE}
     methods = {method["name"]: method for method in table["methods"]}
     table["methods"] = {name: methods[name] for name in names}
     return dotted_keys(table, in_lists=True)
