@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clientwise.data.federated import FederatedData
-from clientwise.engine.ray.shards import (
+from clientwise.engine.shards import (
     Build,
     Shard,
     Shards,

@@ -38,7 +38,7 @@ from ..data.federated import FederatedData, Holdings, Samples
 from ..engine.device import pick_device, threads_for
 from ..errors import ConfigError, needing
 from ..registry import suggest
-from .build.clients import build_data
+from .build.data import build_data
 from .build.engine import build_engine, build_executor, build_plan
 from .checks.against_data import validate
 from .checks.combinations import config_issues
@@ -46,8 +46,7 @@ from .config.messages import issues_of
 from .config.methods import MethodSettings, Tuned
 from .config.named import write_out
 from .config.schema import Experiment
-from .config.tables import ConfigTable
-from .config.values import Name
+from .config.tables import ConfigTable, Name
 from .config_file import read_config, set_value
 from .load import make_experiment
 from .running.lanes import HeldOut, held_out_loss
@@ -387,7 +386,7 @@ class _Bench:
         """The metric in the last round, or in the one after which the loss no longer falls."""
         experiment = self._experiment
         data, hostile, executor, _ = self._built[seed]
-        built = method.build(experiment.training).for_clients(data.names, data.num_clients)
+        built = method.build(experiment.training).for_clients(data.names)
         engine = build_engine(experiment, data, hostile, seed, executor, built)
         plan = replace(
             build_plan(experiment, data.num_clients, seed, built.control),

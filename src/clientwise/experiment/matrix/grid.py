@@ -27,9 +27,8 @@ from pydantic import Field, ValidationError
 
 from ...errors import ConfigError, Problems, RunError, shortened
 from ..config.messages import Issue, issues_of
-from ..config.presets import merge
-from ..config.tables import ConfigTable
-from ..config.values import Name
+from ..config.named import merge
+from ..config.tables import ConfigTable, Name
 from ..config_file import read_config
 
 if TYPE_CHECKING:

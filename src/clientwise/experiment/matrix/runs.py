@@ -24,8 +24,7 @@ from ...limits import gigabytes
 from ...record.files import CONFIG
 from ...record.reading.reader import is_finished, refuse_damaged
 from ...writing import left_behind, make_folder, write_atomically
-from ..build.clients import build_data
-from ..build.samples import load_samples
+from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
 from ..config_file import read_config
 from ..running.lanes import Progress

@@ -8,13 +8,13 @@ from typing import Any
 
 from ...attacks import Hostile
 from ...core.aggregation.rules import RULES
-from ...core.objective.guessing import constant_metric
+from ...core.objective.problem import constant_metric
 from ...data.federated import FederatedData, Samples
 from ...engine.executor import DeviceExecutor
 from ...models.flat import frozen_digest
 from ...record.facts import facts_of_run
 from ...registry import Need
-from ..build.network import count_outputs
+from ..build.engine import count_outputs
 from ..config.methods import MethodSettings
 from ..config.schema import Experiment
 from ..config.tables import to_plain

@@ -36,7 +36,7 @@ from ...record.facts import current_minute, recorded_fact
 from ...record.files import initial_path
 from ...record.reading.rows import Change, MachineRow, changed_facts
 from ...record.writer import Store
-from ..build.network import build_module
+from ..build.engine import build_module
 from ..config.schema import Experiment
 
 Origin = dict[str, str | list[str]]  # what it is: its digest, or those of its parts

@@ -1,6 +1,6 @@
 """Lanes distributed over Ray: more cores, GPUs or machines.
 
-Lanes compute in actors, or their cohorts are cut into shards (`engine.ray.shards`); the driver, this process,
+Lanes compute in actors, or their cohorts are cut into shards (`engine.shards`); the driver, this process,
 writes the record.
 """
 
@@ -22,12 +22,11 @@ from ...core.types import ServerState
 from ...data.federated import FederatedData
 from ...engine.device import pick_device
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import ShardedEngine, Shards, Slot, answers
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.shards import ShardedEngine, Shards, Slot, answers
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError, needing
-from ..build.clients import build_data
+from ..build.data import build_data, load_samples
 from ..build.engine import build_engine, build_executor, build_honest, build_plan
-from ..build.samples import load_samples
 from ..config.schema import Experiment
 from ..load import load_experiment
 from ..trackers import Trackers
@@ -71,7 +70,7 @@ def _build(
 
 def _method(experiment: Experiment, name: str, data: FederatedData) -> Method:
     (method,) = (one for one in experiment.build_methods() if one.name == name)
-    return method.for_clients(data.names, data.num_clients)
+    return method.for_clients(data.names)
 
 
 def run_on_ray(

@@ -19,21 +19,19 @@ from ...data.hints import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import slots
 from ...engine.scheduler import LaneExecutor, Scheduler
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.shards import slots
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import RunError
 from ...record.facts import current_minute
 from ...record.files import CONFIG, VERSIONS
 from ...record.lock import locked
 from ...record.writer import Store
 from ...writing import write_atomically
-from ..build.clients import build_data
+from ..build.data import build_data, data_folder, scored
 from ..build.engine import build_engine, build_executor, lanes_that_fit
-from ..build.samples import data_folder, scored
 from ..checks.against_data import validate
 from ..checks.doubts import doubts
-from ..checks.policy import policy_doubts
 from ..checks.steps import count_steps
 from ..config.schema import Experiment
 from ..trackers import Trackers
@@ -245,9 +243,7 @@ class _Session:
     def doubts(self) -> list[str]:
         """What is probably not meant."""
         first = self._first
-        found = doubts(self._experiment, first.data, first.hostile, first.executor)
-        seed = self._experiment.seeds[0]
-        return [*found, *policy_doubts(self._experiment, first.data, seed)]
+        return doubts(self._experiment, first.data, first.hostile, first.executor)
 
     def begin(self, own_data: FederatedData | None) -> None:
         """Open the lanes that are to go on, and record what the whole run is about."""
@@ -347,7 +343,7 @@ class _Session:
             self._experiment, own.data, own.hostile, seed, executor, method, make
         )
         engine = self._connect(embedded, seed) if self._connect else embedded
-        method = method.for_clients(own.data.names, own.data.num_clients)
+        method = method.for_clients(own.data.names)
         lane = Lane(self._experiment, self._store, method, engine, own.hostile, seed)
         done = lane.state.server.round_num
         self._done += done
