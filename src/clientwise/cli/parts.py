@@ -54,8 +54,7 @@ def data(
     Example: clientwise data my.toml --out clients.png
     """
     from ..data.summary import column_hints, summarise
-    from ..experiment.build.clients import build_data
-    from ..experiment.build.samples import load_samples
+    from ..experiment.build.data import build_data, load_samples
     from ..report.data_tables import (
         class_table,
         column_table,
@@ -119,8 +118,8 @@ def schema(
     """
     import json
 
-    from ..experiment.json_schema import config_schema
     from ..experiment.load import load_experiment
+    from ..experiment.reference import config_schema
 
     if plugins is not None:
         load_experiment(plugins)

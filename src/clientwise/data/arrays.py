@@ -463,7 +463,7 @@ def _as_labels(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
     if not _are_binary(targets):
         found = f"{float(targets.min()):g} to {float(targets.max()):g}"
         raise ValueError(f"multi-label targets must be 0 or 1, found values from {found}")
-    return targets.float(), Multilabel(num_labels=targets.shape[1])
+    return targets.float(), Multilabel(targets.shape[1])
 
 
 def _as_masks(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
@@ -485,7 +485,7 @@ def _as_masks(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
         raise ValueError(
             f"masks must have classes 0 to {(given or IGNORED) - 1}, found {least} to {largest}{hint}"
         )
-    return masks.to(torch.uint8), Segmentation(mask_classes=max(2, count))
+    return masks.to(torch.uint8), Segmentation(max(2, count))
 
 
 _READERS = {
