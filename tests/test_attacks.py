@@ -135,7 +135,7 @@ def test_alies_factor_follows_the_numbers_of_clients(
 ) -> None:
     # Φ⁻¹((h − s)/h) with s = ⌊n/2⌋ + 1 − m by a table of the normal distribution; the last two are
     # outside of the paper, whose attackers are a minority of more than two clients
-    assert attacks.omniscient.largest_factor(honest, hostile) == pytest.approx(expected, abs=0.006)
+    assert attacks.forged.largest_factor(honest, hostile) == pytest.approx(expected, abs=0.006)
     updates = torch.randn(honest, 50, generator=generator(4, "updates"))
     sent = ATTACKS.get("alie")().forge(knowing(Honest(updates, {}, {}, hostile), torch.zeros(50)))
     deviation = updates.std(0) if honest > 1 else torch.zeros(50)
@@ -203,14 +203,12 @@ def test_as_far_as_evidence_does_not_notice_on_the_attackers_own_samples() -> No
     honest = Honest(updates, {}, {}, 2, judge)
     for limit in (0.5, 1.5, 4.0):
         (forged,) = (
-            attacks.omniscient.Unnoticed(z=limit, samples=100, most=4.0).forge(knowing(honest))[
-                None
-            ]
+            attacks.forged.Unnoticed(z=limit, samples=100, most=4.0).forge(knowing(honest))[None]
             / mean[0]
         )
         gamma = 1 - float(forged[0])
         assert z(gamma) <= limit < z(gamma + 0.2) or gamma == pytest.approx(4)
-    assert attacks.omniscient.Unnoticed(z=4.0).forge(knowing(honest))[0] < 0 < mean[0]
+    assert attacks.forged.Unnoticed(z=4.0).forge(knowing(honest))[0] < 0 < mean[0]
 
 
 @pytest.mark.parametrize("name", ["alie", "inner_product", "mimic", "min_max", "min_sum"])

@@ -135,7 +135,7 @@ def test_arrays_with_mistakes_name_the_client() -> None:
         match=r"south: its targets are text \('cat', ...\): number",
     ):
         cw.Samples.from_clients({"north": (inputs, labels), "south": (inputs, words)})
-    with pytest.raises(ValueError, match="client 0: its inputs are text: turn them into numbers"):
+    with pytest.raises(ValueError, match=r"client 0: its inputs are text .*turn them into numbers"):
         cw.Samples.from_clients([(numpy.array([["a"]]), [0])])
     for several in (torch.ones(9, 4), torch.ones(9, 4)), [numpy.ones((9, 4))] * 2:
         with pytest.raises(ValueError, match=r"has 2 inputs, 9 targets; .*several inputs, arrays"):

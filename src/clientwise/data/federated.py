@@ -273,7 +273,8 @@ class FederatedData:
         """
         samples = self.samples
         shape = list(samples.inputs.shape[1:])
-        about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
+        kind = f"{samples.problem.kind} {samples.problem.num_classes}"
+        about = f"{kind} {samples.scale} {samples.inputs.dtype} {shape}"
         facts: list[Sequence[float | str]] = []
         for values in self.attributes.values():
             facts.append(values.double().tolist())

@@ -1,8 +1,10 @@
-"""Backdoors: the model predicts the attacker's class where it sees a trigger. The success rate is recorded."""
+"""Attacks by samples: wrong labels, backdoors (the model predicts the attacker's class where it sees a trigger; the
+success rate is recorded), and honest clients whose data change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -10,7 +12,8 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..data.federated import FederatedData, Holdings, Samples
+from ..core.objective.problem import Problem
+from ..data.federated import FederatedData, Holdings, NewData, Samples
 from ..registry import Pixels, Share, needs
 from .attack import (
     ATTACKS,
@@ -18,7 +21,111 @@ from .attack import (
     Hostile,
     Triggered,
 )
-from .labels import ClassNumber, check_class, draw_some
+
+ClassNumber = Annotated[int, Ge(0), Le(10**4)]
+
+
+def check_class(number: int, problem: Problem, option: str) -> None:
+    """Raise a ValueError if the problem has no such class."""
+    if number >= problem.num_classes:
+        raise ValueError(f"{option} = {number}, but the classes are 0 to {problem.num_classes - 1}")
+
+
+def draw_some(count: int, fraction: float, random: torch.Generator) -> Tensor:
+    """A random `fraction` of the numbers 0 to count − 1, in random order.
+
+    Example:
+        >>> draw_some(10, 0.3, torch.Generator().manual_seed(1)).shape
+        torch.Size([3])
+    """
+    return torch.randperm(count, generator=random)[: round(count * fraction)]
+
+
+@ATTACKS.register("wrong_labels")
+@dataclass(frozen=True)
+class WrongLabels(Attack):
+    """Replaces a `fraction` of the labels by other classes, drawn uniformly (P3 1.C).
+
+    Values and survival times are mirrored in the client's range instead, labels (multi-label) and masks as by
+    `mirrored_labels`.
+
+    Args:
+        fraction: of the client's samples, 0 to 1.
+
+    Example:
+        >>> from clientwise.core.objective.problem import Classification
+        >>> random = torch.Generator().manual_seed(1)
+        >>> targets = torch.tensor([0, 1, 2])
+        >>> bool((WrongLabels().relabel(targets, Classification(3), random) == targets).any())
+        False
+    """
+
+    fraction: Share = 1.0
+
+    def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
+        """Every chosen label becomes another one, each with equal probability."""
+        chosen = draw_some(len(targets), self.fraction, random)
+        if not problem.num_classes:
+            return _mirrored(targets, chosen, problem)
+        result = targets.clone()
+        shift = torch.randint(1, problem.num_classes, (len(chosen),), generator=random)
+        result[chosen] = (targets[chosen] + shift) % problem.num_classes
+        return result
+
+
+@ATTACKS.register("mirrored_labels")
+@dataclass(frozen=True)
+class MirroredLabels(Attack):
+    """Replaces a `fraction` of the labels y by C − 1 − y; values are mirrored in the client's range.
+
+    Of multi-label targets and of masks, all labels or pixels of a sample are replaced.
+
+    Args:
+        fraction: of the client's samples, 0 to 1.
+
+    Example:
+        >>> from clientwise.core.objective.problem import Classification
+        >>> random = torch.Generator().manual_seed(1)
+        >>> MirroredLabels().relabel(torch.tensor([0, 1, 9]), Classification(10), random)
+        tensor([9, 8, 0])
+    """
+
+    fraction: Share = 1.0
+
+    def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
+        """C − 1 − y."""
+        return _mirrored(targets, draw_some(len(targets), self.fraction, random), problem)
+
+
+@ATTACKS.register("one_label", needs("classes"))
+@dataclass(frozen=True)
+class OneLabel(Attack):
+    """Labels a `fraction` of the client's samples `target`.
+
+    Args:
+        target: the class that they get.
+        fraction: of the client's samples, 0 to 1.
+    """
+
+    target: ClassNumber = 0
+    fraction: Share = 1.0
+
+    def check(self, samples: Samples) -> None:
+        """Raise a ValueError if there is no class `target`."""
+        check_class(self.target, samples.problem, "target")
+
+    def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
+        """The chosen labels become `target`."""
+        result = targets.clone()
+        result[draw_some(len(targets), self.fraction, random)] = self.target
+        return result
+
+
+def _mirrored(targets: Tensor, chosen: Tensor, problem: Problem) -> Tensor:
+    """The chosen labels mirrored in the range of all classes, or of the client's values or times."""
+    result = targets.clone()
+    result[chosen] = problem.mirrored(targets)[chosen]
+    return result
 
 
 class Backdoor(Attack):
@@ -176,3 +283,46 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
         Holdings.of(shown) if shown else None,
     )
     return replace(data, samples=samples, poisoned=poisoned, triggered=triggered)
+
+
+@ATTACKS.register("new_data")
+@dataclass(frozen=True)
+class SwappedData(Attack):
+    """No attack: honest clients that swap their training samples in `from_round`, as after a new scanner.
+
+    Each client of the group gets the samples of the next one, and the last those of the first. A
+    group of one swaps with the client after it. Test sets stay as they are.
+    """
+
+    honest = True
+
+
+def swap(data: FederatedData, chosen: Mapping[int, Hostile]) -> FederatedData:
+    """The data with what clients hold after each group of honest clients has swapped its samples."""
+    groups: dict[int, list[int]] = {}
+    first_round = {}
+    for client, one in chosen.items():
+        if one.attack.honest:
+            groups.setdefault(id(one), []).append(client)
+            first_round[id(one)] = one.from_round
+    changes: list[NewData] = []
+    held = data.train
+    for key in sorted(groups, key=lambda key: first_round[key]):
+        members = groups[key]
+        if len(members) == 1:
+            members = [members[0], (members[0] + 1) % len(held)]
+        held = _rotated(held, members)
+        changes.append(NewData(first_round[key], tuple(members), held))
+    return replace(data, new_data=tuple(changes))
+
+
+def _rotated(held: Holdings, members: Sequence[int]) -> Holdings:
+    """The holdings in which each member has the samples of the next."""
+    source = list(range(len(held)))
+    for position, client in enumerate(members):
+        source[client] = members[(position + 1) % len(members)]
+    parts = []
+    for client in source:
+        theirs = held.slice(client)
+        parts.append((held.indices[theirs], held.targets[theirs]))
+    return Holdings.of(parts)
