@@ -71,17 +71,6 @@ def test_a_damaged_entry_is_made_anew_and_a_failed_one_leaves_nothing(
     assert [path.name[:4] for path in cache_folder().iterdir()] == ["set-"]
 
 
-def test_who_comes_second_keeps_what_the_first_one_made(source: Path) -> None:
-    first = Builder(source)
-
-    def overtaken(arrays: Writer) -> None:
-        first(arrays)
-        cached("set", [source], first)  # another process finishes in the meantime
-
-    assert cached("set", [source], overtaken)["small"].tolist() == [1, 1, 1]
-    assert len(list(cache_folder().iterdir())) == 1
-
-
 def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (source.parent / "file").touch()
     monkeypatch.setenv("CLIENTWISE_CACHE", str(source.parent / "file" / "below"))

@@ -42,18 +42,6 @@ def test_distributions_are_what_they_say() -> None:
         assert DISTRIBUTIONS.describe(name)
 
 
-def test_every_seed_draws_its_own_and_every_fact_for_itself() -> None:
-    wide = {
-        **ORDINARY,
-        "speed": partial(uniform, low=1.0, high=2.0),
-        "up": partial(uniform, low=1.0, high=2.0),
-    }
-    one, again, other = (draw_devices(20, seed, wide) for seed in (1, 1, 2))
-    assert torch.equal(one.speed, again.speed)
-    assert not torch.equal(one.speed, other.speed)
-    assert not torch.equal(one.speed, one.up)
-
-
 def test_the_example_of_traces_is_dealt_out_by_the_seed() -> None:
     some = draw_devices(200, 1, ORDINARY, read_traces(EXAMPLE, 200, 1))
     assert sorted(some.speed.unique().tolist()) == [

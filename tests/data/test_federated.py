@@ -181,15 +181,3 @@ def test_torch_datasets_one_per_client() -> None:
     assert digits_of.samples.inputs.dtype == torch.uint8
     with pytest.raises(ValueError, match="empty"):
         FederatedData.from_clients([Squares(0, 0)], [Squares(0, 1)])
-
-
-def test_samples_larger_than_memory_stay_on_disk(tmp_path) -> None:
-    small = digits(None)
-    numpy.save(tmp_path / "images.npy", small.inputs.numpy())
-    mapped = numpy.load(tmp_path / "images.npy", mmap_mode="c")
-    samples = Samples(torch.from_numpy(mapped), small.targets, small.problem, scale=small.scale)
-    options = {"test_fraction": 0.2, "server_fraction": 0.2, "report_fraction": 0.5}
-    data = federate(samples, lambda pool, seed: iid(pool, seed, clients=5), 1, **options)
-    assert data.samples.inputs.data_ptr() == mapped.ctypes.data  # the file itself, not a copy of it
-    indices = data.train.indices[:50]
-    assert torch.equal(data.samples.batch(indices), small.batch(indices))

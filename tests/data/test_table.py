@@ -74,12 +74,6 @@ def test_statistics_are_of_the_training_samples() -> None:
     assert inputs[:, 5].tolist() == [0, 0, 0, 1, 0, 0, 0]
 
 
-def test_every_client_by_its_own_and_the_server_by_everybodys() -> None:
-    ages = prepared("client")[:, 0]
-    torch.testing.assert_close(ages, torch.tensor([-1, 1, -1, 1, 0, -2, 10 / 125**0.5]))
-    torch.testing.assert_close(prepared("off")[:, 0], torch.tensor([10.0, 20, 30, 40, 25, 25, 35]))
-
-
 @pytest.mark.parametrize("mode", ["pooled", "client"])
 def test_a_column_that_is_constant_or_empty_in_training_says_nothing(mode: Standardise) -> None:
     train = [[(0.1, 0), (0.1, 0)], [(0.1, 0), (0.1, 0)]]
@@ -256,18 +250,6 @@ def test_a_table_by_toml_alone(tmp_path: Path) -> None:
     assert [row.name for row in run.clients(1)] == ["north", "south"]
     assert {row.name for row in run.participants("FedAvg", 1, 2)} == {"north", "south"}
     assert [row.name for row in run.client_metrics("FedAvg")] == ["north", "south"]
-
-
-def test_semicolons_separate_the_same_table(tmp_path: Path) -> None:
-    """As a spreadsheet in German writes it: with decimal commas. True and False are numbers in both."""
-    plain = "age,smokes,new,ill\n1.5,True,True,a\n-2,False,,b\n,True,False,a\n"
-    german = plain.replace(",", ";").replace("1.5", "1,5")
-    write(tmp_path, {"plain.csv": plain, "german.csv": german})
-    options = {"target": "ill", "categories": []}
-    expected = load(tmp_path, files="hospitals/plain.csv", **options)
-    found = load(tmp_path, files="hospitals/german.csv", **options)
-    torch.testing.assert_close(found.inputs, expected.inputs, equal_nan=True)
-    assert expected.inputs[:, 1].tolist() == [1, 0, 1]
 
 
 def test_categories_with_more_digits_than_their_names_are_found_again(tmp_path: Path) -> None:
