@@ -4,7 +4,7 @@ success rate is recorded), and honest clients whose data change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -249,7 +249,8 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
     has its wrong labels in `data.train` already.
     """
     indices, targets = data.train.indices.clone(), data.train.targets.clone()
-    samples, copies = data.samples, list[tuple[Tensor, Tensor]]()
+    samples = data.samples
+    copies: list[tuple[Tensor, Tensor]] = []
 
     def copied(of: Tensor, found: Triggered) -> Tensor:
         """Where copies with the trigger will be."""
@@ -268,21 +269,20 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
             indices[positions], targets[positions] = copied(indices[mine], found), found.targets
     shown = []
     for attack in {id(one.attack): one.attack for one in hostile.values()}.values():
-        if (
-            data.report
-            and (found := attack.trigger(samples, data.report.indices, data.report.targets))
-            is not None
-        ):
-            shown.append((copied(data.report.indices, found), found.targets))
+        report = data.report
+        found = attack.trigger(samples, report.indices, report.targets) if report else None
+        if report and found:
+            shown.append((copied(report.indices, found), found.targets))
     if torch.equal(indices, data.train.indices) and torch.equal(targets, data.train.targets):
         return data
     if copies:
         samples = samples.with_copies(*(torch.cat(part) for part in zip(*copies, strict=True)))
-    poisoned, triggered = (
-        replace(data.train, indices=indices, targets=targets),
-        Holdings.of(shown) if shown else None,
+    return replace(
+        data,
+        samples=samples,
+        poisoned=replace(data.train, indices=indices, targets=targets),
+        triggered=Holdings.of(shown) if shown else None,
     )
-    return replace(data, samples=samples, poisoned=poisoned, triggered=triggered)
 
 
 @ATTACKS.register("new_data")
@@ -300,29 +300,19 @@ class SwappedData(Attack):
 def swap(data: FederatedData, chosen: Mapping[int, Hostile]) -> FederatedData:
     """The data with what clients hold after each group of honest clients has swapped its samples."""
     groups: dict[int, list[int]] = {}
-    first_round = {}
     for client, one in chosen.items():
         if one.attack.honest:
             groups.setdefault(id(one), []).append(client)
-            first_round[id(one)] = one.from_round
     changes: list[NewData] = []
     held = data.train
-    for key in sorted(groups, key=lambda key: first_round[key]):
-        members = groups[key]
+    for members in sorted(groups.values(), key=lambda group: chosen[group[0]].from_round):
+        from_round = chosen[members[0]].from_round
         if len(members) == 1:
             members = [members[0], (members[0] + 1) % len(held)]
-        held = _rotated(held, members)
-        changes.append(NewData(first_round[key], tuple(members), held))
+        source = list(range(len(held)))
+        for client, other in zip(members, [*members[1:], members[0]], strict=True):
+            source[client] = other
+        parts = [held.slice(client) for client in source]
+        held = Holdings.of([(held.indices[part], held.targets[part]) for part in parts])
+        changes.append(NewData(from_round, tuple(members), held))
     return replace(data, new_data=tuple(changes))
-
-
-def _rotated(held: Holdings, members: Sequence[int]) -> Holdings:
-    """The holdings in which each member has the samples of the next."""
-    source = list(range(len(held)))
-    for position, client in enumerate(members):
-        source[client] = members[(position + 1) % len(members)]
-    parts = []
-    for client in source:
-        theirs = held.slice(client)
-        parts.append((held.indices[theirs], held.targets[theirs]))
-    return Holdings.of(parts)
