@@ -22,11 +22,9 @@ from .engine.probes import with_input_type
 from .errors import ClientwiseError
 from .experiment.config.parts import make, read_recorded
 from .limits import gigabytes, memory
-from .models.call import outputs_of
 from .models.flat import fill
+from .models.modules import OwnModel, OwnNetwork, check_parameters, described, outputs_of
 from .models.networks import MODELS
-from .models.own import OwnModel, OwnNetwork
-from .models.size import check_parameters, described
 from .record.model_file import ModelHeader, read_model
 from .record.reading.rows import ModelFacts
 

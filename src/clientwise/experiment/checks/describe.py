@@ -18,7 +18,7 @@ from ...data.summary import column_hints, summarise
 from ...engine.device import gpu_memory, memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor, why_alone
 from ...limits import gigabytes
-from ...models.size import count_parameters
+from ...models.modules import count_parameters
 from ...registry import listed
 from ..build.data import build_data
 from ..build.engine import build_executor, build_plan, lanes_that_fit
