@@ -31,48 +31,35 @@ def outputs_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Tens
         tensor([2.])
     """
     if isinstance(inputs, Tensor):
-        return _logits(module(inputs))
-    if _has_arguments(module, inputs):
-        return _logits(module(**inputs))
-    _refuse_other_names(module, inputs)
-    return _logits(module(dict(inputs)))
-
-
-def _has_arguments(module: nn.Module, names: Mapping[str, object]) -> bool:
-    try:
-        inspect.signature(module.forward).bind(**names)
-    except TypeError:
-        return False
-    return True
-
-
-def _refuse_other_names(module: nn.Module, names: Mapping[str, object]) -> None:
-    """TypeError where `forward` takes several arguments, and not these."""
-    signature = inspect.signature(module.forward)
-    try:
-        signature.bind(names)
-    except TypeError:
-        wanted = ", ".join(signature.parameters)
-        raise TypeError(
-            f"its forward takes {wanted}, and the samples have the inputs {', '.join(names)}"
-        ) from None
-
-
-def _logits(returned: object) -> Tensor:
-    if isinstance(returned, Mapping) and "logits" in returned:
-        returned = returned["logits"]
+        returned = module(inputs)
+    elif _takes(module, **inputs):
+        returned = module(**inputs)
+    elif _takes(module, inputs):
+        returned = module(dict(inputs))
+    else:
+        wanted = ", ".join(inspect.signature(module.forward).parameters)
+        there = ", ".join(inputs)
+        raise TypeError(f"its forward takes {wanted}, and the samples have the inputs {there}")
+    if isinstance(returned, Mapping):
+        returned = returned.get("logits", returned)
     found = getattr(returned, "logits", returned)
     if not isinstance(found, Tensor):
+        kind = type(returned).__name__
+        if isinstance(returned, Mapping):
+            kind = f"a dictionary with {', '.join(map(str, returned)) or 'nothing'}"
         raise TypeError(
-            f"must return a tensor, or `logits` in an object or dictionary, returned {_described(returned)}"
+            f"must return a tensor, or `logits` in an object or dictionary, returned {kind}"
         )
     return found
 
 
-def _described(returned: object) -> str:
-    if isinstance(returned, Mapping):
-        return f"a dictionary with {', '.join(map(str, returned)) or 'nothing'}"
-    return type(returned).__name__
+def _takes(module: nn.Module, *inputs: object, **named: object) -> bool:
+    """Whether `forward` can be called so."""
+    try:
+        inspect.signature(module.forward).bind(*inputs, **named)
+    except TypeError:
+        return False
+    return True
 
 
 OwnNetwork = nn.Module | Callable[..., nn.Module]
