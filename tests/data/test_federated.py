@@ -5,11 +5,9 @@ from dataclasses import replace
 import numpy
 import pytest
 import torch
-from torch.utils.data import Dataset, Subset, TensorDataset
 
 from clientwise.core.objective.problem import Classification
 from clientwise.data import fingerprints
-from clientwise.data.datasets import digits
 from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.data.folder import DataError
@@ -145,39 +143,3 @@ def test_gather_picks_clients_in_any_order() -> None:
     assert data.samples.batch(indices).flatten().tolist() == [3, 3, 3, 1]
     for one, two in zip(data.train.gather(range(3)), data.train.gather([0, 1, 2]), strict=True):
         assert torch.equal(one, two)
-
-
-class Squares(Dataset):
-    """A dataset as users write them: numbers and arrays, one pair at a time."""
-
-    def __init__(self, start: int, length: int) -> None:
-        self.start, self.length = start, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, place: int) -> tuple[numpy.ndarray, int]:
-        return numpy.full(3, self.start + place, numpy.float32), (self.start + place) % 2
-
-
-def test_torch_datasets_one_per_client() -> None:
-    samples = digits(None)
-    whole = TensorDataset(samples.inputs, samples.targets)
-    train = [Squares(0, 4), Squares(10, 5)]
-    data = FederatedData.from_clients(train, [Squares(0, 2), Squares(1, 3)], report=Squares(0, 6))
-    assert data.train.sizes.tolist() == [4, 5]
-    assert data.samples.batch(data.train.indices[data.train.slice(1)])[:, 0].tolist() == [
-        10,
-        11,
-        12,
-        13,
-        14,
-    ]
-    assert data.train.targets[data.train.slice(1)].tolist() == [0, 1, 0, 1, 0]
-    assert data.report.sizes.tolist() == [6]
-    digits_of = FederatedData.from_clients(
-        [Subset(whole, range(30))], [Subset(whole, range(30, 40))], num_classes=10
-    )
-    assert digits_of.samples.inputs.dtype == torch.uint8
-    with pytest.raises(ValueError, match="empty"):
-        FederatedData.from_clients([Squares(0, 0)], [Squares(0, 1)])

@@ -9,7 +9,7 @@ import numpy
 import pandas
 import pytest
 import torch
-from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.datasets import load_breast_cancer
 
 from clientwise.core.objective.problem import Regression
 from clientwise.data import table as _  # noqa: F401
@@ -27,18 +27,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 def hints_of(frame: pandas.DataFrame, folder: Path, **options: object) -> list[str]:
     frame.to_csv(folder / "all.csv", index=False)
     return column_hints(DATASETS.get("table")(folder, files="all.csv", target="y", **options))
-
-
-def test_numbers_and_times(tmp_path: Path) -> None:
-    bunch = load_diabetes(as_frame=True)
-    frame = bunch.data.assign(y=bunch.target + 1)
-    assert hints_of(frame, tmp_path, kind="regression") == []
-    frame["later"] = 3 * frame["y"] + 1
-    (line,) = hints_of(frame, tmp_path, kind="regression")
-    assert "column 'later': Alone it predicts 'y' with R² = 1.00" in line
-    frame["died"] = numpy.arange(len(frame)) % 2
-    (line,) = hints_of(frame, tmp_path, kind="survival", event="died")
-    assert "'later'" in line
 
 
 def test_copies_of_the_target_and_names_of_clients(tmp_path: Path) -> None:

@@ -122,16 +122,3 @@ def test_the_servers_file_is_read_alike(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(DataError, match=r"server\.npz: not a NumPy file of arrays"):
         server_side(load_experiment(CONFIG), str(path))
-
-
-def test_an_attribute_that_only_some_members_have_is_named(tmp_path: Path) -> None:
-    for name, arrays in (("north", whole()), ("south", whole())):
-        if name == "south":
-            arrays.pop("age")
-        numpy.savez(tmp_path / f"{name}.npz", **arrays)
-    held = {
-        client: load_npz(str(tmp_path / f"{name}.npz"))
-        for client, name in enumerate(("north", "south"))
-    }
-    with pytest.raises(DataError, match="south has no array age, but other members have one"):
-        data_held_by(load_experiment(CONFIG), held, {})

@@ -15,7 +15,6 @@ from clientwise.data.partition import (
     by_id,
     dirichlet,
     iid,
-    quantity,
     shards,
     table,
 )
@@ -38,16 +37,6 @@ def test_every_sample_is_given_out_once_and_the_seed_decides(
     if clients > 1:
         other = partition(POOL, seed + 1, clients=clients)
         assert not all(torch.equal(one, two) for one, two in zip(parts, other, strict=True))
-
-
-def test_concentration_makes_clients_alike_or_not() -> None:
-    def spread(concentration: float) -> float:
-        parts = dirichlet(POOL, 1, clients=10, concentration=concentration)
-        return torch.tensor([len(part) for part in parts], dtype=torch.float64).std().item()
-
-    assert spread(100.0) < spread(1.0) < spread(0.1)
-    sizes = [len(part) for part in quantity(POOL, 1, clients=10, concentration=0.3)]
-    assert max(sizes) > 5 * (min(sizes) + 1)
 
 
 def test_a_table_gives_exactly_what_it_says() -> None:
@@ -154,29 +143,6 @@ def test_a_contributed_set_comes_from_every_client_with_its_labels() -> None:
     wrong = data.weigh.targets != samples.targets[data.weigh.indices]
     assert set(data.weigh.indices[wrong].tolist()) == given & liar
     assert len(data.report.indices) == round(0.2 * len(samples.targets))
-
-
-def test_everyone_has_something_to_train_and_to_test_on() -> None:
-    samples = digits(None)
-    data = federate(
-        samples,
-        lambda pool, seed: dirichlet(pool, seed, clients=150, concentration=0.02),
-        1,
-        test_fraction=0.1,
-        server_fraction=0.1,
-        report_fraction=0.5,
-    )
-    assert int(data.train.sizes.min()) >= 1
-    assert int(data.test.sizes.min()) >= 1
-    with pytest.raises(ValueError, match="too few for 1000 clients"):
-        federate(
-            samples,
-            lambda pool, seed: iid(pool, seed, clients=1000),
-            1,
-            test_fraction=0.2,
-            server_fraction=0,
-            report_fraction=0,
-        )
 
 
 def official(partition, **options):

@@ -107,19 +107,6 @@ def test_mnist_that_is_not_mnist(small_mnist: Path) -> None:
         load("mnist", small_mnist)
 
 
-def test_the_published_mnist(published: Callable[[str], Path]) -> None:
-    samples = load("mnist", published("mnist/qmnist-test-labels-idx2-int.gz"))
-    assert samples.inputs.shape == (70_000, 1, 28, 28)
-    writers, counts = samples.ids[:60_000].unique(return_counts=True)
-    assert (len(writers), int(counts.min()), int(counts.median()), int(counts.max())) == (
-        539,
-        19,
-        116,
-        131,
-    )
-    assert not set(writers.tolist()) & set(samples.ids[60_000:].tolist())
-
-
 # CIFAR-10 ----------------------------------------------------------------------------------------------------------
 
 
@@ -270,29 +257,6 @@ def test_copies_of_an_image_never_part(small_cells: Path) -> None:
         )
         == 10
     )
-
-
-@pytest.mark.slow  # decodes tens of thousands of images
-@pytest.mark.parametrize(
-    ("name", "file", "shape", "num_ids"),
-    [
-        ("celeba", "celeba", (3, 64, 64), None),
-        ("malaria", "malaria", (3, 64, 64), 200),
-        ("vgg_cells", "vgg_cells", (3, 256, 256), None),
-    ],
-)
-def test_the_published_images(
-    published: Callable[[str], Path],
-    name: str,
-    file: str,
-    shape: tuple[int, ...],
-    num_ids: int | None,
-) -> None:
-    samples = load(name, published(file))
-    assert samples.inputs.shape[1:] == shape
-    assert num_ids is None or len(samples.ids.unique()) == num_ids
-    if name == "vgg_cells":
-        assert float(samples.sample_attributes["count"].mean()) == pytest.approx(175.96)
 
 
 # Movie reviews -----------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from clientwise.data.encoding import Encoding, InputColumn
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id
-from clientwise.data.table import Encoder, Standardise, encode_rows, prepare
+from clientwise.data.table import Standardise, encode_rows, prepare
 from clientwise.errors import ConfigError
 
 NAN = float("nan")
@@ -82,19 +82,6 @@ def test_a_column_that_is_constant_or_empty_in_training_says_nothing(mode: Stand
     gone = [[(NAN, 0), (NAN, 0)], [(NAN, 0), (NAN, 0)]]
     inputs = prepare(held(gone, [[(9.0, 1)], [(0.1, 0)]], [[0.1, 0.0]]), mode).samples.inputs
     assert inputs[:, 0].tolist() == [0] * 7
-
-
-@pytest.mark.parametrize("standardise", ["pooled", "off"])
-def test_new_rows_become_the_inputs_that_the_clients_had(standardise: Standardise) -> None:
-    """Also where a category, or a missing value, is in no training sample, or a column is constant."""
-    train = [[(10.0, 0), (20.0, 0)], [(30.0, 1), (40.0, NAN)]]
-    constant = [[(0.1, 0), (0.1, 0)], [(0.1, 0), (0.1, 0)]]
-    for rows in (train, constant):
-        data = held(rows, [[(NAN, 2)], [(25.0, 1)]], [[35.0, 0.0]])
-        raw = data.samples.inputs
-        samples = prepare(data, standardise).samples
-        assert torch.equal(Encoder(samples.table.columns)(raw), samples.inputs)
-    assert samples.table.columns[0].missing == 0
 
 
 # The user's own table ---------------------------------------------------------------------------------------------

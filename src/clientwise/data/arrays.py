@@ -139,14 +139,15 @@ def _refuse_more_than_order(loader: DataLoader[Any]) -> None:
 
 def _of_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
     """Inputs and targets as arrays; a frame or series becomes one that PyTorch may write to."""
-    first, second = (getattr(one, "index", None) for one in (inputs, targets))
-    if hasattr(first, "equals") and hasattr(second, "equals") and not first.equals(second):
+    pair: list[Any] = [inputs, targets]
+    indexes: list[Any] = [getattr(one, "index", None) for one in pair]  # of a list, a method
+    if all(hasattr(one, "equals") for one in indexes) and not indexes[0].equals(indexes[1]):
         raise ValueError(
             "its inputs and targets have other indexes: pass targets.loc[inputs.index], or .to_numpy() of both if "
             "the rows are in the same order"
         )
-    pair = (inputs, targets)
-    return tuple(numpy.array(one.to_numpy()) if hasattr(one, "to_numpy") else one for one in pair)
+    pair = [numpy.array(one.to_numpy()) if hasattr(one, "to_numpy") else one for one in pair]
+    return pair[0], pair[1]
 
 
 def _sample(dataset: Any, index: int) -> Any:
@@ -203,8 +204,9 @@ def _joined(rows: list[Any]) -> tuple[Any, Any]:
         raise ValueError(
             f"a dataset of dictionaries needs its targets in 'labels', it has {sorted(found)}"
         )
-    targets = found.pop(keys[0])
-    return found, targets
+    named = dict(found)
+    targets = named.pop(keys[0])
+    return named, targets
 
 
 def _packed(inputs: Any, targets: Any) -> Arrays:

@@ -422,8 +422,8 @@ class FederatedData:
             name: _facts(name, values, sizes, list(holders))
             for name, values in (sample_attributes or {}).items()
         }
-        indices = torch.arange(len(samples.targets)).split(sizes)
-        held = list(zip(indices, samples.targets.split(sizes), strict=True))
+        indices = torch.split(torch.arange(len(samples.targets)), sizes)
+        held = list(zip(indices, torch.split(samples.targets, sizes), strict=True))
         server = {name: Holdings.of([part]) for name, part in zip(holders, held, strict=True)}
         return FederatedData(
             replace(samples, ids=None, names=(), sample_attributes=of_samples),

@@ -89,7 +89,7 @@ def package_folder(name: str) -> Path:
     return Path(found.origin).parent
 
 
-def expect(is_so: bool, path: Path, what: str) -> None:
+def expect(is_so: object, path: Path, what: str) -> None:
     """DataError that says what is expected of a published file, where it is not so."""
     if not is_so:
         raise DataError(f"{path}: {what}; get it again")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..core.objective.problem import Classification, Regression, Survival
+from ..core.objective.problem import Survival
 from ..registry import suggest
 from .arrays import KINDS, first_few, is_frame, problem_of
 from .division import Division, divide, hand_out
@@ -21,6 +21,8 @@ from .table import Kind, refuse_repeated, samples_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+OF_FRAMES: tuple[Kind, ...] = ("classification", "regression", "survival")  # problems
 
 
 class OwnDivision(NamedTuple):
@@ -133,7 +135,7 @@ def read_own(
         raise DataError(str(error)) from None
     assert samples.ids is not None
     sizes = torch.bincount(samples.ids, minlength=len(holders)).tolist()
-    places = dict(zip(holders, torch.arange(sum(sizes)).split(sizes), strict=True))
+    places = dict(zip(holders, torch.split(torch.arange(sum(sizes)), sizes), strict=True))
     return OwnData(
         replace(samples, names=names),
         sum(sizes[: len(given)]),
@@ -218,10 +220,9 @@ def _of_frames(
     for name, own in holders.items():
         if not is_frame(own):
             raise DataError(f"target = {target!r} names a column of frames, and {name} is no frame")
-    kinds: list[Kind] = [Classification.kind, Regression.kind, Survival.kind]
-    if problem not in (None, *kinds):
+    if problem not in (None, *OF_FRAMES):
         raise DataError(
-            f"problem = {problem!r}: of frames must be one of {', '.join(kinds)}; for others pass (inputs, targets)"
+            f"problem = {problem!r}: of frames must be one of {', '.join(OF_FRAMES)}; for others pass (inputs, targets)"
         )
     known = {str(column) for own in holders.values() for column in own.columns}
     for column in ignore:
@@ -230,8 +231,10 @@ def _of_frames(
             raise DataError(f"{next(iter(holders))}: no column {column!r} to ignore{hint}")
     frames = {name: _plain_frame(own, name, ignore) for name, own in holders.items()}
     predicted = [frame[target] for frame in frames.values() if target in frame.columns]
-    likely = Regression.kind if all(one.dtype.kind == "f" for one in predicted) else kinds[0]
-    kind = next((one for one in kinds if one == problem), likely)
+    likely: Kind = (
+        "regression" if all(one.dtype.kind == "f" for one in predicted) else "classification"
+    )
+    kind = next((one for one in OF_FRAMES if one == problem), likely)
     words = _columns_of_words(
         {name: frame.drop(columns=target, errors="ignore") for name, frame in frames.items()}
     )

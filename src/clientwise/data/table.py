@@ -76,7 +76,8 @@ def separator_of(path: Path) -> str:
 def _head(path: Path, separator: str) -> list[str]:
     """The names of the columns in the first line that is not empty."""
     head = parse_csv(path, path, sep=separator, header=None, nrows=1, dtype=str)
-    return head.iloc[0].dropna().tolist()
+    names: list[str] = head.iloc[0].dropna().tolist()
+    return names
 
 
 def parse_csv(path: Path, content: Path | bytes, **options: Any) -> DataFrame:
