@@ -153,7 +153,12 @@ def parse_numbers(cells: Series[Any]) -> numpy.ndarray:
 
 def _words(cells: Series[Any]) -> Series[Any]:
     """The cells as names of categories."""
-    return cells.astype(object).map(_word, na_action="ignore")
+    objects = cells.astype(object)
+    try:
+        names = {value: _word(value) for value in objects.dropna().unique()}
+    except TypeError:  # lists and dictionaries, which Parquet may have
+        return objects.map(_word, na_action="ignore")
+    return objects.map(names)
 
 
 def _word(value: Any) -> str:
