@@ -97,17 +97,16 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
 def test_a_run_is_found_compared_and_taken_away(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 1, "methods": ["FedAvg"]}
     cw.run(tiny, tmp_path / "runs" / "one")
-    noted = {"note": "a larger rate", "tags": ["thesis"]}
-    cw.run(tiny | noted | {"training": {"learning_rate": 0.2}}, tmp_path / "runs" / "two")
-    listed = clientwise("runs", "--with", "thesis", cwd=tmp_path)
-    assert "larger" in listed
+    cw.run(tiny | {"methods": ["FedYogi"]}, tmp_path / "runs" / "two")
+    listed = clientwise("runs", "--with", "FedYogi", cwd=tmp_path)
+    assert "two" in listed
     assert not re.search(r"\bone\b", listed)
-    assert "training.learning_rate" in clientwise("diff", "runs/one", "runs/two", cwd=tmp_path)
-    assert "runs/two/models/FedAvg-seed1.safetensors" in clientwise(
+    assert "methods.FedYogi" in clientwise("diff", "runs/one", "runs/two", cwd=tmp_path)
+    assert "runs/two/models/FedYogi-seed1.safetensors" in clientwise(
         "export", "runs/two", cwd=tmp_path
     )
-    assert "did you mean 'FedAvg'" in clientwise(
-        "export", "runs/two", "--method", "FedAv", cwd=tmp_path, expect=2
+    assert "did you mean 'FedYogi'" in clientwise(
+        "export", "runs/two", "--method", "FedYog", cwd=tmp_path, expect=2
     )
     assert '"learning_rate"' in clientwise("schema")
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 
 import clientwise as cw
 from clientwise.cli import app
+from clientwise.experiment.build.data import data_folder
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
@@ -212,6 +213,7 @@ def test_paths_start_from_the_folder_of_the_config(
     table |= {
         "plugins": ["paths_of_study"],
         "plugin_dir": "code",
+        "data_dir": ".",
         "devices": {"traces": "speeds.csv"},
     }
     file = write(folder / "own.toml", table)
@@ -231,19 +233,20 @@ def test_paths_start_from_the_folder_of_the_config(
     monkeypatch.chdir("/")
     assert cw.run(run.folder / "config.toml", run.folder, resume=True, rounds=2, progress=False)
 
-    del table["devices"], table["plugins"], table["plugin_dir"]
+    del table["devices"], table["plugins"], table["plugin_dir"], table["data_dir"]
     one, two = {"data_dir": "data"}, {"partition": {"name": "iid", "clients": 2}}
     table["matrix"] = {"attacks": {}, "data": {"one": one, "two": two}}
     cells = load_matrix(write(folder / "matrix.toml", table)).cells
-    assert [cell.experiment.data_dir for cell in cells] == [str(folder / "data"), str(folder)]
+    assert [cell.experiment.data_dir for cell in cells] == [str(folder / "data"), None]
+    assert {cell.experiment.plugin_dir for cell in cells} == {str(folder)}
 
 
-def test_a_data_folder_in_the_environment_is_where_files_are_searched(
+def test_own_files_start_from_the_config_and_published_ones_from_the_environment(
     table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shared").mkdir()
-    write_rows(tmp_path / "shared" / "rows.csv")
+    write_rows(tmp_path / "rows.csv")
     file = write(tmp_path / "own.toml", table)
     monkeypatch.setenv("CLIENTWISE_DATA", str(tmp_path / "shared"))
-    assert load_experiment(file).data_dir is None
     assert "60 samples" in command("check", file).output
+    experiment = load_experiment({**table, "data": "mnist"})
+    assert (experiment.plugin_dir, data_folder(experiment)) == (None, tmp_path / "shared")

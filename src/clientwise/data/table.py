@@ -508,7 +508,7 @@ def cached_table(
 def table(
     data_dir: Path | None,
     *,
-    files: str,
+    files: Path,
     target: str,
     kind: Kind = "classification",
     event: str | None = None,
@@ -523,7 +523,7 @@ def table(
     and ? are missing values. See docs/data.md for what becomes of numbers and categories.
 
     Args:
-        data_dir: the data folder; without one, paths start in the current folder.
+        data_dir: the data folder. In a config, paths start from its own folder where `data_dir` names no other.
         files: a path or pattern in the data folder, as in "hospitals/*.csv".
         target: the column to predict; rows without a value in it are left out.
         kind: "classification", "regression" for a target of numbers, or "survival" for times.
@@ -539,7 +539,7 @@ def table(
     """
     if (kind == "survival") != (event is not None):
         raise DataError('`event` names a column for kind = "survival", and for no other kind')
-    paths = _matching(data_dir, files)
+    paths = _matching(data_dir, str(files))
     texts = [*categories, *filter(None, [client])]
     if kind == "classification":
         texts.append(target)

@@ -86,7 +86,6 @@ class Lane:
         self._store = store
         self._hostile = hostile
         self._lane = store.open_lane(method.name, seed)
-        self._recorded = experiment.record.of(engine.num_clients, seed)
         self._secret = method.privacy is not None and method.privacy.secret
         self._plan = build_plan(
             experiment, engine.num_clients, seed, method.control, secret=self._secret
@@ -209,9 +208,7 @@ class Lane:
         """Record a round, and save a checkpoint where one is due."""
         record = done.record
         problem = self.engine.problem
-        self._store.write_round(
-            self._lane, record, problem, self._hostile, done.seconds, self._recorded
-        )
+        self._store.write_round(self._lane, record, problem, self._hostile, done.seconds)
         if self._trackers:  # first: then an interruption leaves no gap in their curves
             values = self._store.round_values(self._lane, record.round_num, problem.metric)
             self._trackers.log_round(self._info, record, values)

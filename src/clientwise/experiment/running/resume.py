@@ -29,8 +29,6 @@ MAY_CHANGE = frozenset(
         "keep_every",
         "trackers",
         "workers",
-        "note",
-        "tags",
         "flower.train_seconds",
         "flower.evaluate_seconds",
         "flower.grace_seconds",
@@ -74,7 +72,6 @@ def config_so_far(folder: Path) -> Experiment | None:
     if table.get("plugins", []) != written.plugins:  # only plugins of the file are imported
         raise _edited(path, ["plugins"])
     table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
-    table |= {"note": written.note, "tags": written.tags}  # which may be edited
     recorded = _recorded_experiment(folder, table)
     found = [one.sentence for one in refused_differences(recorded, written)]
     found += _removed(recorded, written)
@@ -98,7 +95,7 @@ def refuse_run_of_host(folder: Path) -> None:
 
 
 def extended(before: Experiment, experiment: Experiment) -> Experiment:
-    """The experiment with the seeds, methods, note and tags that its run has: none is lost."""
+    """The experiment with the seeds and methods that its run has: none is lost."""
     given = {method.name: method for method in experiment.methods}
     kept = []
     for method in before.methods:
@@ -107,8 +104,6 @@ def extended(before: Experiment, experiment: Experiment) -> Experiment:
     grown = {
         "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
         "methods": [*kept, *given.values()],
-        "note": before.note or experiment.note,
-        "tags": before.tags or experiment.tags,
     }
     return experiment.model_copy(update=grown)
 
