@@ -177,17 +177,11 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("pattern", ["", "a**b.csv"])
 def test_what_is_no_pattern_of_files_is_said(table: Path, pattern: str) -> None:
     experiment = load_experiment(table, [f'data.files="{pattern}"'])
-    with pytest.raises(ClientwiseError, match=r"my.toml: data: files = .*pattern"):
+    with pytest.raises(ClientwiseError, match="my.toml: data: files = "):
         describe(experiment)
 
 
-def test_files_beside_the_config_and_all_bad_columns(table: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("CLIENTWISE_DATA", str(table.parent / "elsewhere"))
-    with pytest.raises(
-        ClientwiseError, match=r'csv is beside the config: add data_dir = "." to it'
-    ):
-        describe(load_experiment(table))
-    monkeypatch.delenv("CLIENTWISE_DATA")
+def test_all_bad_columns_are_said(table: Path) -> None:
     with pytest.raises(ClientwiseError) as raised:
         describe(load_experiment(table))
     said = str(raised.value)

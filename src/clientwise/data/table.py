@@ -570,7 +570,7 @@ def _matching(data_dir: Path | None, files: str) -> list[Path]:
         if Path(files).is_absolute() and Path(files).is_file():
             return [Path(files)]
         found = sorted(path for path in folder.glob(files) if path.is_file())
-    except (ValueError, NotImplementedError, OSError) as error:
+    except (ValueError, NotImplementedError, OSError, IndexError) as error:  # the last for "."
         raise DataError(f"files = {shortened(files)!r}: {reason(error)}") from None
     if not found:
         raise DataError(
