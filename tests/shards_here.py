@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from clientwise.data.federated import FederatedData
-from clientwise.engine.ray.shards import (
-    Build,
-    Shard,
-    Shards,
-    Slot,
-    divided,
-)
+from clientwise.engine.shards import Build, Shard, Shards, Slot, divided
 from clientwise.experiment.running import ray_shards, runner
 
 

@@ -68,8 +68,6 @@ def run(
         )
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)
-    if data is None and experiment.reads_files:
-        data = members_data(experiment)
     with _showing(progress, on_round) as on_round:
         return runner.run(
             experiment,
@@ -96,23 +94,13 @@ def _showing(
     return nullcontext()
 
 
-def members_data(experiment: Experiment) -> FederatedData:
-    """The samples in the participants' files (`flower.files`)."""
-    with _flower_is_needed(experiment):
-        from .hosts.flower.data import from_files
-    return from_files(experiment)
-
-
 def deployed_data(experiment: Experiment, server: Path | None) -> FederatedData | None:
     """The data to check a deployment with; None where the config describes no deployment.
 
-    These are the samples of the `server`, or those of all participants where their files are here.
+    These are the samples of the `server`; the participants keep theirs.
     """
-    if server is None:
-        if experiment.data is not None or not experiment.flower.clients:
-            return None
-        if experiment.reads_files and Path(str(experiment.flower.files)).is_dir():
-            return members_data(experiment)
+    if server is None and (experiment.data is not None or not experiment.flower.clients):
+        return None
     with _flower_is_needed(experiment):
         from .hosts.flower.data import server_side
     return server_side(experiment, str(server or ""))

@@ -13,13 +13,14 @@ from clientwise.core.criteria import (
     Arrivals,
     ClientFacts,
     Outcome,
+    Trust,
+    agreement_with_others,
     criterion,
     fact_columns,
+    laplacian_variance,
     make_criterion,
     measure_clients,
 )
-from clientwise.core.criteria.client import laplacian_variance
-from clientwise.core.criteria.cohort import Trust, agreement_with_others
 from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.types import (
     Evaluation,

@@ -29,7 +29,7 @@ CONFIG: dict[str, Any] = {
     "methods": [
         "FedAvg",
         {"name": "in time", "pace": {"deadline": 20_000}},
-        {"name": "bounded", "bounds": {"quorum": 2}},
+        {"name": "bounded", "bounds": {"cap": 0.5}},
         {"name": "diverged", "training": {"learning_rate": 1e30}},
         {"name": "nobody", "criteria": [{"name": "attribute", "of": "member", "as": "member"}]},
     ],
@@ -50,7 +50,7 @@ def facts(run: cw.Run) -> list[Any]:
         counts = sorted(count for _, count in run.refusal_counts(method))
         found.append((method, run.kept(method), arrived[:3], usual, counts))
     lines = headline(series_of([run]))
-    found += [sum(part in line for line in lines) for part in (LIKELY, "did not change", "policy")]
+    found += [sum(part in line for line in lines) for part in (LIKELY, "did not change", "bounds")]
     return found
 
 
@@ -70,8 +70,8 @@ def test_other_words_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         reworded = Reason(f"in other words {name}", getattr(module, name).kind)
         monkeypatch.setattr(module, name, reworded)
-    monkeypatch.setattr("clientwise.engine.wrappers.timed.LATE", clock.LATE)
-    monkeypatch.setattr("clientwise.engine.wrappers.timed.DROPPED_OUT", clock.DROPPED_OUT)
+    monkeypatch.setattr("clientwise.engine.timed.LATE", clock.LATE)
+    monkeypatch.setattr("clientwise.engine.timed.DROPPED_OUT", clock.DROPPED_OUT)
     after = cw.Run(cw.run(CONFIG, tmp_path / "after", progress=False))
     assert facts(after) == wanted
     assert {reason for reason, _ in after.refusal_counts("in time")} == {

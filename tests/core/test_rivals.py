@@ -17,7 +17,7 @@ from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
 from clientwise.core.evidence.fldetector import distances_from_prediction, suspicious_cluster
-from clientwise.core.evidence.foolsgold import distinctness
+from clientwise.core.evidence.rivals import distinctness
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Gathered, LocalTraining, ModelSpec

@@ -14,7 +14,7 @@ import clientwise as cw
 from clientwise.core.clock import DROPPED_OUT, LATE
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, Task
-from clientwise.engine.wrappers.timed import TimedEngine
+from clientwise.engine.timed import TimedEngine
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan

@@ -11,9 +11,7 @@ import torch
 from torch import nn
 
 from clientwise.core.objective.loss import CrossEntropy, FocalLoss, FunctionLoss, Loss
-from clientwise.core.optimizers import OPTIMIZERS, TensorRateSGD
-from clientwise.core.schedules import SCHEDULES
-from clientwise.core.transforms import TRANSFORMS
+from clientwise.core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, TensorRateSGD
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import Mode

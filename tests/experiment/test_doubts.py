@@ -177,7 +177,7 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("pattern", ["", "a**b.csv"])
 def test_what_is_no_pattern_of_files_is_said(table: Path, pattern: str) -> None:
     experiment = load_experiment(table, [f'data.files="{pattern}"'])
-    with pytest.raises(ClientwiseError, match="my.toml: data: files = "):
+    with pytest.raises(ClientwiseError, match=r"my\.toml: data: files = "):
         describe(experiment)
 
 

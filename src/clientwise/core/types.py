@@ -22,7 +22,6 @@ from ..registry import (
     PositiveFloat,
     PositiveInt,
 )
-from .contributions import Contributions
 from .objective.loss import Loss
 from .privacy import LocalNoise, NoisedSum
 from .reasons import Kept, Kind, Reason
@@ -503,7 +502,6 @@ class ServerState:
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the rule
     # Of methods with differential privacy: the clipping norm, and how often clients were in a release
     privacy: Mapping[str, Tensor] = field(default_factory=dict)
-    policy: Mapping[str, Tensor] = field(default_factory=dict)  # memory of the bounds, each [K]
     # Of methods that draw clients by their scores: the last criteria of all clients [K, m]; NaN: none
     sampling: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -515,6 +513,14 @@ class PrivacyRecord:
     clip: float  # the clipping norm
     deviation: float  # of the noise, in every value of an update
     epsilon: float | None = None  # of all rounds so far; whoever accounts for them fills it in
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Shapley values, and their standard errors where they were sampled."""
+
+    values: Tensor  # [n]
+    errors: Tensor  # [n] zero where all coalitions were evaluated
 
 
 @dataclass(frozen=True)

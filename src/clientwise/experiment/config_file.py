@@ -14,7 +14,6 @@ from .config.named import apply_preset, pick, write_out
 
 PATHS = {  # keys that are paths, by table; "" has those at the top
     "": ("data_dir", "plugin_dir", "initial_model"),
-    "flower": ("files", "loader"),
     "devices": ("traces",),
 }
 

@@ -25,10 +25,8 @@ from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
 from ..core.objective.loss import LOSSES
 from ..core.objective.metrics import METRICS
-from ..core.optimizers import OPTIMIZERS
 from ..core.sampling import SAMPLINGS
-from ..core.schedules import SCHEDULES
-from ..core.transforms import TRANSFORMS
+from ..core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS
 from ..core.weights.priority import ADJUSTMENTS
 from ..core.weights.scores import SCORES
 from ..core.weights.weighting import NORMALISERS

@@ -15,7 +15,7 @@ from ..aggregation.robust import AT_ONCE, combine
 from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weights.weighting import to_weights
-from .protocol import EVIDENCE, Evidence, enlist, with_rows
+from .base import EVIDENCE, Evidence, enlist, with_rows
 
 Columns = Callable[[slice], Tensor]  # some columns of a matrix [n, d]
 REFERENCES = 10  # uniform samples of the gap statistic, as in the authors' code

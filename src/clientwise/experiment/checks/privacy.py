@@ -87,9 +87,6 @@ def _central_issues(
         yield "bounds", f"{hint}. Give bounds = {{ cap = ... }}, at least 1/cohort"
     elif method.bounds.floor:
         yield "bounds.floor", "does not go with privacy: leave it out"
-    elif not method.bounds.is_plain:
-        hint = f"with groups, probation or a quorum {SEES_SINGLE}: give a cap alone"
-        yield "bounds", hint
     if method.evidence:
         yield "evidence", f"{SEES_SINGLE}: leave it out, or use privacy.local"
     if method.rule:
@@ -195,8 +192,8 @@ def private_data_issues(experiment: Experiment, samples: Samples) -> Iterator[Is
     for index, settings in enumerate(experiment.methods):
         if settings.privacy:
             hint = f"{name} prepares its inputs by the samples of all clients (means, categories,"
-            hint += " words), and these get no noise: use prepared numbers, or flower.table"
-            yield f"methods[{index}].privacy", f"{hint}, whose constants are public"
+            hint += " words), and these get no noise: use prepared numbers"
+            yield f"methods[{index}].privacy", hint
 
 
 def deployed_privacy_issues(experiment: Experiment) -> Iterator[Issue]:

@@ -24,11 +24,8 @@ from torch.nn import functional
 
 from ...core.criteria import CRITERIA, CriterionDeclaration
 from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss
-from ...core.optimizers import OPTIMIZERS, OptimizerDeclaration
-from ...core.schedules import SCHEDULES
-from ...core.transforms import TRANSFORMS
-from ...core.weights.functions import score_by
-from ...core.weights.scores import SCORES, Score
+from ...core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, OptimizerDeclaration
+from ...core.weights.scores import SCORES, Score, score_by
 from ...registry import Adopted, Declaration, Part, Registry, suggest
 from .messages import issues_of, refuse
 from .tables import ConfigTable, fields_of

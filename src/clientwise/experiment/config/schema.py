@@ -213,12 +213,6 @@ class Experiment(ConfigTable):
             raise ConfigError(self.source, [("", f"{error}; give your own another name")]) from None
 
     @property
-    def reads_files(self) -> bool:
-        """Whether the samples are the members' files (`flower.files`), not a divided dataset."""
-        has_samples = self.data is not None or self._own_samples is not None
-        return not has_samples and self.flower.files is not None
-
-    @property
     def has_own_files(self) -> bool:
         """Whether the dataset is read from files of the user's own: an option of it is a path."""
         options = DATASETS.options(self.data.name) if self.data else ()

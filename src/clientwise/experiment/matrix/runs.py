@@ -161,7 +161,7 @@ def _refuse_missing_data(experiments: Sequence[Experiment]) -> None:
     read = set()
     for experiment in experiments:
         data = repr((experiment.data, experiment.data_dir, experiment.features))
-        if data in read or experiment.reads_files:
+        if data in read:
             continue
         read.add(data)
         with suppress(OSError, MemoryError), problems.noted(experiment.source):  # the cell says it

@@ -19,8 +19,8 @@ from ...core.method import Method, Plan
 from ...core.types import RoundRecord, ServerState
 from ...data.federated import FederatedData
 from ...engine.device import pick_device
-from ...engine.ray.shards import answers
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.shards import answers
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError, needing
 from ..build.data import build_data, load_samples
 from ..build.engine import build_engine, build_executor, build_plan
@@ -60,7 +60,7 @@ def _build(
     data, hostile = build_data(experiment, samples, seed, own_data)
     executor = build_executor(experiment, data.samples, pick_device(experiment.device))
     (built,) = (one for one in experiment.build_methods() if one.name == name)
-    method = built.for_clients(data.names, data.num_clients)
+    method = built.for_clients(data.names)
     engine = build_engine(experiment, data, hostile, seed, executor, method)
     plan = build_plan(experiment, data.num_clients, seed, method.control)
     return method, plan, engine, HeldOut(experiment).is_used

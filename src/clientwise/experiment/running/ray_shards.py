@@ -1,6 +1,6 @@
 """Lanes whose cohorts are cut into shards over Ray: rounds that take more than one machine or GPU.
 
-This process runs the rounds and writes the record; the clients train in the shards (`engine.ray.shards`).
+This process runs the rounds and writes the record; the clients train in the shards (`engine.shards`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...core.method import Method, Plan
 from ...data.federated import FederatedData
 from ...engine.device import pick_device
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import ShardedEngine, Shards, Slot
+from ...engine.shards import ShardedEngine, Shards, Slot
 from ..build.engine import build_executor, build_honest, build_plan
 from ..load import load_experiment
 
@@ -44,6 +44,6 @@ def _build(
     experiment = load_experiment({**config, "workers": cores})
     executor = build_executor(experiment, data.samples, pick_device(experiment.device))
     (method,) = (one for one in experiment.build_methods() if one.name == name)
-    method = method.for_clients(data.names, data.num_clients)
+    method = method.for_clients(data.names)
     engine = build_honest(experiment, data, seed, executor, method)
     return engine, method, build_plan(experiment, data.num_clients, seed)

@@ -34,8 +34,6 @@ MAY_CHANGE = frozenset(
         "flower.grace_seconds",
         "flower.repeats",
         "flower.max_change",
-        "flower.files",
-        "flower.loader",
     }
 )
 MAY_GROW = frozenset({"rounds", "seeds", "methods", "flower.left"})  # see `extended`

@@ -16,16 +16,16 @@ from torch import Tensor
 from ...attacks import Hostile
 from ...core.engine import Engine
 from ...core.method import Method
-from ...core.objective.guessing import constant_metric
+from ...core.objective.problem import constant_metric
 from ...core.types import RoundRecord
 from ...data.federated import FederatedData, Samples
 from ...data.hints import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
 from ...engine.local import LocalEngine
-from ...engine.ray.shards import slots
 from ...engine.scheduler import LaneExecutor, Scheduler
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.shards import slots
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError, ConfigError, RunError
 from ...models.flat import frozen_digest
 from ...record.facts import current_minute, facts_of_run
@@ -37,7 +37,6 @@ from ..build.data import build_data, data_folder, scored
 from ..build.engine import build_engine, build_executor, count_outputs, lanes_that_fit
 from ..checks.against_data import validate
 from ..checks.doubts import doubts
-from ..checks.policy import policy_doubts
 from ..checks.steps import count_steps
 from ..config.schema import Experiment
 from ..trackers import TRACKERS, Tracker, Trackers, check_tracker
@@ -252,8 +251,7 @@ class _Seeds:
     def doubts(self, seed: int) -> list[str]:
         """What is probably not meant."""
         own = self[seed]
-        found = doubts(self._experiment, own.data, own.hostile, own.executor)
-        return [*found, *policy_doubts(self._experiment, own.data, seed)]
+        return doubts(self._experiment, own.data, own.hostile, own.executor)
 
     def held_out_facts(self, seed: int) -> dict[str, Any]:
         """About the samples that weights and results depend on, as `facts_of_run` takes them."""
@@ -296,7 +294,7 @@ class _Seeds:
     def lane(self, seed: int, method: Method, engine: Engine) -> Lane:
         """A method with this seed on an engine, at its last checkpoint."""
         own = self[seed]
-        method = method.for_clients(own.data.names, own.data.num_clients)
+        method = method.for_clients(own.data.names)
         return Lane(self._experiment, self._store, method, engine, own.hostile, seed)
 
 

@@ -351,7 +351,7 @@ class _Bench:
         """
         experiment = self._experiment
         data, hostile, executor = self._data(seed)
-        method = method.for_clients(data.names, data.num_clients)
+        method = method.for_clients(data.names)
         engine = build_engine(experiment, data, hostile, seed, executor, method)
         plan = build_plan(experiment, data.num_clients, seed, method.control)
         plan = replace(

@@ -8,11 +8,14 @@
 
 Evidence is not judged anew: its weights are those of the round. What a run without a client would
 have learned is another run (`clientwise counterfactual`).
+Contributions are Shapley values of a game whose players are the clients. The worth v(S) of a coalition S is
+a number; v(∅) is that of nobody. The Shapley value of player a is its marginal gain v(S ∪ a) − v(S),
+averaged over all orders in which the players can join (Shapley, 1953).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -20,10 +23,10 @@ from torch import Tensor
 
 from .candidates import model_of, within_bounds
 from .cohort import Cohort
-from .contributions import Contributions, shapley
 from .engine import Engine
+from .evidence.rivals import all_coalitions, exact_shapley
 from .seeding import generator
-from .types import Candidate, Counterfactual, Evaluation
+from .types import Candidate, Contributions, Counterfactual, Evaluation
 from .weights.bounds import InfeasibleError
 
 AT_ONCE = 64  # models evaluated together
@@ -141,4 +144,54 @@ def coalition_weights(cohort: Cohort, chosen: Candidate, rows: list[int]) -> Ten
     weights = before_bounds[rows]
     if not weights.any():
         raise InfeasibleError("the other clients have no weight")
-    return within_bounds(cohort, weights / weights.sum(), rows)[0]
+    return within_bounds(cohort, weights / weights.sum())[0]
+
+
+# Worths [c] of coalitions [c, n], whose entries are 1 for members and 0 for others
+Worth = Callable[[Tensor], Tensor]
+MOST_EXACT = 10  # players whose coalitions are all evaluated: 1,024
+ORDERS = 40  # random orders of more players
+
+
+def sampled_shapley(
+    worth: Worth, count: int, orders: int, random: torch.Generator
+) -> Contributions:
+    """Mean marginal gains over random orders [n], with the standard error of that mean.
+
+    Half of the orders are the other half reversed, so that early and late positions balance out
+    (antithetic sampling). The error is that of the means of such pairs.
+
+    Args:
+        worth: worths of coalitions.
+        count: number of players.
+        orders: number of orders, rounded down to pairs; at least two pairs.
+        random: draws the orders.
+    """
+    pairs = max(2, orders // 2)
+    means = []
+    for _ in range(pairs):
+        order = torch.randperm(count, generator=random)
+        both = [_gains(worth, order), _gains(worth, order.flip(0))]
+        means.append(torch.stack(both).mean(0))
+    found = torch.stack(means)
+    return Contributions(found.mean(0), found.std(0) / pairs**0.5)
+
+
+def shapley(worth: Worth, count: int, random: torch.Generator) -> Contributions:
+    """Exact values of up to ten players; sampled ones of more."""
+    if count <= MOST_EXACT:
+        values = exact_shapley(worth(all_coalitions(count)))
+        return Contributions(values, torch.zeros_like(values))
+    return sampled_shapley(worth, count, ORDERS, random)
+
+
+def _gains(worth: Worth, order: Tensor) -> Tensor:
+    """What each player adds as the players join in an order [n]; the sum is v(all) − v(∅)."""
+    count = len(order)
+    joined = torch.zeros(count + 1, count, dtype=torch.int64)
+    for position, player in enumerate(order.tolist()):
+        joined[position + 1 :, player] = 1
+    steps = worth(joined).double().diff()
+    gains = torch.zeros(count, dtype=torch.float64)
+    gains[order] = steps
+    return gains
