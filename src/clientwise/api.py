@@ -41,7 +41,6 @@ from .errors import ClientwiseError as ClientwiseError
 from .experiment.config.schema import Experiment as Experiment
 from .experiment.trackers import TRACKERS as TRACKERS
 from .experiment.trackers import LaneInfo as LaneInfo
-from .experiment.trackers import Tracker as Tracker
 from .fitting import fit as fit
 from .fitting import run as run
 from .hosts.aggregator import Aggregate as Aggregate

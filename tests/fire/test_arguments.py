@@ -15,8 +15,8 @@ ODD = [
     *(["show", "{run}", "--round", number] for number in ("99999999999999999999", "-99999999999999999999", "0")),
     *(["data", "{config}", "--seed", seed] for seed in ("99999999999999999999", "-1", DIGITS)),
     *(
-        ["tune", "{config}", "--over", f"training.learning_rate={rates}"]
-        for rates in ("1e308", "1e-400", "nan", "²", "", "1..2..3", "..", "[1", LONG)
+        ["tune", "{config}", "--set", f"tune.over={{training={{learning_rate={rates}}}}}"]
+        for rates in ("[1e308]", "[1e-400]", "[nan]", "[]", "{low=1}", "[1", LONG)
     ),
     *([command, path] for command in ("run", "check", "tune", "data", "show", "report", "new", "serve", "list")
       for path in (LONG, "\udcff", "{config}/x")),

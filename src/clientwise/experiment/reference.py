@@ -44,7 +44,7 @@ from .config.schema import Experiment
 from .config.tables import to_plain
 from .matrix.grid import MatrixSettings
 from .trackers import TRACKERS
-from .tune.tune import TuneSettings
+from .tune import TuneSettings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _REGISTRIES = (

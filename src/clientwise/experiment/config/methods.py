@@ -60,12 +60,6 @@ class Tuned(ConfigTable):
     rounds: PositiveInt
     """Rounds of a trial."""
 
-    by: str
-    """The criterion that compared trials: see [tune]."""
-
-    sampler: str
-    """How values were drawn: see [tune]."""
-
 
 class MethodSettings(ConfigTable):
     """One way to weigh clients. A name of docs/methods.md means that method; other defaults are FedAvg's."""
