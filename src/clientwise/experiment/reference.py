@@ -16,62 +16,20 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from ..attacks import ATTACKS
-from ..core.aggregation.before import BEFORE
-from ..core.aggregation.rules import RULES
-from ..core.aggregation.server_step import SERVER_STEPS
 from ..core.criteria import CRITERIA, CriterionDeclaration, source_of
-from ..core.evidence import EVIDENCE
-from ..core.objective.adapt_loss import LOSS_ADAPTERS
-from ..core.objective.loss import LOSSES
-from ..core.objective.metrics import METRICS
-from ..core.sampling import SAMPLINGS
-from ..core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS
-from ..core.weights.priority import ADJUSTMENTS
-from ..core.weights.scores import SCORES
-from ..core.weights.weighting import NORMALISERS
-from ..data.datasets import DATASETS
-from ..data.devices import DISTRIBUTIONS
-from ..data.features import FEATURES
-from ..data.partition import PARTITIONS
-from ..models.networks import MODELS
 from ..record.known_parts import PARTS_FILE
-from ..registry import Part, Registry
+from ..registry import IMPORTED, Part, Registry
 from ..writing import write_atomically
 from .config.named import METHODS, method_toml
 from .config.parts import options_schema
 from .config.schema import Experiment
 from .config.tables import to_plain
 from .matrix.grid import MatrixSettings
-from .trackers import TRACKERS
 from .tune import TuneSettings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-_REGISTRIES = (
-    CRITERIA,
-    NORMALISERS,
-    SCORES,
-    EVIDENCE,
-    BEFORE,
-    RULES,
-    ADJUSTMENTS,
-    LOSS_ADAPTERS,
-    SERVER_STEPS,
-    OPTIMIZERS,
-    LOSSES,
-    SCHEDULES,
-    TRANSFORMS,
-    SAMPLINGS,
-    METRICS,
-    DATASETS,
-    FEATURES,
-    PARTITIONS,
-    MODELS,
-    ATTACKS,
-    DISTRIBUTIONS,
-    TRACKERS,
-)
-KINDS: dict[str, Registry[Any]] = {registry.plural: registry for registry in _REGISTRIES}
+# Every kind of part: the schema imports all of their registries
+KINDS: dict[str, Registry[Any]] = {plural: IMPORTED[plural] for plural in sorted(IMPORTED)}
 Schema = Mapping[str, Any]
 
 

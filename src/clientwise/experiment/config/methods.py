@@ -27,15 +27,7 @@ from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
 from .tables import ConfigTable, Name, Seed, TableOf
 
-PACE = TableOf(
-    Pace, "When a round ends, where clients take time. Default: when all clients have answered."
-)
-BOUNDS = TableOf(Bounds, "The bounds of every client's weight (docs/rules.md).")
-PRIVACY = TableOf(Privacy, "Differential privacy of the clients; see docs/privacy.md.")
-SECURE_AGGREGATION = TableOf(
-    SecureAggregation,
-    "Secure aggregation: the server learns the weighted sum of the updates alone (docs/privacy.md).",
-)
+BOUNDS = TableOf(Bounds)
 Criteria = Annotated[
     list[Annotated[Part, PartOf(CRITERIA)]],
     Field(min_length=1, max_length=64),
@@ -114,7 +106,7 @@ class MethodSettings(ConfigTable):
     """A control without federated learning. "pooled": train on all clients' samples. "server_only":
     train on the samples the server weighs by. "alone": every client trains its own model."""
 
-    pace: Annotated[Pace, PACE] | None = None
+    pace: Annotated[Pace, TableOf(Pace)] | None = None
     """When a round ends, where clients take time; see [methods.pace]."""
 
     adapters: Adapters = "products"
@@ -126,10 +118,10 @@ class MethodSettings(ConfigTable):
     tuned: Tuned | None = None
     """How values of this method were found; `clientwise tune` writes it."""
 
-    privacy: Annotated[Privacy, PRIVACY] | None = None
+    privacy: Annotated[Privacy, TableOf(Privacy)] | None = None
     """Differential privacy of the clients; see [methods.privacy]."""
 
-    secure_aggregation: Annotated[SecureAggregation, SECURE_AGGREGATION] | None = None
+    secure_aggregation: Annotated[SecureAggregation, TableOf(SecureAggregation)] | None = None
     """Hide every client's update, criteria and weight from the server; an empty table takes the
     defaults. Default: off."""
 

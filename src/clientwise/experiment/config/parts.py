@@ -31,7 +31,8 @@ from .messages import issues_of, refuse
 from .tables import ConfigTable, fields_of
 
 MOST_LISTED = 16  # parts that an option may list
-Objects = dict[str, object]  # what was given in Python in one config, by kind and name
+Objects = dict[tuple[str, str], Adopted]  # what was given in Python in one config, by kind and name
+Made = tuple[str, Adopted, dict[str, Any]]  # a part that was made of an object: name, part, options
 
 # Losses of PyTorch that have a name here. They would average over the batch.
 OF_TORCH: dict[Any, str] = {
@@ -140,9 +141,9 @@ class DrawnFrom(PartOf):
 
     def read(self, value: Any, objects: Objects | None) -> Any:
         """The distribution that a value names."""
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = {"name": "constant", "value": float(value)}
-        return read_part(self.registry, value, objects)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        constant = {"name": "constant", "value": float(value)} if is_number else value
+        return super().read(constant, objects)
 
 
 @dataclass(frozen=True)
@@ -221,61 +222,51 @@ def as_table(registry: Registry[Any], given: object, objects: Objects | None = N
 
     A function becomes a part of its own name. A table, and what is no part, is returned as it is.
     """
-    if isinstance(given, str):
-        return {"name": given}
     if isinstance(given, Mapping):
         return given
+    if isinstance(given, str):
+        return {"name": given}
+    if registry is LOSSES and inspect.isroutine(given) and given in OF_TORCH:
+        return {"name": OF_TORCH[given]}
     for name in registry:
-        part = registry.get(name)
-        if registry.adopted(name) is not None:
-            continue
+        part = registry.get(name) if registry.adopted(name) is None else None
         if part is given:
             return {"name": name}
         if isinstance(part, type) and type(given) is part:
             return {"name": name, **_options(given)}
-    if registry is LOSSES and inspect.isroutine(given) and given in OF_TORCH:
-        return {"name": OF_TORCH[given]}
-    adopt = _Adopting(registry, objects)
+    made = _made_of(registry, given)
+    if made is None:
+        return given
+    name, adopted, options = made
+    first = adopted if objects is None else objects.setdefault((registry.kind, name), adopted)
+    if first.given is not adopted.given:
+        hint = "pass the same object to both, or give one of them another name"
+        refuse([("", f"two different objects are called {name!r}: {hint}")])
+    try:
+        registry.adopt(name, adopted)
+    except ValueError as error:
+        refuse([("", f"{error}; give your own another name")])
+    return {"name": name, **options}
+
+
+def _made_of(registry: Registry[Any], given: Any) -> Made | None:
+    """The part that an object becomes; None for what is no part."""
+    if registry is OPTIMIZERS:
+        return _optimizer(given)
+    if registry in (LOSSES, SCHEDULES, TRANSFORMS) and callable(given):
+        return _callable(registry, given)
     if registry is SCORES and isinstance(given, Score):
         kind = type(given)
-        adopt(kind.__name__, kind, Declaration(), kind, kind)
-        return {"name": kind.__name__, **_options(given)}
-    if registry is OPTIMIZERS:
-        return _optimizer(given, adopt)
-    if registry in (LOSSES, SCHEDULES, TRANSFORMS) and callable(given):
-        return {"name": _callable(registry, given, adopt)}
+        return kind.__name__, Adopted(kind, Declaration(), kind, kind), _options(given)
     if not inspect.isroutine(given):
-        return given
+        return None
     name = _name_of_function(registry, given)
     if registry is CRITERIA:
-        adopt(name, given, _measurement(given), given, given)
-    elif registry is SCORES:
-        adopt(name, score_by(given), Declaration(), given, given)
-    else:
-        how = f"register it as a {registry.kind} (docs/own-criterion.md)"
-        refuse([("", f"{name} is a function that is not registered: {how}")])
-    return {"name": name}
-
-
-@dataclass(frozen=True)
-class _Adopting:
-    """Registers what was made of an object; two different objects of one name are refused in one config."""
-
-    registry: Registry[Any]
-    objects: Objects | None
-
-    def __call__(
-        self, name: str, part: Any, declared: Declaration, given: object, source: Any
-    ) -> None:
-        if self.objects is not None:
-            first = self.objects.setdefault(f"{self.registry.kind} {name}", given)
-            if first is not given:
-                hint = "pass the same object to both, or give one of them another name"
-                refuse([("", f"two different objects are called {name!r}: {hint}")])
-        try:
-            self.registry.adopt(name, Adopted(part, declared, given, source))
-        except ValueError as error:
-            refuse([("", f"{error}; give your own another name")])
+        return name, Adopted(given, _measurement(given), given, given), {}
+    if registry is SCORES:
+        return name, Adopted(score_by(given), Declaration(), given, given), {}
+    how = f"register it as a {registry.kind} (docs/own-criterion.md)"
+    refuse([("", f"{name} is a function that is not registered: {how}")])
 
 
 def loss_with(option: str) -> str | None:
@@ -284,36 +275,29 @@ def loss_with(option: str) -> str | None:
     return next((name for name, options in known.items() if option in options), None)
 
 
-def _optimizer(given: object, adopt: _Adopting) -> Any:
-    """A class of `torch.optim`, or a `partial` of one with its options, as a name and options."""
-    kind = given.func if isinstance(given, partial) else given
-    if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer):
-        if isinstance(kind, torch.optim.Optimizer):
-            hint = f"every client has its own: pass the class, torch.optim.{type(kind).__name__}"
-            refuse([("", hint)])
-        return given
-    made: Any = kind  # the arguments of a class are its own
-    name = made.__name__
+def _optimizer(given: Any) -> Made | None:
+    """A class of `torch.optim`, or a `partial` of one with its options."""
+    made = given.func if isinstance(given, partial) else given
+    if isinstance(made, torch.optim.Optimizer):
+        hint = f"every client has its own: pass the class, torch.optim.{type(made).__name__}"
+        refuse([("", hint)])
+    if not isinstance(made, type) or not issubclass(made, torch.optim.Optimizer):
+        return None
     options = dict(given.keywords) if isinstance(given, partial) else {}
     if "lr" in options or (isinstance(given, partial) and given.args):
-        refuse([("", f"{name}: pass the rate as learning_rate=, and options by name")])
+        refuse([("", f"{made.__name__}: pass the rate as learning_rate=, and options by name")])
+    rate = inspect.signature(made).parameters["lr"].default
+    is_number = isinstance(rate, int | float)
+    declared = OptimizerDeclaration(learning_rate=rate if is_number else None, is_class=True)
 
     def optimizer(parameters: Any, rate: Any, training: Any, **options: Any) -> Any:
         return made(parameters, lr=rate, **options)
 
-    rate = inspect.signature(made).parameters["lr"].default
-    learning_rate = rate if isinstance(rate, int | float) else None
-    adopt(
-        name,
-        optimizer,
-        OptimizerDeclaration(learning_rate=learning_rate, is_class=True),
-        made,
-        made,
-    )
-    return {"name": name, **{key: _as_list(one) for key, one in options.items()}}
+    plain = {key: _as_list(one) for key, one in options.items()}
+    return made.__name__, Adopted(optimizer, declared, made, made), plain
 
 
-def _callable(registry: Registry[Any], given: Callable[..., Any], adopt: _Adopting) -> str:
+def _callable(registry: Registry[Any], given: Any) -> Made:
     """A function, a `partial` or an object that can be called, as a loss, schedule or transform."""
     if isinstance(given, type):
         instead = f"a function, or an object, as {given.__name__}(...)"
@@ -324,8 +308,7 @@ def _callable(registry: Registry[Any], given: Callable[..., Any], adopt: _Adopti
         refuse([("", f"{given.__name__} is a class: pass {instead}")])
     name = _called(registry, given)
     source = given.func if isinstance(given, partial) else given
-    if not inspect.isroutine(source):
-        source = type(source)
+    source = source if inspect.isroutine(source) else type(source)
     part: Any = lambda argument: given(argument)  # noqa: E731  (its options are not those of `given`)
     if registry is LOSSES:
         reduction = getattr(given, "reduction", UNREDUCED)
@@ -338,8 +321,7 @@ def _callable(registry: Registry[Any], given: Callable[..., Any], adopt: _Adopti
         loss = FunctionLoss(name, own, compares_samples=not by_sample)
         part = lambda counts: loss  # noqa: E731
     part.__doc__ = inspect.getdoc(source) or name
-    adopt(name, part, Declaration(), given, source)
-    return name
+    return name, Adopted(part, Declaration(), given, source), {}
 
 
 def _called(registry: Registry[Any], given: Any) -> str:

@@ -6,12 +6,11 @@ import dataclasses
 import functools
 import inspect
 import re
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 from annotated_types import DocInfo, MaxLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
@@ -110,21 +109,16 @@ def optional_fields_of(table: type[ConfigTable]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TableOf(Generic[S]):
-    """Marks a key that takes a dataclass, as a table: `Annotated[Pace, TableOf(Pace)]`.
-
-    Args:
-        source: the dataclass. The keys of the table are its fields.
-        about: what the table is for; by default the first line of the dataclass's docstring.
-    """
+    """Marks a key that takes a dataclass, as a table with its fields: `Annotated[Pace, TableOf(Pace)]`."""
 
     source: type[S]
-    about: str = ""
 
     @property
     def table(self) -> type[ConfigTable]:
         """The table that the config's checks, messages and reference know."""
-        source: Any = self.source  # mypy takes a class of any type for one that has no hash
-        return _table_of(source, self.about)
+        return _table_of(
+            cast(Any, self.source)
+        )  # mypy takes a class of any type for one without a hash
 
     def read(self, value: Any) -> S:
         """The object that a table describes; pydantic's ValidationError where it is wrong."""
@@ -139,27 +133,20 @@ class TableOf(Generic[S]):
 
 
 @functools.cache  # every key of this type has the same table
-def _table_of(source: type[Any], about: str) -> type[ConfigTable]:
-    text = about or (inspect.getdoc(source) or "").splitlines()[0]
+def _table_of(source: type[Any]) -> type[ConfigTable]:
+    about = (inspect.getdoc(source) or "").partition("\n")[0]
     fields = fields_of(options_of(source))
-    return create_model(source.__name__, __base__=ConfigTable, __doc__=text, **fields)
+    return create_model(source.__name__, __base__=ConfigTable, __doc__=about, **fields)
 
 
 def _in_toml(kind: Any) -> Any:
-    """A type as a config has it: a list instead of a tuple, a table instead of a dataclass, a text as path."""
-    origin = typing.get_origin(kind)
+    """A type as a config has it: a list instead of a tuple, a text as path."""
     arguments = typing.get_args(kind)
-    if kind is Path:
-        return Annotated[Path, Field(strict=False)]
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return Annotated[kind, TableOf(kind)]
-    if origin is Annotated:
+    if typing.get_origin(kind) is Annotated:
         return Annotated[_in_toml(arguments[0]), *arguments[1:]]
-    if origin is tuple:
-        return Annotated[list[_in_toml(arguments[0])], MaxLen(MOST_ENTRIES)]  # type: ignore[misc]
-    if origin in (types.UnionType, typing.Union):
-        return typing.Union[tuple(map(_in_toml, arguments))]  # noqa: UP007
-    return kind
+    if typing.get_origin(kind) is tuple:
+        return Annotated[list[arguments[0]], MaxLen(MOST_ENTRIES)]  # type: ignore[valid-type]
+    return Annotated[Path, Field(strict=False)] if kind is Path else kind
 
 
 def table_in(kind: Any) -> type[BaseModel] | None:
