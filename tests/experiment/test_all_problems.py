@@ -17,7 +17,6 @@ from clientwise.experiment.build.data import data_folder
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
-from clientwise.report.about import about
 
 
 def write(path: Path, table: dict[str, Any]) -> Path:
@@ -127,19 +126,6 @@ def test_every_wrong_option_of_the_command_is_said(table: dict[str, Any], tmp_pa
     ]
 
 
-def test_names_with_commas_are_chosen_and_listed(table: dict[str, Any], tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.csv")
-    names = ["FedAvg", "mine, 2", "mine"]
-    table["methods"] = [{"name": name, "like": "FedAvg"} for name in names]
-    file = write(tmp_path / "own.toml", table)
-    for chosen in ("FedAvg,mine, 2", "mine, 2,FedAvg"):
-        found = command("check", file, "--methods", chosen)
-        assert "methods     FedAvg, 'mine, 2'\n" in found.output
-    run = cw.run(load_experiment(file), tmp_path / "run", progress=False)
-    assert run.methods == names
-    assert dict(about(run))["methods"] == "FedAvg, 'mine, 2', mine"
-
-
 @pytest.fixture
 def federations(table: dict[str, Any], tmp_path: Path) -> Path:
     """A matrix on three federations, of which two lack their files."""
@@ -174,19 +160,6 @@ def test_missing_files_of_all_cells_are_said_before_the_first_cell_runs(
     assert begun == []
     assert not (tmp_path / "run").exists()
     assert problems(federations) == str(error.value).replace(f"{federations}: ", "").splitlines()
-
-
-def test_check_says_how_many_clients_of_a_matrix_are_hostile(
-    federations: Path, tmp_path: Path
-) -> None:
-    for name in ("gone", "lost"):
-        write_rows(tmp_path / f"{name}.csv")
-    output = command("check", federations).output
-    assert (
-        "\nmatrix      0 hostile: clean; 1 hostile: flip 40%, noise 40%; 2 hostile: flip 60%"
-        in (output)
-    )
-    assert "in a round, 0 hostile" not in output
 
 
 def test_a_wrong_cell_does_not_hide_those_of_others(federations: Path) -> None:
