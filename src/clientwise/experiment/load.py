@@ -15,6 +15,7 @@ from .checks.combinations import config_issues, known_issues
 from .config.messages import Issue, issues_of
 from .config.methods import MethodSettings
 from .config.named import unmeant, write_out
+from .config.parts import Reading
 from .config.schema import Experiment
 from .config.tables import MOST_PLUGINS
 from .config_file import read_config, read_source
@@ -48,7 +49,8 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     issues = _load_plugins(table.get("plugins"), str(table.get("plugin_dir")))
     table = {key: value for key, value in table.items() if key != "tune"}
     try:
-        experiment = Experiment.model_validate(table, context={}).spanning()
+        reading = Reading(table.get("rounds"))
+        experiment = Experiment.model_validate(table, context=reading)
         if not experiment.plugins and not experiment.has_own_files:  # nothing starts from there
             experiment = experiment.model_copy(update={"plugin_dir": None})
         if "methods" not in table:
@@ -60,7 +62,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     if issues:
         raise ConfigError(where, issues)
     experiment._source = where
-    experiment.hold_given()
+    experiment._given = reading.given
     return experiment
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from pydantic import BaseModel, ValidationError
@@ -62,6 +62,7 @@ def issues_of(error: ValidationError, table: type[BaseModel]) -> list[Issue]:
     found: list[Issue] = []
     wrong: dict[str, list[str]] = {}  # a union fails once per alternative: one message for all
     typical: dict[str, str] = {}
+    meant: set[str] = set()  # keys that are misspelt, and so not missing
     for detail in details[:MOST_ISSUES]:
         path = _key_path(detail)
         if detail["type"] == "part":  # what a validator of ours refused
@@ -70,7 +71,13 @@ def issues_of(error: ValidationError, table: type[BaseModel]) -> list[Issue]:
         elif detail["type"] == "missing":
             found.append((dotted(path), "is missing"))
         elif detail["type"] == "extra_forbidden":
-            found.append((dotted(path), f"unknown option{_meant(path, table)}"))
+            *parent, unknown = path
+            known = _keys_at(table, parent)
+            meant.add(dotted([*parent, closest(str(unknown), known) or ""]))
+            hint = suggest(str(unknown), known)
+            if parent and unknown in table.model_fields:
+                hint = "; it is an option of the experiment, outside of all tables"
+            found.append((dotted(path), f"unknown option{hint}"))
         elif not path:
             rule = _rule(detail, path, table)
             found.append(("", f"{rule}, got {_shown(detail['input'])}"))
@@ -79,8 +86,7 @@ def issues_of(error: ValidationError, table: type[BaseModel]) -> list[Issue]:
             wrong.setdefault(shown, []).append(_rule(detail, path, table))
             if detail["type"] in _RANGES:
                 typical[shown] = _typical_values(table, path)
-    misspelt = set(_misspelt(details[:MOST_ISSUES], table))
-    found = [issue for issue in found if issue not in misspelt]
+    found = [one for one in found if one[0] not in meant or one[1] != "is missing"]
     for shown, rules in wrong.items():
         found.append((shown, f"{_either(rules)}.{typical.get(shown, '')}"))
     if len(details) > MOST_ISSUES:
@@ -103,29 +109,11 @@ def dotted(key_path: Iterable[int | str]) -> str:
     return "".join(steps).removeprefix(".")
 
 
-def _misspelt(details: Sequence[ErrorDetails], table: type[BaseModel]) -> Iterator[Issue]:
-    """That a key is missing, where an unknown one is probably meant to be it."""
-    for detail in details:
-        if detail["type"] == "extra_forbidden":
-            *parent, unknown = _key_path(detail)
-            meant = closest(str(unknown), _keys_at(table, parent))
-            if meant is not None:
-                yield dotted([*parent, meant]), "is missing"
-
-
-def _meant(path: ConfigPath, table: type[BaseModel]) -> str:
-    """What an unknown key may be meant to be."""
-    *parent, unknown = path
-    if parent and unknown in _keys_at(table, []):
-        return "; it is an option of the experiment, outside of all tables"
-    return suggest(str(unknown), _keys_at(table, parent))
-
-
 def _key_path(detail: ErrorDetails) -> ConfigPath:
     """Where an error is, without the types of a union that pydantic adds to the path."""
     path = list(detail["loc"])
-    last = path[-1:] if detail["type"] in ("extra_forbidden", "missing") else []
-    return [step for step in path[: len(path) - len(last)] if not _is_type(step)] + last
+    key = [path.pop()] if detail["type"] in ("extra_forbidden", "missing") else []
+    return [step for step in path if not _is_type(step)] + key
 
 
 def _is_type(step: int | str) -> bool:

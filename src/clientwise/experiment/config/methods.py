@@ -125,10 +125,6 @@ class MethodSettings(ConfigTable):
     """Hide every client's update, criteria and weight from the server; an empty table takes the
     defaults. Default: off."""
 
-    def spanning(self, rounds: int) -> MethodSettings:
-        """The same with the rounds of the run, where a schedule of its own spans all of them."""
-        return self.model_copy(update={"training": self.training.spanning(rounds)})
-
     def unlike_fedavg(self) -> list[str]:
         """The keys that differ from FedAvg's."""
         mine = self.model_copy(update={"tuned": None}).to_dict()

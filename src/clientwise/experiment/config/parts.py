@@ -8,7 +8,7 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
@@ -24,14 +24,20 @@ from torch.nn import functional
 
 from ...core.criteria import CRITERIA, CriterionDeclaration
 from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss
-from ...core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, OptimizerDeclaration
+from ...core.training import (
+    OPTIMIZERS,
+    SCHEDULES,
+    TRANSFORMS,
+    OptimizerDeclaration,
+    ScheduleDeclaration,
+)
 from ...core.weights.scores import SCORES, Score, score_by
 from ...registry import Adopted, Declaration, Part, Registry, suggest
 from .messages import issues_of, refuse
 from .tables import ConfigTable, fields_of
 
 MOST_LISTED = 16  # parts that an option may list
-Objects = dict[tuple[str, str], Adopted]  # what was given in Python in one config, by kind and name
+Given = dict[str, tuple[Registry[Any], Adopted]]  # in Python instead of a name, by kind and name
 Made = tuple[str, Adopted, dict[str, Any]]  # a part that was made of an object: name, part, options
 
 # Losses of PyTorch that have a name here. They would average over the batch.
@@ -44,19 +50,19 @@ OF_TORCH: dict[Any, str] = {
 }
 
 
-def read_part(registry: Registry[Any], value: Any, objects: Objects | None = None) -> Part:
+def read_part(registry: Registry[Any], value: Any, config: Reading | None = None) -> Part:
     """Read a part: its options are checked against its signature, defaults are filled in.
 
     Args:
         registry: of its kind.
         value: a name, a table, or what is given in Python.
-        objects: what the same config has given so far, where two of one name must not differ.
+        config: the config that it is read from.
     """
     if isinstance(value, Part):
         return value
-    table = as_table(registry, value, objects)
+    table = as_table(registry, value)
     if isinstance(table, Mapping) and callable(table.get("name")):
-        table = {**table, **as_table(registry, table["name"], objects)}
+        table = {**table, **as_table(registry, table["name"])}
     if not isinstance(table, Mapping) or not isinstance(table.get("name"), str):
         hint = "by a text, or by a table with its name and options"
         refuse([("", f"must name the {registry.kind}, {hint}{suggest('', registry)}")])
@@ -68,11 +74,38 @@ def read_part(registry: Registry[Any], value: Any, objects: Objects | None = Non
     label = options.pop("as", "") if registry is CRITERIA else ""
     if not isinstance(label, str):
         refuse([(f"as = {label!r}", "must be a string")])
+    if config is not None:
+        options = config.spanning(registry, name) | options
+        config.keep_given(registry, name)
     model = table_of_options(registry, name)
     try:
         return Part(name, dict(model.model_validate(options)), label)
     except ValidationError as error:
         refuse(issues_of(error, model))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A config while it is read."""
+
+    rounds: object = None  # as the config has them
+    given: Given = field(default_factory=dict)
+
+    def spanning(self, registry: Registry[Any], name: str) -> dict[str, Any]:
+        """The rounds of the run as an option of a schedule that spans all of them."""
+        declared = registry.declared(name)
+        spans = declared.spans if isinstance(declared, ScheduleDeclaration) else None
+        return {spans: self.rounds} if spans and isinstance(self.rounds, int) else {}
+
+    def keep_given(self, registry: Registry[Any], name: str) -> None:
+        """Keep what a name stands for; refused where it already stands for another object."""
+        made = registry.adopted(name)
+        if made is None:
+            return
+        _, first = self.given.setdefault(f"{registry.kind} {name}", (registry, made))
+        if first.given is not made.given:
+            hint = "pass the same object to both, or give one of them another name"
+            refuse([("", f"two different objects are called {name!r}: {hint}")])
 
 
 def read_recorded(registry: Registry[Any], value: Any) -> Part:
@@ -116,17 +149,17 @@ class PartOf:
         tables = [options_schema(self.registry, name) for name in self.registry]
         return {"$comment": "part", "anyOf": [{"enum": list(self.registry)}, *tables]}
 
-    def read(self, value: Any, objects: Objects | None) -> Any:
+    def read(self, value: Any, config: Reading | None) -> Any:
         """The part that a value names."""
-        return read_part(self.registry, value, objects)
+        return read_part(self.registry, value, config)
 
 
 class PlainPartOf(PartOf):
     """Marks a key that takes a part, which stays a name where it has no options of its own."""
 
-    def read(self, value: Any, objects: Objects | None) -> Any:
+    def read(self, value: Any, config: Reading | None) -> Any:
         """The name, or the part where an option differs from its default."""
-        part = read_part(self.registry, value, objects)
+        part = read_part(self.registry, value, config)
         defaults = {option.name: option.default for option in self.registry.options(part.name)}
         return part.name if part.options == defaults else part
 
@@ -139,11 +172,11 @@ class DrawnFrom(PartOf):
         part = super().__get_pydantic_json_schema__(schema, handler)
         return part | {"anyOf": [{"type": "number"}, *part["anyOf"]]}
 
-    def read(self, value: Any, objects: Objects | None) -> Any:
+    def read(self, value: Any, config: Reading | None) -> Any:
         """The distribution that a value names."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         constant = {"name": "constant", "value": float(value)} if is_number else value
-        return super().read(constant, objects)
+        return super().read(constant, config)
 
 
 @dataclass(frozen=True)
@@ -217,7 +250,7 @@ def _list_of_parts(registry: Registry[Any]) -> Any:
 # What is given in Python ------------------------------------------------------------------------------------------
 
 
-def as_table(registry: Registry[Any], given: object, objects: Objects | None = None) -> Any:
+def as_table(registry: Registry[Any], given: object) -> Any:
     """The table that a config would have for a part: its name and options.
 
     A function becomes a part of its own name. A table, and what is no part, is returned as it is.
@@ -238,10 +271,6 @@ def as_table(registry: Registry[Any], given: object, objects: Objects | None = N
     if made is None:
         return given
     name, adopted, options = made
-    first = adopted if objects is None else objects.setdefault((registry.kind, name), adopted)
-    if first.given is not adopted.given:
-        hint = "pass the same object to both, or give one of them another name"
-        refuse([("", f"two different objects are called {name!r}: {hint}")])
     try:
         registry.adopt(name, adopted)
     except ValueError as error:

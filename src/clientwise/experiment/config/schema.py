@@ -9,9 +9,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
-from ...core.criteria import CRITERIA, Fact, fact_columns
+from ...core.criteria import Fact, fact_columns
 from ...core.method import Method
-from ...core.weights.scores import SCORES
 from ...data.datasets import DATASETS
 from ...data.features import FEATURES
 from ...data.federated import Samples
@@ -19,12 +18,12 @@ from ...data.partition import PARTITIONS
 from ...errors import ConfigError
 from ...models.networks import MODELS
 from ...models.own import OwnModel
-from ...registry import Adopted, NonNegativeFloat, Part, PositiveInt, Registry
+from ...registry import NonNegativeFloat, Part, PositiveInt
 from ..trackers import TRACKERS
 from .messages import refuse
 from .methods import MethodSettings
 from .named import unmeant
-from .parts import PartOf, read_part
+from .parts import Given, PartOf, read_part
 from .settings import (
     Cohorts,
     DeviceSettings,
@@ -165,7 +164,7 @@ class Experiment(ConfigTable):
     _names_methods: bool = PrivateAttr(True)
     _own_model: OwnModel | None = PrivateAttr(None)
     _own_samples: Samples | None = PrivateAttr(None)
-    _given: dict[str, tuple[Registry[Any], Adopted]] = PrivateAttr({})
+    _given: Given = PrivateAttr({})
 
     @property
     def source(self) -> str:
@@ -191,18 +190,6 @@ class Experiment(ConfigTable):
     def given(self) -> dict[str, object]:
         """The same as they were given: functions, `partial`s and objects."""
         return {name: made.given for name, (_, made) in self._given.items()}
-
-    def hold_given(self) -> None:
-        """Keep what the names of this config stand for now: a config that is read later may have others."""
-        self._given = {}
-        parts: list[tuple[Registry[Any], Part]] = [*self.training.parts()]
-        for method in self.methods:
-            parts += [(SCORES, method.score), *((CRITERIA, one) for one in method.criteria)]
-            parts += [*method.training.parts(), *(method.fine_tune or method.training).parts()]
-        for registry, part in parts:
-            made = registry.adopted(part.name)
-            if made is not None:
-                self._given[f"{registry.kind} {part.name}"] = (registry, made)
 
     def register_given(self) -> None:
         """Let names stand for what they stood for when this config was read."""
@@ -262,12 +249,6 @@ class Experiment(ConfigTable):
         changed = self.model_copy(update={"methods": [MethodSettings.model_validate(method)]})
         changed._names_methods = False
         return changed
-
-    def spanning(self) -> Experiment:
-        """The same with schedules that span all rounds, where the config does not say how many."""
-        methods = [method.spanning(self.rounds) for method in self.methods]
-        training = self.training.spanning(self.rounds)
-        return self.model_copy(update={"training": training, "methods": methods})
 
     def for_data(self, weigh: object | None) -> Experiment:
         """The same for the user's own data: without samples to weigh by, the default is FedAvg."""

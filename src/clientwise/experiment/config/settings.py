@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -30,13 +30,12 @@ from ...registry import (
     Part,
     PositiveFloat,
     PositiveInt,
-    Registry,
     Share,
     options_of,
     suggest,
 )
 from .messages import refuse
-from .parts import DrawnFrom, NameOf, PartOf, PlainPartOf, make, read_part
+from .parts import DrawnFrom, NameOf, PartOf, PlainPartOf, make
 from .tables import (
     ConfigTable,
     Count,
@@ -47,70 +46,8 @@ from .tables import (
     with_fields,
 )
 
-_REGISTRIES: dict[str, Registry[Any]] = {  # by key of [training]
-    "optimizer": OPTIMIZERS,
-    "loss": LOSSES,
-    "schedule": SCHEDULES,
-    "transform": TRANSFORMS,
-}
 _SHARED = ("momentum", "weight_decay")  # options that a class of `torch.optim` has by itself
-_LOCAL = fields_of(options_of(LocalTraining))
-del _LOCAL["rate_factor"]  # follows from the schedule
-
-
-def _meaning(key: str) -> str:
-    """What a key of `LocalTraining` means."""
-    return str(_LOCAL[key][1].description)
-
-
-_FIELDS = {  # as TOML has them, which has no None
-    "batch_size": (
-        PositiveInt | Literal["full"],
-        Field(
-            LocalTraining.batch_size,
-            description='Batch size B. "full": all samples of a client in one batch, as in P1.',
-        ),
-    ),
-    "optimizer": (
-        Annotated[str | Part, PlainPartOf(OPTIMIZERS)],
-        Field(LocalTraining.optimizer, description=_meaning("optimizer")),
-    ),
-    "learning_rate": (
-        PositiveFloat | None,
-        Field(
-            None,
-            description="Learning rate η of the clients. Default: the optimizer's own, 0.1 (sgd), 0.001 "
-            "(adam, adamw) or that of the class of PyTorch. Typical values are 0.01 to 0.1.",
-        ),
-    ),
-    "momentum": (
-        Decay | None,
-        Field(None, description=f"{_meaning('momentum')} Default: 0."),
-    ),
-    "weight_decay": (
-        NonNegativeFloat | None,
-        Field(
-            None,
-            description=f"{_meaning('weight_decay')} Default: 0, or that of the class of PyTorch.",
-        ),
-    ),
-    "transform": (
-        Annotated[Part, PartOf(TRANSFORMS)] | None,
-        Field(None, description=_meaning("transform")),
-    ),
-    "loss": (
-        Annotated[Part, PartOf(LOSSES)] | None,
-        Field(
-            None,
-            description="The loss that clients train with. Default: cross_entropy, mse (regression) or "
-            "cox (survival). Evaluation always uses the default.",
-        ),
-    ),
-    "schedule": (
-        Annotated[str | Part, PlainPartOf(SCHEDULES)],
-        Field("constant", description="The learning rate by round, as a factor on it."),
-    ),
-}
+_LOCAL = [option for option in options_of(LocalTraining) if option.name != "rate_factor"]
 
 
 def _default_rate(optimizer: str | Part) -> float:
@@ -122,36 +59,46 @@ def _default_rate(optimizer: str | Part) -> float:
     return rate
 
 
-class _TrainingTable(ConfigTable):
-    """[training], or changes of it."""
+class _OwnKeys(ConfigTable):
+    """The keys of [training] that TOML has in another form than `LocalTraining`, or that it lacks."""
 
-    def parts(self) -> Iterator[tuple[Registry[Any], Part]]:
-        """The parts that are named, each with its registry."""
-        for key, registry in _REGISTRIES.items():
-            value = getattr(self, key)
-            if value is not None:
-                yield registry, part_of(value)
+    batch_size: PositiveInt | Literal["full"] = 32
+    """Batch size B. "full": all samples of a client in one batch, as in P1."""
 
-    def spanning(self, rounds: int) -> Self:
-        """The same with the rounds of the run, where a schedule spans all of them."""
-        schedule = dict(self)["schedule"]
-        spans = None if schedule is None else span_of(part_of(schedule))
-        if spans is None or part_of(schedule).options.get(spans) is not None:
-            return self
-        part = part_of(schedule)
-        full = read_part(SCHEDULES, {"name": part.name, **part.options, spans: rounds})
-        return self.model_copy(update={"schedule": full})
+    optimizer: Annotated[str | Part, PlainPartOf(OPTIMIZERS)] = "sgd"
+    """The clients' optimizer. Its state starts anew in every round."""
+
+    learning_rate: PositiveFloat | None = None
+    """Learning rate η of the clients. Default: the optimizer's own, 0.1 (sgd), 0.001 (adam, adamw) or
+    that of the class of PyTorch. Typical values are 0.01 to 0.1."""
+
+    momentum: Decay | None = None
+    """Momentum of sgd. Default: 0. Typical values are 0 to 0.9."""
+
+    weight_decay: NonNegativeFloat | None = None
+    """L2 penalty on the weights; of adamw, their decay. Default: 0, or that of the class of PyTorch.
+    Typical values are 0 to 0.001."""
+
+    transform: Annotated[Part, PartOf(TRANSFORMS)] | None = None
+    """A random change of every training batch (data augmentation). Default: none."""
+
+    loss: Annotated[Part, PartOf(LOSSES)] | None = None
+    """The loss that clients train with. Default: cross_entropy, mse (regression) or cox (survival).
+    Evaluation always uses the default."""
+
+    schedule: Annotated[str | Part, PlainPartOf(SCHEDULES)] = "constant"
+    """The learning rate by round, as a factor on it."""
 
 
-@with_fields(_LOCAL | _FIELDS)
-class Training(_TrainingTable):
+@with_fields(fields_of(one for one in _LOCAL if one.name not in _OwnKeys.model_fields))
+class Training(_OwnKeys):
     """How every client trains."""
 
     @model_validator(mode="after")
     def _with_rate(self) -> Self:
         """The default rate is stated, so that the recorded config says it."""
-        if dict(self)["learning_rate"] is None:
-            self.__dict__["learning_rate"] = _default_rate(dict(self)["optimizer"])  # frozen
+        if self.learning_rate is None:
+            self.__dict__["learning_rate"] = _default_rate(self.optimizer)  # frozen
         return self
 
     @property
@@ -164,14 +111,12 @@ class Training(_TrainingTable):
         options = self.changed(*changes)
         optimizer = part_of(options["optimizer"])
         shared = {key: options[key] for key in _SHARED if options[key] is not None}
-        if declared_of(
-            optimizer
-        ).is_class:  # of which an option that nobody set has its own default
+        if declared_of(optimizer).is_class:  # what nobody set has the default of the class
             options["optimizer"] = Part(optimizer.name, {**optimizer.options, **shared})
         options |= {key: shared.get(key, 0.0) for key in _SHARED}
         if options["batch_size"] == "full":
             options["batch_size"] = None
-        return LocalTraining(**{key: options[key] for key in _LOCAL})
+        return LocalTraining(**{one.name: options[one.name] for one in _LOCAL})
 
     def changed(self, *changes: TrainingOverride) -> dict[str, Any]:
         """The keys of the table after changes."""
@@ -199,14 +144,8 @@ class Training(_TrainingTable):
         return made
 
 
-def span_of(schedule: Part) -> str | None:
-    """The option that says how many rounds a schedule spans; None where it has none."""
-    declared = SCHEDULES.declared(schedule.name)
-    return declared.spans if isinstance(declared, ScheduleDeclaration) else None
-
-
 @with_fields(optional_fields_of(Training))
-class TrainingOverride(_TrainingTable):
+class TrainingOverride(ConfigTable):
     """What one method trains differently; see [training]."""
 
     @model_validator(mode="after")
