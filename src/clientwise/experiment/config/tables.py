@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar, cast
+from typing import Annotated, Any, Generic, TypeVar
 
 from annotated_types import DocInfo, MaxLen
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
@@ -75,8 +75,8 @@ def with_fields(fields: Mapping[str, Any]) -> Callable[[type[T]], type[T]]:
     """Class decorator: add these fields, as `create_model` takes them, to a table."""
 
     def decorate(table: type[T]) -> type[T]:
-        about = {"__module__": table.__module__, "__doc__": table.__doc__}
-        return create_model(table.__name__, __base__=table, **about, **fields)
+        name, module, about = table.__name__, table.__module__, table.__doc__
+        return create_model(name, __base__=table, __module__=module, __doc__=about, **fields)
 
     return decorate
 
@@ -116,9 +116,8 @@ class TableOf(Generic[S]):
     @property
     def table(self) -> type[ConfigTable]:
         """The table that the config's checks, messages and reference know."""
-        return _table_of(
-            cast(Any, self.source)
-        )  # mypy takes a class of any type for one without a hash
+        source: Any = self.source  # mypy takes a class of any type for one that has no hash
+        return _table_of(source)
 
     def read(self, value: Any) -> S:
         """The object that a table describes; pydantic's ValidationError where it is wrong."""
