@@ -241,7 +241,9 @@ def _entry(key: str, schema: Schema, required: bool) -> str:
     default = schema.get("default")
     if required:
         kind += ", required"
-    elif default not in (None, "", [], {}) and "table" not in kind:
+    elif default not in (None, "", [], {}) and "$ref" not in str(
+        schema
+    ):  # a table's are with its keys
         kind += f", default {_value(default)}"
     return f"- `{key}` ({kind}): {schema['description']}"
 

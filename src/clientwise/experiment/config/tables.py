@@ -116,8 +116,7 @@ class TableOf(Generic[S]):
     @property
     def table(self) -> type[ConfigTable]:
         """The table that the config's checks, messages and reference know."""
-        source: Any = self.source  # mypy takes a class of any type for one that has no hash
-        return _table_of(source)
+        return _table_of(self.source)  # type: ignore[arg-type]  # mypy: a class of any type has no hash
 
     def read(self, value: Any) -> S:
         """The object that a table describes; pydantic's ValidationError where it is wrong."""
