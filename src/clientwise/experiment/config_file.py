@@ -47,8 +47,11 @@ def read_config(
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
         table["methods"] = write_out(pick(methods, table["methods"], where))
-    _make_paths_absolute(table, folder)
-    table.setdefault("plugin_dir", str(folder))
+    parts = [table, *_federations(table)]
+    for part in parts:
+        _make_paths_absolute(part, folder)
+    if table.get("plugins") or any(isinstance(part.get("data"), dict) for part in parts):
+        table.setdefault("plugin_dir", str(folder))  # `make_experiment` knows whether it is needed
     return where, table
 
 
@@ -114,18 +117,21 @@ def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {key: copied(value, (key,)) for key, value in table.items()}
 
 
+def _federations(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What differs on the federations of a matrix; what is no table is left to the schema."""
+    matrix = table.get("matrix")
+    data = matrix.get("data") if isinstance(matrix, dict) else None
+    found = data.values() if isinstance(data, dict) else ()
+    return [changes for changes in found if isinstance(changes, dict)]
+
+
 def _make_paths_absolute(table: Mapping[str, Any], folder: Path) -> None:
-    """Relative paths start from the folder of the config, also those of the federations of a matrix."""
+    """Relative paths start from the folder of the config."""
     for name, keys in PATHS.items():
         inner = table.get(name) if name else table
         for key in keys:
             if isinstance(inner, dict) and isinstance(inner.get(key), str):
                 inner[key] = str(folder / inner[key])
-    matrix = table.get("matrix")
-    federations = matrix.get("data") if isinstance(matrix, dict) else None
-    for changes in federations.values() if isinstance(federations, dict) else ():
-        if isinstance(changes, dict):  # else refused by the schema
-            _make_paths_absolute(changes, folder)
 
 
 def _override(table: dict[str, Any], text: str) -> None:

@@ -136,7 +136,7 @@ def _rule(detail: ErrorDetails, path: ConfigPath, table: type[BaseModel]) -> str
     if rule is None:
         return detail["msg"][0].lower() + detail["msg"][1:]
     limits = {key: _limit(limit) for key, limit in context.items()}
-    keys = _keys_at(table, path) if kind == "model_type" else []
+    keys = _keys_at(table, path) if kind == "model_type" and path else []
     return rule.format(**limits) + (f" with the options {', '.join(keys)}" if keys else "")
 
 
