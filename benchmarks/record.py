@@ -1,7 +1,7 @@
 """The record of a long run with large cohorts: seconds to write a round, bytes on disk, seconds until the page is made.
 
-python benchmarks/record.py [--clients 1000000] [--cohort 100000] [--rounds 1000] [--recorded 1000] [--hostile 0.1]
-python benchmarks/record.py --clients 10000 --cohort 10000 --rounds 20 --recorded 10000    # bytes per participant
+python benchmarks/record.py [--clients 1000000] [--cohort 100000] [--rounds 1000] [--hostile 0.1]
+python benchmarks/record.py --clients 10000 --cohort 10000 --rounds 20    # bytes per participant
 
 The rounds are made up: random weights and criteria of evenly spaced clients, others in every round. With the defaults,
 the run has 10^8 participants. Exits with status 1 if the page takes more than two seconds of processor time.
@@ -22,7 +22,6 @@ import torch
 import clientwise as cw
 from clientwise.core.objective.problem import Classification
 from clientwise.core.types import Refusal, RoundRecord
-from clientwise.experiment.config.settings import RecordSettings
 from clientwise.record.reading.folder import RunFolder
 from clientwise.record.schema import DATABASE
 from clientwise.record.writer import Store
@@ -76,25 +75,20 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1_000_000)
     parser.add_argument("--cohort", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=1_000)
-    parser.add_argument("--recorded", type=int, default=1_000)
     parser.add_argument("--hostile", type=float, default=0.0, help="share of the clients")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        found = measure(
-            Path(place), given.clients, given.cohort, given.rounds, given.recorded, given.hostile
-        )
+        found = measure(Path(place), given.clients, given.cohort, given.rounds, given.hostile)
     print(json.dumps(found))
     sys.exit(found["page_seconds"] > MOST_SECONDS)
 
 
 def measure(
-    place: Path, clients: int, cohort: int, rounds: int, recorded: int, hostile: float
+    place: Path, clients: int, cohort: int, rounds: int, hostile: float
 ) -> dict[str, float]:
     """The figures of a made-up run in a new folder."""
     seen: list[RoundRecord] = []
     folder = cw.run(CONFIG, place / "run", on_round=lambda step: seen.append(step.record))
-    kept = RecordSettings(clients=recorded).of(clients, 1)
-    recorded_cohort = cohort * min(recorded, clients) / clients
     store = Store(folder)
     attacks = dict.fromkeys(range(round(hostile * clients)), "wrong_labels")
     store.set_clients(1, [10] * clients, [2] * clients, attacks)
@@ -103,7 +97,7 @@ def measure(
     for round_num in range(2, rounds + 1):
         record = made_up(seen[0], round_num, clients, cohort)
         began = time.process_time()
-        store.write_round(1, record, Classification(10), attacks, 1.0, kept)
+        store.write_round(1, record, Classification(10), attacks, 1.0)
         spent += time.process_time() - began
     store.close()
     pages = []
@@ -116,7 +110,7 @@ def measure(
         "write_seconds_per_round": spent / max(1, rounds - 1),
         "disk_mib": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         / 2**20,
-        "bytes_per_participant": (folder / DATABASE).stat().st_size / (recorded_cohort * rounds),
+        "bytes_per_participant": (folder / DATABASE).stat().st_size / (cohort * rounds),
         "page_mib": len(page) / 2**20,
         "first_page_seconds": pages[0],
         "page_seconds": min(pages),

@@ -30,7 +30,6 @@ from works import WORKS
 W4 = WORKS["W4"]
 FEATURES, HIDDEN, CLASSES = W4.layers
 COHORT = 100
-RECORDED = 1_000  # clients with rows of their own
 MOST_TESTED = 20  # samples of a client
 
 
@@ -77,7 +76,6 @@ def evaluate(data: FederatedData, rounds: int, sample: int | None) -> Evaluated:
         "training": {"epochs": W4.epochs, "batch_size": W4.batch, "learning_rate": W4.rate},
         "federation": {"clients_per_round": min(COHORT, data.num_clients)},
         "evaluation": {} if sample is None else {"clients_sample": sample},
-        "record": {"clients": min(RECORDED, data.num_clients)},
         "methods": ["FedAvg"],
     }
     used: list[float] = []

@@ -38,7 +38,6 @@ from works import WORKS
 W4 = WORKS["W4"]
 FEATURES, HIDDEN, CLASSES = W4.layers
 HELD = W4.samples  # of each client
-RECORDED = 1_000  # clients with rows of their own
 CRITERIA = ["dataset_size", "label_diversity", "model_divergence"]
 MODEL_MIB = 4 * (FEATURES * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES) / 2**20
 
@@ -63,7 +62,6 @@ def measure(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
         "training": {"epochs": W4.epochs, "batch_size": W4.batch, "learning_rate": W4.rate},
         "federation": {"clients_per_round": cohort},
         "evaluation": {"clients_every": 0},
-        "record": {"clients": RECORDED},
         "methods": [{"name": "three criteria", "criteria": CRITERIA}],
     }
     data_mib, ends, building = memory("VmRSS"), [time.perf_counter()], {}

@@ -67,12 +67,13 @@ def config(seeds: list[int], federations: dict[str, Any], methods: list[Any]) ->
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def parts(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two federations, each a run of its own."""
     folder = tmp_path_factory.mktemp("parts")
+    script.KEPT_ASIDE = {"two"}
     dirichlet = {"name": "dirichlet", "clients": 6, "concentration": 1.0}
     first = config([1, 2], {"one": {}}, METHODS)
-    aside = {"partition": dirichlet, "tags": ["kept aside"]}
+    aside = {"partition": dirichlet}
     second = config([1, 2], {"two": aside}, METHODS)
     return [
         run_matrix(load_matrix(first), folder / "first"),

@@ -224,7 +224,7 @@ def test_the_page_on_criteria_and_other_parts_runs_as_printed(
     ]
     for number, config in enumerate([by_battery, by_facts, by_rule]):
         assert cw.Run(cw.run(rest | digits | config, tmp_path / f"run-{number}")).finished
-    found = cw.load(rest | by_site | {"data_dir": str(tmp_path)})
+    found = cw.load(rest | by_site)
     assert cw.Run(cw.run(found, tmp_path / "sites")).finished
 
 

@@ -767,7 +767,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a class with other arguments": (
         {"model": nn.Linear},
-        r"Linear cannot be built: .*With two arguments, it is called with \(5,\), 3",
+        r"Linear cannot be built: .*with two arguments, it is called with \(5,\), 3",
     ),
     "NaN in the network": (
         {"model": nn.Linear(5, 3).apply(lambda one: nn.init.constant_(one.weight, torch.nan))},

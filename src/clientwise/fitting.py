@@ -249,7 +249,6 @@ def _experiment(
     config: Experiment | str | Path | Mapping[str, Any], options: Mapping[str, Any]
 ) -> Experiment:
     """The experiment of a config that options change."""
-    loaded = None
     if isinstance(config, Experiment):
         if not options:
             return config
@@ -262,8 +261,7 @@ def _experiment(
     tables = {key: value for key, value in changes.items() if isinstance(value, Mapping)}
     others = {key: value for key, value in changes.items() if key not in tables}
     where, table = read_config(config, replaced=others)
-    changed = make_experiment(where, merge(table, tables))
-    return changed if loaded is None else changed.with_given(loaded)
+    return make_experiment(where, merge(table, tables))
 
 
 def _as_config(options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -100,6 +100,16 @@ def closest(word: str, known: Iterable[str]) -> str | None:
 
 
 @dataclass(frozen=True)
+class Adopted:
+    """A part that was made of a function, class or object given in Python."""
+
+    part: Any
+    declared: Declaration
+    given: object
+    source: Any  # the function or class that has its code
+
+
+@dataclass(frozen=True)
 class Option:
     """One option of a part, read from its signature."""
 
@@ -158,14 +168,14 @@ class Registry(Generic[T]):
         self.passes = passes
         self._parts: dict[str, T] = {}
         self._declared: dict[str, Declaration] = {}
-        self._adopted: set[str] = set()
+        self._adopted: dict[str, Adopted] = {}
         IMPORTED.setdefault(plural, self)
 
     def register(self, name: str, declared: Declaration = Declaration()) -> Callable[[T], T]:  # noqa: B008  (frozen)
         """Decorator that registers a part under `name`, with what it declares."""
 
         def decorate(part: T) -> T:
-            known = None if self.is_adopted(name) else self._parts.get(name)
+            known = None if name in self._adopted else self._parts.get(name)
             if known is not None and not _is_same(known, part):
                 raise ValueError(
                     f"{self.kind} {name!r} is already registered by {known.__module__}"
@@ -176,22 +186,22 @@ class Registry(Generic[T]):
                 )
             self._parts[name] = part
             self._declared[name] = declared
-            self._adopted.discard(name)
+            self._adopted.pop(name, None)
             return part
 
         return decorate
 
-    def adopt(self, name: str, part: T, declared: Declaration) -> None:
+    def adopt(self, name: str, made: Adopted) -> None:
         """Register a part that was given in Python instead of a name; a later one may replace it."""
-        if name in self._parts and not self.is_adopted(name):
+        if name in self._parts and name not in self._adopted:
             raise ValueError(f"there is a {self.kind} {name!r} already")
-        self._parts[name] = part
-        self._declared[name] = declared
-        self._adopted.add(name)
+        self._parts[name] = made.part
+        self._declared[name] = made.declared
+        self._adopted[name] = made
 
-    def is_adopted(self, name: str) -> bool:
-        """Whether the part called `name` was given in Python, and is in no file."""
-        return name in self._adopted
+    def adopted(self, name: str) -> Adopted | None:
+        """What was given in Python under this name; None for a part that is registered, and so in a file."""
+        return self._adopted.get(name)
 
     def get(self, name: str) -> T:
         """The part called `name`; an unknown name is a KeyError that suggests the closest one."""
@@ -225,7 +235,13 @@ class Registry(Generic[T]):
 
     def options(self, name: str) -> tuple[Option, ...]:
         """The part's options with their types and defaults."""
-        return _options_of(self.get(name), self.passes)
+        return options_of(self.get(name), self.passes)
+
+    def takes_any_option(self, name: str) -> bool:
+        """Whether the part is a function with `**options`: what they are is not known."""
+        part = self.get(name)
+        parameters = inspect.signature(part).parameters.values()
+        return not inspect.isclass(part) and any(one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 IMPORTED: dict[str, Registry[Any]] = {}  # the registries so far, by plural; see `known_part`
@@ -237,11 +253,15 @@ def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 
 
 @functools.cache
-def _options_of(part: Callable[..., Any], passes: bool) -> tuple[Option, ...]:
+def options_of(part: Callable[..., Any], passes: bool = False) -> tuple[Option, ...]:
+    """The options of a function or class with their types and defaults; see `Registry`."""
     is_class = inspect.isclass(part)
     takes_all = is_class and not passes
+    has_init = is_class and not is_dataclass(
+        part
+    )  # whose fields have the types, each where it is stated
     try:
-        hints = typing.get_type_hints(part.__init__ if is_class else part, include_extras=True)
+        hints = typing.get_type_hints(part.__init__ if has_init else part, include_extras=True)
     except NameError:  # a type that only the type checker imports: the option takes anything then
         hints = {}
     options = []

@@ -20,7 +20,7 @@ from clientwise.engine.device import Mode
 from clientwise.engine.executor import DeviceExecutor, why_alone
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked.network import StackedNetwork
-from clientwise.experiment.config.parts import named
+from clientwise.experiment.config.parts import read_part
 from clientwise.registry import Part
 
 pytestmark = pytest.mark.bits
@@ -196,9 +196,7 @@ def test_a_tensor_as_rate_is_sgd() -> None:
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_an_optimizer_of_pytorch_starts_anew_for_every_client(given: Any, mode: Mode) -> None:
-    table = named(OPTIMIZERS, given)
-    options = {key: value for key, value in table.items() if key != "name"}
-    part = Part(table["name"], options)
+    part = read_part(OPTIMIZERS, given)
     found = trained(engine(mode), optimizer=part, learning_rate=0.01, **FULL)
     torch.testing.assert_close(
         found, by_hand(functools.partial(given, lr=0.01)), rtol=1e-3, atol=1e-5
@@ -213,8 +211,7 @@ def jitter(inputs: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_transform_is_drawn_anew_by_client_and_round_and_repeats() -> None:
-    name = named(TRANSFORMS, jitter)
-    part = Part(name, {})
+    part = read_part(TRANSFORMS, jitter)
     first = trained(engine("loop"), transform=part)
     numpy.random.seed(5)
     torch.manual_seed(5)

@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 
 import clientwise as cw
 from clientwise.cli import app
+from clientwise.experiment.build.data import data_folder
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
-from clientwise.report.about import about
 
 
 def write(path: Path, table: dict[str, Any]) -> Path:
@@ -126,19 +126,6 @@ def test_every_wrong_option_of_the_command_is_said(table: dict[str, Any], tmp_pa
     ]
 
 
-def test_names_with_commas_are_chosen_and_listed(table: dict[str, Any], tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.csv")
-    names = ["FedAvg", "mine, 2", "mine"]
-    table["methods"] = [{"name": name, "like": "FedAvg"} for name in names]
-    file = write(tmp_path / "own.toml", table)
-    for chosen in ("FedAvg,mine, 2", "mine, 2,FedAvg"):
-        found = command("check", file, "--methods", chosen)
-        assert "methods     FedAvg, 'mine, 2'\n" in found.output
-    run = cw.run(load_experiment(file), tmp_path / "run", progress=False)
-    assert run.methods == names
-    assert dict(about(run))["methods"] == "FedAvg, 'mine, 2', mine"
-
-
 @pytest.fixture
 def federations(table: dict[str, Any], tmp_path: Path) -> Path:
     """A matrix on three federations, of which two lack their files."""
@@ -175,19 +162,6 @@ def test_missing_files_of_all_cells_are_said_before_the_first_cell_runs(
     assert problems(federations) == str(error.value).replace(f"{federations}: ", "").splitlines()
 
 
-def test_check_says_how_many_clients_of_a_matrix_are_hostile(
-    federations: Path, tmp_path: Path
-) -> None:
-    for name in ("gone", "lost"):
-        write_rows(tmp_path / f"{name}.csv")
-    output = command("check", federations).output
-    assert (
-        "\nmatrix      0 hostile: clean; 1 hostile: flip 40%, noise 40%; 2 hostile: flip 60%"
-        in (output)
-    )
-    assert "in a round, 0 hostile" not in output
-
-
 def test_a_wrong_cell_does_not_hide_those_of_others(federations: Path) -> None:
     text = federations.read_text().replace('attack = "sign_flip"', 'attack = "sing_flip"')
     federations.write_text(text.replace('attack = "noise"', 'attack = "nois"'))
@@ -212,6 +186,7 @@ def test_paths_start_from_the_folder_of_the_config(
     table |= {
         "plugins": ["paths_of_study"],
         "plugin_dir": "code",
+        "data_dir": ".",
         "devices": {"traces": "speeds.csv"},
     }
     file = write(folder / "own.toml", table)
@@ -231,19 +206,20 @@ def test_paths_start_from_the_folder_of_the_config(
     monkeypatch.chdir("/")
     assert cw.run(run.folder / "config.toml", run.folder, resume=True, rounds=2, progress=False)
 
-    del table["devices"], table["plugins"], table["plugin_dir"]
+    del table["devices"], table["plugins"], table["plugin_dir"], table["data_dir"]
     one, two = {"data_dir": "data"}, {"partition": {"name": "iid", "clients": 2}}
     table["matrix"] = {"attacks": {}, "data": {"one": one, "two": two}}
     cells = load_matrix(write(folder / "matrix.toml", table)).cells
-    assert [cell.experiment.data_dir for cell in cells] == [str(folder / "data"), str(folder)]
+    assert [cell.experiment.data_dir for cell in cells] == [str(folder / "data"), None]
+    assert {cell.experiment.plugin_dir for cell in cells} == {str(folder)}
 
 
-def test_a_data_folder_in_the_environment_is_where_files_are_searched(
+def test_own_files_start_from_the_config_and_published_ones_from_the_environment(
     table: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "shared").mkdir()
-    write_rows(tmp_path / "shared" / "rows.csv")
+    write_rows(tmp_path / "rows.csv")
     file = write(tmp_path / "own.toml", table)
     monkeypatch.setenv("CLIENTWISE_DATA", str(tmp_path / "shared"))
-    assert load_experiment(file).data_dir is None
     assert "60 samples" in command("check", file).output
+    experiment = load_experiment({**table, "data": "mnist"})
+    assert (experiment.plugin_dir, data_folder(experiment)) == (None, tmp_path / "shared")

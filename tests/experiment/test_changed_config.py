@@ -114,21 +114,9 @@ def test_a_renamed_method_and_a_removed_seed_are_refused(stopped: Path) -> None:
     refused(stopped, stopped / "config.toml", "began: no method 'FedAvg', no seed 1. Restore")
 
 
-def test_a_note_stays_when_a_run_gets_more(config: dict[str, Any], stopped: Path) -> None:
-    edit(stopped, lambda table: table.update(note="a note", tags=["tag"]))
-    cw.run(config | {"seeds": [1, 2]}, stopped, resume=True)
-    table = read_table(stopped / "config.toml")
-    assert (table["note"], table["tags"], table["seeds"]) == ("a note", ["tag"], [1, 2])
-    edit(stopped, lambda table: table.update(note="", tags=[]))
-    cw.run(config | {"seeds": [1, 2, 3], "note": "of the file"}, stopped, resume=True)
-    assert read_table(stopped / "config.toml")["note"] == "of the file"
-
-
-def test_notes_tags_and_watching_may_be_edited(config: dict[str, Any], stopped: Path) -> None:
-    edit(stopped, lambda table: table.update(note="a note", tags=["tag"]))
+def test_watching_may_be_edited(config: dict[str, Any], stopped: Path) -> None:
     edit(stopped, lambda table: table.update(keep_every=2, workers=1))
     assert cw.Run(cw.run(stopped / "config.toml", stopped, resume=True)).finished
-    assert read_table(stopped / "config.toml")["note"] == "a note"
 
 
 @pytest.mark.parametrize("rounds", [4, 9])

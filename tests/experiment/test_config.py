@@ -1,5 +1,8 @@
+"""The config: what it takes and refuses, methods by name, presets, and its JSON schema."""
+
 from __future__ import annotations
 
+import json
 import sys
 import tomllib
 from importlib.resources import files
@@ -15,14 +18,225 @@ from clientwise.core.weights.scores import Owa, Prioritized
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.config.methods import BOUNDS, MethodSettings
-from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.config.named import METHODS, method_toml, write_out
 from clientwise.experiment.load import load_experiment, load_method
+from clientwise.experiment.reference import config_schema
+
+jsonschema = pytest.importorskip("jsonschema")
+ROOT = Path(__file__).parents[2]
+DEMO = Path(str(files("clientwise") / "demo.toml"))
+LEAST = """name = "least"
+rounds = 1
+data = "digits"
+model = "linear"
+partition = { name = "iid", clients = 3 }
+"""
 
 
 def issues(config: dict[str, Any], *overrides: str) -> list[tuple[str, str]]:
     with pytest.raises(ConfigError) as caught:
         load_experiment(config, overrides)
     return caught.value.issues
+
+
+def method_of(config: dict[str, Any], *overrides: str) -> MethodSettings:
+    """The one method of an experiment."""
+    (method,) = load_experiment(config, overrides).methods
+    return method
+
+
+# What is refused ----------------------------------------------------------------------------------------------------
+
+
+def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> None:
+    tiny |= {
+        "traning": {},
+        "rounds": -1,
+        "data": "digts",
+        "partition": {"name": "dirichlet", "client": 3, "concentration": 0},
+        "model": {"name": "mlp", "hidden": "wide"},
+        "training": {
+            "batch_size": "ful",
+            "learning_rate": -0.1,
+            "epoch": 2,
+            "stop_early": 2,
+            "loss": {"name": "focal", "class_weights": {"0": 1}},
+        },
+        "stop_early": 2,
+        "hostile": {"clients": 1, "attack": "sign_flip"},
+    }
+    tiny["methods"][1] |= {
+        "criteria": [
+            "server_performance",
+            "label_divers",
+            {"name": "model_divergence", "per_layer": 1},
+            {"name": "server_performance", "metric": "acuracy"},
+        ],
+        "score": {"name": "prioritized", "priorty": []},
+        "adapt_loss": {"name": "class_weights", "epsilon": 0.0},
+        "server_step": {"name": "best_of", "steps": [{"name": "momentum", "momentm": 0.8}, "adm"]},
+        "bounds": {"capp": 0.3, "floor": 2},
+    }
+    found = dict(issues(tiny))
+    hostile = found.pop("hostile = {'clients': 1, 'attack': 'sign_flip'}")
+    assert hostile == "must be a list of tables: write [[hostile]] instead of [hostile]."
+    assert found == {
+        "traning": "unknown option; did you mean 'training'?",
+        "rounds = -1": "must be greater than 0.",
+        "data": "unknown dataset 'digts'; did you mean 'digits'?",
+        "partition.client": "unknown option; did you mean 'clients'?",
+        "partition.concentration = 0": "must be greater than 0.",
+        "model.hidden = 'wide'": "must be a list.",
+        "training.batch_size = 'ful'": "must be an integer or 'full'.",
+        "training.learning_rate = -0.1": "must be greater than 0. Typical values are 0.01 to 0.1.",
+        "training.epoch": "unknown option; did you mean 'epochs'?",
+        "training.stop_early": "unknown option; it is an option of the experiment, outside of all tables",
+        "training.loss.class_weights = {'0': 1}": "must be a list or 'balanced'.",
+        "stop_early = 2": "must be a table with the options rounds, min_delta.",
+        "methods[1].criteria[1]": "unknown criterion 'label_divers'; did you mean 'label_diversity'?",
+        "methods[1].criteria[2].per_layer = 1": "must be true or false.",
+        "methods[1].criteria[3].metric": "unknown metric 'acuracy'; did you mean 'accuracy'?",
+        "methods[1].score.priorty": "unknown option; did you mean 'priority'?",
+        "methods[1].adapt_loss.epsilon = 0.0": "must be greater than 0.",
+        "methods[1].server_step.steps[0].momentm": "unknown option; did you mean 'momentum'?",
+        "methods[1].server_step.steps[1]": "unknown server step 'adm'; did you mean 'adam'?",
+        "methods[1].bounds.capp": "unknown option; did you mean 'cap'?",
+        "methods[1].bounds.floor = 2": "must be less than 1.",
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "reason"),
+    [
+        ("seeds=[1, 1]", "seeds", "listed twice"),
+        ("seeds='5-1'", "seeds = '5-1'", "write 1,2,3 or 1-5."),
+        ("seeds='1-20000'", "seeds = '1-20000'", "20,000 seeds; 10,000 at most."),
+        ("seeds=[9223372036854775808]", "seeds[0]", "is too large"),
+        ("device='tpu'", "device = 'tpu'", "must be "),
+        ("model={name='mlp', hidden=32}", "model.hidden = 32", "must be a list: [32]."),
+        ("training.learning_rate=inf", "training.learning_rate = inf", "must be finite."),
+        ("partition.concentration=inf", "partition.concentration = inf", "must be finite."),
+        ("evaluation.official_test='x'", "evaluation.official_test = 'x'", "'server' or 'clients'"),
+        ("evaluation.metric='acuracy'", "evaluation.metric", "did you mean 'accuracy'?"),
+        ("methods=[]", "methods = []", "must not be empty."),
+        ("methods.1.name='FedAvg'", "methods", "two methods are called 'FedAvg'"),
+        ("methods.0.name=3", "methods[0].name = 3", "must be a string."),
+        ("federation.clients_per_round=3", "federation", "either fraction or clients_per_round"),
+        ("methods.1.score='mean'", "methods[1].adjust", 'use score = "prioritized"'),
+        ("methods.0.adjust='best_order'", "methods[0].adjust", "needs 2 to 6 criteria"),
+        ("methods.1.criteria=['trust', 'trust']", "methods[1].criteria", "trust is listed twice"),
+        ("server_set.fraction=0.0", "methods[1]", "needs samples to weigh by"),
+        ("methods.0.rule={name='centred_clipping', steps=1000}", "", "must be at most"),
+        ("methods.0.server_step={name='adam', beta1=1.0}", "", "must be less than 1."),
+        ("methods.0.evidence={name='law', steps=1000000000}", "", "must be at most"),
+        ("methods.0.score={name='owa', weights=[0.5, 0.5]}", "methods[0].score", "2 values for 1"),
+        ("methods.0.before=['nova']", "methods[0].before[0]", "reads the criterion 'local_steps'"),
+        (
+            "methods.0.training={optimizer='adam', momentum=0.5}",
+            "methods[0].training.momentum",
+            "adam has its own",
+        ),
+    ],
+)
+def test_what_cannot_be(tiny: dict[str, Any], change: str, key: str, reason: str) -> None:
+    found = issues(tiny, change)
+    assert [place for place, message in found if reason in message and place.startswith(key)]
+    assert len(found) <= 2
+
+
+def test_a_misspelt_key_is_not_missing_as_well(tiny: dict[str, Any]) -> None:
+    tiny["ronds"] = tiny.pop("rounds")
+    assert issues(tiny) == [("ronds", "unknown option; did you mean 'rounds'?")]
+    assert issues({}) == [("rounds", "is missing")]
+
+
+@pytest.mark.parametrize("key", ["float", "int", "a[0]"])
+def test_keys_that_are_named_like_types(tiny: dict[str, Any], key: str) -> None:
+    tiny[key] = 1
+    tiny["training"][key] = 1
+    assert {place for place, _ in issues(tiny)} == {key, f"training.{key}"}
+
+
+def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any]) -> None:
+    tiny |= {"evaluation": {"test_fraction": 0}, "server_set": {"source": "clients"}}
+    found = dict(issues(tiny))
+    assert "must be 0 where test_fraction is 0" in found["evaluation.clients_every"]
+    assert "test_fraction must not be 0" in found["server_set.source"]
+    assert "test_fraction must not be 0" in found["methods[1].adjust"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("x = " + "[" * 5_000 + "]" * 5_000, "not valid TOML: brackets are nested too deep"),
+        ("x = " + "[" * 40 + "]" * 40, "x: is nested more than 32 deep"),
+        ("a." * 20_000 + "b = 1", "not valid TOML: a key of more than 32 parts"),
+        ("x = " + "9" * 5_000, "an integer of too many digits; the largest integer"),
+        (f"seeds = [1, {2**63}]", r"seeds\[1\]: is too large"),
+        ("#" * 2**21, "is larger than 1,048,576 bytes: not a config"),
+        ("training.epochs = 1000000000", "training.epochs = 1000000000: must be at most 10,000"),
+        ("workers = 1000000", "workers = 1000000: must be at most 1,024 or .auto. or .ray."),
+        (f"seeds = {list(range(20_000))}", "seeds = .*: must have at most 10,000 entries"),
+        (
+            f"methods = [{{name = '{'é' * 101}', like = 'FedAvg'}}]",
+            r"methods\[0\].name = .*: must have 1 to 200 bytes",
+        ),
+        ('methods = [{name = "a\\nb", like = "FedAvg"}]', "and no control characters"),
+        ("= 3", "not valid TOML"),
+    ],
+)
+def test_what_no_file_can_mean(tmp_path: Path, line: str, reason: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(LEAST + line, encoding="utf-8")
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_experiment(path)
+    assert str(caught.value).startswith(str(path))
+    assert all(len(message) <= 600 for _, message in caught.value.issues)
+
+
+def test_dictionaries_have_the_same_bounds(tiny: dict[str, Any]) -> None:
+    endless: dict[str, Any] = {}
+    endless["again"] = endless
+    assert issues(tiny | {"x": endless}) == [("x", "is nested more than 32 deep")]
+    assert issues(tiny, "rounds=" + "[" * 3_000)[0][0].startswith("rounds = '[[[")
+    found = issues(tiny | {f"x{number}": 1 for number in range(5_000)})
+    assert (len(found), found[-1]) == (101, ("", "and 4,900 more like these"))
+    ((key, message),) = issues(tiny | {"rounds": "9" * 100_000})
+    assert (len(key), message) == (len("rounds = ") + 80, "must be an integer.")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").touch()
+    (tmp_path / "wide.toml").write_text(LEAST, encoding="utf-16")
+    for path, reason in (
+        (tmp_path / "absent.toml", "no such file"),
+        (tmp_path, "is a folder, not a TOML file$"),
+        (run, r"is a folder, .*the config of the run in it is .*run.config\.toml"),
+        (tmp_path / "wide.toml", "is not UTF-8 text; save it as UTF-8$"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load_experiment(path)
+    (tmp_path / "marked try.toml").write_text(LEAST[15:], encoding="utf-8-sig")
+    assert load_experiment(tmp_path / "marked try.toml").name == "marked try"
+
+
+def test_an_error_of_an_own_dataset_is_one_line(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @cw.DATASETS.register("lost")
+    def lost(data_dir: Path) -> cw.Samples:
+        """Wants a folder."""
+        return cw.Samples(data_dir / "images.npy")
+
+    said = "data: lost: TypeError: .*no data folder is set: `data_dir` in the config"
+    monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
+    with pytest.raises(DataError, match=said):
+        cw.run(tiny | {"data": "lost"}, tmp_path / "run")
+
+
+# What is read -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -34,194 +248,18 @@ def issues(config: dict[str, Any], *overrides: str) -> list[tuple[str, str]]:
         ({"fraction": 0.0}, "FedAvg"),
     ],
 )
-def test_who_names_no_method_gets_what_the_samples_allow(
+def test_the_default_method_is_what_the_samples_allow(
     tiny: dict[str, Any], server_set: dict[str, Any], name: str
 ) -> None:
-    least = {key: tiny[key] for key in ("name", "rounds", "data", "partition", "model")}
-    assert (
-        load_experiment({**least, "server_set": server_set}).methods
-        == load_experiment({**tiny, "methods": [name]}).methods
-    )
-
-
-def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> None:
-    tiny["traning"] = {}
-    tiny["rounds"] = -1
-    tiny["data"] = "digts"
-    tiny["partition"] = {"name": "dirichlet", "client": 3, "concentration": 0}
-    tiny["model"] = {"name": "mlp", "hidden": "wide"}
-    tiny["training"] = {"batch_size": "ful", "learning_rate": -0.1, "epoch": 2}
-    tiny["methods"][1] |= {
-        "criteria": [
-            "server_performance",
-            "label_divers",
-            {"name": "model_divergence", "per_layer": 1},
-        ],
-        "score": {"name": "prioritized", "priorty": []},
-        "adapt_loss": {"name": "class_weights", "epsilon": 0.0},
-    }
-    found = dict(issues(tiny))
-    assert found["traning"] == "unknown option; did you mean 'training'?"
-    assert found["rounds = -1"] == "must be greater than 0."
-    assert found["data"] == "unknown dataset 'digts'; did you mean 'digits'?"
-    assert found["partition.client"] == "unknown option; did you mean 'clients'?"
-    assert found["partition.concentration = 0"] == "must be greater than 0."
-    assert found["model.hidden = 'wide'"] == "must be a list."
-    assert found["training.batch_size = 'ful'"] == "must be an integer or 'full'."
-    assert (
-        found["training.learning_rate = -0.1"]
-        == "must be greater than 0. Typical values are 0.01 to 0.1."
-    )
-    assert found["training.epoch"] == "unknown option; did you mean 'epochs'?"
-    assert (
-        found["methods[1].criteria[1]"]
-        == "unknown criterion 'label_divers'; did you mean 'label_diversity'?"
-    )
-    assert found["methods[1].criteria[2].per_layer = 1"] == "must be true or false."
-    assert found["methods[1].score.priorty"] == "unknown option; did you mean 'priority'?"
-    assert found["methods[1].adapt_loss.epsilon = 0.0"] == "must be greater than 0."
-    assert len(found) == 13
-
-
-def test_a_value_of_another_type_is_told_what_it_must_be(tiny: dict[str, Any]) -> None:
-    tiny["model"] = {"name": "mlp", "hidden": 32}
-    tiny["training"] |= {"stop_early": 2, "loss": {"name": "focal", "class_weights": {"0": 1}}}
-    tiny["stop_early"] = 2
-    tiny["hostile"] = {"clients": 1, "attack": "sign_flip"}
-    found = dict(issues(tiny))
-    assert found["model.hidden = 32"] == "must be a list: [32]."
-    assert found["training.loss.class_weights = {'0': 1}"] == "must be a list or 'balanced'."
-    elsewhere = "unknown option; it is an option of the experiment, outside of all tables"
-    assert found["training.stop_early"] == elsewhere
-    assert found["stop_early = 2"] == "must be a table with the options rounds, min_delta."
-    assert any("[[hostile]] instead of [hostile]" in rule for rule in found.values())
-
-
-def test_a_misspelt_key_is_not_missing_as_well(tiny: dict[str, Any]) -> None:
-    tiny["ronds"] = tiny.pop("rounds")
-    assert issues(tiny) == [("ronds", "unknown option; did you mean 'rounds'?")]
-    assert issues({}) == [("rounds", "is missing")]
-
-
-def test_a_config_without_a_name_is_called_after_its_file(tmp_path: Path) -> None:
-    (tmp_path / "first try.toml").write_text('rounds = 1\nmodel = "mlp"\n', encoding="utf-8")
-    assert load_experiment(tmp_path / "first try.toml").name == "first try"
-    assert load_experiment({"rounds": 1}).name == "run"
-
-
-@pytest.mark.parametrize("key", ["float", "int", "a[0]"])
-def test_keys_that_are_named_like_types(tiny: dict[str, Any], key: str) -> None:
-    tiny[key] = 1
-    tiny["training"][key] = 1
-    assert {place for place, _ in issues(tiny)} == {key, f"training.{key}"}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        "training.learning_rate=inf",
-        "training.proximal=nan",
-        "partition.concentration=inf",
-        "seeds=[9223372036854775808]",
-        "methods.0.server_step={name='adam', beta1=1.0}",
-        "methods.0.score={name='owa', weights=[]}",
-        "methods.0.server_step={name='yogi', tau=1e20}",
-        "methods.0.rule={name='centred_clipping', steps=1000}",
-        *(
-            f"methods.0.evidence={{name='significance', {option}}}"
-            for option in ("step=1e-9", "strength=1e9", "slack=1e9", "threshold=1e9")
-        ),
-        "methods.0.evidence={name='law', steps=1000000000}",
-        "methods.0.evidence={name='shapley', orders=1000000000}",
-        "device='tpu'",
-    ],
-)
-def test_numbers_that_are_none(tiny: dict[str, Any], change: str) -> None:
-    assert len(issues(tiny, change)) == 1
-
-
-def test_a_plugin_with_types_for_the_type_checker_only(
-    tmp_path: Path, tiny: dict[str, Any]
-) -> None:
-    (tmp_path / "typed_plugin.py").write_text(
-        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport clientwise as cw\n"
-        "if TYPE_CHECKING:\n    from torch import Tensor\n"
-        "@cw.criterion('typed', measured_by='client')\n"
-        "def typed(clients: cw.ClientFacts, *, factor: float = 2.0) -> Tensor:\n"
-        '    """Twice the size."""\n    return factor * clients.num_samples\n'
-    )
-    tiny |= {"plugins": ["typed_plugin"], "plugin_dir": str(tmp_path)}
-    tiny["methods"] = [{"name": "typed", "criteria": [{"name": "typed", "factor": 3.0}]}]
-    assert load_experiment(tiny).build_methods()[0].names == ("typed",)
-
-
-def test_a_file_beside_the_config_is_not_imported_unasked(tmp_path: Path) -> None:
-    (tmp_path / "sklearn.py").write_text("raise SystemExit('imported')")
-    (tmp_path / "x.toml").write_text('name = "x"\nrounds = 1\nmodel = "mlp"\n')
-    load_experiment(tmp_path / "x.toml")
-    assert str(tmp_path) not in sys.path
-
-
-@pytest.mark.parametrize(
-    ("change", "key", "reason"),
-    [
-        ("seeds=[1, 1]", "seeds", "listed twice"),
-        ("methods.1.name='FedAvg'", "methods", "two methods are called 'FedAvg'"),
-        ("federation.clients_per_round=3", "federation", "either fraction or clients_per_round"),
-        ("methods.1.score='mean'", "methods[1].adjust", 'use score = "prioritized"'),
-        ("methods.0.adjust='best_order'", "methods[0].adjust", "needs 2 to 6 criteria"),
-        (
-            "methods.1.score={name='prioritized', priority=['dataset_size']}",
-            "methods[1].score",
-            "leaves out server_performance",
-        ),
-        ("methods.1.criteria=['trust', 'trust']", "methods[1].criteria", "trust is listed twice"),
-        ("server_set.fraction=0.0", "methods[1]", "needs samples to weigh by"),
-        ("server_set.report_fraction=1.0", "methods[1]", "needs samples to weigh by"),
-        (
-            "methods.0.training={optimizer='adam', momentum=0.5}",
-            "methods[0].training.momentum",
-            "adam has its own",
-        ),
-        (
-            "methods.0.score={name='owa', weights=[0.5, 0.5]}",
-            "methods[0].score",
-            "2 values for 1 criteria",
-        ),
-        (
-            "methods.0.score={name='choquet', capacity={dataset_size=0.5}}",
-            "methods[0].score",
-            "must be 1, got 0.5",
-        ),
-        (
-            "methods.0={name='x', score={name='product', thresholds={dataset_size=1.0}}, normalise='sum'}",
-            "methods[0].normalise",
-            'use normalise = "none"',
-        ),
-    ],
-)
-def test_impossible_combinations(tiny: dict[str, Any], change: str, key: str, reason: str) -> None:
-    found = issues(tiny, change)
-    assert [place for place, message in found if reason in message] == [key]
-
-
-def test_without_a_server_set_other_sources_serve(tiny: dict[str, Any]) -> None:
-    for source in ("clients", "contributed"):
-        load_experiment(tiny, ["server_set.report_fraction=1.0", f"server_set.source={source}"])
+    del tiny["methods"]
+    default = load_experiment(tiny | {"server_set": server_set}).methods
+    assert default == load_experiment(tiny | {"methods": [name]}).methods
 
 
 def test_set_changes_any_key(tiny: dict[str, Any]) -> None:
-    changed = load_experiment(
-        tiny,
-        [
-            "training.epochs=7",
-            "device=cpu",
-            "methods.0.score={name='owa', quantifier='any'}",
-            "evaluation.target=0.75",
-        ],
-    )
-    assert changed.training.epochs == 7
-    assert changed.evaluation.target == 0.75
+    score = "methods.0.score={name='owa', quantifier='any'}"
+    changed = load_experiment(tiny, ["training.epochs=7", "device=cpu", score, 'seeds="1-3, 9"'])
+    assert (changed.training.epochs, changed.seeds) == (7, [1, 2, 3, 9])
     assert changed.build_methods()[0].score == Owa(quantifier="any")
     assert tiny["training"]["epochs"] == 1  # the caller's dictionary is left alone
     for wrong in ("epochs", "=3", "methods.9.name='x'", "rounds.x=1"):
@@ -229,31 +267,8 @@ def test_set_changes_any_key(tiny: dict[str, Any]) -> None:
             load_experiment(tiny, [wrong])
 
 
-@pytest.mark.parametrize(
-    ("text", "seeds"),
-    [("1-5", [1, 2, 3, 4, 5]), ("1-3, 9", [1, 2, 3, 9]), ("4", [4]), ("2,1", [2, 1])],
-)
-def test_seeds_may_be_a_text(tiny: dict[str, Any], text: str, seeds: list[int]) -> None:
-    assert cw.load(tiny | {"seeds": text}).seeds == seeds
-    assert cw.load(tiny, [f'seeds="{text}"']).seeds == seeds
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("5-1", "write 1,2,3 or 1-5"),
-        ("", "write 1,2,3 or 1-5"),
-        ("1-20000", "20,000 seeds; 10,000 at most"),
-        ("99999999999999999999", "write"),
-        ("1-3, 2", "2 is listed twice"),
-    ],
-)
-def test_seeds_that_are_none_are_refused(tiny: dict[str, Any], text: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"seeds.*{reason}"):
-        cw.load(tiny | {"seeds": text})
-
-
-def test_presets_change_the_size_of_an_experiment(tiny: dict[str, Any], tmp_path: Path) -> None:
+def test_presets_change_the_size_of_an_experiment(tiny: dict[str, Any]) -> None:
+    tiny["partition"]["concentration"] = 0.7
     tiny["presets"] = {
         "quick": {
             "rounds": 2,
@@ -261,307 +276,224 @@ def test_presets_change_the_size_of_an_experiment(tiny: dict[str, Any], tmp_path
             "data": {"name": "mnist5k"},
             "methods": ["all of it"],
         },
-        "other": {
-            "name": "mine",
-            "partition": {"name": "iid", "clients": 3},
-            "model": {"name": "mlp", "hidden": [5]},
-        },
+        "other": {"name": "mine", "partition": {"name": "iid", "clients": 3}},
     }
-    tiny["partition"]["concentration"] = 0.7
-    assert load_experiment(tiny).name == "tiny"
     quick = load_experiment(tiny, ["rounds=5"], preset="quick")  # --set wins
     assert (quick.name, quick.rounds, quick.data.name) == ("tiny-quick", 5, "mnist5k")
     assert quick.partition.options == {"clients": 4, "concentration": 0.7}
     assert [method.name for method in quick.methods] == ["all of it"]
-    other = load_experiment(tiny, preset="other")
-    assert (other.name, other.partition.options, other.model.options) == (
-        "mine",
-        {"clients": 3},
-        {"hidden": [5]},
-    )
     assert "presets" not in quick.to_dict()
-
-    for preset, change, reason in (
-        ("quik", {}, "there is no preset 'quik'; did you mean 'quick'"),
-        (
-            "quick",
-            {"methods": ["all of them"]},
-            "there is no method 'all of them'; did you mean 'all of it'",
-        ),
-        ("quick", {"runds": 3}, "runds: unknown option; did you mean 'rounds'"),
-    ):
-        with pytest.raises(ConfigError, match=reason):
-            load_experiment(tiny | {"presets": {"quick": change}}, preset=preset)
-    with pytest.raises(ConfigError, match="there is no preset 'quick'; the config has no presets"):
-        load_experiment(
-            {key: value for key, value in tiny.items() if key != "presets"}, preset="quick"
-        )
-    with pytest.raises(ConfigError, match="must be tables"):
-        load_experiment(tiny | {"presets": {"quick": 3}})
+    other = load_experiment(tiny, preset="other")
+    assert (other.name, other.partition.options) == ("mine", {"clients": 3})
 
 
-def test_a_method_may_train_differently(tiny: dict[str, Any]) -> None:
-    fedprox, other = load_experiment(
-        tiny, ["methods.0.training.proximal=0.1", "training.batch_size='full'"]
-    ).build_methods()
-    assert (
-        fedprox.training.proximal,
-        fedprox.training.learning_rate,
-        fedprox.training.batch_size,
-    ) == (0.1, 0.1, None)
-    assert other.training.proximal == 0
+@pytest.mark.parametrize(
+    ("presets", "reason"),
+    [
+        ({"quik": {}}, "there is no preset 'quick'; did you mean 'quik'"),
+        ({}, "there is no preset 'quick'; the config has no presets"),
+        ({"quick": 3}, "must be tables"),
+        ({"quick": {"runds": 3}}, "runds: unknown option; did you mean 'rounds'"),
+        ({"quick": {"methods": ["all of them"]}}, "no method 'all of them'; did you mean 'all of"),
+    ],
+)
+def test_presets_that_are_none(tiny: dict[str, Any], presets: Any, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_experiment(tiny | {"presets": presets}, preset="quick")
 
 
 def test_the_resolved_config_reads_back_the_same(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["hostile"] = [{"clients": [1, 2], "attack": {"name": "wrong_labels", "fraction": 0.5}}]
-    tiny["methods"].append(
-        {"name": "choquet", "score": {"name": "choquet", "capacity": {"dataset_size": 1.0}}}
-    )
-    experiment = load_experiment(tiny)
+    score = {"name": "choquet", "capacity": {"dataset_size": 1.0}}
+    table = {"name": "mine", "score": score, "bounds": {"cap": 0.5}, "pace": {"deadline": 3.0}}
+    experiment = load_experiment(tiny | {"methods": [table], "devices": {}})
+    (method,) = experiment.methods
+    assert (method.bounds, method.pace) == (Bounds(cap=0.5), Pace(deadline=3.0))
+    assert BOUNDS.read(method.to_dict()["bounds"]) == method.bounds
     (tmp_path / "resolved.toml").write_text(experiment.to_toml())
     assert load_experiment(tmp_path / "resolved.toml").to_dict() == experiment.to_dict()
 
 
-def test_tables_are_read_as_the_dataclasses_that_state_their_keys(tiny: dict[str, Any]) -> None:
-    table = {"cap": 0.5, "note": "why"}
-    method = {"name": "mine", "bounds": table, "pace": {"deadline": 3.0}}
-    experiment = load_experiment(tiny | {"methods": [method], "devices": {}})
-    (found,) = experiment.methods
-    assert found.bounds == Bounds(cap=0.5, note="why")
-    assert found.pace == Pace(deadline=3.0)
-    written = found.to_dict()["bounds"]
-    assert BOUNDS.read(written) == found.bounds
-    key = "methods[0].bounds"
-    change = {"bounds": {"capp": 0.3, "floor": 2}}
-    assert dict(issues(tiny | {"methods": [method | change]})) == {
-        f"{key}.capp": "unknown option; did you mean 'cap'?",
-        f"{key}.floor = 2": "must be less than 1.",
-    }
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.toml"
-    broken.write_text("rounds = = 3")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.toml").touch()
-    for path, reason in (
-        (tmp_path / "absent.toml", "no such file"),
-        (tmp_path, "is a folder, not a TOML file$"),
-        (run, r"is a folder, .*the config of the run in it is .*run.config\.toml"),
-        (broken, "not valid TOML"),
-    ):
-        with pytest.raises(ConfigError, match=reason) as caught:
-            load_experiment(path)
-        assert str(caught.value).startswith(str(path))
-
-
-def test_a_byte_order_mark_is_left_out(tiny: dict[str, Any], tmp_path: Path) -> None:
-    path = tmp_path / "tiny.toml"
-    experiment = load_experiment(tiny)
-    path.write_text(experiment.to_toml(), encoding="utf-8-sig")
-    assert load_experiment(path).to_dict() == experiment.to_dict()
-    path.write_text(experiment.to_toml(), encoding="utf-16")
-    with pytest.raises(ConfigError, match=r"tiny\.toml: is not UTF-8 text; save it as UTF-8$"):
-        load_experiment(path)
-
-
-def test_errors_name_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "mnist.toml"
-    path.write_text(
-        'name = "x"\nrounds = 1\ndata = "digits"\nmodel = "mlp"\npartition = {name = "iid", clients = 3}\n'
-        '[[methods]]\nname = "m"\nscore = {name = "prioritized", priorty = []}\n'
-    )
-    with pytest.raises(ConfigError) as caught:
-        load_experiment(path)
-    assert (
-        str(caught.value)
-        == f"{path}: methods[0].score.priorty: unknown option; did you mean 'priority'?"
-    )
-
-
-def test_plugins_lie_beside_the_file(tmp_path: Path, tiny: dict[str, Any]) -> None:
+def test_plugins_lie_beside_the_file(tmp_path: Path) -> None:
+    """They may have types that only the type checker imports; one that fails or exits is an issue."""
     (tmp_path / "my_test_criteria.py").write_text(
-        "import clientwise as cw\n"
+        "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport clientwise as cw\n"
+        "if TYPE_CHECKING:\n    from torch import Tensor\n"
         "@cw.criterion('battery', measured_by='client', high=1.0)\n"
-        "def battery(clients, *, level: float = 0.5):\n"
-        "    '''A constant, for a test.'''\n"
-        "    return clients.num_samples * 0 + level\n"
+        "def battery(clients: cw.ClientFacts, *, level: float = 0.5) -> Tensor:\n"
+        "    '''A constant, for a test.'''\n    return clients.num_samples * 0 + level\n"
     )
     (tmp_path / "broken_test_plugin.py").write_text("1 / 0\n")
+    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(0)\n")
+    (tmp_path / "sklearn.py").write_text("raise SystemExit('imported')")
     config = tmp_path / "x.toml"
-    text = 'name = "x"\nrounds = 1\ndata = "digits"\nmodel = "mlp"\npartition = {name = "iid", clients = 3}\n'
-    config.write_text(
-        text
-        + 'plugins = ["my_test_criteria"]\n[[methods]]\nname = "m"\ncriteria = [{name = "battery", level = 0.7}]\n'
-    )
-    (method,) = cw.load(config).build_methods()
-    assert method.names == ("battery",)
-    config.write_text(text + 'plugins = ["no_such_plugin", "broken_test_plugin"]\n')
+    config.write_text(LEAST)
+    load_experiment(config)
+    assert str(tmp_path) not in sys.path  # a file beside the config is not imported unasked
+    method = '[[methods]]\nname = "m"\ncriteria = [{ name = "battery", level = 0.7 }]\n'
+    config.write_text(f'{LEAST}plugins = ["my_test_criteria"]\n{method}')
+    assert method_of(config).build(load_experiment(config).training).names == ("battery",)  # type: ignore[arg-type]
+    config.write_text(f'{LEAST}plugins = ["no_such_plugin", "broken_test_plugin", "leaving"]\n')
     with pytest.raises(ConfigError) as caught:
-        cw.load(config)
-    first, second = caught.value.issues
-    assert "put no_such_plugin.py beside the config" in first[1]
-    assert "ZeroDivisionError" in second[1]
+        load_experiment(config)
+    absent, broken, leaving = caught.value.issues
+    assert "put no_such_plugin.py beside the config" in absent[1]
+    assert "ZeroDivisionError" in broken[1]
+    assert leaving == ("plugins[2]", "importing 'leaving' failed: SystemExit: 0")
 
 
 def test_every_shipped_config_loads() -> None:
-    shipped = [
-        Path(str(files("clientwise") / "demo.toml")),
-        *Path(__file__).parents[2].glob("examples/*.toml"),
-    ]
+    shipped = [DEMO, *ROOT.glob("examples/*.toml")]
     for path in shipped:
         experiment = load_experiment(path)
         assert tomllib.loads(experiment.to_toml()) == experiment.to_dict()
-    demo = load_experiment(shipped[0]).build_methods()
-    assert [method.name for method in demo] == [
-        "FedAvg",
-        "prioritized",
-        "online",
-        "AdaFedSquared",
-        "combined",
-        "Recommended",
-    ]
+    demo = load_experiment(DEMO).build_methods()
+    names = ["FedAvg", "prioritized", "online", "AdaFedSquared", "combined", "Recommended"]
+    assert [method.name for method in demo] == names
     assert isinstance(demo[1].score, Prioritized)
-    for path in (*shipped, Path(__file__).parents[2] / "docs" / "tutorial.md"):
-        for method in methods_in(path):
+    tutorial = (ROOT / "docs" / "tutorial.md").read_text("utf-8").split("```toml\n")[1:]
+    blocks = "\n".join(block.split("```")[0] for block in tutorial)
+    configs: list[Any] = [*shipped, tomllib.loads(blocks)]
+    for config in configs:
+        for method in load_experiment(config).methods:
             if method.name in METHODS:
-                assert method == load_method(method.name, "here"), (
-                    f"{path}: {method.name} is changed"
-                )
+                assert method == load_method(method.name, "here"), f"{method.name} is changed"
 
 
-def methods_in(path: Path) -> list[MethodSettings]:
-    """The methods of a config, or of the one that a page builds step by step."""
-    if path.suffix == ".toml":
-        return load_experiment(path).methods
-    blocks = path.read_text("utf-8").split("```toml\n")[1:]
-    text = "\n".join(block.split("```")[0] for block in blocks)
-    return load_experiment(tomllib.loads(text)).methods
+# Methods by name ----------------------------------------------------------------------------------------------------
 
 
-def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any]) -> None:
-    tiny["evaluation"] = {"test_fraction": 0}
-    tiny["server_set"] = {"source": "clients"}
-    found = dict(issues(tiny))
-    assert "must be 0 where test_fraction is 0" in found["evaluation.clients_every"]
-    assert "test_fraction must not be 0" in found["server_set.source"]
-    assert "test_fraction must not be 0" in found["methods[1].adjust"]
-    tiny["methods"] = [{"name": "FedAvg"}]
-    tiny["evaluation"] |= {"clients_every": 0}
-    tiny["server_set"] = {"report_fraction": 0.0}
-    assert issues(tiny) == [
-        ("server_set.report_fraction", "0 with test_fraction = 0: nothing would be measured")
-    ]
-    tiny["server_set"] = {}
-    assert not load_experiment(tiny).clients_test
+def test_a_name_is_what_its_toml_says(tiny: dict[str, Any]) -> None:
+    tiny["devices"] = {}
+    by_name = load_experiment(tiny | {"methods": list(METHODS)})
+    written = [method for name in METHODS for method in tomllib.loads(method_toml(name))["methods"]]
+    assert by_name == load_experiment(tiny | {"methods": written})
+    assert by_name == load_experiment(tiny | {"methods": [{"name": name} for name in METHODS]})
+    again = load_experiment(by_name.to_dict())
+    assert by_name.to_dict() == again.to_dict(), "a run folder needs no names"
 
 
-def test_the_official_test_split_is_a_server_set(tiny: dict[str, Any]) -> None:
-    tiny["server_set"] = {"fraction": 0.0}
-    assert "needs samples to weigh by" in dict(issues(tiny))["methods[1]"]
-    tiny["evaluation"]["official_test"] = "server"
-    assert load_experiment(tiny).server_holds_samples
-    tiny["evaluation"] = {"official_test": "sever"}
-    assert issues(tiny) == [
-        ("evaluation.official_test = 'sever'", "must be 'pooled', 'server' or 'clients'.")
-    ]
+def test_a_known_name_with_an_option_is_that_method_in_any_case(tiny: dict[str, Any]) -> None:
+    tiny["devices"] = {}
+    changed = {"training": {"learning_rate": 0.02}}
+    for name in METHODS:
+        wanted = method_of(tiny | {"methods": [{"like": name, **changed}]})
+        for spelling in (name, name.lower()):
+            method = method_of(tiny | {"methods": [{"name": spelling, **changed}]})
+            assert method == wanted.model_copy(update={"name": spelling})
+    assert method_of(tiny | {"methods": ["fedyogi"]}).name == "FedYogi"
 
 
-# What no config can mean ------------------------------------------------------------------------------------------
-
-LEAST = """name = "least"
-rounds = 1
-data = "digits"
-model = "linear"
-partition = { name = "iid", clients = 3 }
-"""
+def test_like_takes_what_is_not_said_otherwise(tiny: dict[str, Any]) -> None:
+    own = {"server_step": {"learning_rate": 0.5}, "training": {"epochs": 3}}
+    method = method_of(tiny | {"methods": [{"name": "mine", "like": "FedYogi", **own}]})
+    assert (method.name, method.server_step.name, method.training.epochs) == ("mine", "yogi", 3)
+    assert method.server_step.options["learning_rate"] == 0.5
+    other = method_of(tiny | {"methods": [{"like": "FedYogi", "server_step": "sgd"}]})
+    assert (other.name, other.server_step.name) == ("FedYogi", "sgd")
+    fedprox = tiny | {"methods": ["FedProx"]}
+    assert method_of(fedprox, "methods.0.training.proximal=0.5").training.proximal == 0.5
+    assert method_of(fedprox).training.proximal == 0.1  # what the name stands for stays as it is
+    stated = {"name": "Recommended", "like": "FedAvg", "training": {"epochs": 2}}
+    before = load_experiment(tiny | {"methods": [stated]})  # a resolved config means what it states
+    assert load_experiment(before.to_dict()).to_dict() == before.to_dict()
+    once = write_out([{"name": "DS", "like": "FedAvg"}])
+    assert write_out(once) == once
 
 
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    ("method", "key", "reason"),
     [
-        ("x = " + "[" * 5_000 + "]" * 5_000, "not valid TOML: brackets are nested too deep"),
-        ("x = " + "[" * 40 + "]" * 40, "x: is nested more than 32 deep"),
-        ("a." * 20_000 + "b = 1", "not valid TOML: a key of more than 32 parts"),
-        ("[" + '"a" . ' * 20_000 + "b]", "not valid TOML: a key of more than 32 parts"),
-        (
-            "x = " + "9" * 5_000,
-            "not valid TOML: an integer of too many digits; the largest integer",
-        ),
-        (
-            f"training.epochs = {10**30}",
-            "training.epochs: is too large; the largest integer of a config is 9,223",
-        ),
-        (f"seeds = [1, {2**63}]", r"seeds\[1\]: is too large"),
-        ("#" * 2**21, "is larger than 1,048,576 bytes: not a config"),
-        ('device = "cuda:99999999999"', "device = .cuda:9+.: must be .*, or .*for the second GPU"),
-        ("training.epochs = 1000000000", "training.epochs = 1000000000: must be at most 10,000"),
-        (
-            "training.learning_rate = 1e308",
-            r"learning_rate = 1e\+308: must be at most 1e\+30\. Typical values are",
-        ),
-        ("workers = 1000000", "workers = 1000000: must be at most 1,024 or .auto. or .ray."),
-        (f"seeds = {list(range(20_000))}", "seeds = .*: must have at most 10,000 entries"),
-        (
-            f"methods = [{{name = '{'é' * 101}', like = 'FedAvg'}}]",
-            r"methods\[0\].name = .*: must have 1 to 200 bytes",
-        ),
-        ('methods = [{name = "a\\nb", like = "FedAvg"}]', "and no control characters"),
+        ("FedYogy", "", "there is no method 'FedYogy'; did you mean 'FedYogi'?"),
+        ({"name": "mine", "like": 3}, ".like", "there is no method 3"),
+        ({"name": "FedProxx"}, ".name", "did you mean 'FedProx'?"),  # it would be FedAvg
+        ({"name": "P1"}, ".name", "known: "),
+        ({"like": "Pooled", "rule": "median"}, ".control", "rule would have no effect"),
     ],
 )
-def test_what_no_config_can_mean(tmp_path: Path, line: str, reason: str) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text(LEAST + line, encoding="utf-8")
-    with pytest.raises(ConfigError, match=reason) as caught:
-        load_experiment(path)
-    assert all(len(message) <= 600 for _, message in caught.value.issues)
+def test_methods_that_are_none(tiny: dict[str, Any], method: Any, key: str, reason: str) -> None:
+    found = issues(tiny | {"methods": ["FedAvg", method]})
+    assert [place for place, message in found if reason in message] == [f"methods[1]{key}"]
 
 
-def test_dictionaries_have_the_same_bounds(tiny: dict[str, Any]) -> None:
-    assert issues(tiny | {"rounds": 10**30}) == [
-        ("rounds", "is too large; the largest integer of a config is 9,223,372,036,854,775,807")
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (["all of it,FedAvg"], ["FedAvg", "all of it"]),  # in the config's order: a baseline first
+        (["FedYogi", "FedAvg"], ["FedAvg", "FedYogi"]),  # one that the config has not
+        (["a, b"], ["a, b"]),
+        ("FedAvg", ["FedAvg"]),
+    ],
+)
+def test_methods_are_picked_by_name(tiny: dict[str, Any], given: Any, names: list[str]) -> None:
+    tiny["methods"].append({"name": "a, b", "criteria": ["label_diversity"]})
+    tiny["presets"] = {"quick": {"methods": given}}
+    picked = [
+        load_experiment(tiny, replaced={"methods": given}),
+        load_experiment(tiny, [f"methods={given}"]),
+        load_experiment(tiny, preset="quick"),
     ]
-    endless: dict[str, Any] = {}
-    endless["again"] = endless
-    assert issues(tiny | {"x": endless}) == [("x", "is nested more than 32 deep")]
-    assert issues(tiny, "rounds=" + "[" * 3_000)[0][0].startswith("rounds = '[[[")
-    assert issues(tiny, "a." * 5_000 + "b=1") == [("a", "is nested more than 32 deep")]
+    assert [[method.name for method in one.methods] for one in picked] == [names] * 3
+    with pytest.raises(ConfigError, match="methods: there is no method 'FedAvgg'; did you mean"):
+        load_experiment(tiny, ["methods=['FedAvgg']"])
 
 
-def test_of_many_mistakes_the_first_hundred_are_told(tiny: dict[str, Any]) -> None:
-    found = issues(tiny | {f"x{number}": 1 for number in range(5_000)})
-    assert len(found) == 101
-    assert found[-1] == ("", "and 4,900 more like these")
+def test_every_method_runs_and_learns(tiny: dict[str, Any], tmp_path: Path) -> None:
+    config = tiny | {"rounds": 2, "federation": {}, "devices": {}, "methods": list(METHODS)}
+    config["partition"] = {"name": "iid", "clients": 6}  # so that Krum's one client learns, too
+    run = cw.Run(cw.run(config, tmp_path / "run"))
+    for name in METHODS:
+        (_, before), (_, after) = run.curve("loss", name, 1)
+        assert after < before, f"{name}: {before:.3f}, {after:.3f}"
+        assert not run.notes(name), f"{name}: {run.notes(name)}"
 
 
-def test_long_values_are_shortened_where_they_are_told_of(tiny: dict[str, Any]) -> None:
-    ((key, message),) = issues(tiny | {"rounds": "9" * 100_000})
-    assert key.startswith("rounds = '999")
-    assert key.endswith("999'")
-    assert (len(key), message) == (len("rounds = ") + 80, "must be an integer.")
+def test_focus_takes_the_weight_of_wrong_labels(tiny: dict[str, Any], tmp_path: Path) -> None:
+    harder = {"name": "harder", "like": "FOCUS", "evidence": {"alpha": 5.0}}
+    config = tiny | {"rounds": 6, "federation": {}, "methods": ["FedAvg", "FOCUS", harder]}
+    config["partition"] = {"name": "iid", "clients": 6}
+    config["hostile"] = [{"attack": "wrong_labels", "clients": [5]}]
+    weights = cw.run(config, tmp_path / "run").weights
+    assert weights.loc[("FedAvg", 5), 6] == pytest.approx(1 / 6, rel=0.1)
+    assert weights.loc[("FOCUS", 5), 6] < 0.14
+    assert weights.loc[("harder", 5), 6] < 0.03
+    assert weights.loc["harder"][6].drop(5).min() > 0.18
 
 
-def test_a_plugin_that_exits_does_not_end_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "leaving.py").write_text("import sys\nsys.exit(0)\n")
-    ((key, message),) = issues(tiny | {"plugins": ["leaving"], "plugin_dir": str(tmp_path)})
-    assert (key, message) == ("plugins[0]", "importing 'leaving' failed: SystemExit: 0")
+# For editors --------------------------------------------------------------------------------------------------------
 
 
-def test_no_error_is_a_strangers(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ConfigError, match=r"methods = \[\]: must not be empty"):
-        load_experiment(tiny | {"methods": []})
-    with pytest.raises(ValueError, match="unknown quantifier 'mosst'; did you mean 'most'"):
-        cw.owa(quantifier="mosst")
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    schema = json.loads(json.dumps(config_schema()))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
 
-    @cw.DATASETS.register("lost")
-    def lost(data_dir: Path) -> cw.Samples:
-        """Wants a folder."""
-        return cw.Samples(data_dir / "images.npy")
 
-    said = "data: lost: TypeError: .*no data folder is set: `data_dir` in the config"
-    monkeypatch.delenv("CLIENTWISE_DATA", raising=False)
-    with pytest.raises(DataError, match=said):
-        cw.run(tiny | {"data": "lost"}, tmp_path / "run")
+def test_the_schema_takes_every_config_we_ship(validator: Any) -> None:
+    shipped = [*sorted((ROOT / "experiments").glob("*.toml")), DEMO]
+    assert len(shipped) > 10
+    for path in shipped:
+        errors = list(validator.iter_errors(tomllib.loads(path.read_text(encoding="utf-8"))))
+        assert not errors, f"{path.name}: {errors[0].json_path}: {errors[0].message[:300]}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rouns = 3",
+        "rounds = 0",
+        "seeds = 5",
+        "training.learnin_rate = 0.1",
+        "training.learning_rate = -0.1",
+        'data = "mnits"',
+        'model = { name = "mlp", hidden = 3 }',
+        'methods = ["FedAvgg"]',
+        'methods = [{ name = "x", score = "prioritised" }]',
+        'methods = [{ name = "x", criteria = [{ name = "server_performance", metric = "acuracy" }] }]',
+        'hostile = [{ clients = 2, attack = "wrong_label" }]',
+    ],
+)
+def test_the_schema_marks_what_is_wrong(text: str, validator: Any, tiny: dict[str, Any]) -> None:
+    assert validator.is_valid(tiny | {"seeds": "1-5, 9"})
+    assert not validator.is_valid(tiny | tomllib.loads(text))

@@ -174,17 +174,11 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("pattern", ["", "a**b.csv"])
 def test_what_is_no_pattern_of_files_is_said(table: Path, pattern: str) -> None:
     experiment = load_experiment(table, [f'data.files="{pattern}"'])
-    with pytest.raises(ClientwiseError, match=r"my.toml: data: files = .*pattern"):
+    with pytest.raises(ClientwiseError, match=r"my\.toml: data: files = "):
         describe(experiment)
 
 
-def test_files_beside_the_config_and_all_bad_columns(table: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("CLIENTWISE_DATA", str(table.parent / "elsewhere"))
-    with pytest.raises(
-        ClientwiseError, match=r'csv is beside the config: add data_dir = "." to it'
-    ):
-        describe(load_experiment(table))
-    monkeypatch.delenv("CLIENTWISE_DATA")
+def test_all_bad_columns_are_said(table: Path) -> None:
     with pytest.raises(ClientwiseError) as raised:
         describe(load_experiment(table))
     said = str(raised.value)
@@ -354,10 +348,8 @@ def test_one_client(tmp_path: Path) -> None:
 
 
 def test_names_of_methods_that_are_nearly_those_of_others(tiny: dict[str, Any]) -> None:
-    own = {"name": "FedProxx", "rule": "median"}
-    tiny["methods"] = ["FedAvg", {"name": "fedavG", "like": "FedAvg"}, own]
+    tiny["methods"] = ["FedAvg", {"name": "fedavG", "like": "FedAvg"}]
     found = warnings_of(tiny)
-    assert "'FedProxx' is your own, and not FedProx" in found
     assert "'FedAvg' and 'fedavG' differ in upper and lower case alone" in found
     assert "'FedAvg' and 'fedavG' have the same settings" in found
     tiny["methods"] = ["FedAvg", {"name": "mine", "like": "FedAvg", "brake": 2.0}]
@@ -374,11 +366,3 @@ def test_methods_that_are_not_what_their_names_promise(tiny: dict[str, Any]) -> 
     assert "tables call it" not in warnings_of(tiny)
     tiny["methods"] = [{"name": "FedAvg", "training": {"learning_rate": 0.3}}]
     assert "tables call it" not in warnings_of(tiny)
-
-
-def test_a_method_that_starts_from_the_one_of_nearly_its_name(tiny: dict[str, Any]) -> None:
-    median = {"name": "geometric median, tuned", "like": "GeometricMedian", "server_step": "adam"}
-    tiny["methods"] = ["FedAvg", median]
-    assert "is your own" not in warnings_of(tiny)
-    del median["like"]
-    assert "is your own, and not GeometricMedian" in warnings_of(tiny)

@@ -48,6 +48,8 @@ class OptimizerDeclaration(Declaration):
     # θ −= η·∇ where no option says otherwise
     is_plain: bool = False
     takes_momentum: bool = True  # the key `momentum` of [training]
+    # A class of PyTorch or of a user, whose options `momentum` and `weight_decay` of [training] are
+    is_class: bool = False
     learning_rate: float | None = None  # where a config gives none; None: it must give one
 
 

@@ -53,22 +53,13 @@ class ModelSpec:
 class LocalTraining:
     """How a client trains: E epochs with batch size B (P3 Algorithm 1, lines 14-23)."""
 
-    # The config's [training] table is made from these fields: types, bounds, defaults and meanings.
+    # What has a meaning here is a key of [training] as it is; `config/settings.py` has the other keys.
     epochs: Annotated[int, Gt(0), Le(10_000), doc("Local epochs E per round.")] = 1
-    batch_size: Annotated[PositiveInt | None, doc("Batch size B; None: full batch, as in P1.")] = 32
-    optimizer: Annotated[
-        str | Part,
-        doc("The clients' optimizer. Its state starts anew in every round."),
-    ] = "sgd"
-    learning_rate: Annotated[
-        PositiveFloat,
-        doc("Learning rate η of the clients. Typical values are 0.01 to 0.1."),
-    ] = 0.1
-    momentum: Annotated[Decay, doc("Momentum of sgd. Typical values are 0 to 0.9.")] = 0.0
-    weight_decay: Annotated[
-        NonNegativeFloat,
-        doc("L2 penalty on the weights; of adamw, their decay. Typical values are 0 to 0.001."),
-    ] = 0.0
+    batch_size: PositiveInt | None = 32  # None: all samples in one batch
+    optimizer: str | Part = "sgd"
+    learning_rate: PositiveFloat = 0.1
+    momentum: Decay = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     proximal: Annotated[
         NonNegativeFloat,
         doc(
@@ -102,10 +93,7 @@ class LocalTraining:
             "Typical values are 0.1 to 10."
         ),
     ] = None
-    transform: Annotated[
-        Part | None,
-        doc("A random change of every training batch (data augmentation). Default: none."),
-    ] = None
+    transform: Part | None = None
     # Of the schedule in this round; None: the rate is the same in all rounds
     rate_factor: float | None = None
 

@@ -31,7 +31,7 @@ GET = "numpy.save writes such a file"
 def arrays(
     data_dir: Path | None,
     *,
-    folder: str,
+    folder: Path,
     scale: PositiveFloat = 1.0,
     problem: Kind | None = None,
 ) -> Samples:

@@ -357,7 +357,7 @@ def _times(rows: _Reader, times: numpy.ndarray, target: str, event: str) -> nump
 def table(
     data_dir: Path | None,
     *,
-    files: str,
+    files: Path,
     target: str,
     kind: Kind = "classification",
     event: str | None = None,
@@ -372,7 +372,7 @@ def table(
     and ? are missing values. See docs/data.md for what becomes of numbers and categories.
 
     Args:
-        data_dir: the data folder; without one, paths start in the current folder.
+        data_dir: the data folder. In a config, paths start from its own folder where `data_dir` names no other.
         files: a path or pattern in the data folder, as in "hospitals/*.csv".
         target: the column to predict; rows without a value in it are left out.
         kind: "classification", "regression" for a target of numbers, or "survival" for times.
@@ -388,7 +388,7 @@ def table(
     """
     if (kind == Survival.kind) != (event is not None):
         raise DataError('`event` names a column for kind = "survival", and for no other kind')
-    paths = _matching(Path(data_dir or ""), files)
+    paths = _matching(Path(data_dir or ""), str(files))
     texts = [*categories, *filter(None, [client])]
     if kind == Classification.kind:
         texts.append(target)
@@ -413,7 +413,7 @@ def _matching(folder: Path, files: str) -> list[Path]:
         if Path(files).is_absolute() and Path(files).is_file():
             return [Path(files)]
         found = sorted(path for path in folder.glob(files) if path.is_file())
-    except (ValueError, NotImplementedError, OSError) as error:
+    except (ValueError, NotImplementedError, OSError, IndexError) as error:  # the last for "."
         raise DataError(f"files = {shortened(files)!r}: {reason(error)}") from None
     if not found:
         where = shortened(str(folder / files))

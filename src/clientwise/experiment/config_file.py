@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,10 @@ from ..record.toml_text import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
 from .config.messages import dotted
 from .config.named import apply_preset, pick, write_out
 
-DATA_FOLDER = "CLIENTWISE_DATA"  # environment variable: the data folder where no key names one
+PATHS = {  # keys that are paths, by table; "" has those at the top
+    "": ("data_dir", "plugin_dir", "initial_model"),
+    "devices": ("traces",),
+}
 
 
 class Source(NamedTuple):
@@ -45,10 +47,11 @@ def read_config(
     table = _copy({**table, **(replaced or {})}, where)
     if "methods" in table:
         table["methods"] = write_out(pick(methods, table["methods"], where))
-    _make_paths_absolute(table, folder)
-    if table.get("plugins"):
-        # Part of the resolved config, so that a run can be resumed from its own folder.
-        table.setdefault("plugin_dir", str(folder))
+    parts = [table, *_federations(table)]
+    for part in parts:
+        _make_paths_absolute(part, folder)
+    if table.get("plugins") or any(isinstance(part.get("data"), dict) for part in parts):
+        table.setdefault("plugin_dir", str(folder))  # `make_experiment` knows whether it is needed
     return where, table
 
 
@@ -75,9 +78,6 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
             raise _refused(where, f"is larger than {MOST_BYTES:,} bytes: not a config")
         path = Path(source).resolve()
         table = _copy(parse_toml(content.decode()), where)
-        if "matrix" not in table:  # a matrix has a name of its own
-            table.setdefault("name", path.stem)
-        return Source(where, path.parent, table)
     except FileNotFoundError:
         raise _refused(where, "no such file; `clientwise demo` runs without one") from None
     except IsADirectoryError:
@@ -90,6 +90,9 @@ def read_source(source: str | Path | Mapping[str, Any]) -> Source:
         raise _refused(where, "is not UTF-8 text; save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise _refused(where, f"not valid TOML: {error}") from None
+    if "matrix" not in table:  # a matrix has a name of its own
+        table.setdefault("name", path.stem)
+    return Source(where, path.parent, table)
 
 
 def _refused(where: str, reason: str) -> ConfigError:
@@ -114,42 +117,21 @@ def _copy(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {key: copied(value, (key,)) for key, value in table.items()}
 
 
-def _make_paths_absolute(table: dict[str, Any], folder: Path, has_data_dir: bool = False) -> None:
-    """Relative paths start from the folder of the config, which is also the data folder of own files.
-
-    Args:
-        table: the config, or what differs on a federation of a matrix.
-        folder: of the config.
-        has_data_dir: whether another data folder is named elsewhere.
-    """
-    flower = table.get("flower")
-    devices = table.get("devices")
-    keys = [
-        (table, "data_dir"),
-        (table, "plugin_dir"),
-        (table, "initial_model"),
-        (flower, "files"),
-        (flower, "loader"),
-        (devices, "traces"),
-    ]
-    for inner, key in keys:
-        if isinstance(inner, dict) and isinstance(inner.get(key), str):
-            inner[key] = str(folder / inner[key])
-    has_data_dir = has_data_dir or "data_dir" in table or DATA_FOLDER in os.environ
-    if not has_data_dir and _names_files(table.get("data")):
-        table["data_dir"] = str(folder)
+def _federations(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What differs on the federations of a matrix; what is no table is left to the schema."""
     matrix = table.get("matrix")
-    federations = matrix.get("data") if isinstance(matrix, dict) else None
-    for changes in federations.values() if isinstance(federations, dict) else ():
-        if isinstance(changes, dict):  # else refused by the schema
-            _make_paths_absolute(changes, folder, has_data_dir)
+    data = matrix.get("data") if isinstance(matrix, dict) else None
+    found = data.values() if isinstance(data, dict) else ()
+    return [changes for changes in found if isinstance(changes, dict)]
 
 
-def _names_files(data: Any) -> bool:
-    """Whether a dataset has options that may be paths; one without needs no folder, or the published files."""
-    if not isinstance(data, dict):
-        return False
-    return any(isinstance(value, str) for key, value in data.items() if key != "name")
+def _make_paths_absolute(table: Mapping[str, Any], folder: Path) -> None:
+    """Relative paths start from the folder of the config."""
+    for name, keys in PATHS.items():
+        inner = table.get(name) if name else table
+        for key in keys:
+            if isinstance(inner, dict) and isinstance(inner.get(key), str):
+                inner[key] = str(folder / inner[key])
 
 
 def _override(table: dict[str, Any], text: str) -> None:

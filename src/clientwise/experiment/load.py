@@ -15,7 +15,7 @@ from .checks.combinations import config_issues, known_issues
 from .config.messages import Issue, issues_of
 from .config.methods import MethodSettings
 from .config.named import unmeant, write_out
-from .config.parts import one_object_per_name
+from .config.parts import Reading
 from .config.schema import Experiment
 from .config.tables import MOST_PLUGINS
 from .config_file import read_config, read_source
@@ -46,24 +46,23 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     if "matrix" in table:
         hint = "is more than one experiment: `clientwise run` runs all of them"
         raise ConfigError(where, [("matrix", hint)])
-    issues: list[Issue] = []
-    if table.get("plugins"):
-        issues = _load_plugins(table["plugins"], str(table["plugin_dir"]))
+    issues = _load_plugins(table.get("plugins"), str(table.get("plugin_dir")))
     table = {key: value for key, value in table.items() if key != "tune"}
     try:
-        with one_object_per_name() as given:
-            experiment = Experiment.model_validate(table).spanning()
+        reading = Reading(table.get("rounds"))
+        experiment = Experiment.model_validate(table, context=reading)
+        if not experiment.plugins and not experiment.has_own_files:  # nothing starts from there
+            experiment = experiment.model_copy(update={"plugin_dir": None})
         if "methods" not in table:
             experiment = experiment.with_method(write_out([experiment.recommended])[0])
+        issues += config_issues(experiment)
     except ValidationError as error:
-        issues += issues_of(error, Experiment)
         known = _without_wrong_keys(table, error)
-        raise ConfigError(where, issues + (known_issues(known) if known else [])) from None
-    issues += config_issues(experiment)
+        issues += issues_of(error, Experiment) + (known_issues(known) if known else [])
     if issues:
         raise ConfigError(where, issues)
     experiment._source = where
-    experiment._given = given
+    experiment._given = reading.given
     return experiment
 
 
@@ -74,8 +73,7 @@ def known_part(where: str, table: Mapping[str, Any]) -> Experiment | None:
     """
     table = {key: value for key, value in table.items() if key not in ("tune", "matrix")}
     try:
-        with one_object_per_name():
-            known: Experiment | None = Experiment.model_validate(table)
+        known: Experiment | None = Experiment.model_validate(table)
     except ValidationError as error:
         known = _without_wrong_keys(table, error)
     if known is not None:
@@ -88,8 +86,7 @@ def _without_wrong_keys(table: Mapping[str, Any], error: ValidationError) -> Exp
     wrong = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
     kept = {key: value for key, value in table.items() if key not in wrong}
     try:
-        with one_object_per_name():
-            experiment = Experiment.model_validate({"rounds": 1, **kept})
+        experiment = Experiment.model_validate({"rounds": 1, **kept})
     except ValidationError:
         return None
     for key in wrong:
@@ -111,17 +108,17 @@ def load_method(method: str | Mapping[str, Any], where: str) -> MethodSettings:
 def import_plugins(source: str | Path) -> None:
     """Import the plugins of a config, whose other keys may be wrong; ConfigError if one fails."""
     where, folder, table = read_source(source)
-    issues = _load_plugins(table.get("plugins", []), str(table.get("plugin_dir", folder)))
+    issues = _load_plugins(table.get("plugins"), str(table.get("plugin_dir", folder)))
     if issues:
         raise ConfigError(where, issues)
 
 
 def _load_plugins(names: Any, folder: str) -> list[Issue]:
     """Import plugins, so that their parts are registered."""
+    if not names or not isinstance(names, list) or len(names) > MOST_PLUGINS:
+        return []  # refused by the schema, unless there are none
     if folder not in sys.path:
         sys.path.append(folder)  # last: a file beside a config must not shadow an installed package
-    if not isinstance(names, list) or len(names) > MOST_PLUGINS:
-        return []  # refused by the schema
     issues: list[Issue] = []
     for index, name in enumerate(names):
         key = f"plugins[{index}]"

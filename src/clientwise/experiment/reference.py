@@ -1,5 +1,6 @@
-"""The config reference and what `clientwise list` prints, generated from the code.
+"""What can be said in a config: as a JSON schema for editors, as docs/config.md and as the text of `clientwise list`.
 
+The schema is made from the classes that check a config. The texts are made from the schema.
 `python -m clientwise.experiment.reference` writes docs/config.md and parts.json into a checkout.
 """
 
@@ -8,165 +9,162 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import types
-import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
-from ..attacks import ATTACKS
-from ..core.aggregation.before import BEFORE
-from ..core.aggregation.rules import RULES
-from ..core.aggregation.server_step import SERVER_STEPS
 from ..core.criteria import CRITERIA, CriterionDeclaration, source_of
-from ..core.evidence import EVIDENCE
-from ..core.objective.adapt_loss import LOSS_ADAPTERS
-from ..core.objective.loss import LOSSES
-from ..core.objective.metrics import METRICS
-from ..core.sampling import SAMPLINGS
-from ..core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS
-from ..core.weights.priority import ADJUSTMENTS
-from ..core.weights.scores import SCORES
-from ..core.weights.weighting import NORMALISERS
-from ..data.datasets import DATASETS
-from ..data.devices import DISTRIBUTIONS
-from ..data.features import FEATURES
-from ..data.partition import PARTITIONS
-from ..models.networks import MODELS
 from ..record.known_parts import PARTS_FILE
-from ..registry import Option, Part, Registry
+from ..registry import IMPORTED, Part, Registry
 from ..writing import write_atomically
 from .config.named import METHODS, method_toml
+from .config.parts import options_schema
 from .config.schema import Experiment
-from .config.settings import TrainingOverride
-from .config.tables import ConfigTable, table_in, to_plain
+from .config.tables import to_plain
 from .matrix.grid import MatrixSettings
-from .trackers import TRACKERS
 from .tune import TuneSettings
 
-_REGISTRIES = (
-    CRITERIA,
-    NORMALISERS,
-    SCORES,
-    EVIDENCE,
-    BEFORE,
-    RULES,
-    ADJUSTMENTS,
-    LOSS_ADAPTERS,
-    SERVER_STEPS,
-    OPTIMIZERS,
-    LOSSES,
-    SCHEDULES,
-    TRANSFORMS,
-    SAMPLINGS,
-    METRICS,
-    DATASETS,
-    FEATURES,
-    PARTITIONS,
-    MODELS,
-    ATTACKS,
-    DISTRIBUTIONS,
-    TRACKERS,
-)
-KINDS: dict[str, Registry[Any]] = {registry.plural: registry for registry in _REGISTRIES}
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+# Every kind of part: the schema imports all of their registries
+KINDS: dict[str, Registry[Any]] = {plural: IMPORTED[plural] for plural in sorted(IMPORTED)}
+Schema = Mapping[str, Any]
 
 
-def signature(registry: Registry[Any], name: str) -> str:
-    """A part with its options, as in `class_weights (epsilon: float = 0.1)`."""
-    options = [_option(option) for option in registry.options(name)]
-    if not options:
-        return name
-    return f"{name} ({'; '.join(options)})"
+# The schema -------------------------------------------------------------------------------------------------------
 
 
-def explained(registry: Registry[Any], name: str) -> list[str]:
-    """A part in lines of text: what it does, and its options with what they mean."""
-    about, meanings = _documented(registry.get(name))
-    lines = [f"{registry.kind} {name}", *about]
-    options = registry.options(name)
-    if not options:
-        return [*lines, "", "It has no options."]
-    lines += ["", "Options:"]
-    for option in options:
-        need = ", required" if option.required else ""
-        lines.append(f"  {_option(option)}{need}")
-        if option.name in meanings:
-            lines.append(f"      {meanings[option.name]}")
-    return lines
+def config_schema() -> dict[str, Any]:
+    """The schema of a config file, with all parts that are registered now."""
+    schema = _schema_of(Experiment)
+    properties = schema["properties"]
+    definitions = schema.pop("$defs")
+    for key, table in {"matrix": MatrixSettings, "tune": TuneSettings}.items():
+        properties[key] = _schema_of(table)
+        definitions |= properties[key].pop("$defs", {})
+    properties["methods"]["items"] = _method_schema(definitions["MethodSettings"])
+    seeds = properties["seeds"]
+    about = {key: seeds[key] for key in ("description", "default")}
+    properties["seeds"] = {"anyOf": [seeds, {"type": "string"}], **about}
+    hostile = definitions["HostileClients"]["properties"]
+    hostile["attack"] = {"anyOf": [hostile["attack"]["items"], hostile["attack"]]}
+    preset = {"type": "object", "description": "the keys that differ with --preset"}
+    properties["presets"] = {"type": "object", "additionalProperties": preset}
+    # No key is required: a preset, or --set, may give what is missing.
+    return {
+        "$schema": DIALECT,
+        "title": "An experiment of clientwise",
+        "description": schema["description"],
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": definitions,
+    }
 
 
-def _documented(part: Any) -> tuple[list[str], dict[str, str]]:
-    """The lines of a docstring before its first section, and the meanings in its section Args."""
-    text = inspect.getdoc(part) or ""
-    sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", text)
-    arguments = [section for section in sections[1:] if section.startswith("Args:\n")]
-    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", "\n".join(arguments), re.MULTILINE)
-    return sections[0].splitlines(), {name: " ".join(words.split()) for name, words in entries}
+def _method_schema(method: Schema) -> dict[str, Any]:
+    """A method by name, one written out, or one with `like`: its tables are merged, so parts need no name."""
+    names = {"enum": list(METHODS), "description": "a method by name: `clientwise list methods`"}
+    about = "the method by name that this one changes"
+    changed = {
+        "type": "object",
+        "properties": {
+            **dict.fromkeys(method["properties"], True),
+            "like": {"enum": list(METHODS), "description": about},
+        },
+        "required": ["like"],
+        "additionalProperties": False,
+    }
+    return {"anyOf": [names, {"$ref": "#/$defs/MethodSettings"}, changed]}
 
 
-def _option(option: Option) -> str:
-    text = f"{option.name}: {type_name(option.type)}"
-    if option.required:
-        return text
-    if option.default is None:
-        return f"{text}, optional"
-    return f"{text} = {_value(option.default)}"
+class _Generator(GenerateJsonSchema):
+    def encode_default(self, dft: Any) -> Any:
+        """Defaults as TOML has them."""
+        return to_plain(dft)
 
 
-def type_name(kind: Any) -> str:
-    """A type in the words of TOML.
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    found: dict[str, Any] = _tidy(model.model_json_schema(schema_generator=_Generator))
+    return found
 
-    >>> type_name(list[int] | None), type_name(Literal["a", "b"])
-    ('list of int', '"a" or "b"')
+
+def _tidy(value: Any) -> Any:
+    """The schema without titles, which are the names of the keys again, and with descriptions in one line."""
+    if isinstance(value, list):
+        return [_tidy(item) for item in value]
+    if isinstance(value, str):
+        return " ".join(value.split()) if "\n" in value else value
+    if not isinstance(value, Mapping):
+        return value
+    has_title = isinstance(value.get("title"), str)
+    return {key: _tidy(one) for key, one in value.items() if not (has_title and key == "title")}
+
+
+# In words ---------------------------------------------------------------------------------------------------------
+
+
+def in_words(schema: Schema) -> str:
+    """The type of a value in the words of TOML.
+
+    >>> in_words({"anyOf": [{"type": "integer"}, {"const": "full"}, {"type": "null"}]})
+    'int or "full"'
     """
-    origin = get_origin(kind)
-    arguments = get_args(kind)
-    if origin is typing.Annotated:
-        return type_name(arguments[0])
-    if origin is Literal:
-        return " or ".join(_value(argument) for argument in arguments)
-    if origin in (types.UnionType, typing.Union):
-        named = [argument for argument in arguments if argument is not type(None)]
-        if Part in named:  # which is a text where it has no options
-            named = [argument for argument in named if argument is not str]
-        return " or ".join(type_name(argument) for argument in named)
-    if kind is Part:
-        return "part"
-    if inspect.isclass(kind) and (issubclass(kind, ConfigTable) or is_dataclass(kind)):
-        return "table"
-    name = getattr(origin or kind, "__name__", str(kind))
-    if name in ("list", "Sequence", "tuple"):
-        return f"list of {type_name(arguments[0])}" if arguments else "list"
-    if name in ("Mapping", "dict"):
-        return f"table of {type_name(arguments[1])} by name"
-    return {"str": "string", "bool": "boolean"}.get(name, name)
+    if "$comment" in schema:  # of a part
+        return str(schema["$comment"])
+    if "anyOf" in schema:
+        kinds = [in_words(one) for one in schema["anyOf"] if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds))
+    if "enum" in schema or "const" in schema:
+        return "/".join(map(_value, schema.get("enum", [schema.get("const")])))
+    if schema.get("type") == "array":
+        return f"list of {in_words(schema['items'])}" if schema.get("items") else "list"
+    inner = schema.get("additionalProperties")
+    if isinstance(inner, Mapping):
+        return f"table of {in_words(inner)} by name"
+    kind = str(schema.get("type", "table" if "$ref" in schema else "any value"))
+    return {"integer": "int", "number": "float", "object": "table"}.get(kind, kind)
 
 
 def _value(value: Any) -> str:
-    """A value as TOML has it; – for None, which TOML does not have."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return str(value).lower()
+    """A plain value as TOML has it."""
+    if isinstance(value, Mapping):
+        if list(value) == ["name"]:
+            return _value(value["name"])
+        if list(value) == ["name", "value"]:  # a plain number in the config means this
+            return _value(value["value"])
+        return f"{{ {', '.join(f'{key} = {_value(one)}' for key, one in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_value, value))}]"
     if isinstance(value, str):
         return f'"{value}"'
-    if isinstance(value, Part):
-        if not value.options:
-            return f'"{value.name}"'
-        if list(value.options) == ["value"]:  # a plain number in the config means this
-            return _value(value.options["value"])
-        options = ", ".join(f"{key} = {_value(option)}" for key, option in value.options.items())
-        return f'{{ name = "{value.name}", {options} }}'
-    if isinstance(value, ConfigTable):
-        return "as below"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_value(item) for item in value)}]"
-    return str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _options(registry: Registry[Any], name: str) -> dict[str, str]:
+    """The options of a part: `epsilon=0.1`, and with its type where no default shows it."""
+    schema = _tidy(options_schema(registry, name))
+    found = {}
+    for option, one in schema["properties"].items():
+        if option in ("name", "as"):  # of every part, and of every criterion
+            continue
+        default = one.get("default")
+        kind = in_words(one)
+        if default is None:
+            optional = "" if option in schema.get("required", ()) else ", optional"
+            found[option] = f"{option}: {kind}{optional}"
+        else:
+            others = kind.split("/") if isinstance(default, str) and "/" in kind else []
+            choices = dict.fromkeys([_value(default), *others])
+            found[option] = f"{option}={'/'.join(choices)}"
+    return found
+
+
+def _call(registry: Registry[Any], name: str) -> str:
+    options = "; ".join(_options(registry, name).values())
+    return f"{name}({options})" if options else name
 
 
 PARTS = """\
@@ -205,65 +203,53 @@ method a name of its own: `{ name = "mine", like = "FedYogi", server_step.learni
 def markdown() -> str:
     """The whole reference as a page."""
     lines = [INTRODUCTION]
-    sections: list[tuple[str, type[BaseModel]]] = [("Top level", Experiment)]
-    sections += _tables(Experiment)
-    sections += [("[matrix]", MatrixSettings), ("[tune]", TuneSettings)]
-    for title, section in sections:
-        lines += [f"## {title}", "", inspect.getdoc(section) or "", ""]
-        lines += [_field_entry(name, field) for name, field in section.model_fields.items()]
+    experiment = _schema_of(Experiment)
+    sections = [("Top level", experiment), *_tables(experiment, experiment["$defs"])]
+    sections += [("[matrix]", _schema_of(MatrixSettings)), ("[tune]", _schema_of(TuneSettings))]
+    for title, table in sections:
+        lines += [f"## {title}", "", table["description"], ""]
+        required = table.get("required", ())
+        for key, one in table["properties"].items():
+            lines.append(_entry(key, one, key in required))
         lines.append("")
     lines += ["# Methods by name", "", NAMED, "", ", ".join(f"`{name}`" for name in METHODS), ""]
     lines += ["# Parts", "", PARTS, ""]
     for plural, registry in KINDS.items():
         lines += [f"## {plural}", "", f"{registry.description}.", ""]
-        lines += [_part_entry(registry, name) for name in registry]
+        for name in registry:
+            measured = (
+                f" *{_source(name).split()[0].capitalize()}.*" if registry is CRITERIA else ""
+            )
+            lines.append(f"- `{_call(registry, name)}`: {registry.describe(name)}{measured}")
         lines.append("")
     return "\n".join(lines)
 
 
-def _tables(table: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+def _tables(table: Schema, known: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
     """The tables in a table, as TOML writes their names. What differs from [training] is left out."""
-    for name, field in table.model_fields.items():
-        inner = table_in(field.annotation)
-        if inner is None or issubclass(inner, TrainingOverride):
-            continue
-        key = f"{path}{name}"
-        is_list = type_name(field.annotation).startswith("list")
-        yield f"[[{key}]]" if is_list else f"[{key}]", inner
-        yield from _tables(inner, f"{key}.")
+    for key, one in table["properties"].items():
+        one = next(iter(one.get("anyOf", ())), one)
+        is_list = one.get("type") == "array"
+        name = (one["items"] if is_list else one).get("$ref", "").removeprefix("#/$defs/")
+        if name in known and name not in ("TrainingOverride", "FineTune"):
+            yield f"[[{path}{key}]]" if is_list else f"[{path}{key}]", known[name]
+            yield from _tables(known[name], known, f"{path}{key}.")
 
 
-def _part_entry(registry: Registry[Any], name: str) -> str:
-    options = [_short_option(option) for option in registry.options(name)]
-    call = f"{name}({'; '.join(options)})" if options else name
-    meaning = registry.describe(name)
-    if registry is CRITERIA:
-        source, *_ = source_of(Part(name, {})).split()
-        meaning += f" *{source.capitalize()}.*"
-    return f"- `{call}`: {meaning}"
-
-
-def _short_option(option: Option) -> str:
-    """An option without its type where the default shows it."""
-    if option.required or option.default is None:
-        return _choices(_option(option))
-    default = _value(option.default)
-    others = type_name(option.type).split(" or ") if isinstance(option.default, str) else []
-    choices = [default, *(other for other in others if other not in (default, "string"))]
-    return f"{option.name}={'/'.join(choices)}"
-
-
-def _choices(text: str) -> str:
-    return text.replace('" or "', '"/"')
-
-
-def _field_entry(name: str, field: FieldInfo) -> str:
-    kind = _choices(type_name(field.annotation))
-    if field.is_required():
+def _entry(key: str, schema: Schema, required: bool) -> str:
+    kind = in_words(schema)
+    default = schema.get("default")
+    if required:
         kind += ", required"
-    elif table_in(field.annotation) is None and field.default not in (None, "", [], {}):
-        kind += f", default {_value(field.default)}"
-    return f"- `{name}` ({kind}): {field.description}"
+    elif default not in (None, "", [], {}) and "$ref" not in str(
+        schema
+    ):  # a table's are with its keys
+        kind += f", default {_value(default)}"
+    return f"- `{key}` ({kind}): {schema['description']}"
+
+
+def _source(criterion: str) -> str:
+    return source_of(Part(criterion, {}))
 
 
 def parts_list() -> dict[str, Any]:
@@ -277,12 +263,13 @@ def parts_list() -> dict[str, Any]:
 
 
 def _listed_part(registry: Registry[Any], name: str) -> dict[str, Any]:
-    listed: dict[str, Any] = {
-        "heading": _heading(registry, name),
-        "about": registry.describe(name),
-        "explained": explained(registry, name),
-    }
     declared = registry.declared(name)
+    measured = f" · {_source(name)}" if registry is CRITERIA else ""
+    listed: dict[str, Any] = {
+        "heading": f"{_call(registry, name)}{measured}",
+        "about": registry.describe(name),
+        "explained": _explained(registry, name),
+    }
     if declared.needs:
         listed["needs"] = sorted(declared.needs)
     if isinstance(declared, CriterionDeclaration):
@@ -290,10 +277,21 @@ def _listed_part(registry: Registry[Any], name: str) -> dict[str, Any]:
     return listed
 
 
-def _heading(registry: Registry[Any], name: str) -> str:
-    if registry is CRITERIA:
-        return f"{signature(registry, name)} · {source_of(Part(name, {}))}"
-    return signature(registry, name)
+def _explained(registry: Registry[Any], name: str) -> list[str]:
+    """A part in lines of text: what it does, and its options with what they mean."""
+    text = inspect.getdoc(registry.get(name)) or ""
+    about, *sections = re.split(r"\n\n(?=[A-Z][a-z]+:\n)", text)
+    arguments = "\n".join(section for section in sections if section.startswith("Args:\n"))
+    entries = re.findall(r"^    (\w+): (.*(?:\n {5,}.*)*)", arguments, re.MULTILINE)
+    meanings = {option: " ".join(words.split()) for option, words in entries}
+    lines = [f"{registry.kind} {name}", *about.splitlines(), ""]
+    options = _options(registry, name)
+    lines.append("Options:" if options else "It has no options.")
+    for option, shown in options.items():
+        lines.append(f"  {shown}")
+        if option in meanings:
+            lines.append(f"      {meanings[option]}")
+    return lines
 
 
 if __name__ == "__main__":
@@ -301,82 +299,3 @@ if __name__ == "__main__":
     _text = json.dumps(parts_list(), indent=1, ensure_ascii=False)
     write_atomically(PARTS_FILE, f"{_text}\n".encode())
     write_atomically(_here.parents[3] / "docs" / "config.md", f"{markdown()}\n".encode())
-
-
-DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-def config_schema() -> dict[str, Any]:
-    """The schema of a config file, with all parts that are registered now."""
-    schema = _schema_of(Experiment)
-    matrix = _schema_of(MatrixSettings)
-    tune = _schema_of(TuneSettings)
-    definitions = {
-        one: kind for part in (schema, matrix, tune) for one, kind in part.pop("$defs", {}).items()
-    }
-    properties = schema["properties"]
-    properties["methods"]["items"] = _method_schema(definitions["MethodSettings"])
-    properties["seeds"] = _list_or_text(properties["seeds"])
-    hostile = definitions["HostileClients"]["properties"]
-    hostile["attack"] = {"anyOf": [hostile["attack"]["items"], hostile["attack"]]}
-    preset = {"type": "object", "description": "the keys that differ with --preset"}
-    properties["presets"] = {"type": "object", "additionalProperties": preset}
-    properties["matrix"] = matrix
-    properties["tune"] = tune
-    # No key is required: a preset, or --set, may give what is missing.
-    return {
-        "$schema": DIALECT,
-        "title": "An experiment of clientwise",
-        "description": schema["description"],
-        "type": "object",
-        "properties": properties,
-        "additionalProperties": False,
-        "$defs": definitions,
-    }
-
-
-def _list_or_text(schema: Mapping[str, Any]) -> dict[str, Any]:
-    about = {key: schema[key] for key in ("description", "default")}
-    return {"anyOf": [schema, {"type": "string"}], **about}
-
-
-class _Generator(GenerateJsonSchema):
-    def encode_default(self, dft: Any) -> Any:
-        """Defaults as TOML has them."""
-        return to_plain(dft)
-
-
-def _method_schema(method: Mapping[str, Any]) -> dict[str, Any]:
-    """A method by name, one written out, or one with `like`."""
-    names = {"enum": list(METHODS), "description": "a method by name: `clientwise list methods`"}
-    written_out = {"$ref": "#/$defs/MethodSettings"}
-    return {"anyOf": [names, written_out, _changed_method(method)]}
-
-
-def _changed_method(method: Mapping[str, Any]) -> dict[str, Any]:
-    """A method with `like`: its tables are merged with the other's, so parts need no name."""
-    properties: dict[str, Any] = dict.fromkeys(method["properties"], True)
-    description = "the method by name that this one changes"
-    properties["like"] = {"enum": list(METHODS), "description": description}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": ["like"],
-        "additionalProperties": False,
-    }
-
-
-def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
-    found: dict[str, Any] = _without_titles(model.model_json_schema(schema_generator=_Generator))
-    return found
-
-
-def _without_titles(value: Any) -> Any:
-    """The schema without titles: pydantic gives every key its own name as a title."""
-    if isinstance(value, list):
-        return [_without_titles(item) for item in value]
-    if not isinstance(value, Mapping):
-        return value
-    has_title = isinstance(value.get("title"), str)
-    kept = [key for key in value if not (has_title and key == "title")]
-    return {key: _without_titles(value[key]) for key in kept}

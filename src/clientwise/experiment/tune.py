@@ -45,6 +45,7 @@ from .checks.combinations import config_issues
 from .config.messages import issues_of
 from .config.methods import MethodSettings, Tuned
 from .config.named import write_out
+from .config.parts import Reading
 from .config.schema import Experiment
 from .config.tables import ConfigTable, Name
 from .config_file import read_config, set_value
@@ -338,7 +339,7 @@ def with_values(method: MethodSettings, values: Values, rounds: int) -> MethodSe
     """A method with other values of some keys, in an experiment of so many rounds."""
     table = method.to_dict()
     _set_values(table, values)
-    return MethodSettings.model_validate(table).spanning(rounds)
+    return MethodSettings.model_validate(table, context=Reading(rounds))
 
 
 def _set_values(table: dict[str, Any], values: Values) -> None:

@@ -27,8 +27,8 @@ from ...registry import Need, Part
 from ..config.parts import make
 from ..config.schema import Experiment
 from ..config.settings import HostileClients
-from ..config_file import DATA_FOLDER
 
+DATA_FOLDER = "CLIENTWISE_DATA"  # environment variable: the data folder where no key names one
 MISSING = {
     "data": "is missing; it may be left out only where arrays are passed to `cw.run`",
     "partition": 'is missing; write partition = "by_id" where the data names its clients (a table does, by its '
@@ -44,56 +44,34 @@ def load_samples(experiment: Experiment) -> Samples:
     if missing or experiment.data is None:
         raise ConfigError(experiment.source, [(key, MISSING[key]) for key in missing])
     folder = data_folder(experiment)
+    load: Callable[[], Samples] = partial(make(DATASETS, experiment.data), folder)
     where = f"{experiment.source}: data"
     try:
-        samples = _loaded(experiment, experiment.data, folder)
+        if experiment.features is None:
+            samples = load()
+        else:
+            device = pick_device(experiment.device)
+            samples = with_features(experiment.data, experiment.features, folder, device, load)
         if samples.after_partition is None:
             samples.check_finite()
         return scored(experiment, samples)
     except DataError as error:  # it names the file, but not the config
-        raise DataError(f"{where}: {error}{_beside_config(experiment)}") from None
+        raise DataError(f"{where}: {error}") from None
     except (ClientwiseError, OSError, MemoryError):
         raise
     except Exception as error:  # a user's own dataset may raise anything
         message = f"{where}: {experiment.data.name}: {type(error).__name__}: {error}"
         if folder is None:
-            message += (
-                "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
-            )
+            keys = "`data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+            message += f"; no data folder is set: {keys}"
         raise DataError(message) from error
 
 
 def data_folder(experiment: Experiment) -> Path | None:
-    """The data folder, if one is set."""
-    given = experiment.data_dir or os.environ.get(DATA_FOLDER)
+    """The data folder, if one is set; of a dataset whose options are paths, by default the config's folder."""
+    default = experiment.plugin_dir if experiment.has_own_files else os.environ.get(DATA_FOLDER)
+    given = experiment.data_dir or default
     return Path(given) if given else None
-
-
-def _beside_config(experiment: Experiment) -> str:
-    """What to do where the files are not in the data folder, but beside the config."""
-    files = experiment.data.options.get("files") if experiment.data else None
-    if not isinstance(files, str) or not Path(experiment.source).is_file():
-        return ""
-    folder = Path(experiment.source).parent
-    searched = data_folder(experiment) or Path()
-    if _matches(searched, files) or not _matches(folder, files):
-        return ""
-    return f'; {folder / files} is beside the config: add data_dir = "." to it'
-
-
-def _matches(folder: Path, pattern: str) -> bool:
-    """Whether a folder has files of this pattern; not where it is an absolute path, or no pattern."""
-    try:
-        return any(folder.glob(pattern))
-    except (ValueError, NotImplementedError, OSError):
-        return False
-
-
-def _loaded(experiment: Experiment, data: Part, folder: Path | None) -> Samples:
-    load: Callable[[], Samples] = partial(make(DATASETS, data), folder)
-    if experiment.features is None:
-        return load()
-    return with_features(data, experiment.features, folder, pick_device(experiment.device), load)
 
 
 def scored(experiment: Experiment, samples: Samples) -> Samples:
@@ -203,14 +181,41 @@ def build_data(
             return targets
         return one.attack.relabel(targets, samples.problem, one.draws(seed, "relabel", 0, client))
 
+    server = experiment.server_set
+    contributed = server.contributed_fraction if server.source == "contributed" else None
     if isinstance(divided, FederatedData):
         divided.check_finite()
-        data = _adopt(experiment, divided, seed, hostile, relabel)
+        data = _relabelled(divided, hostile, relabel)
+        if contributed is not None:
+            data = replace(data, weigh=contribute(data.train, contributed, seed))
+        elif server.shared_set:
+            data = replace(data, weigh=data.report)
     else:
-        data = _hand_out(experiment, samples, divided, seed, relabel)
+        data = hand_out(
+            samples,
+            divided,
+            seed,
+            report_fraction=1.0 if server.source == "clients" else server.report_fraction,
+            shared_set=server.shared_set,
+            contributed_fraction=contributed,
+            relabel=relabel,
+        )
     known = {**data.attributes, **fact_columns(experiment.attributes)}
     data = _with_devices(experiment, replace(data, attributes=known), seed)
     return plant(swap(data, chosen), hostile, seed), hostile
+
+
+def _relabelled(data: FederatedData, hostile: Iterable[int], relabel: Relabel) -> FederatedData:
+    """Arrays of the user's own, in which hostile clients change their labels."""
+    held = {}
+    for key in ("train", "test"):
+        shares: Holdings = getattr(data, key)
+        targets = shares.targets.clone()
+        for client in hostile:
+            mine = shares.slice(client)
+            targets[mine] = relabel(client, targets[mine])
+        held[key] = replace(shares, targets=targets)
+    return replace(data, **held)
 
 
 def _with_devices(experiment: Experiment, data: FederatedData, seed: int) -> FederatedData:
@@ -233,40 +238,3 @@ def _with_devices(experiment: Experiment, data: FederatedData, seed: int) -> Fed
         if name not in traced
     }
     return replace(data, devices=devices, drawn=drawn)
-
-
-def _hand_out(
-    experiment: Experiment, samples: Samples, division: Division, seed: int, relabel: Relabel
-) -> FederatedData:
-    settings = experiment.server_set
-    by_clients = settings.source == "clients"
-    contributed = settings.source == "contributed"
-    return hand_out(
-        samples,
-        division,
-        seed,
-        report_fraction=1.0 if by_clients else settings.report_fraction,
-        shared_set=settings.shared_set,
-        contributed_fraction=settings.contributed_fraction if contributed else None,
-        relabel=relabel,
-    )
-
-
-def _adopt(
-    experiment: Experiment, data: FederatedData, seed: int, hostile: Iterable[int], relabel: Relabel
-) -> FederatedData:
-    """Arrays of the user's own, in which hostile clients change their labels."""
-
-    def relabelled(shares: Holdings) -> Holdings:
-        targets = shares.targets.clone()
-        for client in hostile:
-            mine = shares.slice(client)
-            targets[mine] = relabel(client, targets[mine])
-        return replace(shares, targets=targets)
-
-    settings = experiment.server_set
-    train = relabelled(data.train)
-    weigh = data.report if settings.shared_set else data.weigh
-    if settings.source == "contributed":
-        weigh = contribute(train, settings.contributed_fraction, seed)
-    return replace(data, train=train, test=relabelled(data.test), weigh=weigh)

@@ -49,22 +49,26 @@ def build_module(
         return _filled(experiment, module.float())  # models are vectors of float32
     except ConfigError:
         raise
-    except (ValueError, RuntimeError, MemoryError) as error:
-        message = str(error).splitlines()[0]
-        if hint := shape_hint(samples.inputs, samples.targets):
-            message += f"; {hint}"
-        raise ConfigError(experiment.source, [("model", message)]) from None
     except Exception as error:  # a user's own network may raise anything
-        reason = str(error).splitlines()[0] if str(error) else ""
-        message = f"{experiment.model_name} cannot be built: {type(error).__name__}: {reason}"
+        why = _why_not(experiment, samples, error)
+        raise ConfigError(experiment.source, [("model", why)]) from error
+
+
+def _why_not(experiment: Experiment, samples: Samples, error: Exception) -> str:
+    """Why the network cannot be built."""
+    why = [str(error).partition("\n")[0]]
+    if not isinstance(error, ValueError | RuntimeError | MemoryError):  # not from us or PyTorch
+        why = [f"{experiment.model_name} cannot be built: {type(error).__name__}: {why[0]}"]
         if experiment.own_model is not None:
-            message += f". With two arguments, it is called with {samples.input_shape}, {count_outputs(samples)}"
-        if hint := shape_hint(samples.inputs, samples.targets):
-            message += f"; {hint}"
+            shapes = f"{samples.input_shape}, {count_outputs(samples)}"
+            why.append(f"with two arguments, it is called with {shapes}")
         if samples.parts:
             names = ", ".join(part.name for part in samples.parts)
-            message += f". The samples have several inputs ({names}): the first argument is their shapes by name"
-        raise ConfigError(experiment.source, [("model", message)]) from error
+            first = "the first argument is their shapes by name"
+            why.append(f"the samples have several inputs ({names}): {first}")
+    if hint := shape_hint(samples.inputs, samples.targets):
+        why.append(hint)
+    return "; ".join(why)
 
 
 def foreign_types(experiment: Experiment, samples: Samples) -> list[str]:
@@ -192,31 +196,22 @@ def build_plan(
 
     With `secret`, cohorts and noise follow from a new key of the operating system.
     """
-    cohorts = experiment.federation
-    away = {
-        client for client in (*experiment.flower.away, *cohorts.without) if client < num_clients
-    }
+    cohorts, evaluation = experiment.federation, experiment.evaluation
+    away = {*experiment.flower.away, *cohorts.without} & {*range(num_clients)}
     members = num_clients - len(away)
-    size = cohort_size(
-        members,
-        fraction=cohorts.fraction,
-        clients_per_round=cohorts.clients_per_round,
-    )
-    probability = None
-    if cohorts.sampling == "poisson":
-        wanted = cohorts.clients_per_round
-        probability = min(1.0, wanted / members) if wanted else cohorts.fraction or 1.0
+    wanted = cohorts.clients_per_round
+    probability = min(1.0, wanted / members) if wanted else cohorts.fraction or 1.0
     return Plan(
         seed=seed,
-        cohort_size=size,
+        cohort_size=cohort_size(members, fraction=cohorts.fraction, clients_per_round=wanted),
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
-        evaluate_clients_every=experiment.evaluation.clients_every,
-        evaluate_clients_sample=experiment.evaluation.clients_sample,
+        evaluate_clients_every=evaluation.clients_every,
+        evaluate_clients_sample=evaluation.clients_sample,
         rounds=experiment.rounds,
         asks=(0,) if control in ("pooled", "server_only") else None,
         away=tuple(sorted(away)),
-        probability=probability,
+        probability=probability if cohorts.sampling == "poisson" else None,
         secret=secrets.token_bytes(32) if secret else None,
-        counterfactuals=experiment.evaluation.counterfactuals and control is None,
-        shapley=experiment.evaluation.shapley and control is None,
+        counterfactuals=evaluation.counterfactuals and control is None,
+        shapley=evaluation.shapley and control is None,
     )

@@ -14,7 +14,7 @@ from ...engine.executor import DeviceExecutor
 from ...models.modules import outputs_of
 from ..build.engine import build_plan, foreign_types
 from ..config.methods import MethodSettings
-from ..config.named import METHODS, near_miss, own_keys, write_out
+from ..config.named import METHODS, write_out
 from ..config.schema import Experiment
 from .adapters import adapter_doubts
 from .combinations import needs_server_set
@@ -90,9 +90,6 @@ def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
                 f"the method {name!r} has its own {', '.join(changed)}, and tables call it {name}"
             )
             yield f"{said}: give it another name, with like = {name!r}"
-        meant = near_miss(name)
-        if meant and not own_keys(meant) <= {*method.unlike_fedavg()}:
-            yield f"the method {name!r} is your own, and not {meant}: start from it with like = {meant!r}"
     spelt: dict[str, str] = {}
     for name in names:
         other = spelt.setdefault(name.casefold(), name)

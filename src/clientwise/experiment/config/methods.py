@@ -27,15 +27,7 @@ from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
 from .tables import ConfigTable, Name, Seed, TableOf
 
-PACE = TableOf(
-    Pace, "When a round ends, where clients take time. Default: when all clients have answered."
-)
-BOUNDS = TableOf(Bounds, "The bounds of every client's weight (docs/rules.md).")
-PRIVACY = TableOf(Privacy, "Differential privacy of the clients; see docs/privacy.md.")
-SECURE_AGGREGATION = TableOf(
-    SecureAggregation,
-    "Secure aggregation: the server learns the weighted sum of the updates alone (docs/privacy.md).",
-)
+BOUNDS = TableOf(Bounds)
 Criteria = Annotated[
     list[Annotated[Part, PartOf(CRITERIA)]],
     Field(min_length=1, max_length=64),
@@ -45,11 +37,20 @@ Criteria = Annotated[
 class Tuned(ConfigTable):
     """How values of a method were found; `clientwise tune` writes this table."""
 
-    over: dict[str, Any] = Field(description="The keys that were searched, with their values.")
-    values: dict[str, Any] = Field(description="The best values, which the method has.")
-    trials: PositiveInt = Field(description="Number of trials.")
-    seeds: list[Seed] = Field(description="Seeds of the trials. A run with one of them is refused.")
-    rounds: PositiveInt = Field(description="Rounds of a trial.")
+    over: dict[str, Any]
+    """The keys that were searched, with their values."""
+
+    values: dict[str, Any]
+    """The best values, which the method has."""
+
+    trials: PositiveInt
+    """Number of trials."""
+
+    seeds: list[Seed]
+    """Seeds of the trials. A run with one of them is refused."""
+
+    rounds: PositiveInt
+    """Rounds of a trial."""
 
 
 class MethodSettings(ConfigTable):
@@ -57,87 +58,72 @@ class MethodSettings(ConfigTable):
 
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
-    name: Name = Field(description="The name of the method in tables and figures.")
-    criteria: Criteria = Field([Part("dataset_size", {})], description="Measurements of a client.")
-    score: Annotated[Part, PartOf(SCORES)] = Field(
-        Part("prioritized", {}), description="Combination of the criteria into one number."
-    )
-    normalise: Annotated[Part, PartOf(NORMALISERS)] | None = Field(
-        None,
-        description='Scaling over the cohort. Default: "sum", or "none" for the score "product".',
-    )
-    evidence: Annotated[Part, PartOf(EVIDENCE)] | None = Field(
-        None,
-        description="How the effect on held-out samples changes the weights. Default: off.",
-    )
-    bounds: Annotated[Bounds, BOUNDS] | None = Field(
-        None,
-        description="Cap and floor of every weight: see [methods.bounds]. Default: no bounds.",
-    )
-    before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = Field(
-        [], description="Changes of the updates before the rule, in this order."
-    )
-    rule: Annotated[Part, PartOf(RULES)] = Field(
-        Part("mean", {}),
-        description="Aggregation of the weighted updates.",
-    )
-    adjust: Annotated[Part, PartOf(ADJUSTMENTS)] | None = Field(
-        None, description="Online adjustment of the order of priority (P2). Default: none."
-    )
-    adapt_loss: Annotated[Part, PartOf(LOSS_ADAPTERS)] | None = Field(
-        None, description="How the loss of the next round changes (P3). Default: it does not."
-    )
-    server_step: Annotated[Part, PartOf(SERVER_STEPS)] = Field(
-        Part("replace", {}), description="How the server applies the aggregated update."
-    )
-    training: TrainingOverride = Field(
-        TrainingOverride(),
-        description="The keys of [training] that differ for this method. Default: none.",
-    )
-    fine_tune: FineTune | None = Field(
-        None,
-        description="Train the aggregate on the samples the server weighs by, with these keys of "
-        "[training] and `line_search`. Default: off.",
-    )
-    brake: Annotated[float, Field(gt=0, le=100)] | None = Field(
-        None,
-        description="Keep the old model if the new one's loss on the samples the server weighs "
-        "by is higher by this many standard errors. Typical value: 3. Default: off.",
-    )
-    control: Control | None = Field(
-        None,
-        description='A control without federated learning. "pooled": train on all clients\' '
-        'samples. "server_only": train on the samples the server weighs by. "alone": every client '
-        "trains its own model.",
-    )
-    pace: Annotated[Pace, PACE] | None = Field(
-        None, description="When a round ends, where clients take time; see [methods.pace]."
-    )
-    adapters: Adapters = Field(
-        "products",
-        description="Average the products B·A of LoRA adapters, or A and B by themselves "
-        "(docs/huggingface.md).",
-    )
-    sampling: Annotated[Part, PartOf(SAMPLINGS)] | None = Field(
-        None,
-        description="How clients are drawn (docs/methods.md). Default: uniformly.",
-    )
-    tuned: Tuned | None = Field(
-        None,
-        description="How values of this method were found; `clientwise tune` writes it.",
-    )
-    privacy: Annotated[Privacy, PRIVACY] | None = Field(
-        None, description="Differential privacy of the clients; see [methods.privacy]."
-    )
-    secure_aggregation: Annotated[SecureAggregation, SECURE_AGGREGATION] | None = Field(
-        None,
-        description="Hide every client's update, criteria and weight from the server; an empty table "
-        "takes the defaults. Default: off.",
-    )
+    name: Name
+    """The name of the method in tables and figures."""
 
-    def spanning(self, rounds: int) -> MethodSettings:
-        """The same with the rounds of the run, where a schedule of its own spans all of them."""
-        return self.model_copy(update={"training": self.training.spanning(rounds)})
+    criteria: Criteria = [Part("dataset_size", {})]
+    """Measurements of a client."""
+
+    score: Annotated[Part, PartOf(SCORES)] = Part("prioritized", {})
+    """Combination of the criteria into one number."""
+
+    normalise: Annotated[Part, PartOf(NORMALISERS)] | None = None
+    """Scaling over the cohort. Default: "sum", or "none" for the score "product"."""
+
+    evidence: Annotated[Part, PartOf(EVIDENCE)] | None = None
+    """How the effect on held-out samples changes the weights. Default: off."""
+
+    bounds: Annotated[Bounds, BOUNDS] | None = None
+    """Cap and floor of every weight: see [methods.bounds]. Default: no bounds."""
+
+    before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = []
+    """Changes of the updates before the rule, in this order."""
+
+    rule: Annotated[Part, PartOf(RULES)] = Part("mean", {})
+    """Aggregation of the weighted updates."""
+
+    adjust: Annotated[Part, PartOf(ADJUSTMENTS)] | None = None
+    """Online adjustment of the order of priority (P2). Default: none."""
+
+    adapt_loss: Annotated[Part, PartOf(LOSS_ADAPTERS)] | None = None
+    """How the loss of the next round changes (P3). Default: it does not."""
+
+    server_step: Annotated[Part, PartOf(SERVER_STEPS)] = Part("replace", {})
+    """How the server applies the aggregated update."""
+
+    training: TrainingOverride = TrainingOverride()
+    """The keys of [training] that differ for this method. Default: none."""
+
+    fine_tune: FineTune | None = None
+    """Train the aggregate on the samples the server weighs by, with these keys of [training] and
+    `line_search`. Default: off."""
+
+    brake: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Keep the old model if the new one's loss on the samples the server weighs by is higher by this
+    many standard errors. Typical value: 3. Default: off."""
+
+    control: Control | None = None
+    """A control without federated learning. "pooled": train on all clients' samples. "server_only":
+    train on the samples the server weighs by. "alone": every client trains its own model."""
+
+    pace: Annotated[Pace, TableOf(Pace)] | None = None
+    """When a round ends, where clients take time; see [methods.pace]."""
+
+    adapters: Adapters = "products"
+    """Average the products B·A of LoRA adapters, or A and B by themselves (docs/huggingface.md)."""
+
+    sampling: Annotated[Part, PartOf(SAMPLINGS)] | None = None
+    """How clients are drawn (docs/methods.md). Default: uniformly."""
+
+    tuned: Tuned | None = None
+    """How values of this method were found; `clientwise tune` writes it."""
+
+    privacy: Annotated[Privacy, TableOf(Privacy)] | None = None
+    """Differential privacy of the clients; see [methods.privacy]."""
+
+    secure_aggregation: Annotated[SecureAggregation, TableOf(SecureAggregation)] | None = None
+    """Hide every client's update, criteria and weight from the server; an empty table takes the
+    defaults. Default: off."""
 
     def unlike_fedavg(self) -> list[str]:
         """The keys that differ from FedAvg's."""

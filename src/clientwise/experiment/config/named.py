@@ -1,13 +1,21 @@
-"""Methods by name: `methods = ["FedAvg", { name = "mine", like = "FedYogi", brake = 3 }]`."""
+"""Methods by name, and presets: tables that change other tables.
+
+methods = ["FedAvg", { name = "mine", like = "FedYogi", brake = 3 }]
+
+[presets.quick]
+rounds = 20
+partition.clients = 30                  # the partition's other options stay
+data = { name = "mnist5k" }             # another part: no option of the former one stays
+methods = ["FedAvg", "AdaFed"]          # of the methods, only these
+"""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
-from difflib import get_close_matches
 from importlib.resources import files
-from typing import Any, TypeGuard
+from typing import Any
 
 import tomli_w
 
@@ -17,7 +25,6 @@ from ...registry import suggest
 _TABLES = tomllib.loads(files(__package__).joinpath("methods.toml").read_text("utf-8"))
 METHODS: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
 _IN_ANY_CASE = {name.casefold(): name for name in METHODS}
-NEAR = 0.85  # similarity of names from which one is taken for a misspelling of the other
 # A resolved config states all of these: its methods are already written out.
 _STATED_WHEN_RESOLVED = {"criteria", "score", "rule", "server_step"}
 
@@ -38,7 +45,8 @@ def pick(methods: Any, chosen: Any, where: str) -> Any:
     """
     if isinstance(chosen, str):
         chosen = [chosen]
-    if chosen == methods or not _is_list_of_names(chosen):
+    is_names = isinstance(chosen, list) and all(isinstance(name, str) for name in chosen)
+    if chosen == methods or not is_names:
         return chosen
     known = {name_of(method): method for method in methods} if isinstance(methods, list) else {}
     names = _split(chosen, known)
@@ -67,13 +75,10 @@ def unmeant(method: Any) -> tuple[str, str] | None:
         return None
     if "like" in method:
         return "like", _unknown(method["like"], METHODS)
-    if method.keys() == {"name"} and _known(method["name"]) is None:
-        return "name", _own_name(method["name"])
+    if method.keys() == {"name"} and _known(method["name"]) is None:  # it would be FedAvg
+        own = 'to call FedAvg so, add like = "FedAvg"; a method of your own has other keys'
+        return "name", f"{_unknown(method['name'], METHODS)} ({own})"
     return None
-
-
-def _is_list_of_names(chosen: Any) -> bool:
-    return isinstance(chosen, list) and all(isinstance(name, str) for name in chosen)
 
 
 def _split(texts: list[str], known: Mapping[str, Any]) -> list[str]:
@@ -104,36 +109,6 @@ def _unknown(name: Any, known: Mapping[str, Any]) -> str:
     return f"there is no method {name!r}{suggest(str(name), known)}"
 
 
-def _own_name(name: Any) -> str:
-    """Why a table with nothing but an unknown name is refused: it would be FedAvg under that name."""
-    own = 'to call FedAvg so, add like = "FedAvg"; a method of your own has other keys'
-    return f"{_unknown(name, METHODS)} ({own})"
-
-
-def near_miss(name: str) -> str | None:
-    """The method that a name of one's own is probably meant to be.
-
-    >>> near_miss("FedProxx"), near_miss("FedProx 2"), near_miss("mine")
-    ('FedProx', None, None)
-    """
-    letters = "".join(filter(str.isalpha, name)).casefold()
-    plain = {"".join(filter(str.isalpha, known)).casefold(): known for known in METHODS}
-    if letters in plain:
-        return None
-    close = get_close_matches(letters, plain, n=1, cutoff=NEAR)
-    return plain[close[0]] if close else None
-
-
-def own_keys(name: str) -> set[str]:
-    """The keys by which a method of this library differs from FedAvg; `like` brings all of them.
-
-    >>> own_keys("FedProx"), own_keys("FedAvg")
-    ({'training'}, set())
-    """
-    default = _TABLES["FedAvg"]
-    return {key for key, value in _TABLES[name].items() if value != default.get(key)}
-
-
 def _known(name: Any) -> str | None:
     """The method of this library that a name stands for, in upper or lower case."""
     return _IN_ANY_CASE.get(name.casefold()) if isinstance(name, str) else None
@@ -143,14 +118,9 @@ def _written_out(method: Any) -> Any:
     table = {"like": method} if isinstance(method, str) else method
     if not isinstance(table, Mapping):
         return method
-    like = table.get("like")
-    if "like" not in table:
-        name = table.get("name")
-        like = _known(name)
-        if like is None or table.keys() >= _STATED_WHEN_RESOLVED:
-            return table
-    base = _known(like)
-    if base is None:
+    base = _known(table.get("like", table.get("name")))
+    is_stated = "like" not in table and table.keys() >= _STATED_WHEN_RESOLVED
+    if base is None or is_stated:
         return method
     changes = {option: value for option, value in table.items() if option != "like"}
     return merge({"name": base, **deepcopy(_TABLES[base])}, changes)  # `--set` changes the copy
@@ -160,7 +130,10 @@ def apply_preset(table: dict[str, Any], preset: str | None, where: str) -> dict[
     """The config without its presets, changed by one of them, whose name joins its own."""
     presets = table.get("presets", {})
     table = {key: value for key, value in table.items() if key != "presets"}
-    if not _are_tables(presets):
+    is_tables = isinstance(presets, Mapping) and all(
+        isinstance(value, Mapping) for value in presets.values()
+    )
+    if not is_tables:
         hint = "must be tables: [presets.quick] with the keys that differ"
         raise ConfigError(where, [("presets", hint)])
     if preset is None:
@@ -179,21 +152,9 @@ def merge(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         before = merged.get(key)
         if isinstance(before, str):
             before = {"name": before}
-        if isinstance(value, Mapping) and _is_same_part(before, value):
-            merged[key] = merge(before, value)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            is_other_part = value.get("name", before.get("name")) != before.get("name")
+            merged[key] = value if is_other_part else merge(before, value)
         else:
             merged[key] = value
     return merged
-
-
-def _are_tables(presets: Any) -> bool:
-    if not isinstance(presets, Mapping):
-        return False
-    return all(isinstance(value, Mapping) for value in presets.values())
-
-
-def _is_same_part(before: Any, after: Mapping[str, Any]) -> TypeGuard[Mapping[str, Any]]:
-    """Whether a value is a table that `after` changes; a table with another name replaces it."""
-    if not isinstance(before, Mapping):
-        return False
-    return "name" not in after or after["name"] == before.get("name")

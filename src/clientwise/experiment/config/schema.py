@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr
 
-from ...core.criteria import CRITERIA, Fact, fact_columns
+from ...core.criteria import Fact, fact_columns
 from ...core.method import Method
-from ...core.weights.scores import SCORES
 from ...data.datasets import DATASETS
 from ...data.features import FEATURES
 from ...data.federated import Samples
@@ -18,24 +18,23 @@ from ...data.partition import PARTITIONS
 from ...errors import ConfigError
 from ...models.modules import OwnModel
 from ...models.networks import MODELS
-from ...registry import NonNegativeFloat, Part, PositiveInt, Registry
+from ...registry import NonNegativeFloat, Part, PositiveInt
 from ..trackers import TRACKERS
 from .messages import refuse
 from .methods import MethodSettings
 from .named import unmeant
-from .parts import GivenPart, PartOf, read_part, with_zeros
+from .parts import Given, PartOf, read_part
 from .settings import (
     Cohorts,
     DeviceSettings,
     EvaluationSettings,
     FlowerSettings,
     HostileClients,
-    RecordSettings,
     ServerSet,
     StopEarly,
     Training,
 )
-from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Note, Seeds, Tags
+from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Seeds
 
 
 def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
@@ -60,159 +59,112 @@ ClientAttributes = Annotated[dict[str, list[Fact]], AfterValidator(_facts)]
 class Experiment(ConfigTable):
     """An experiment. Methods of one seed share data, partition, initial model and cohorts."""
 
-    name: Name = Field(
-        "run",
-        description="The name of the experiment; the run folder is called after it. Default: the name "
-        "of the file without its ending; `run` without a file.",
-    )
-    rounds: PositiveInt = Field(description="Rounds of federated learning, per method and seed.")
-    seeds: Seeds = Field(
-        [1],
-        description='Random seeds: `[1, 2, 3]`, or a text as in `"1-5, 9"`. Every method is run once '
-        "with each.",
-    )
-    note: Note = Field("", description="A note on the run, for you.")
-    tags: Tags = Field([], description="Words to find the run by.")
-    plugins: Annotated[list[str], Field(max_length=MOST_PLUGINS)] = Field(
-        [],
-        description="Python modules with parts of your own. They are imported before the config is "
-        "checked, from the folder of the config.",
-    )
-    plugin_dir: str | None = Field(
-        None,
-        description="The folder of the plugins. Default: the folder of the config.",
-    )
-    engine: Literal["local", "flower"] = Field(
-        "local",
-        description="Where clients run: in this process, or simulated by Flower.",
-    )
-    checkpoint_seconds: NonNegativeFloat = Field(
-        10.0, description="Least time between two checkpoints. 0: one after every round."
-    )
-    keep_every: Count = Field(
-        0,
-        description="Keep the best model, and one after every so many rounds. 0: only the last.",
-    )
-    keep: Literal["last", "best"] = Field(
-        "last",
-        description='The model that is used after the run. "best": that of the round with the lowest '
-        "loss on the samples the server weighs by.",
-    )
-    stop_early: StopEarly | None = Field(
-        None,
-        description="End a method's run where that loss no longer falls: see [stop_early]. Default: off.",
-    )
-    initial_model: str | None = Field(
-        None,
-        description="File of the initial model, as `clientwise export` writes it. Default: random.",
-    )
-    device: DeviceName = Field(
-        "auto",
-        description='"cpu", "cuda", or "auto": the GPU if there is one, else the CPU.',
-    )
-    mode: Literal["auto", "loop", "graph", "stacked"] = Field(
-        "auto",
-        description='"loop": clients train one after the other. "graph": likewise, as CUDA graphs. '
-        '"stacked": many at once. "auto": the fastest of these.',
-    )
-    precision: Literal["auto", "float32", "tf32", "bf16"] = Field(
-        "auto",
-        description='Precision of matrix products. "auto": float32 on a CPU, tf32 on a GPU.',
-    )
-    workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = Field(
-        "auto",
-        description='CPU cores that train clients in parallel. "auto": as many as PyTorch has '
-        'threads. "ray": a Ray cluster (docs/clusters.md).',
-    )
-    data_dir: str | None = Field(
-        None,
-        description="Folder of datasets in their published layouts, and of your own files. Default: "
-        "$CLIENTWISE_DATA; for your own files else the folder of the config. Prefer the option --data-dir.",
-    )
-    trackers: Annotated[list[Annotated[Part, PartOf(TRACKERS)]], Field(max_length=100)] = Field(
-        [],
-        description="Where else the run is logged. By default nothing is sent anywhere.",
-    )
-    data: Annotated[Part, PartOf(DATASETS)] | None = Field(
-        None, description="The dataset. Left out when arrays are passed to `cw.run`."
-    )
-    features: Annotated[Part, PartOf(FEATURES)] | None = Field(
-        None,
-        description="A frozen network whose features replace the images. Default: none.",
-    )
-    partition: Annotated[Part, PartOf(PARTITIONS)] | None = Field(
-        None,
-        description="Division of samples among clients. Left out when arrays are passed to `cw.run`.",
-    )
-    attributes: ClientAttributes = Field(
-        {},
-        description="Facts about the clients, one value per client, for the criteria `attribute` "
-        "and `is_one_of`, and for your own.",
-    )
-    model: Annotated[Part, PartOf(MODELS)] | None = Field(
-        None,
-        description="The network that clients train. Left out when one is passed to `cw.run`.",
-    )
-    training: Training = Field(Training(), description="How every client trains.")
-    federation: Cohorts = Field(Cohorts(), description="Which clients take part in a round.")
-    server_set: ServerSet = Field(
-        ServerSet(),
-        description="The samples that the server weighs by and reports on.",
-    )
-    evaluation: EvaluationSettings = Field(
-        EvaluationSettings(),
-        description="Measurements during a run.",
-    )
-    record: RecordSettings = Field(RecordSettings(), description="Records of single clients.")
-    devices: DeviceSettings | None = Field(
-        None,
-        description="Speed and availability of the clients' devices. Default: not simulated.",
-    )
-    flower: FlowerSettings = Field(
-        FlowerSettings(),
-        description="Clients that are reached through Flower.",
-    )
-    hostile: Annotated[list[HostileClients], Field(max_length=1_000)] = Field(
-        [], description="Groups of hostile or faulty clients. Default: none."
-    )
+    name: Name = "run"
+    """The name of the experiment; the run folder is called after it. Default: the name of the file
+    without its ending; `run` without a file."""
+
+    rounds: PositiveInt
+    """Rounds of federated learning, per method and seed."""
+
+    seeds: Seeds = [1]
+    """Random seeds: `[1, 2, 3]`, or a text as in `"1-5, 9"`. Every method is run once with each."""
+
+    plugins: Annotated[list[str], Field(max_length=MOST_PLUGINS)] = []
+    """Python modules with parts of your own. They are imported before the config is checked, from the
+    folder of the config."""
+
+    plugin_dir: str | None = None
+    """The folder of the plugins, and of your own files without `data_dir`. Default: the folder of the config."""
+
+    engine: Literal["local", "flower"] = "local"
+    """Where clients run: in this process, or simulated by Flower."""
+
+    checkpoint_seconds: NonNegativeFloat = 10.0
+    """Least time between two checkpoints. 0: one after every round."""
+
+    keep_every: Count = 0
+    """Keep the best model, and one after every so many rounds. 0: only the last."""
+
+    keep: Literal["last", "best"] = "last"
+    """The model that is used after the run. "best": that of the round with the lowest loss on the
+    samples the server weighs by."""
+
+    stop_early: StopEarly | None = None
+    """End a method's run where that loss no longer falls: see [stop_early]. Default: off."""
+
+    initial_model: str | None = None
+    """File of the initial model, as `clientwise export` writes it. Default: random."""
+
+    device: DeviceName = "auto"
+    """Where models are computed: "cpu", "cuda", or "auto": the GPU if there is one, else the CPU."""
+
+    mode: Literal["auto", "loop", "graph", "stacked"] = "auto"
+    """How clients train. "loop": one after the other. "graph": likewise, as CUDA graphs. "stacked":
+    many at once. "auto": the fastest of these."""
+
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+    """Precision of matrix products. "auto": float32 on a CPU, tf32 on a GPU."""
+
+    workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = "auto"
+    """CPU cores that train clients in parallel. "auto": as many as PyTorch has threads. "ray": a Ray
+    cluster (docs/clusters.md)."""
+
+    data_dir: str | None = None
+    """The data folder. Default: $CLIENTWISE_DATA for published datasets, `plugin_dir` for your own files.
+    Prefer the option --data-dir."""
+
+    trackers: Annotated[list[Annotated[Part, PartOf(TRACKERS)]], Field(max_length=100)] = []
+    """Where else the run is logged. By default nothing is sent anywhere."""
+
+    data: Annotated[Part, PartOf(DATASETS)] | None = None
+    """The dataset. Left out when arrays are passed to `cw.run`."""
+
+    features: Annotated[Part, PartOf(FEATURES)] | None = None
+    """A frozen network whose features replace the images. Default: none."""
+
+    partition: Annotated[Part, PartOf(PARTITIONS)] | None = None
+    """Division of samples among clients. Left out when arrays are passed to `cw.run`."""
+
+    attributes: ClientAttributes = {}
+    """Facts about the clients, one value per client, for the criteria `attribute` and `is_one_of`, and
+    for your own."""
+
+    model: Annotated[Part, PartOf(MODELS)] | None = None
+    """The network that clients train. Left out when one is passed to `cw.run`."""
+
+    training: Training = Training()
+    """How clients train; a method may differ."""
+
+    federation: Cohorts = Cohorts()
+    """Which clients take part in a round."""
+
+    server_set: ServerSet = ServerSet()
+    """The samples that the server weighs by and reports on."""
+
+    evaluation: EvaluationSettings = EvaluationSettings()
+    """Measurements during a run."""
+
+    devices: DeviceSettings | None = None
+    """Speed and availability of the clients' devices. Default: not simulated."""
+
+    flower: FlowerSettings = FlowerSettings()
+    """Clients that are reached through Flower."""
+
+    hostile: Annotated[list[HostileClients], Field(max_length=1_000)] = []
+    """Groups of hostile or faulty clients. Default: none."""
+
     methods: Annotated[
         list[Annotated[MethodSettings, BeforeValidator(_written_out)]],
         Field(min_length=1, max_length=1_000),
-    ] = Field(
-        [MethodSettings(name="FedAvg")],
-        description="The methods to compare. Default: `Recommended`; `RecommendedJudged` with "
-        'server_set.source = "clients"; `FedAvg` without held-out samples.',
-    )
+    ] = [MethodSettings(name="FedAvg")]
+    """The methods to compare. Default: `Recommended`; `RecommendedJudged` with server_set.source =
+    "clients"; `FedAvg` without held-out samples."""
 
     _source: str = PrivateAttr("config")
     _names_methods: bool = PrivateAttr(True)
     _own_model: OwnModel | None = PrivateAttr(None)
     _own_samples: Samples | None = PrivateAttr(None)
-    _given: dict[str, GivenPart] = PrivateAttr({})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_given_zeros(cls, table: Any) -> Any:
-        """A 0 of [training] is an option of a class of `torch.optim` that a method names; see `with_zeros`."""
-        if not isinstance(table, Mapping) or not isinstance(table.get("training"), Mapping):
-            return table
-        shared = table["training"]
-
-        def changed(method: Any) -> Any:
-            if not isinstance(method, Mapping):
-                return method
-            tables = {}
-            for key in ("training", "fine_tune"):
-                own = method.get(key)
-                if isinstance(own, Mapping) and "optimizer" in own:
-                    optimizer = with_zeros(own["optimizer"], {**shared, **own})
-                    tables[key] = {**own, "optimizer": optimizer}
-            return {**method, **tables}
-
-        methods = table.get("methods")
-        if not isinstance(methods, list):
-            return table
-        return {**table, "methods": [changed(method) for method in methods]}
+    _given: Given = PrivateAttr({})
 
     @property
     def source(self) -> str:
@@ -232,37 +184,26 @@ class Experiment(ConfigTable):
     @property
     def functions(self) -> dict[str, Callable[..., Any]]:
         """The functions and classes that were given in Python instead of a name, by kind and name."""
-        found = {}
-        training: list[tuple[Registry[Any], Part]] = list(self.training.parts())
-        for method in self.methods:
-            parts: list[tuple[Registry[Any], Part]] = [(CRITERIA, one) for one in method.criteria]
-            parts += [*training, *method.training.parts()]
-            if method.fine_tune:
-                parts += method.fine_tune.parts()
-            for registry, part in [*parts, (SCORES, method.score)]:
-                if registry.is_adopted(part.name):
-                    given = registry.get(part.name)
-                    found[f"{registry.kind} {part.name}"] = getattr(given, "function", given)
-        return found
+        return {name: made.source for name, (_, made) in self._given.items()}
 
     @property
     def given(self) -> dict[str, object]:
         """The same as they were given: functions, `partial`s and objects."""
-        return {name: self._given[name].given for name in self.functions if name in self._given}
+        return {name: made.given for name, (_, made) in self._given.items()}
 
     def register_given(self) -> None:
-        """Let names stand for the objects that this config was read with: one read later may have others."""
+        """Let names stand for what they stood for when this config was read."""
         try:
-            for part in self._given.values():
-                part.register()
+            for name, (registry, made) in self._given.items():
+                registry.adopt(name.removeprefix(f"{registry.kind} "), made)
         except ValueError as error:
             raise ConfigError(self.source, [("", f"{error}; give your own another name")]) from None
 
-    def with_given(self, other: Experiment) -> Experiment:
-        """The same, whose names also stand for the objects that another config was read with."""
-        changed = self.model_copy()
-        changed._given = {**other._given, **self._given}
-        return changed
+    @property
+    def has_own_files(self) -> bool:
+        """Whether the dataset is read from files of the user's own: an option of it is a path."""
+        options = DATASETS.options(self.data.name) if self.data else ()
+        return any(option.type is Path for option in options)
 
     @property
     def model_name(self) -> str:
@@ -308,12 +249,6 @@ class Experiment(ConfigTable):
         changed = self.model_copy(update={"methods": [MethodSettings.model_validate(method)]})
         changed._names_methods = False
         return changed
-
-    def spanning(self) -> Experiment:
-        """The same with schedules that span all rounds, where the config does not say how many."""
-        methods = [method.spanning(self.rounds) for method in self.methods]
-        training = self.training.spanning(self.rounds)
-        return self.model_copy(update={"training": training, "methods": methods})
 
     def for_data(self, weigh: object | None) -> Experiment:
         """The same for the user's own data: without samples to weigh by, the default is FedAvg."""

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal, Self
 
-import torch
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ...attacks import ATTACKS
 from ...core.clock import Seconds
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS
-from ...core.seeding import generator
-from ...core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, ScheduleDeclaration, declared_of
+from ...core.training import (
+    OPTIMIZERS,
+    SCHEDULES,
+    TRANSFORMS,
+    ScheduleDeclaration,
+    declared_of,
+    part_of,
+)
 from ...core.types import LocalTraining
 from ...data.arrays import MOST_CLASSES
 from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
 from ...data.division import OfficialTest
 from ...registry import (
+    Decay,
     NonNegativeFloat,
     OpenShare,
     Part,
     PositiveFloat,
     PositiveInt,
-    Registry,
     Share,
+    options_of,
     suggest,
 )
 from .messages import refuse
-from .parts import DrawnFrom, PartOf, PlainPartOf, make, read_part, with_zeros, zeros_for
+from .parts import DrawnFrom, NameOf, PartOf, PlainPartOf, make
 from .tables import (
     ConfigTable,
     Count,
@@ -40,119 +46,59 @@ from .tables import (
     with_fields,
 )
 
-
-def _metric(name: str) -> str:
-    if name not in METRICS:
-        refuse([("", f"unknown metric {name!r}{suggest(name, METRICS)}")])
-    return name
-
-
-MetricName = Annotated[str, AfterValidator(_metric)]
-_BATCH_SIZE = (  # TOML has no None
-    PositiveInt | Literal["full"],
-    Field(
-        LocalTraining.batch_size,
-        description='Batch size B. "full": all samples of a client in one batch, as in P1.',
-    ),
-)
-
-
-T = TypeVar("T", bound="_TrainingTable")
-_REGISTRIES: dict[str, Registry[Any]] = {  # by key of [training]
-    "optimizer": OPTIMIZERS,
-    "loss": LOSSES,
-    "schedule": SCHEDULES,
-    "transform": TRANSFORMS,
-}
-_LOCAL = fields_of(LocalTraining)
-del _LOCAL["rate_factor"]  # follows from the schedule
-_OTHER = {  # as TOML has them, and what `LocalTraining` does not have
-    "batch_size": _BATCH_SIZE,
-    "optimizer": (
-        Annotated[str | Part, PlainPartOf(OPTIMIZERS)],
-        _LOCAL["optimizer"][1],
-    ),
-    "learning_rate": (
-        PositiveFloat | None,
-        Field(
-            None,
-            description="Learning rate η of the clients. Default: the optimizer's own, 0.1 (sgd), 0.001 "
-            "(adam, adamw) or that of the class of PyTorch. Typical values are 0.01 to 0.1.",
-        ),
-    ),
-    "transform": (
-        Annotated[Part, PartOf(TRANSFORMS)] | None,
-        _LOCAL["transform"][1],
-    ),
-    "loss": (
-        Annotated[Part, PartOf(LOSSES)] | None,
-        Field(
-            None,
-            description="The loss that clients train with. Default: cross_entropy, mse (regression) or "
-            "cox (survival). Evaluation always uses the default.",
-        ),
-    ),
-    "schedule": (
-        Annotated[str | Part, PlainPartOf(SCHEDULES)],
-        Field("constant", description="The learning rate by round, as a factor on it."),
-    ),
-}
-
-
-def _as_part(value: str | Part) -> Part:
-    return Part(value, {}) if isinstance(value, str) else value
+_SHARED = ("momentum", "weight_decay")  # options that a class of `torch.optim` has by itself
+_LOCAL = [option for option in options_of(LocalTraining) if option.name != "rate_factor"]
 
 
 def _default_rate(optimizer: str | Part) -> float:
     """The learning rate of an optimizer where a table gives none; refused where it has no default."""
     rate = declared_of(optimizer).learning_rate
     if rate is None:
-        name = _as_part(optimizer).name
+        name = part_of(optimizer).name
         refuse([("learning_rate", f"is missing: the optimizer {name} has no default rate")])
     return rate
 
 
-class _TrainingTable(ConfigTable):
-    """[training], or changes of it."""
+class _OwnKeys(ConfigTable):
+    """The keys of [training] that TOML has in another form than `LocalTraining`, or that it lacks."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_given_zeros(cls, table: Any) -> Any:
-        """A class of `torch.optim` may have another default than 0; a 0 beside it becomes its option."""
-        if not isinstance(table, Mapping) or "optimizer" not in table:
-            return table
-        return {**table, "optimizer": with_zeros(table["optimizer"], table)}
+    batch_size: PositiveInt | Literal["full"] = 32
+    """Batch size B. "full": all samples of a client in one batch, as in P1."""
 
-    def parts(self) -> Iterator[tuple[Registry[Any], Part]]:
-        """The parts that are named, each with its registry."""
-        for key, registry in _REGISTRIES.items():
-            value = getattr(self, key)
-            if value is not None:
-                yield registry, _as_part(value)
+    optimizer: Annotated[str | Part, PlainPartOf(OPTIMIZERS)] = "sgd"
+    """The clients' optimizer. Its state starts anew in every round."""
 
-    def spanning(self: T, rounds: int) -> T:
-        """The same with the rounds of the run, where a schedule spans all of them."""
-        schedule = getattr(self, "schedule")  # noqa: B009  (a field of the subclass)
-        if schedule is None:
-            return self
-        part = _as_part(schedule)
-        declared = SCHEDULES.declared(part.name)
-        spans = declared.spans if isinstance(declared, ScheduleDeclaration) else None
-        if spans is None or part.options.get(spans) is not None:
-            return self
-        full = read_part(SCHEDULES, {"name": part.name, **part.options, spans: rounds})
-        return self.model_copy(update={"schedule": full})
+    learning_rate: PositiveFloat | None = None
+    """Learning rate η of the clients. Default: the optimizer's own, 0.1 (sgd), 0.001 (adam, adamw) or
+    that of the class of PyTorch. Typical values are 0.01 to 0.1."""
+
+    momentum: Decay | None = None
+    """Momentum of sgd. Default: 0. Typical values are 0 to 0.9."""
+
+    weight_decay: NonNegativeFloat | None = None
+    """L2 penalty on the weights; of adamw, their decay. Default: 0, or that of the class of PyTorch.
+    Typical values are 0 to 0.001."""
+
+    transform: Annotated[Part, PartOf(TRANSFORMS)] | None = None
+    """A random change of every training batch (data augmentation). Default: none."""
+
+    loss: Annotated[Part, PartOf(LOSSES)] | None = None
+    """The loss that clients train with. Default: cross_entropy, mse (regression) or cox (survival).
+    Evaluation always uses the default."""
+
+    schedule: Annotated[str | Part, PlainPartOf(SCHEDULES)] = "constant"
+    """The learning rate by round, as a factor on it."""
 
 
-@with_fields(_LOCAL | _OTHER)
-class Training(_TrainingTable):
+@with_fields(fields_of(one for one in _LOCAL if one.name not in _OwnKeys.model_fields))
+class Training(_OwnKeys):
     """How every client trains."""
 
     @model_validator(mode="after")
     def _with_rate(self) -> Self:
         """The default rate is stated, so that the recorded config says it."""
-        if dict(self)["learning_rate"] is None:
-            self.__dict__["learning_rate"] = _default_rate(dict(self)["optimizer"])  # frozen
+        if self.learning_rate is None:
+            self.__dict__["learning_rate"] = _default_rate(self.optimizer)  # frozen
         return self
 
     @property
@@ -163,27 +109,30 @@ class Training(_TrainingTable):
     def build(self, *changes: TrainingOverride) -> LocalTraining:
         """These options with changes, of which later ones win."""
         options = self.changed(*changes)
+        optimizer = part_of(options["optimizer"])
+        shared = {key: options[key] for key in _SHARED if options[key] is not None}
+        if declared_of(optimizer).is_class:  # what nobody set has the default of the class
+            options["optimizer"] = Part(optimizer.name, {**optimizer.options, **shared})
+        options |= {key: shared.get(key, 0.0) for key in _SHARED}
         if options["batch_size"] == "full":
             options["batch_size"] = None
-        return LocalTraining(**{key: options[key] for key in _LOCAL})
+        return LocalTraining(**{one.name: options[one.name] for one in _LOCAL})
 
     def changed(self, *changes: TrainingOverride) -> dict[str, Any]:
         """The keys of the table after changes."""
         options = dict(self)
         for change in changes:
             given = {key: value for key, value in change if value is not None}
-            if _names_another(given.get("optimizer"), options["optimizer"]):
-                given.setdefault("learning_rate", _default_rate(given["optimizer"]))
+            optimizer = given.get("optimizer", options["optimizer"])
+            if part_of(optimizer).name != part_of(options["optimizer"]).name:
+                # The rate of the optimizer before says nothing to another
+                given.setdefault("learning_rate", _default_rate(optimizer))
             options |= {key: value for key, value in given.items() if key in options}
-            zeros = zeros_for(OPTIMIZERS.get(_as_part(options["optimizer"]).name), given)
-            if zeros:
-                part = read_part(OPTIMIZERS, options["optimizer"])
-                options["optimizer"] = Part(part.name, {**part.options, **zeros})
         return options
 
     def schedule_part(self, *changes: TrainingOverride) -> Part:
         """The schedule after changes, by name."""
-        return _as_part(self.changed(*changes)["schedule"])
+        return part_of(self.changed(*changes)["schedule"])
 
     def schedule_of(self, *changes: TrainingOverride) -> Callable[[int], float] | None:
         """The factor of the learning rate by round; None where it is 1 in all rounds."""
@@ -195,13 +144,8 @@ class Training(_TrainingTable):
         return made
 
 
-def _names_another(optimizer: str | Part | None, before: str | Part) -> bool:
-    """Whether a change names another optimizer, to which the learning rate of the one before says nothing."""
-    return optimizer is not None and _as_part(optimizer).name != _as_part(before).name
-
-
 @with_fields(optional_fields_of(Training))
-class TrainingOverride(_TrainingTable):
+class TrainingOverride(ConfigTable):
     """What one method trains differently; see [training]."""
 
     @model_validator(mode="after")
@@ -216,129 +160,93 @@ class TrainingOverride(_TrainingTable):
 class FineTune(TrainingOverride):
     """How the server's training differs from the clients', and how far it goes."""
 
-    line_search: bool = Field(
-        True,
-        description="Compare five points between the mean and the trained model, and take the one "
-        "with the lowest loss on the samples that were trained on.",
-    )
+    line_search: bool = True
+    """Compare five points between the mean and the trained model, and take the one with the lowest
+    loss on the samples that were trained on."""
 
 
 class Cohorts(ConfigTable):
     """Which clients take part in a round: a fraction or a number, drawn at random."""
 
-    fraction: OpenShare | None = Field(
-        None, description="Fraction of all clients that a round asks. Default: all clients."
-    )
-    clients_per_round: PositiveInt | None = Field(
-        None, description="Number of clients that a round asks, instead of `fraction`."
-    )
-    without: list[Count] = Field(
-        [],
-        description="Clients, by number, that are never asked. They keep their data, and evaluate.",
-    )
-    sampling: Literal["fixed", "poisson"] = Field(
-        "fixed",
-        description='"fixed": all cohorts have the same size. "poisson": each client is asked '
-        "independently; `fraction` or `clients_per_round` is the mean.",
-    )
+    fraction: OpenShare | None = None
+    """Fraction of all clients that a round asks. Default: all clients."""
+
+    clients_per_round: PositiveInt | None = None
+    """Number of clients that a round asks, instead of `fraction`."""
+
+    without: list[Count] = []
+    """Clients, by number, that are never asked. They keep their data, and evaluate."""
+
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """How cohorts are drawn. "fixed": all cohorts have the same size. "poisson": each client is asked independently;
+    `fraction` or `clients_per_round` is the mean."""
 
 
 class ServerSet(ConfigTable):
     """The server's held-out samples: some weigh clients, others report results."""
 
-    source: Literal["held_out", "contributed", "clients"] = Field(
-        "held_out",
-        description='"held_out": the server has its own samples. "contributed": every client gives '
-        'a small share. "clients": the cohort evaluates the models instead.',
-    )
-    fraction: Fraction = Field(
-        0.2,
-        description="Fraction of all samples that is held out for the server.",
-    )
-    report_fraction: Share = Field(
-        0.5, description="Fraction of the held-out samples that reports results; the rest weighs."
-    )
-    shared_set: bool = Field(False, description="Weigh and report on the same samples, as P3 does.")
-    contributed_fraction: OpenShare = Field(
-        0.05,
-        description='Share of training samples that a client gives, with source = "contributed".',
-    )
+    source: Literal["held_out", "contributed", "clients"] = "held_out"
+    """Where the samples to weigh by come from. "held_out": the server has its own. "contributed": every
+    client gives a small share. "clients": the cohort evaluates the models instead."""
+
+    fraction: Fraction = 0.2
+    """Fraction of all samples that is held out for the server."""
+
+    report_fraction: Share = 0.5
+    """Fraction of the held-out samples that reports results; the rest weighs."""
+
+    shared_set: bool = False
+    """Weigh and report on the same samples, as P3 does."""
+
+    contributed_fraction: OpenShare = 0.05
+    """Share of training samples that a client gives, with source = "contributed"."""
 
 
 class EvaluationSettings(ConfigTable):
     """What is measured during a run."""
 
-    test_fraction: Fraction = Field(
-        0.2, description="Fraction of a client's samples that is its own test set. 0: none."
-    )
-    official_test: OfficialTest = Field(
-        "pooled",
-        description='Use of the dataset\'s own test split. "pooled": joined with all other '
-        'samples. "server": it is the server set (P3). "clients": it is divided into the '
-        "clients' test sets (P1).",
-    )
-    metric: MetricName | None = Field(
-        None,
-        description="Metric for tables, targets, P2's search and `tune`. "
-        "Default: accuracy, RMSE (regression), concordance (survival), average precision "
-        "(multi-label) or Dice (segmentation).",
-    )
-    clients_every: Count = Field(
-        1,
-        description="Rounds between evaluations on all clients' test sets. 0: never.",
-    )
-    clients_sample: SampleSize | None = Field(
-        None,
-        description="Number of clients that evaluate, drawn at random in each round, the same for "
-        "all methods. Default: all clients.",
-    )
-    counterfactuals: bool = Field(
-        False,
-        description="Also evaluate equal weights, weights by size, and the aggregate without each "
-        "client (docs/reports.md).",
-    )
-    shapley: bool = Field(
-        False,
-        description="Compute the Shapley value of each client on the server's reporting samples: "
-        "exact for up to ten clients in a round, else sampled.",
-    )
-    target: PositiveFloat | None = Field(
-        None,
-        description="Value of the metric for rounds-to-target. Default: not counted.",
-    )
-    client_targets: list[PositiveFloat] = Field(
-        [],
-        description="Values of the metric for P1's tables, which count the rounds until 10% to 90% "
-        "of the clients reach them. Default: `target`.",
-    )
+    test_fraction: Fraction = 0.2
+    """Fraction of a client's samples that is its own test set. 0: none."""
+
+    official_test: OfficialTest = "pooled"
+    """Use of the dataset's own test split. "pooled": joined with all other samples. "server": it is
+    the server set (P3). "clients": it is divided into the clients' test sets (P1)."""
+
+    metric: Annotated[str, NameOf(METRICS)] | None = None
+    """Metric for tables, targets, P2's search and `tune`. Default: accuracy, RMSE (regression),
+    concordance (survival), average precision (multi-label) or Dice (segmentation)."""
+
+    clients_every: Count = 1
+    """Rounds between evaluations on all clients' test sets. 0: never."""
+
+    clients_sample: SampleSize | None = None
+    """Number of clients that evaluate, drawn at random in each round, the same for all methods.
+    Default: all clients."""
+
+    counterfactuals: bool = False
+    """Also evaluate equal weights, weights by size, and the aggregate without each client
+    (docs/reports.md)."""
+
+    shapley: bool = False
+    """Compute the Shapley value of each client on the server's reporting samples: exact for up to ten
+    clients in a round, else sampled."""
+
+    target: PositiveFloat | None = None
+    """Value of the metric for rounds-to-target. Default: not counted."""
+
+    client_targets: list[PositiveFloat] = []
+    """Values of the metric for P1's tables, which count the rounds until 10% to 90% of the clients
+    reach them. Default: `target`."""
 
 
 class StopEarly(ConfigTable):
     """When a run ends before its last round: by the loss on the samples the server weighs by."""
 
-    rounds: PositiveInt = Field(
-        5, description="Stop after so many rounds in a row without a lower loss."
-    )
-    min_delta: NonNegativeFloat = Field(
-        0.0, description="By how much a loss must be lower than the lowest one before."
-    )
+    rounds: PositiveInt = 5
+    """Stop after so many rounds in a row without a lower loss."""
 
-
-class RecordSettings(ConfigTable):
-    """What a run writes about single clients."""
-
-    clients: PositiveInt | None = Field(
-        None,
-        description="Number of clients, drawn by the seed, with rows of their own. Of the others, "
-        "counts and sums are written. Default: all clients.",
-    )
-
-    def of(self, num_clients: int, seed: int) -> frozenset[int] | None:
-        """The clients with rows of their own; None: all of them."""
-        if self.clients is None or self.clients >= num_clients:
-            return None
-        order = torch.randperm(num_clients, generator=generator(seed, "record", 0))
-        return frozenset(order[: self.clients].tolist())
+    min_delta: NonNegativeFloat = 0.0
+    """By how much a loss must be lower than the lowest one before."""
 
 
 def _drawn(fact: DeviceFact) -> Any:
@@ -354,57 +262,48 @@ class DeviceSettings(ConfigTable):
     A fact is a number, the same for all clients, or a distribution that every seed draws from.
     """
 
-    traces: str | None = Field(
-        None,
-        description="CSV file with a device per line, facts as columns, instead of distributions.",
-    )
+    traces: str | None = None
+    """CSV file with a device per line, facts as columns, instead of distributions."""
 
 
 class FlowerSettings(ConfigTable):
     """Clients reached through Flower (engine = "flower"): see docs/flower.md."""
 
-    train_seconds: Seconds = Field(
-        600.0, description="Longest time that the server waits for trained models."
-    )
-    evaluate_seconds: Seconds = Field(
-        300.0, description="Longest time that the server waits for evaluations."
-    )
-    min_replies: PositiveInt = Field(
-        1, description="Least number of answers. With fewer, a round leaves the model unchanged."
-    )
-    grace_seconds: Seconds | None = Field(
-        None,
-        description="Time to wait for other clients after `min_replies` answers. Default: no limit "
-        "of its own.",
-    )
-    repeats: Annotated[int, Field(ge=0, le=100)] = Field(
-        5,
-        description="How often a round is repeated because clients cannot be reached; then the run "
-        "stops and can be resumed. 0: the round counts and leaves the model unchanged. Always 0 "
-        "with noise of the server (`privacy`).",
-    )
-    max_test_samples: PositiveInt = Field(
-        100_000, description="Evaluations on more test samples than this are refused."
-    )
-    max_change: Annotated[float, Field(ge=1, le=1e6)] = Field(
-        1.5,
-        description="Deployment: the factor by which a client's claims about its data may differ "
-        "from what it declared.",
-    )
-    clients: list[str] = Field(
-        [],
-        description="Deployment: the names of the registered nodes. The first is client 0.",
-    )
-    left: list[str] = Field(
-        [],
-        description="Deployment: clients that left. They are not asked, and keep their numbers.",
-    )
-    input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = Field(
-        [], description="Deployment: the shape of a sample."
-    )
-    num_classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)] = Field(
-        0, description="Deployment: the number of classes. 0: regression."
-    )
+    train_seconds: Seconds = 600.0
+    """Longest time that the server waits for trained models."""
+
+    evaluate_seconds: Seconds = 300.0
+    """Longest time that the server waits for evaluations."""
+
+    min_replies: PositiveInt = 1
+    """Least number of answers. With fewer, a round leaves the model unchanged."""
+
+    grace_seconds: Seconds | None = None
+    """Time to wait for other clients after `min_replies` answers. Default: no limit of its own."""
+
+    repeats: Annotated[int, Field(ge=0, le=100)] = 5
+    """How often a round is repeated because clients cannot be reached; then the run stops and can be
+    resumed. 0: the round counts and leaves the model unchanged. Always 0 with noise of the server
+    (`privacy`)."""
+
+    max_test_samples: PositiveInt = 100_000
+    """Evaluations on more test samples than this are refused."""
+
+    max_change: Annotated[float, Field(ge=1, le=1e6)] = 1.5
+    """Deployment: the factor by which a client's claims about its data may differ from what it
+    declared."""
+
+    clients: list[str] = []
+    """Deployment: the names of the registered nodes. The first is client 0."""
+
+    left: list[str] = []
+    """Deployment: clients that left. They are not asked, and keep their numbers."""
+
+    input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = []
+    """Deployment: the shape of a sample."""
+
+    num_classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)] = 0
+    """Deployment: the number of classes. 0: regression."""
 
     @property
     def away(self) -> tuple[int, ...]:
@@ -427,33 +326,26 @@ Attacks = Annotated[
 class HostileClients(ConfigTable):
     """A group of hostile or faulty clients; see docs/attacks.md."""
 
-    clients: PositiveInt | list[int | str] | None = Field(
-        None,
-        description="How many clients (drawn by the seed), or which: a list of numbers or names.",
-    )
-    share: Share | None = Field(
-        None,
-        description="Instead of `clients`: the share of all clients that is hostile.",
-    )
-    attack: Attacks = Field(
-        description="The attack, or a list of attacks that act one after the other."
-    )
-    ignore_global: bool = Field(
-        False,
-        description="Train their own model instead of the global one (P3 1.C).",
-    )
-    from_round: PositiveInt = Field(
-        1,
-        description="The first round in which they attack; they are honest before it.",
-    )
-    probability: Share = Field(
-        1.0,
-        description="Probability with which each of them attacks in a round. 1: always.",
-    )
-    collude: bool = Field(
-        False,
-        description="Draw the same noise, and attack in the same rounds.",
-    )
+    clients: PositiveInt | list[int | str] | None = None
+    """How many clients (drawn by the seed), or which: a list of numbers or names."""
+
+    share: Share | None = None
+    """Instead of `clients`: the share of all clients that is hostile."""
+
+    attack: Attacks
+    """The attack, or a list of attacks that act one after the other."""
+
+    ignore_global: bool = False
+    """Train their own model instead of the global one (P3 1.C)."""
+
+    from_round: PositiveInt = 1
+    """The first round in which they attack; they are honest before it."""
+
+    probability: Share = 1.0
+    """Probability with which each of them attacks in a round. 1: always."""
+
+    collude: bool = False
+    """Draw the same noise, and attack in the same rounds."""
 
     def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:
         """How many clients are hostile, or which; ValueError for a name that no client has."""

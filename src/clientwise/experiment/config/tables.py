@@ -1,4 +1,4 @@
-"""Tables of the config as pydantic models, some made from the fields of other classes."""
+"""Tables of the config as pydantic models, and the types of single values. Nothing here needs PyTorch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import dataclasses
 import functools
 import inspect
 import re
-import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 from annotated_types import DocInfo, MaxLen
@@ -17,81 +17,82 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from ...registry import Part
+from ...registry import Option, Part, options_of
 
-CHECKED = ConfigDict(
-    extra="forbid",
-    strict=True,
-    frozen=True,
-    arbitrary_types_allowed=True,
-    allow_inf_nan=False,
-)
 T = TypeVar("T", bound="ConfigTable")
 S = TypeVar("S")
 MOST_ENTRIES = 1_000  # of a list
-Fields = Mapping[str, Any]  # by name: a type and a pydantic field, as `create_model` takes them
+MOST_SEEDS = 10_000
+MOST_PLUGINS = 100
 
 
 class ConfigTable(BaseModel):
-    """A table of the config. Unknown keys are errors."""
+    """A table of the config: unknown keys are errors, and the text beneath a key says what it means."""
 
-    model_config = CHECKED
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        for (
+            field
+        ) in cls.model_fields.values():  # in one line, as the reference and messages have it
+            field.description = " ".join((field.description or "").split()) or None
 
     def to_dict(self) -> dict[str, Any]:
         """The table as plain values, with every default written out."""
-        plain = to_plain(self)
-        assert isinstance(plain, dict)
+        plain: dict[str, Any] = to_plain(self)
         return plain
 
 
 def to_plain(value: Any) -> Any:
     """A value of a config as TOML and JSON have it; keys without a value are left out."""
     if isinstance(value, Part):
-        return _plain_part(value)
-    if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
-        items = dict(value) if isinstance(value, BaseModel) else vars(value)
-        return {key: to_plain(item) for key, item in items.items() if item is not None}
+        label = {"as": value.label} if value.label else {}
+        return {"name": value.name, **label, **_plain_items(value.options)}
+    if isinstance(value, BaseModel):
+        return _plain_items(dict(value))
+    if dataclasses.is_dataclass(value):
+        return _plain_items(vars(value))
     if isinstance(value, Mapping):
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [to_plain(item) for item in value]
-    return value
+    return str(value) if isinstance(value, Path) else value
 
 
-def _plain_part(part: Part) -> dict[str, Any]:
-    plain = {"name": part.name}
-    if part.label:
-        plain["as"] = part.label
-    options = {key: to_plain(value) for key, value in part.options.items() if value is not None}
-    return plain | options
+def _plain_items(items: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: to_plain(item) for key, item in items.items() if item is not None}
 
 
-def with_fields(fields: Fields) -> Callable[[type[T]], type[T]]:
-    """Class decorator: add these fields to a table."""
+def with_fields(fields: Mapping[str, Any]) -> Callable[[type[T]], type[T]]:
+    """Class decorator: add these fields, as `create_model` takes them, to a table."""
 
     def decorate(table: type[T]) -> type[T]:
-        return create_model(
-            table.__name__,
-            __base__=table,
-            __module__=table.__module__,
-            __doc__=table.__doc__,
-            **fields,
-        )
+        name, module, about = table.__name__, table.__module__, table.__doc__
+        return create_model(name, __base__=table, __module__=module, __doc__=about, **fields)
 
     return decorate
 
 
-def fields_of(source: type[Any]) -> dict[str, Any]:
-    """The fields of a dataclass with their types, bounds, defaults and meanings.
+def fields_of(options: Iterable[Option]) -> dict[str, Any]:
+    """Options of a function or class as fields: their types, bounds, defaults and meanings.
 
     A meaning is stated as `Annotated[int, doc("Local epochs.")]`.
     """
-    types = typing.get_type_hints(source, include_extras=True)
     fields = {}
-    for one in dataclasses.fields(source):
-        default = ... if one.default is dataclasses.MISSING else one.default
-        meaning = _meaning(types[one.name])
-        fields[one.name] = (types[one.name], Field(default, description=meaning))
+    for one in options:
+        marks = getattr(one.type, "__metadata__", ())
+        meanings = [mark.documentation for mark in marks if isinstance(mark, DocInfo)]
+        default = ... if one.required else one.default
+        field = Field(default, description=meanings[0] if meanings else None)
+        fields[one.name] = (_in_toml(one.type), field)
     return fields
 
 
@@ -108,21 +109,14 @@ def optional_fields_of(table: type[ConfigTable]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TableOf(Generic[S]):
-    """Marks a key that takes a dataclass, as a table: `Annotated[Pace, TableOf(Pace)]`.
-
-    Args:
-        source: the dataclass. The keys of the table are its fields, see `fields_of`.
-        about: what the table is for; by default the first line of the dataclass's docstring.
-    """
+    """Marks a key that takes a dataclass, as a table with its fields: `Annotated[Pace, TableOf(Pace)]`."""
 
     source: type[S]
-    about: str = ""
 
     @property
     def table(self) -> type[ConfigTable]:
         """The table that the config's checks, messages and reference know."""
-        source: Any = self.source  # mypy takes a class of any type for one that has no hash
-        return _table_of(source, self.about)
+        return _table_of(self.source)  # type: ignore[arg-type]  # mypy: a class of any type has no hash
 
     def read(self, value: Any) -> S:
         """The object that a table describes; pydantic's ValidationError where it is wrong."""
@@ -132,34 +126,25 @@ class TableOf(Generic[S]):
         return no_info_after_validator_function(self._build, handler.generate_schema(self.table))
 
     def _build(self, table: ConfigTable) -> S:
-        values = {}
-        for key, value in table:
-            values[key] = tuple(value) if isinstance(value, list) else value
+        values = {key: tuple(one) if isinstance(one, list) else one for key, one in table}
         return self.source(**values)
 
 
 @functools.cache  # every key of this type has the same table
-def _table_of(source: type[Any], about: str) -> type[ConfigTable]:
-    fields: dict[str, Any] = {}
-    for name, (kind, field) in fields_of(source).items():
-        fields[name] = (_in_toml(kind), field)
-    text = about or (inspect.getdoc(source) or "").splitlines()[0]
-    return create_model(source.__name__, __base__=ConfigTable, __doc__=text, **fields)
+def _table_of(source: type[Any]) -> type[ConfigTable]:
+    about = (inspect.getdoc(source) or "").partition("\n")[0]
+    fields = fields_of(options_of(source))
+    return create_model(source.__name__, __base__=ConfigTable, __doc__=about, **fields)
 
 
 def _in_toml(kind: Any) -> Any:
-    """A type as a config has it: a list instead of a tuple, a table instead of a dataclass."""
-    origin = typing.get_origin(kind)
+    """A type as a config has it: a list instead of a tuple, a text as path."""
     arguments = typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return Annotated[kind, TableOf(kind)]
-    if origin is Annotated:
+    if typing.get_origin(kind) is Annotated:
         return Annotated[_in_toml(arguments[0]), *arguments[1:]]
-    if origin is tuple:
-        return Annotated[list[_in_toml(arguments[0])], MaxLen(MOST_ENTRIES)]  # type: ignore[misc]
-    if origin in (types.UnionType, typing.Union):
-        return typing.Union[tuple(map(_in_toml, arguments))]  # noqa: UP007
-    return kind
+    if typing.get_origin(kind) is tuple:
+        return Annotated[list[arguments[0]], MaxLen(MOST_ENTRIES)]  # type: ignore[valid-type]
+    return Annotated[Path, Field(strict=False)] if kind is Path else kind
 
 
 def table_in(kind: Any) -> type[BaseModel] | None:
@@ -170,30 +155,6 @@ def table_in(kind: Any) -> type[BaseModel] | None:
         return kind
     tables = [table_in(argument) for argument in typing.get_args(kind)]
     return next((table for table in tables if table is not None), None)
-
-
-def _meaning(kind: Any) -> str | None:
-    marks = getattr(kind, "__metadata__", ())
-    return next((mark.documentation for mark in marks if isinstance(mark, DocInfo)), None)
-
-
-MOST_SEEDS = 10_000
-MOST_PLUGINS = 100
-
-
-def _name(text: str) -> str:
-    """Folders, tables and figures are called by it."""
-    has_control = any(letter < " " for letter in text)
-    if not 0 < len(text.encode()) <= 200 or has_control:
-        raise PydanticCustomError("name", "must have 1 to 200 bytes and no control characters")
-    return text
-
-
-def _device(name: str) -> str:
-    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", name):
-        allowed = 'must be "auto", "cpu", "cuda", or "cuda:1" for the second GPU'
-        raise PydanticCustomError("device", allowed)
-    return name
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -224,12 +185,25 @@ def _seeds(value: Any) -> Any:
         raise PydanticCustomError("seeds", "{reason}", {"reason": str(error)}) from None
 
 
+def _name(text: str) -> str:
+    """Folders, tables and figures are called by it."""
+    has_control = any(letter < " " for letter in text)
+    if not 0 < len(text.encode()) <= 200 or has_control:
+        raise PydanticCustomError("name", "must have 1 to 200 bytes and no control characters")
+    return text
+
+
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", name):
+        allowed = 'must be "auto", "cpu", "cuda", or "cuda:1" for the second GPU'
+        raise PydanticCustomError("device", allowed)
+    return name
+
+
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
 SampleSize = Annotated[int, Field(ge=2)]  # a standard error needs two
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Seeds = Annotated[list[Seed], Field(min_length=1, max_length=MOST_SEEDS), BeforeValidator(_seeds)]
 Name = Annotated[str, AfterValidator(_name)]
-Note = Annotated[str, Field(max_length=2_000)]
-Tags = Annotated[list[Name], Field(max_length=100)]
 DeviceName = Annotated[str, AfterValidator(_device)]

@@ -167,7 +167,6 @@ class Lane:
         self._store = store
         self._hostile = hostile
         self._lane = store.open_lane(method.name, seed)
-        self._recorded = experiment.record.of(engine.num_clients, seed)
         self._keeps_best = experiment.keep == "best" and method.control != "alone"
         # Secret noise cannot be drawn again: a round that is lost after its model was sent is another
         # release, and has to be counted. Its rounds are on disk before the next one begins.
@@ -277,9 +276,7 @@ class Lane:
         record = done.record
         assert record is not None
         problem = self.engine.problem
-        self._store.write_round(
-            self._lane, record, problem, self._hostile, done.seconds, self._recorded
-        )
+        self._store.write_round(self._lane, record, problem, self._hostile, done.seconds)
         if self._trackers:  # first: then an interruption leaves no gap in their curves
             values = self._store.round_values(self._lane, record.round_num, problem.metric)
             self._trackers.log_round(self._info, record, values)

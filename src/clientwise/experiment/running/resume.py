@@ -30,8 +30,6 @@ MAY_CHANGE = frozenset(
         "keep_every",
         "trackers",
         "workers",
-        "note",
-        "tags",
         "flower.train_seconds",
         "flower.evaluate_seconds",
         "flower.grace_seconds",
@@ -112,9 +110,7 @@ def config_so_far(folder: Path) -> Experiment | None:
         table = parse_toml(json.loads(text))
         found = [] if table.get("plugins", []) == written.plugins else ["plugins"]
         if not found:  # else they would be imported
-            # Notes, too, may be edited.
-            kept = {"plugin_dir": written.plugin_dir, "note": written.note, "tags": written.tags}
-            recorded = load_experiment(table | kept)
+            recorded = load_experiment(table | {"plugin_dir": written.plugin_dir})
     except (ValueError, TypeError, RecursionError):  # a ConfigError is a ValueError
         raise RunError(f"{folder}: its database is damaged (its config cannot be read)") from None
     if not found:
@@ -140,7 +136,7 @@ def refuse_run_of_host(folder: Path) -> None:
 
 
 def extended(before: Experiment, experiment: Experiment) -> Experiment:
-    """The experiment with the seeds, methods, note and tags that its run has: none is lost."""
+    """The experiment with the seeds and methods that its run has: none is lost."""
     given = {method.name: method for method in experiment.methods}
     kept = []
     for method in before.methods:
@@ -149,8 +145,6 @@ def extended(before: Experiment, experiment: Experiment) -> Experiment:
     grown = {
         "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
         "methods": [*kept, *given.values()],
-        "note": before.note or experiment.note,
-        "tags": before.tags or experiment.tags,
     }
     return experiment.model_copy(update=grown)
 
