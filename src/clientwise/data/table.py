@@ -531,24 +531,6 @@ def read_rows(path: Path, encoding: Encoding) -> DataFrame:
     return read_table(path, [*texts, encoding.target] if encoding.classes else texts)
 
 
-def read_samples(path: Path, encoding: Encoding) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """The values [N, columns] of the rows of a file, and their targets [N].
-
-    Rows without a target are left out.
-    """
-    rows = read_rows(path, encoding)
-    target = InputColumn(encoding.target, encoding.classes)
-    found = encode_rows(rows, replace(encoding, columns=(*encoding.columns, target)), str(path))
-    if found.unused:
-        log.warning("%s: columns that are not used: %s", path, _listed(found.unused))
-    values, targets = found.values[:, :-1], found.values[:, -1]
-    given = ~numpy.isnan(targets)
-    if not given.all():
-        log.warning("%s: %d rows without %s are left out", path, int((~given).sum()), target.name)
-    kind = numpy.int64 if encoding.classes else numpy.float32
-    return values[given], targets[given].astype(kind)
-
-
 def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> NewRows:
     """The values of all columns, in the order of the encoding. Columns may have any order.
 

@@ -81,11 +81,6 @@ class OwnModel:
         named = type(model) if isinstance(model, nn.Module) else model
         self.name: str = getattr(named, "__name__", type(named).__name__)
 
-    @property
-    def is_module(self) -> bool:
-        """Whether it is a module: every seed then begins with its parameters."""
-        return isinstance(self._model, nn.Module)
-
     def parameters(self) -> Tensor | None:
         """The parameters of the module, as one vector; None of a function, which draws them by the seed."""
         return flattened(self._model).cpu() if isinstance(self._model, nn.Module) else None

@@ -218,7 +218,7 @@ def digit_domains(
         count = min(most or len(domain.targets), len(domain.targets))
         chosen = torch.arange(count) * len(domain.targets) // count  # at equal distances
         for rows in torch.split(chosen, 4096):
-            images = domain.batch(rows)
+            images = domain.inputs[rows].float() / round(1 / domain.scale)
             images = interpolate(images, (size, size), mode="bilinear", antialias=True)
             inputs.append(images.mul(255).round().clamp(0, 255).byte())
         targets.append(domain.targets[chosen])
