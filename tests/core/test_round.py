@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clientwise.core.aggregation.before import nova
 from clientwise.core.aggregation.server_step import momentum_step, sgd_step
 from clientwise.core.criteria import (
     Arrivals,
@@ -328,36 +327,6 @@ def test_trust_is_in_what_was_learned_and_not_in_statistics() -> None:
     )  # 0.8 and what chance agrees on; 1.0 with the statistics
 
 
-def test_trust_is_updated_once_a_round_however_often_it_is_listed(make_engine: MakeEngine) -> None:
-    engine, plan = make_engine(), Plan(seed=1, cohort_size=8)
-    once = Method(criteria=(make_criterion("trust"),), training=TRAINING)
-    twice = replace(once, criteria=(make_criterion("trust", "a"), make_criterion("trust", "b")))
-    trusts = [
-        run_round(start(engine, method), method, plan, engine)[0].memory["trust"]
-        for method in (once, twice)
-    ]
-    assert float(trusts[0].min()) < 1
-    assert torch.equal(*trusts)
-
-
-def test_steps_before_the_rule_find_a_criterion_by_its_name_and_not_by_its_label(
-    make_engine: MakeEngine,
-) -> None:
-    engine, plan = make_engine(), Plan(seed=1, cohort_size=8)
-    balance = make_criterion("class_balance", "local_steps")
-    training = replace(TRAINING, batch_size=5)
-    named = Method(
-        criteria=(make_criterion("local_steps"), make_criterion("class_balance")), training=training
-    )
-    named = replace(named, before=(nova,))
-    labelled = replace(named, criteria=(make_criterion("local_steps", "steps"), balance))
-    models = [
-        run_round(start(engine, method), method, plan, engine)[0].model
-        for method in (named, labelled)
-    ]
-    assert torch.equal(*models)
-
-
 # Parts that need the whole cohort ------------------------------------------------------------------------------------
 
 
@@ -395,23 +364,6 @@ def test_a_criterion_that_needs_the_whole_cohort_sees_it_however_it_arrives(
     for record in (*records, late):
         assert torch.equal(record.weights, records[0].weights)
         assert record.client_ids == tuple(range(8))
-
-
-def test_what_the_whole_cohort_makes_of_a_liar_is_refused(
-    make_engine: MakeEngine, plan: Plan
-) -> None:
-    @criterion("above_one", measured_by="server", high=1.0, needs={"whole_cohort"})
-    def above_one(arrivals: Arrivals) -> Tensor:
-        """Two for the first of the cohort."""
-        return torch.tensor([2.0] + [0.5] * (len(arrivals.client_ids) - 1))
-
-    engine, method = (
-        make_engine(chunk_size=2),
-        Method(criteria=(make_criterion("above_one"),), training=TRAINING),
-    )
-    _, record = run_round(start(engine, method), method, plan, engine)
-    assert [refusal.reason for refusal in record.refusals] == ["above_one = 2 is outside [0, 1]"]
-    assert len(record.client_ids) == 4
 
 
 def test_what_the_server_knows_about_clients_is_not_asked_of_them(make_engine: MakeEngine) -> None:
@@ -471,17 +423,6 @@ def test_server_steps_apply_the_weighted_update(make_engine: MakeEngine, plan: P
     )
     heavy = Method(server_step=momentum_step, training=TRAINING)
     assert set(run_round(state, heavy, plan, engine)[0].step_state) == {"velocity"}
-
-
-def test_clients_are_evaluated_when_due(make_engine: MakeEngine) -> None:
-    engine, method = make_engine(), Method(training=TRAINING)
-    plan = Plan(seed=1, cohort_size=5, evaluate_clients_every=2)
-    state, evaluated = start(engine), []
-    for _ in range(4):
-        state, record = run_round(state, method, plan, engine)
-        evaluated.append(record.local is not None)
-        assert record.report is not None
-    assert evaluated == [False, True, False, True]
 
 
 def test_a_constant_criterion_is_reported(make_engine: MakeEngine, plan: Plan) -> None:
@@ -627,19 +568,6 @@ def test_the_guard_refuses_strangers_and_second_updates(
     assert torch.equal(after.model, honest.model)
 
 
-def test_the_same_client_twice_in_one_chunk_counts_once(
-    make_engine: MakeEngine, plan: Plan
-) -> None:
-    engine, method = make_engine(), Method(training=TRAINING)
-
-    def tamper(updates: Updates) -> Updates:
-        return replace(updates, client_ids=(updates.client_ids[0], *updates.client_ids[:-1]))
-
-    _, record = run_round(start(engine), method, plan, Wire(engine, tamper))
-    assert len(record.client_ids) == len(set(record.client_ids)) == 4
-    assert [refusal.reason for refusal in record.refusals] == ["second update of the same client"]
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -662,16 +590,6 @@ def test_with_nobody_left_the_model_stays(
     again, record = run_round(after, method, plan, engine)  # and the run goes on
     assert record.notes == ()
     assert not torch.equal(again.model, state.model)
-
-
-def test_with_all_weights_zero_the_model_stays(make_engine: MakeEngine, plan: Plan) -> None:
-    engine = make_engine()
-    method = replace(ADAFED, score=Product(thresholds={"server_performance": 0.999}))
-    state = start(engine, method)
-    after, record = run_round(state, method, plan, engine)
-    assert record.notes == ("all weights are zero: the model stays as it was",)
-    assert torch.equal(after.model, state.model)
-    assert record.weights.tolist() == [0] * 5
 
 
 def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
@@ -703,14 +621,6 @@ def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
         "member is zero for all clients: what comes after it has no effect (label_diversity)",
     )
     assert "member" in record.no_effect
-
-
-def test_a_criterion_that_is_meant_to_be_alike_is_no_fault(
-    make_engine: MakeEngine, plan: Plan
-) -> None:
-    engine, method = make_engine(), Method(criteria=(make_criterion("uniform"),), training=TRAINING)
-    _, record = run_round(start(engine, method), method, plan, engine)
-    assert record.no_effect == record.notes == ()
 
 
 @pytest.mark.parametrize("reporting", [True, False], ids=["with a reporting set", "without"])
