@@ -89,13 +89,6 @@ def test_a_wrong_answer_to_a_target_of_zero_is_not_a_right_one() -> None:
     assert float(METRICS.get("mape")(error_sums(torch.zeros(2), torch.zeros(2)))) == 0
 
 
-def test_diagnostic_odds_ratio_by_hand() -> None:
-    counts = torch.tensor([[8, 2], [1, 9]])
-    odds = 8.5 * 9.5 / (1.5 * 2.5)  # with ½ added to every cell; the same seen from either class
-    assert float(METRICS.get("diagnostic_odds_ratio")(counts)) == pytest.approx(odds)
-    assert torch.isfinite(METRICS.get("diagnostic_odds_ratio")(torch.tensor([[5, 0], [0, 5]])))
-
-
 def test_performance_turns_errors_into_qualities() -> None:
     better, worse = (
         error_sums(torch.ones(4), torch.ones(4) * 1.1),

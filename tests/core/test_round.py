@@ -26,6 +26,7 @@ from clientwise.core.types import (
     LocalTraining,
     Refusal,
     RoundRecord,
+    ServerState,
     Task,
     Updates,
 )
@@ -73,6 +74,14 @@ def start(engine, method: Method = Method(training=TRAINING)):  # noqa: B008
     return first_state(model, method, engine)
 
 
+def once(
+    engine, method: Method, plan: Plan, wire: Wire | None = None
+) -> tuple[ServerState, ServerState, RoundRecord]:
+    """The state before a first round, the one after it, and the record."""
+    state = start(engine, method)
+    return state, *run_round(state, method, plan, wire or engine)
+
+
 def all_updates(engine: LocalEngine, plan: Plan, state, method: Method) -> Updates:
     from clientwise.core.sampling import sample_clients
 
@@ -84,8 +93,7 @@ def all_updates(engine: LocalEngine, plan: Plan, state, method: Method) -> Updat
 
 def test_fedavg_round_is_the_mean_weighted_by_size(make_engine: MakeEngine, plan: Plan) -> None:
     engine, method = make_engine(), Method(training=TRAINING)
-    state = start(engine)
-    after, record = run_round(state, method, plan, engine)
+    state, after, record = once(engine, method, plan)
     updates = all_updates(engine, plan, state, method)
     sizes = engine.data.train.sizes[list(record.client_ids)].double()
     torch.testing.assert_close(record.weights, sizes / sizes.sum())
@@ -129,8 +137,7 @@ def test_cohort_large_and_small_aggregate_alike(make_engine: MakeEngine, score) 
     method = Method(criteria=P1_CRITERIA, score=score, normaliser=max_scale, training=TRAINING)
     for size in (2, 8):  # the prioritized score has three terms: kept at 2, folded at 8
         plan = Plan(seed=1, cohort_size=size)
-        state = start(engine, method)
-        after, record = run_round(state, method, plan, engine)
+        state, after, record = once(engine, method, plan)
         updates = all_updates(engine, plan, state, method)
         torch.testing.assert_close(after.model, (record.weights @ updates.models.double()).float())
 
@@ -156,27 +163,6 @@ def test_results_do_not_depend_on_the_chunk_size(make_engine: MakeEngine) -> Non
     assert torch.equal(models[0], models[2])
 
 
-@pytest.mark.bits
-def test_results_do_not_depend_on_the_order_of_arrival(make_engine: MakeEngine) -> None:
-    engine = make_engine(chunk_size=1)
-    method = Method(criteria=P1_CRITERIA, score=Prioritized(), training=TRAINING)
-    plan = Plan(seed=1, cohort_size=8)
-
-    class Late(Wire):
-        def train(self, client_ids, model, task) -> Iterator[Updates]:
-            yield from reversed(list(self._engine.train(client_ids, model, task)))
-
-    after, record = run_round(start(engine, method), method, plan, engine)
-    late, late_record = run_round(
-        start(engine, method), method, plan, Late(engine, lambda updates: updates)
-    )
-    torch.testing.assert_close(after.model, late.model, rtol=0, atol=1e-7)
-    weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
-    assert dict(
-        zip(late_record.client_ids, late_record.weights.tolist(), strict=True)
-    ) == pytest.approx(weights)
-
-
 # AdaFed ------------------------------------------------------------------------------------------------------------
 
 ADAFED = Method(
@@ -192,8 +178,7 @@ def test_adafed_weighs_by_the_server_set_and_adapts_the_loss(
     make_engine: MakeEngine, plan: Plan
 ) -> None:
     engine = make_engine()
-    state = start(engine, ADAFED)
-    after, record = run_round(state, ADAFED, plan, engine)
+    state, after, record = once(engine, ADAFED, plan)
     updates = all_updates(engine, plan, state, ADAFED)
     measured = accuracy(engine.evaluate_server(updates.models, "weigh").counts)
     torch.testing.assert_close(record.raw[:, 0], measured)
@@ -215,8 +200,7 @@ def test_adafed_weighs_by_the_server_set_and_adapts_the_loss(
 def test_without_a_server_set_the_cohort_judges(make_engine: MakeEngine) -> None:
     engine = make_engine()
     plan = Plan(seed=1, cohort_size=5, judged_by="clients")
-    state = start(engine, ADAFED)
-    after, record = run_round(state, ADAFED, plan, engine)
+    state, after, record = once(engine, ADAFED, plan)
     updates = all_updates(engine, plan, state, ADAFED)
     judged = engine.evaluate(record.client_ids, updates.models)
     torch.testing.assert_close(record.raw[:, 0], judged.overall())
@@ -260,7 +244,7 @@ def test_best_order_finds_the_best_of_all_orders(make_engine: MakeEngine, plan: 
         adjust=best_order,
         training=TRAINING,
     )
-    after, record = run_round(start(engine, method), method, plan, engine)
+    _, after, record = once(engine, method, plan, engine)
     by_hand = {}
     for order in itertools.permutations(method.names):
         fixed = replace(method, adjust=None, score=Prioritized(order))
@@ -349,7 +333,7 @@ def test_a_criterion_that_needs_the_whole_cohort_sees_it_however_it_arrives(
     records = []
     for chunk_size in (1, 3, 16):
         engine = make_engine(chunk_size=chunk_size)
-        _, record = run_round(start(engine, method), method, plan, engine)
+        _, _, record = once(engine, method, plan)
         records.append(record)
     assert seen == [tuple(range(8))] * 3
 
@@ -379,9 +363,7 @@ def test_what_the_server_knows_about_clients_is_not_asked_of_them(make_engine: M
         }
         return replace(updates, measurements=lies)
 
-    _, record = run_round(
-        start(engine, method), method, Plan(seed=1, cohort_size=8), Wire(engine, boast)
-    )
+    _, _, record = once(engine, method, Plan(seed=1, cohort_size=8), Wire(engine, boast))
     assert record.raw[:, 0].tolist() == list(range(8))
 
 
@@ -430,7 +412,7 @@ def test_a_constant_criterion_is_reported(make_engine: MakeEngine, plan: Plan) -
     method = Method(
         criteria=(make_criterion("trust"), make_criterion("dataset_size")), training=TRAINING
     )
-    _, record = run_round(start(engine, method), method, plan, engine)
+    _, _, record = once(engine, method, plan)
     assert record.no_effect == ("trust",)  # everyone starts at 1
 
 
@@ -540,7 +522,7 @@ def test_the_guard_refuses_with_a_reason_and_the_rest_goes_on(
     _, honest_record = run_round(start(engine, method), method, plan, engine)
     victim = honest_record.client_ids[0]
 
-    after, record = run_round(start(engine, method), method, plan, Wire(engine, tamper))
+    _, after, record = once(engine, method, plan, Wire(engine, tamper))
     assert [refusal.client_id for refusal in record.refusals] == [victim]
     assert reason in record.refusals[0].reason
     assert record.client_ids == honest_record.client_ids[1:]
@@ -605,8 +587,7 @@ def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
 
     def played(*criteria: Criterion) -> tuple[bool, RoundRecord]:
         method = Method(criteria=criteria, training=TRAINING)
-        state = start(engine, method)
-        after, record = run_round(state, method, plan, engine)
+        state, after, record = once(engine, method, plan)
         return torch.equal(after.model, state.model), record
 
     stays, record = played(zero, size)
