@@ -267,8 +267,8 @@ def _traffic(cohort: Cohort, search: Search | None) -> tuple[int, int]:
     tested = len(search.tried) * cohort.num_clients if search else 0
     sent = sum(refusal.was_sent for refusal in cohort.refusals)
     trained = len(cohort.asked) + len(cohort.client_ids) + sent
-    judgements = cohort.judge.sent
-    return trained + tested + judgements, tested + (judgements or cohort.judge.count)
+    judgements = cohort.sent_to_judges
+    return trained + tested + judgements, tested + (judgements or cohort.judged)
 
 
 def _released(chosen: Candidate, method: Method) -> PrivacyRecord | None:

@@ -22,8 +22,7 @@ from .candidates import (
     apply_rule,
     noised,
     secretly_summed,
-    take_server_step,
-    unchanged,
+    stepped,
     with_old_model,
     within_bounds,
 )
@@ -125,34 +124,30 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     if method.evidence and prior.any():
         posterior = method.evidence(cohort.gathered, prior, cohort.state.evidence)
     weights = posterior.weights if posterior else prior
+    ranked = cohort, priority, scores, prior
+    earlier = posterior.notes if posterior else ()
     if not weights.any():
-        return unchanged(cohort, priority, scores, prior, posterior)
+        return stepped(*ranked, weights, None, posterior=posterior, notes=earlier)
     try:
         weights, notes = within_bounds(cohort, weights)
     except InfeasibleError as error:
-        return unchanged(cohort, priority, scores, prior, posterior, unmet=str(error))
+        nothing = torch.zeros_like(weights)
+        return stepped(*ranked, nothing, None, posterior=posterior, notes=earlier, unmet=str(error))
     ruled = apply_rule(cohort, weights)
     if ruled is None:
         aggregate = cohort.mean(averaging, scales, weights)
     else:
         aggregate = cohort.state.model + ruled.update
-    models, step_state = take_server_step(cohort, aggregate, posterior)
-
     is_shaped = bool(method.rule or method.before)  # else influence is weight
-    notes += posterior.notes if posterior else ()
-    return Candidate(
-        priority=priority,
-        scores=scores,
-        prior=prior,
+    return stepped(
+        *ranked,
+        weights,
+        aggregate,
         posterior=posterior,
-        weights=weights,
         influence=ruled.influence if ruled and is_shaped else None,
-        model=models[0],
-        step_state=step_state,
-        stepped=models,
         rule_state=ruled.state if ruled else {},
         residual=ruled.residual if ruled else None,
-        notes=notes + cohort.without_effect_after_zero(priority),
+        notes=notes + earlier + cohort.without_effect_after_zero(priority),
     )
 
 
