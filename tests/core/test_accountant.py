@@ -11,9 +11,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
-from clientwise.core.accountant import Accountant, accountant_of
-from clientwise.core.method import Method, Plan
-from clientwise.core.privacy import Privacy, release
+from clientwise.core.method import Method, Plan, accountant_of
+from clientwise.core.privacy import Accountant, Privacy, release
 from clientwise.core.sampling import poisson_sample
 
 
