@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clientwise.core.objective.adapt_loss import LOSS_ADAPTERS
+from clientwise.core.feedback import LOSS_ADAPTERS
 from clientwise.core.objective.loss import (
     LOSSES,
     CrossEntropy,

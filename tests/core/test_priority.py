@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from clientwise.core.feedback import ADJUSTMENTS
 from clientwise.core.types import Candidate, Evaluation
-from clientwise.core.weights.priority import ADJUSTMENTS
 
 NAMES = ("a", "b", "c")
 ORDERS = list(itertools.permutations(NAMES))

@@ -18,8 +18,8 @@ from clientwise.core.criteria import (
     criterion,
     make_criterion,
 )
+from clientwise.core.feedback import best_order, class_weights, first_improvement
 from clientwise.core.method import Method, Plan
-from clientwise.core.objective.adapt_loss import class_weights
 from clientwise.core.objective.metrics import accuracy, per_class_f1
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import (
@@ -30,7 +30,6 @@ from clientwise.core.types import (
     Task,
     Updates,
 )
-from clientwise.core.weights.priority import best_order, first_improvement
 from clientwise.core.weights.scores import (
     Choquet,
     Owa,

@@ -11,6 +11,7 @@ from torch import Tensor
 from .clock import Pace
 from .cohort import Cohort
 from .engine import AsksAhead, Engine
+from .feedback import Search
 from .method import Method, Plan
 from .objective.loss import Loss
 from .objective.metrics import accuracy
@@ -25,7 +26,6 @@ from .types import (
     RoundRecord,
     ServerState,
 )
-from .weights.priority import Search
 from .weights.weighting import divide
 
 LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one

@@ -18,14 +18,13 @@ from .aggregation.sums import Pair, pairs_of
 from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
-from .objective.adapt_loss import LossAdapter
+from .feedback import Adjustment, LossAdapter
 from .objective.loss import BALANCED, LOSSES, Loss
 from .objective.problem import Problem
 from .privacy import Accountant, LocalNoise, Privacy, SecretSum, SecureAggregation
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
 from .types import LocalTraining, ModelSpec, ServerState, Task
 from .weights.bounds import Bounds
-from .weights.priority import Adjustment
 from .weights.scores import Equal, Prioritized, Score
 from .weights.weighting import Normaliser, ScoreError, divide, scores_of, sum_scale
 

@@ -29,8 +29,8 @@ from .candidates import (
 from .cohort import Cohort
 from .engine import CountsLabels, Engine, FoldingEngine
 from .evaluation import Evaluations, record_round, why_kept
+from .feedback import Adapted, Order, Search, all_orders
 from .method import Method, Plan
-from .objective.adapt_loss import Adapted
 from .other_weights import contributions, counterfactuals
 from .types import (
     Candidate,
@@ -41,7 +41,6 @@ from .types import (
     TriedStep,
 )
 from .weights.bounds import InfeasibleError
-from .weights.priority import Order, Search, all_orders
 from .weights.weighting import divide, to_weights
 
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model

@@ -24,12 +24,11 @@ from ..core.aggregation.rules import RULES
 from ..core.aggregation.server_step import SERVER_STEPS
 from ..core.criteria import CRITERIA, CriterionDeclaration, source_of
 from ..core.evidence import EVIDENCE
-from ..core.objective.adapt_loss import LOSS_ADAPTERS
+from ..core.feedback import ADJUSTMENTS, LOSS_ADAPTERS
 from ..core.objective.loss import LOSSES
 from ..core.objective.metrics import METRICS
 from ..core.sampling import SAMPLINGS
 from ..core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS
-from ..core.weights.priority import ADJUSTMENTS
 from ..core.weights.scores import SCORES
 from ..core.weights.weighting import NORMALISERS
 from ..data.datasets import DATASETS
