@@ -83,25 +83,16 @@ class History:
     times: Tensor  # [s] updates that went into it
 
     @staticmethod
-    def read(memory: Mapping[str, Tensor]) -> History:
-        """From what the evidence keeps between rounds; empty before the first."""
-        ids = memory.get("history.ids", torch.zeros(0, dtype=torch.int64))
-        past = memory.get("history.past", torch.zeros(0, SKETCH))
-        times = memory.get("history.times", torch.zeros(0, dtype=torch.int64))
-        return History(ids.cpu(), past.cpu(), times.cpu())
+    def of(memory: Mapping[str, Tensor], client_ids: Sequence[int]) -> tuple[History, Tensor]:
+        """From what the evidence keeps between rounds, with a row for each of these clients [n]."""
+        ids, rows = enlist(memory.get("history.ids"), client_ids)
+        past = with_rows(memory.get("history.past"), len(ids), torch.zeros(SKETCH))
+        times = with_rows(memory.get("history.times"), len(ids), torch.tensor(0))
+        return History(ids, past, times), rows
 
     def as_memory(self) -> dict[str, Tensor]:
-        """What `read` reads."""
+        """What `of` reads."""
         return {"history.ids": self.ids, "history.past": self.past, "history.times": self.times}
-
-    def including(self, client_ids: Sequence[int]) -> tuple[History, Tensor]:
-        """With an empty row for each client that was not seen before, and the rows of these clients [n]."""
-        ids, rows = enlist(self.ids, client_ids)
-        if len(ids) == len(self.ids):
-            return self, rows
-        past = with_rows(self.past, len(ids), torch.zeros(SKETCH))
-        times = with_rows(self.times, len(ids), torch.tensor(0))
-        return History(ids, past, times), rows
 
     def z(self, rows: Tensor, sketches: Tensor) -> Tensor:
         """How far updates point against the own past, in standard errors [n].
@@ -149,7 +140,7 @@ def look_back(
     sketches = sketches.cpu()
     if not history:
         return LookBack(copies=counts)
-    past, rows = History.read(memory).including(gathered.client_ids)
+    past, rows = History.of(memory, gathered.client_ids)
     z = past.z(rows, sketches)
     return LookBack(z, counts, past.extended(rows, sketches, z).as_memory())
 
