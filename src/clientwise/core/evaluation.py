@@ -15,10 +15,11 @@ from .feedback import Search
 from .method import Method, Plan
 from .objective.loss import Loss
 from .objective.metrics import accuracy
-from .other_weights import Contributions, evaluated
+from .other_weights import evaluated
 from .reasons import Kept
 from .types import (
     Candidate,
+    Contributions,
     Counterfactual,
     Evaluation,
     LookBack,

@@ -122,10 +122,10 @@ class LocalTraining:
     @staticmethod
     def read(plain: Mapping[str, Any]) -> LocalTraining:
         """From its fields as JSON gives them back; TypeError for other keys."""
-        options = {
-            key: Part(**value) if isinstance(value, Mapping) else value
-            for key, value in plain.items()
-        }
+        options: dict[str, Any] = dict(plain)
+        for key, value in plain.items():
+            if isinstance(value, Mapping):
+                options[key] = Part(**value)
         return LocalTraining(**options)
 
     def num_steps(self, sizes: Tensor) -> Tensor:
