@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -123,26 +124,23 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     if method.evidence and prior.any():
         posterior = method.evidence(cohort.gathered, prior, cohort.state.evidence)
     weights = posterior.weights if posterior else prior
-    ranked = cohort, priority, scores, prior
+    candidate = partial(stepped, cohort, priority, scores, prior, posterior=posterior)
     earlier = posterior.notes if posterior else ()
     if not weights.any():
-        return stepped(*ranked, weights, None, posterior=posterior, notes=earlier)
+        return candidate(weights, None, notes=earlier)
     try:
         weights, notes = within_bounds(cohort, weights)
     except InfeasibleError as error:
-        nothing = torch.zeros_like(weights)
-        return stepped(*ranked, nothing, None, posterior=posterior, notes=earlier, unmet=str(error))
+        return candidate(torch.zeros_like(weights), None, notes=earlier, unmet=str(error))
     ruled = apply_rule(cohort, weights)
     if ruled is None:
         aggregate = cohort.mean(averaging, scales, weights)
     else:
         aggregate = cohort.state.model + ruled.update
     is_shaped = bool(method.rule or method.before)  # else influence is weight
-    return stepped(
-        *ranked,
+    return candidate(
         weights,
         aggregate,
-        posterior=posterior,
         influence=ruled.influence if ruled and is_shaped else None,
         rule_state=ruled.state if ruled else {},
         residual=ruled.residual if ruled else None,
