@@ -112,14 +112,6 @@ def test_methods_meet_the_same_clients_as_far_as_they_can() -> None:
     }
 
 
-def test_an_asynchronous_round_asks_only_as_many_as_are_free() -> None:
-    clock = Clock(30, Pace(buffer=3))
-    clock.at_work = frozenset(range(6))
-    asked = clock.cohort(10, 7, 3)
-    assert len(asked) == 4
-    assert not clock.at_work & {*asked}
-
-
 # Criteria ----------------------------------------------------------------------------------------------------------
 
 

@@ -406,15 +406,6 @@ def test_server_steps_apply_the_weighted_update(make_engine: MakeEngine, plan: P
     assert set(run_round(state, heavy, plan, engine)[0].step_state) == {"velocity"}
 
 
-def test_a_constant_criterion_is_reported(make_engine: MakeEngine, plan: Plan) -> None:
-    engine = make_engine()
-    method = Method(
-        criteria=(make_criterion("trust"), make_criterion("dataset_size")), training=TRAINING
-    )
-    _, _, record = once(engine, method, plan)
-    assert record.no_effect == ("trust",)  # everyone starts at 1
-
-
 # The guard ---------------------------------------------------------------------------------------------------------
 
 

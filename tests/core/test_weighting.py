@@ -13,8 +13,6 @@ from clientwise.core.weights.weighting import (
     NORMALISERS,
     divide,
     to_weights,
-    without_effect,
-    zero_for_all,
 )
 
 positive = st.floats(0, 1000)
@@ -26,12 +24,6 @@ SCORES = [
     cw.owa([0.7, 0.3]),
     cw.product(),
 ]
-
-
-def test_fedavg_is_one_criterion() -> None:
-    assert cw.weigh({"size": [600, 300, 100]}, score=cw.mean()).tolist() == pytest.approx(
-        [0.6, 0.3, 0.1]
-    )
 
 
 def test_normalisers_by_hand() -> None:
@@ -155,10 +147,3 @@ def test_an_own_score_that_is_no_weight_is_named(value: float) -> None:
     ):
         cw.weigh({"a": [1, 3]}, score=Odd())
     assert cw.weigh({"a": [2, 2]}, score=Odd()).tolist() == [0.5, 0.5]
-
-
-def test_a_constant_criterion_has_no_effect() -> None:
-    raw = torch.tensor([[5.0, 1.0, 0.0], [5.0, 2.0, 0.0]])
-    assert without_effect(("a", "b", "c"), raw) == ("a", "c")
-    assert without_effect(("a", "b", "c"), raw[:1]) == ()  # of one client nothing can be said
-    assert zero_for_all(("a", "b", "c"), raw) == ("c",)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .aggregation.sums import HeldModels, Stack, SubsetSums, can_fold, weighted_mean
+from .aggregation.sums import Stack, SubsetSums, can_fold, weighted_mean
 from .criteria import Arrivals, Outcome
 from .engine import Engine
 from .guard import inspect_measurements, inspect_updates
@@ -247,7 +247,7 @@ class Cohort:
         return weighted_mean([self._held.models[row] for row in rows], weights)
 
     def updated_memory(self) -> dict[str, Tensor]:
-        """What the criteria remember of all clients after the round; see `criteria.base.Memory`."""
+        """What the criteria remember of all clients after the round; see `criteria.Memory`."""
         memory = dict(self.state.memory)
         if not self.method.memories:
             return memory
@@ -267,7 +267,7 @@ class Cohort:
         criteria[list(self.client_ids)] = self.raw.double()
         return {"criteria": criteria}
 
-    def _hold_models(self, is_part: bool) -> HeldModels:
+    def _hold_models(self, is_part: bool) -> SubsetSums | Stack:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
 
         A part of a cohort has sums whatever its size, as the whole has.

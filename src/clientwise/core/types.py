@@ -466,7 +466,7 @@ class Candidate:
     released: NoisedSum | None = None  # of methods that add noise to the mean
     unmet: str | None = None  # why the bounds are infeasible for these clients
     steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
-    residual: float | None = None  # of adapters: see `adapters.average_products`
+    residual: float | None = None  # of adapters: see `sums.average_products`
 
 
 @dataclass(frozen=True)
@@ -507,7 +507,7 @@ class Contributions:
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """The aggregate of a round's updates under other weights; see `counterfactuals.py`."""
+    """The aggregate of a round's updates under other weights; see `other_weights.py`."""
 
     kind: Literal["chosen", "uniform", "size", "without"]
     client: int | None = None  # the one that is left out
@@ -553,7 +553,7 @@ class RoundRecord:
     released: PrivacyRecord | None = None  # of methods with differential privacy
     counterfactuals: tuple[Counterfactual, ...] = ()
     contributions: Contributions | None = None  # Shapley values of the clients [n]
-    residual: float | None = None  # of adapters: see `adapters.average_products`
+    residual: float | None = None  # of adapters: see `sums.average_products`
     steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
     kept: Kept | None = None  # why the model is that of the round before; None: it is new
     # By how much following each client instead of the mean would raise the held-out loss [n], its
