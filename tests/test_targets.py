@@ -26,7 +26,7 @@ from clientwise.core.objective.metrics import METRICS, label_counts, pixel_count
 from clientwise.core.objective.problem import Multilabel, Segmentation
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.tune.tune import TuneSettings, tune
+from clientwise.experiment.tune import TuneSettings, tune
 from clientwise.report.output.export import as_csv
 from clientwise.report.output.terminal import run_text
 from clientwise.report.views import overview
@@ -306,8 +306,8 @@ def test_values_are_searched_by_the_metric(tmp_path: Path) -> None:
             config["model"] = {"name": "fully_convolutional", "channels": [4], "middle": [4]}
         if name == "regression":
             rates = {"training": {"learning_rate": [1e-6, 0.02]}}
-            found = tune(load_experiment(config), TuneSettings(trials=6, over=rates, seeds=[1]))
-            assert found.best["FedAvg"].values == {("training", "learning_rate"): 0.02}
+            found = tune(load_experiment(config), TuneSettings(trials=6, over=rates))
+            assert found.best["FedAvg"].values == {"training.learning_rate": 0.02}
         run = cw.Run(cw.run(config, tmp_path / f"run {name}"))
         assert run.metric == kind.metric
         file = tmp_path / f"{name}.toml"

@@ -37,7 +37,7 @@ from clientwise.core.weights.weighting import (
     fixed_scale,
     is_constant,
 )
-from clientwise.engine.wrappers.engine import EmbeddedEngine
+from clientwise.engine.wrapping import EmbeddedEngine
 from clientwise.registry import Part
 
 NAMES = ("a", "b", "c")

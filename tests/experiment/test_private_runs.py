@@ -19,7 +19,7 @@ from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.presets import merge
+from clientwise.experiment.config.named import merge
 from clientwise.experiment.running import lanes
 from clientwise.record.reading.folder import RunFolder
 from clientwise.registry import Part
@@ -351,16 +351,16 @@ def test_a_round_that_is_interrupted_counts_for_clients_that_add_secret_noise(
 ) -> None:
     """The server has their updates by then. No round is written, so nothing else tells of it."""
     given = config(changed(LOCAL, privacy={"secret": True}), federation={"fraction": 1.0})
-    finish = lanes.Round.run
+    finish = lanes.compute_round
 
-    def interrupted(state: ServerState, *others: Any, **named: Any) -> lanes.Round:
+    def interrupted(state: ServerState, *others: Any, **named: Any) -> lanes.LaneState:
         done = finish(state, *others, **named)
-        if done.state.round_num == number:
+        if done.server.round_num == number:
             raise RuntimeError("the power is cut")
         return done
 
     with monkeypatch.context() as patched:
-        patched.setattr(lanes.Round, "run", interrupted)
+        patched.setattr(lanes, "compute_round", interrupted)
         patched.setattr(lanes.Lane, "end", lambda lane: None)  # a crash saves nothing
         for resume in (False, True):
             with pytest.raises(RuntimeError, match="the power is cut"):

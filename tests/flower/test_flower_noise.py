@@ -13,7 +13,7 @@ from grid import FakeClock
 from test_flower_engine import Setup
 
 from clientwise.experiment.load import load_experiment
-from clientwise.hosts.flower.connections import connector
+from clientwise.hosts.flower.server_app import connector
 
 pytestmark = pytest.mark.usefixtures("clock")
 CENTRAL = {

@@ -191,8 +191,8 @@ def private_data_issues(experiment: Experiment, samples: Samples) -> Iterator[Is
     for index, settings in enumerate(experiment.methods):
         if settings.privacy:
             hint = f"{name} prepares its inputs by the samples of all clients (means, categories,"
-            hint += " words), and these get no noise: use prepared numbers, or flower.table"
-            yield f"methods[{index}].privacy", f"{hint}, whose constants are public"
+            hint += " words), and these get no noise: use prepared numbers"
+            yield f"methods[{index}].privacy", hint
 
 
 def deployed_privacy_issues(experiment: Experiment) -> Iterator[Issue]:

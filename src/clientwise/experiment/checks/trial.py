@@ -20,12 +20,12 @@ from ...data.federated import FederatedData, Samples
 from ...engine.executor import DeviceExecutor
 from ...engine.jobs import TrainJob
 from ...engine.probes import with_input_type
-from ...engine.wrappers.engine import EmbeddedEngine, WrappingEngine
+from ...engine.wrapping import EmbeddedEngine, WrappingEngine
 from ...limits import gigabytes, memory
 from ...models.call import outputs_of
 from ...models.flat import spec_of
 from ...models.size import check_batch
-from ..build.network import count_outputs
+from ..build.engine import count_outputs
 from ..config.messages import Issue
 from ..config.schema import Experiment
 from .round_memory import memory_issues

@@ -24,8 +24,7 @@ from ...core.weights.weighting import NORMALISERS, DividesBySums, Normaliser, is
 from ...registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
-from .tables import ConfigTable, TableOf
-from .values import Name, Seed
+from .tables import ConfigTable, Name, Seed, TableOf
 
 PACE = TableOf(
     Pace, "When a round ends, where clients take time. Default: when all clients have answered."
@@ -50,8 +49,6 @@ class Tuned(ConfigTable):
     trials: PositiveInt = Field(description="Number of trials.")
     seeds: list[Seed] = Field(description="Seeds of the trials. A run with one of them is refused.")
     rounds: PositiveInt = Field(description="Rounds of a trial.")
-    by: str = Field(description="The criterion that compared trials: see [tune].")
-    sampler: str = Field(description="How values were drawn: see [tune].")
 
 
 class MethodSettings(ConfigTable):
