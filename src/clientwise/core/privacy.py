@@ -34,7 +34,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -425,10 +425,7 @@ class Accountant:
         """The smallest noise multiplier, up to `PRECISION`, that spends at most ε; None: none does."""
 
         def spent(multiplier: float) -> float:
-            mechanism = Accountant(
-                multiplier, self.delta, self.num_clients, self.probability, self.size
-            )
-            return _epsilon(mechanism, releases)
+            return _epsilon(replace(self, noise_multiplier=multiplier), releases)
 
         low, high = 0.1, 0.2
         while spent(high) > epsilon:
