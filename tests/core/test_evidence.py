@@ -218,7 +218,7 @@ def page(z: Sequence[float], memory: dict[str, Tensor]) -> Posterior:
 
 
 def test_what_speaks_against_a_client_is_summed_over_the_rounds_as_by_hand() -> None:
-    once = page([2.5, -2.5], PageTest.first(2))
+    once = page([2.5, -2.5], PageTest(2.0, 1.0, 0.5).first(2))
     assert once.z is not None
     torch.testing.assert_close(once.z, torch.tensor([1.5, -1.5]).double())
     torch.testing.assert_close(once.weights, torch.tensor([0.5, 0.5]).double())
@@ -234,11 +234,11 @@ def test_what_speaks_against_a_client_is_summed_over_the_rounds_as_by_hand() -> 
 
 
 def test_nothing_that_a_client_did_well_before_excuses_harm() -> None:
-    sleeper = page([-9.0, 9.0], PageTest.first(2))
+    sleeper = page([-9.0, 9.0], PageTest(2.0, 1.0, 0.5).first(2))
     for _ in range(5):
         sleeper = page([-9.0, 9.0], dict(sleeper.memory))
     found = page([6.0, 0.0], dict(sleeper.memory))
-    fresh = page([6.0, 0.0], PageTest.first(2))
+    fresh = page([6.0, 0.0], PageTest(2.0, 1.0, 0.5).first(2))
     assert found.memory["log_odds"][0] == fresh.memory["log_odds"][0] == pytest.approx(-1.5)
 
 

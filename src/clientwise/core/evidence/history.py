@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...registry import needs
 from ..types import Gathered, LookBack, Posterior
-from .base import EVIDENCE, Evidence, PageTest, StandardErrors, Strength, enlist, with_rows
+from .base import EVIDENCE, PageTest, StandardErrors, Strength, enlist, with_rows
 
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
 KEPT = 0.7  # of the past direction, when an update is added to it
@@ -159,7 +159,7 @@ def larger(held_out: Tensor | None, history: Tensor | None) -> Tensor | None:
 
 @EVIDENCE.register("history", needs("models"))
 @dataclass(frozen=True)
-class OwnPast(Evidence):
+class OwnPast(PageTest):
     """A client loses weight if its updates point against what it sent before; needs no held-out samples.
 
     z_k tests whether the angle between the update and the past is above 120°.
@@ -176,15 +176,10 @@ class OwnPast(Evidence):
     slack: StandardErrors = 3.0
     strength: Strength = 0.5
 
-    def first(self, num_clients: int) -> dict[str, Tensor]:
-        """No evidence on any client."""
-        return PageTest.first(num_clients)
-
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:
         """See the class."""
         rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
         past = look_back(gathered, memory, history=True, copies=False)
-        test = PageTest(self.threshold, self.slack, self.strength)
-        return test.posterior(rows, prior, larger(None, past.z), memory, past)
+        return self.posterior(rows, prior, larger(None, past.z), memory, past)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...registry import needs
 from ..aggregation.robust import combine
 from ..types import Gathered, Posterior
-from .base import EVIDENCE, Evidence, PageTest, StandardErrors, Strength, moved
+from .base import EVIDENCE, PageTest, StandardErrors, Strength, moved
 from .history import larger, look_back
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
@@ -42,7 +42,7 @@ class Harm:
 
 @EVIDENCE.register("significance", needs("server_set"))
 @dataclass(frozen=True)
-class Significance(Evidence):
+class Significance(PageTest):
     """A client loses weight if its update significantly and notably increases the held-out loss.
 
     Δ_k are the updates, clipped to the cohort's median norm, and Δ̄ is their weighted mean. Following
@@ -104,10 +104,6 @@ class Significance(Evidence):
     history: bool = False
     copies: bool = False
 
-    def first(self, num_clients: int) -> dict[str, Tensor]:
-        """No evidence on any client."""
-        return PageTest.first(num_clients)
-
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:
@@ -119,8 +115,7 @@ class Significance(Evidence):
         # Without held-out samples nothing tells whether the copies or the others are honest.
         copies = self.copies and held_out is not None
         past = look_back(gathered, memory, history=self.history, copies=copies)
-        test = PageTest(self.threshold, self.slack, self.strength)
-        found = test.posterior(rows, prior, larger(held_out, past.z), memory, past)
+        found = self.posterior(rows, prior, larger(held_out, past.z), memory, past)
         if isinstance(harm, Harm):
             return replace(
                 found, harm=harm.mean, harm_error=harm.error, held_out_change=harm.change
