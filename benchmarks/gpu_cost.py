@@ -44,8 +44,7 @@ import torch
 from torch import Tensor, nn
 
 import gpu_memory
-from clientwise.core import cohort, round
-from clientwise.core.cohort import Judge
+from clientwise.core import candidates, cohort, round
 from clientwise.core.evaluation import Evaluations
 from clientwise.core.evidence import history, significance
 from clientwise.data.federated import FederatedData
@@ -75,9 +74,9 @@ PHASES: list[tuple[Any, str, str]] = [
     (LocalEngine, "server_gradients", "gradients"),
     (history, "sketch", "sketch"),
     (significance, "look_back", "look back"),
-    (Judge, "__call__", "evaluate"),
+    (cohort.Cohort, "judge", "evaluate"),
     (round, "apply_rule", "clip and mean"),
-    (round, "take_server_step", "server steps"),
+    (candidates, "take_server_step", "server steps"),
     (round, "tune_and_choose", "tune and choose"),
     (LocalEngine, "train_server", "tuning steps"),
     (Evaluations, "__init__", "evaluate the model"),

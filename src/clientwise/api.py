@@ -15,7 +15,8 @@ from .core.criteria import Arrivals as Arrivals
 from .core.criteria import ClientFacts as ClientFacts
 from .core.criteria import criterion as criterion
 from .core.evidence import EVIDENCE as EVIDENCE
-from .core.objective.adapt_loss import LOSS_ADAPTERS as LOSS_ADAPTERS
+from .core.feedback import ADJUSTMENTS as ADJUSTMENTS
+from .core.feedback import LOSS_ADAPTERS as LOSS_ADAPTERS
 from .core.objective.loss import LOSSES as LOSSES
 from .core.objective.loss import Loss as Loss
 from .core.objective.metrics import METRICS as METRICS
@@ -27,7 +28,6 @@ from .core.types import Gathered as Gathered
 from .core.types import Posterior as Posterior
 from .core.types import RoundRecord as RoundRecord
 from .core.weights import scores as _scores
-from .core.weights.priority import ADJUSTMENTS as ADJUSTMENTS
 from .core.weights.scores import SCORES as SCORES
 from .core.weights.scores import Score as Score
 from .core.weights.scores import prioritized as prioritized

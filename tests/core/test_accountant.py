@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 
 import dp_accounting
-import numpy
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from numpy.typing import NDArray
 from scipy import stats
 
-from clientwise.core.accountant import Accountant, accountant_of
-from clientwise.core.method import Method, Plan
-from clientwise.core.privacy import Privacy, release
+from clientwise.core.method import Method, Plan, accountant_of
+from clientwise.core.privacy import Accountant, Privacy, release
 from clientwise.core.sampling import poisson_sample
 
 
@@ -61,43 +58,6 @@ def test_a_sampled_cohort_spends_at_most_what_all_clients_spend(
     for probability in (0.5, 0.9999):
         poisson = Accountant(multiplier, 1e-3, 20, probability=probability)
         assert poisson.epsilon(releases) <= everybody
-
-
-def test_a_large_cohort_has_the_smaller_of_the_librarys_two_bounds() -> None:
-    relation = dp_accounting.NeighboringRelation.REPLACE_ONE
-    everybody = dp_accounting.get_epsilon_gaussian(4.0 / math.sqrt(20), 1e-3)
-    for size, is_sampled in ((5, True), (10, False), (19, False)):
-        event = dp_accounting.SampledWithoutReplacementDpEvent(
-            20, size, dp_accounting.GaussianDpEvent(4.0)
-        )
-        sampled = RdpAccountant(neighboring_relation=relation).compose(event, 20).get_epsilon(1e-3)
-        assert (sampled < everybody) == is_sampled
-        mine = Accountant(4.0, 1e-3, 20, size=size).epsilon(20)
-        assert mine == pytest.approx(min(sampled, everybody), rel=0.02)
-
-
-@pytest.mark.parametrize(("multiplier", "size"), [(0.8, 2), (0.8, 19), (2.0, 10), (10.0, 15)])
-def test_the_epsilon_of_a_cohort_is_not_below_that_of_two_neighbours(
-    multiplier: float, size: int
-) -> None:
-    """The others send nothing, the client sends ±1/2: two mixtures of Gaussians, one unit apart at most."""
-    share = size / 20
-    values = numpy.linspace(-12 * multiplier, 12 * multiplier, 200_001)
-
-    def density(sent: float) -> NDArray[numpy.float64]:
-        asked = stats.norm.pdf(values, sent, multiplier)
-        return share * asked + (1 - share) * stats.norm.pdf(values, 0, multiplier)
-
-    promised = Accountant(multiplier, 1e-3, 20, size=size).epsilon(1)
-    excess = numpy.maximum(density(0.5) - math.exp(promised) * density(-0.5), 0)
-    assert numpy.trapezoid(excess, values) <= 1e-3
-
-
-def test_the_noise_of_a_large_cohort_is_at_most_that_of_all_clients() -> None:
-    everybody = Accountant(1.0, 1e-3, 20).noise_for(3.6, 20)
-    some = Accountant(1.0, 1e-3, 20, size=19).noise_for(3.6, 20)
-    assert everybody is not None
-    assert some == pytest.approx(everybody, rel=1e-3)
 
 
 def test_the_noise_for_a_budget_is_the_smallest() -> None:

@@ -61,22 +61,6 @@ def test_with_one_factor_for_all_it_is_the_mean_of_the_other() -> None:
     assert found.discarded == pytest.approx(0, abs=1e-20)
 
 
-def test_one_client_keeps_its_factors() -> None:
-    b, a, _ = drawn(1, 7, 9, 3, seed=2)
-    found = product_mean(b, a, torch.ones(1, dtype=torch.float64))
-    torch.testing.assert_close((found.b, found.a), (b[0], a[0]))
-
-
-def test_the_product_of_mean_factors_is_another_matrix() -> None:
-    """Two clients with the same product B·A = (−B)·(−A): their mean factors are zero."""
-    b, a, _ = drawn(1, 7, 9, 3, seed=3)
-    both = torch.cat([b, -b]), torch.cat([a, -a])
-    halves = torch.full((2,), 0.5, dtype=torch.float64)
-    assert not torch.einsum("n,npr->pr", halves, both[0]).any()
-    found = product_mean(*both, halves)
-    torch.testing.assert_close(found.b @ found.a, b[0] @ a[0])
-
-
 def test_untrained_adapters_keep_a_row_space_to_learn_in() -> None:
     """B starts at zero. If A were lost, too, no gradient would ever change either."""
     b, a, weights = drawn(3, 6, 8, 2, seed=4)

@@ -100,21 +100,6 @@ def test_chunks_change_no_bit(kind: str) -> None:
     assert torch.equal(results[0], results[2])
 
 
-def test_server_steps_by_hand() -> None:
-    model, mean = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 0.0])
-    step = {name: SERVER_STEPS.get(name) for name in SERVER_STEPS}
-    assert step["replace"](model, mean, {})[0].tolist() == [2, 0]
-    assert step["sgd"](model, mean, {}, learning_rate=0.5)[0].tolist() == [1.5, 1.0]
-    assert step["sgd"](model, mean, {})[0].tolist() == [2, 0]  # Eq. 2 with η = 1 is Eq. 4
-
-    first, state = step["momentum"](model, mean, {}, learning_rate=0.5, momentum=0.9)
-    assert first.tolist() == [1.5, 1.0]
-    second, _ = step["momentum"](
-        first, first, state, learning_rate=0.5, momentum=0.9
-    )  # no update: velocity · 0.9
-    assert second.tolist() == pytest.approx([1.95, 0.1])
-
-
 @pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
 def test_adaptive_steps_are_reddis_algorithm_2(name: str) -> None:
     rate, beta1, beta2, tau = 0.1, 0.9, 0.99, 0.5

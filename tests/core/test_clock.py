@@ -21,9 +21,8 @@ from clientwise.core.criteria import (
     Outcome,
     make_criterion,
 )
-from clientwise.core.objective.problem import Classification
 from clientwise.core.sampling import sample_clients
-from clientwise.core.types import LocalTraining, ModelSpec
+from clientwise.core.types import ModelSpec
 
 NEVER = math.inf
 
@@ -113,14 +112,6 @@ def test_methods_meet_the_same_clients_as_far_as_they_can() -> None:
     }
 
 
-def test_an_asynchronous_round_asks_only_as_many_as_are_free() -> None:
-    clock = Clock(30, Pace(buffer=3))
-    clock.at_work = frozenset(range(6))
-    asked = clock.cohort(10, 7, 3)
-    assert len(asked) == 4
-    assert not clock.at_work & {*asked}
-
-
 # Criteria ----------------------------------------------------------------------------------------------------------
 
 
@@ -137,28 +128,6 @@ def facts(**more: Any) -> ClientFacts:
 def measured(name: str, seen: ClientFacts | Arrivals, **options: float) -> list[float]:
     values: list[float] = make_criterion(name, **options).measure(seen).tolist()
     return values
-
-
-def test_what_a_client_says_of_its_device_is_worth_one_at_most() -> None:
-    assert measured("compute_speed", facts(), fast=400.0) == [0.5, 1.0]
-    assert measured("connection", facts(), fast=100.0) == [
-        pytest.approx(2 / (1 / 20 + 1 / 60) / 100),
-        1.0,
-    ]
-    assert measured("availability", facts()) == [0.25, 1.0]
-    assert measured("battery_level", facts()) == [pytest.approx(0.3), 1.0]
-    for name in ("compute_speed", "connection", "availability", "battery_level"):
-        assert make_criterion(name).high(Classification(3)) == 1.0
-
-
-def test_a_real_client_measures_its_speed_by_its_own_clock() -> None:
-    seconds = torch.tensor([2.0, 0.5], dtype=torch.float64)
-    real = facts(device=None, seconds=seconds, training=LocalTraining(epochs=3))
-    assert measured("compute_speed", real, fast=1000.0) == pytest.approx(
-        [0.015, 0.12]
-    )  # 3 epochs of 10 and 20 samples
-    with pytest.raises(KeyError, match="connection needs to know the clients' devices"):
-        measured("connection", real)
 
 
 def test_late_and_old_updates_count_less() -> None:

@@ -108,20 +108,6 @@ def test_sharpness_from_pixels_is_the_variance_of_the_laplacian() -> None:
         laplacian_variance(torch.zeros(2, 7))
 
 
-def test_a_blurred_image_is_less_sharp() -> None:
-    from sklearn.datasets import load_digits
-
-    images = torch.from_numpy(load_digits().images).float().unsqueeze(1)
-    blurred = torch.nn.functional.avg_pool2d(images, 3, stride=1, padding=1)
-    assert bool((laplacian_variance(blurred) < laplacian_variance(images)).all())
-
-
-def test_client_attribute() -> None:
-    assert measured("attribute", of="premium") == [1, 0, 0.5]
-    with pytest.raises(KeyError, match="no attribute 'age'; they have \\['premium'\\]"):
-        measured("attribute", of="age")
-
-
 def test_commercial_targets_are_booleans_and_categories() -> None:
     facts = {"member": [True, False, True], "age": [30, 45, 60], "job": ["nurse", "cook", "nurse"]}
     arrivals = replace(some_arrivals(), attributes=fact_columns(facts))
@@ -279,10 +265,3 @@ def test_adding_a_criterion_takes_a_few_lines() -> None:
         "twice_the_size"
     ].tolist() == [8, 4, 6]
     assert [option.name for option in CRITERIA.options("twice_the_size")] == ["factor"]
-
-
-def test_a_name_is_taken_once_and_needs_a_docstring() -> None:
-    with pytest.raises(ValueError, match="already registered"):
-        criterion("trust", measured_by="client")(some_clients)
-    with pytest.raises(ValueError, match="needs a docstring"):
-        criterion("silent", measured_by="client")(lambda clients: clients.num_samples)

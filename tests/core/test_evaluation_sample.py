@@ -10,7 +10,7 @@ import torch
 
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
-from clientwise.core.types import Evaluation, Refusal
+from clientwise.core.types import Evaluation
 from clientwise.engine.local import LocalEngine
 
 CLIENTS = 60
@@ -52,25 +52,6 @@ def test_the_standard_error_is_the_spread_over_samples(everyone: Evaluation) -> 
     spread = torch.tensor(means)
     assert float(spread.mean()) == pytest.approx(float(everyone.overall()[0]), abs=0.003)
     assert sum(errors) / len(errors) == pytest.approx(float(spread.std()), rel=0.05)
-
-
-def test_clients_that_did_not_reply_make_the_sample_smaller(everyone: Evaluation) -> None:
-    complete = sampled(everyone, list(range(DRAWN)))
-    silent = replace(complete, missing=(Refusal(0, "not connected"),))  # client 0 has no test data
-    errors = complete.sampling_error(), silent.sampling_error()
-    assert errors[0] is not None
-    assert errors[1] is not None
-    assert bool(errors[1] > errors[0])
-
-
-def test_the_error_is_known_from_two_clients_on(everyone: Evaluation) -> None:
-    assert everyone.sampling_error() is None
-    one = sampled(everyone, [0, 1]).sampling_error()  # client 0 has no test data
-    assert one is not None
-    assert bool(one.isnan().all())
-    two = sampled(everyone, [1, 2]).sampling_error()
-    assert two is not None
-    assert float(two[0]) > 0
 
 
 def test_the_sample_follows_from_seed_and_round() -> None:

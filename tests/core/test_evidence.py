@@ -12,7 +12,6 @@ from torch import Tensor
 from clientwise.core.evidence.base import PageTest
 from clientwise.core.evidence.history import OwnPast
 from clientwise.core.evidence.significance import (
-    GROUPS,
     LEAST_JUDGES,
     LEAST_SAMPLES,
     Significance,
@@ -130,11 +129,6 @@ def test_almost_equal_clients_keep_their_weights_whatever_is_significant() -> No
     assert float(rounds_of(alike, margin=0.0).weights.min()) < 0.01
 
 
-def test_duplicates_of_one_client_keep_their_weights() -> None:
-    found = rounds_of(torch.tensor([[0.3, 0.1]]).expand(5, 2).clone(), 25, margin=0.0)
-    torch.testing.assert_close(found.weights, torch.full((5,), 0.2, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1.0, 1e3])
 def test_one_inverted_client_is_found_at_any_learning_rate(scale: float) -> None:
     updates = scale * torch.cat([HONEST[:5], -HONEST[:1]])
@@ -162,22 +156,6 @@ def test_who_helps_as_surely_earns_its_weight_back_and_no_more() -> None:
         after = evidence(gathered(UPDATES), PRIOR, after.memory)
     assert after.memory["log_odds"][0] > -2
     assert after.memory["log_odds"].max() <= 0
-
-
-def test_groups_of_samples_are_as_large_as_each_other() -> None:
-    asked: list[Sequence[Sequence[int]]] = []
-    seen = gathered(UPDATES, 105)
-
-    def gradients(model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
-        asked.append(groups)
-        assert seen.gradients is not None
-        return seen.gradients(model, groups)
-
-    Significance()(replace(seen, gradients=gradients), PRIOR, Significance().first(9))
-    (groups,) = asked
-    assert len(groups) == GROUPS
-    assert {len(group) for group in groups} == {5, 6}
-    assert sorted(row for group in groups for row in group) == list(range(105))
 
 
 def test_with_few_samples_it_does_nothing_and_says_so() -> None:
@@ -240,7 +218,7 @@ def page(z: Sequence[float], memory: dict[str, Tensor]) -> Posterior:
 
 
 def test_what_speaks_against_a_client_is_summed_over_the_rounds_as_by_hand() -> None:
-    once = page([2.5, -2.5], PageTest.first(2))
+    once = page([2.5, -2.5], PageTest(2.0, 1.0, 0.5).first(2))
     assert once.z is not None
     torch.testing.assert_close(once.z, torch.tensor([1.5, -1.5]).double())
     torch.testing.assert_close(once.weights, torch.tensor([0.5, 0.5]).double())
@@ -256,11 +234,11 @@ def test_what_speaks_against_a_client_is_summed_over_the_rounds_as_by_hand() -> 
 
 
 def test_nothing_that_a_client_did_well_before_excuses_harm() -> None:
-    sleeper = page([-9.0, 9.0], PageTest.first(2))
+    sleeper = page([-9.0, 9.0], PageTest(2.0, 1.0, 0.5).first(2))
     for _ in range(5):
         sleeper = page([-9.0, 9.0], dict(sleeper.memory))
     found = page([6.0, 0.0], dict(sleeper.memory))
-    fresh = page([6.0, 0.0], PageTest.first(2))
+    fresh = page([6.0, 0.0], PageTest(2.0, 1.0, 0.5).first(2))
     assert found.memory["log_odds"][0] == fresh.memory["log_odds"][0] == pytest.approx(-1.5)
 
 

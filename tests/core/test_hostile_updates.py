@@ -14,11 +14,10 @@ from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
 from clientwise.core.criteria import make_criterion
 from clientwise.core.evidence import EVIDENCE
+from clientwise.core.feedback import best_order, class_weights
 from clientwise.core.method import Method, Plan
-from clientwise.core.objective.adapt_loss import class_weights
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining, Updates
-from clientwise.core.weights.priority import best_order
 from clientwise.core.weights.scores import (
     Choquet,
     Mean,

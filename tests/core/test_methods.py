@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -161,17 +160,6 @@ def test_focus_weighs_by_the_mutual_cross_entropy(alpha: float, expected: list[f
     assert found.tolist() == pytest.approx((worked / worked.sum()).tolist())
 
 
-def test_focus_without_a_finite_loss_and_with_one_client() -> None:
-    broken = torch.tensor([1.0, torch.inf, 1.0], dtype=torch.float64)
-    seen = gathered(UPDATES, lambda models: broken, start_loss=[1.0, 1.0, 1.0])
-    found = Credibility()(seen, WEIGHTS, {})
-    assert found.weights.tolist() == pytest.approx([5 / 7, 0, 2 / 7])
-    alone = gathered(UPDATES[:1], start_loss=[1.0])
-    only = Credibility()(alone, torch.ones(1, dtype=torch.float64), {})
-    assert only.weights.tolist() == [1.0]
-    assert "no client of the round has credibility" in only.notes[0]
-
-
 def test_greedy_takes_the_best_while_they_help() -> None:
     # The first is best alone, then the second, with whom it is better still; the others go the wrong way.
     updates = [[1.0, -1.0, 0.0], [0.0, -2.0, 1.0], [-3.0, 0.0, 0.0], [1.0, 5.0, 1.0]]
@@ -212,63 +200,6 @@ def test_fedlaws_first_step_goes_down_the_gradient_by_autograd() -> None:
     expected = (WEIGHTS.log() - 0.01 * logits.grad.sign()).softmax(0)  # the first step of Adam
     assert found.weights.tolist() == pytest.approx(expected.tolist(), rel=1e-4)
     assert found.scale == pytest.approx(math.exp(-0.01 * float(log_scale.grad.sign())), rel=1e-4)
-
-
-def brute_force(updates: Sequence[Sequence[float]], prior: Tensor) -> list[float]:
-    """The mean over all orders of what a client adds to those before it."""
-
-    def loss(coalition: tuple[int, ...]) -> float:
-        rows = list(coalition)
-        mean = (
-            prior[rows] @ torch.tensor(updates)[rows].double() / prior[rows].sum()
-            if rows
-            else torch.zeros(3)
-        )
-        return float((mean - TARGET).square().sum())
-
-    values = np.zeros(len(updates))
-    orders = list(itertools.permutations(range(len(updates))))
-    for order in orders:
-        for place, client in enumerate(order):
-            values[client] += (loss(order[:place]) - loss(order[: place + 1])) / len(orders)
-    return list(values)
-
-
-def test_shapley_values_are_the_mean_over_all_orders() -> None:
-    updates = [
-        [1.0, -1.0, 0.0],
-        [0.0, -2.0, 1.0],
-        [-1.0, 0.0, 0.0],
-        [0.5, 0.5, 0.5],
-        [1.0, -2.0, 0.0],
-    ]
-    prior = torch.tensor([0.3, 0.2, 0.1, 0.25, 0.15], dtype=torch.float64)
-    expected = brute_force(updates, prior)
-    assert Shapley().values(gathered(updates), prior).tolist() == pytest.approx(expected)
-    weights = Shapley()(gathered(updates), prior, {}).weights
-    positive = np.maximum(expected, 0)
-    assert weights.tolist() == pytest.approx((positive / positive.sum()).tolist())
-    sampled = Shapley(exact=0, orders=200, tolerance=0).values(gathered(updates), prior)
-    assert sampled.tolist() == pytest.approx(expected, abs=0.5)
-    assert float(sampled.sum()) == pytest.approx(sum(expected)), (
-        "every order shares out the same whole"
-    )
-
-
-def test_shapley_cuts_an_order_short_where_nothing_is_left_to_gain() -> None:
-    judged: list[int] = []
-
-    def counting(models: Tensor) -> Tensor:
-        judged.append(len(models))
-        return squared_distance(models)
-
-    same = [TARGET.tolist()] * 8
-    values = Shapley(orders=5).values(
-        gathered(same, counting), torch.full((8,), 1 / 8, dtype=torch.float64)
-    )
-    assert float(values.sum()) == pytest.approx(float(TARGET.square().sum()))
-    assert int((values > 0).sum()) <= 5, "whoever comes first has it all"
-    assert sum(judged) < 5 * 8
 
 
 def test_a_client_that_ruins_every_model_has_no_shapley_weight() -> None:

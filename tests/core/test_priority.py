@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from clientwise.core.feedback import ADJUSTMENTS
 from clientwise.core.types import Candidate, Evaluation
-from clientwise.core.weights.priority import ADJUSTMENTS, all_orders
 
 NAMES = ("a", "b", "c")
 ORDERS = list(itertools.permutations(NAMES))
@@ -41,12 +41,6 @@ def search(how: str, accuracies: Sequence[float], previous: float | None, higher
     return result, clients
 
 
-def test_orders_start_with_the_current_one_and_name_each_once() -> None:
-    orders = all_orders(("b", "a", "c"), NAMES)
-    assert orders[0] == ("b", "a", "c")
-    assert len(orders) == len(set(orders)) == 6
-
-
 def test_an_order_that_is_not_worse_is_kept_with_one_test() -> None:
     for previous in (None, 0.4, 0.5):
         result, clients = search("first_improvement", [0.5, 0.9, 0.9, 0.9, 0.9, 0.9], previous)
@@ -69,13 +63,6 @@ def test_if_none_is_good_enough_the_least_bad() -> None:
     assert result.chosen.priority == ORDERS[2]  # the earlier of the two with 0.4
     assert result.testing_rounds == 6  # m!
     assert float(result.evaluation.overall()[0]) == pytest.approx(0.4)
-
-
-def test_best_order_asks_once_and_takes_the_best() -> None:
-    result, clients = search("best_order", [0.5, 0.6, 0.9, 0.3, 0.9, 0.1], previous=0.2)
-    assert result.chosen.priority == ORDERS[2]
-    assert (result.testing_rounds, len(clients.asked), len(result.tried)) == (1, 1, 6)
-    assert float(result.evaluation.overall()[0]) == pytest.approx(0.9)
 
 
 def test_best_order_keeps_the_current_one_on_a_tie() -> None:

@@ -176,15 +176,6 @@ def test_negative_scores_weigh_nothing() -> None:
         assert privacy.weights(scores, 0.25).tolist() == [0, 0, 0, 0.25]
 
 
-def test_the_bounds_are_reached() -> None:
-    """2·C·cap for weights that sum to 1, half of it with a fixed denominator and an added client."""
-    renormalised = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.0)
-    fixed = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.0, denominator=1.0)
-    assert farthest(Mean(), 0.5, renormalised, added) == pytest.approx(2 * CLIP * 0.5)
-    assert farthest(Mean(), 0.5, fixed, added) == pytest.approx(CLIP * 0.5)
-    assert farthest(Mean(), 0.5, fixed, replaced) == pytest.approx(2 * CLIP * 0.5)
-
-
 def test_scores_that_compare_clients_say_so() -> None:
     from clientwise.core.weights.scores import SCORES as REGISTERED
 

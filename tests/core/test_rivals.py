@@ -17,7 +17,6 @@ from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
 from clientwise.core.evidence.fldetector import hessian_of, suspicious_cluster
-from clientwise.core.evidence.rivals import distinctness
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Gathered, LocalTraining, ModelSpec
@@ -109,18 +108,6 @@ def test_foolsgold_is_the_papers_algorithm_over_rounds_with_some_of_the_clients(
     assert len(memory["sums"]) == 6, "clients that were not seen take no memory"
 
 
-def test_foolsgold_gives_colluders_no_weight() -> None:
-    random = randoms(2)
-    updates = random.normal(size=(6, PARAMETERS))
-    updates[4] = updates[5]
-    weights = EVIDENCE.get("foolsgold")()(gathered(updates), equal(6), {}).weights
-    assert weights[4:].tolist() == [0, 0]
-    assert bool((weights[:4] > 0.1).all())
-    alike = EVIDENCE.get("foolsgold")()(gathered(updates[[5, 5]]), equal(2), {}).weights
-    assert alike.tolist() == [0, 0], "if all are alike, the paper uses none"
-    assert distinctness(torch.ones(1, 1)).tolist() == [1]
-
-
 def papers_alignins(updates: Array, model: Array) -> list[int]:
     """The clients that Xu et al. keep, with lambda_s = lambda_c = 1 and k = 0.3·d."""
     principal = numpy.sign(numpy.sign(updates).sum(0))
@@ -153,20 +140,6 @@ def test_alignins_keeps_the_papers_clients_and_clips_to_their_median_norm(seed: 
     clipped = updates[kept] * numpy.minimum(1, limit / norms[kept])[:, None]
     mean = weights @ BEFORE.get("clip")(seen, weights).updates.double()
     numpy.testing.assert_allclose(mean[:PARAMETERS], clipped.mean(0), atol=1e-5)
-
-
-def test_alignins_counts_a_weight_as_so_many_clients() -> None:
-    random = randoms(7)
-    updates = random.normal(size=(5, PARAMETERS)) + 0.3
-    model = random.normal(size=PARAMETERS)
-    copies = numpy.array([1, 3, 2, 1, 4])
-    alignins = EVIDENCE.get("alignins")()
-    weighted = alignins(gathered(updates, model), torch.from_numpy(copies / copies.sum()), {})
-    owner = numpy.repeat(numpy.arange(5), copies)
-    repeated = alignins(gathered(updates[owner], model), equal(len(owner)), {})
-    for client in range(5):
-        total = float(repeated.weights[torch.from_numpy(owner == client)].sum())
-        assert float(weighted.weights[client]) == pytest.approx(total)
 
 
 @pytest.mark.parametrize("base", ["trimmed_mean", "median"])

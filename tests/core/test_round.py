@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clientwise.core.aggregation.before import nova
 from clientwise.core.aggregation.server_step import momentum_step, sgd_step
 from clientwise.core.criteria import (
     Arrivals,
@@ -19,18 +18,18 @@ from clientwise.core.criteria import (
     criterion,
     make_criterion,
 )
+from clientwise.core.feedback import best_order, class_weights, first_improvement
 from clientwise.core.method import Method, Plan
-from clientwise.core.objective.adapt_loss import class_weights
 from clientwise.core.objective.metrics import accuracy, per_class_f1
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import (
     LocalTraining,
     Refusal,
     RoundRecord,
+    ServerState,
     Task,
     Updates,
 )
-from clientwise.core.weights.priority import best_order, first_improvement
 from clientwise.core.weights.scores import (
     Choquet,
     Owa,
@@ -74,6 +73,14 @@ def start(engine, method: Method = Method(training=TRAINING)):  # noqa: B008
     return first_state(model, method, engine)
 
 
+def once(
+    engine, method: Method, plan: Plan, wire: Wire | None = None
+) -> tuple[ServerState, ServerState, RoundRecord]:
+    """The state before a first round, the one after it, and the record."""
+    state = start(engine, method)
+    return state, *run_round(state, method, plan, wire or engine)
+
+
 def all_updates(engine: LocalEngine, plan: Plan, state, method: Method) -> Updates:
     from clientwise.core.sampling import sample_clients
 
@@ -85,8 +92,7 @@ def all_updates(engine: LocalEngine, plan: Plan, state, method: Method) -> Updat
 
 def test_fedavg_round_is_the_mean_weighted_by_size(make_engine: MakeEngine, plan: Plan) -> None:
     engine, method = make_engine(), Method(training=TRAINING)
-    state = start(engine)
-    after, record = run_round(state, method, plan, engine)
+    state, after, record = once(engine, method, plan)
     updates = all_updates(engine, plan, state, method)
     sizes = engine.data.train.sizes[list(record.client_ids)].double()
     torch.testing.assert_close(record.weights, sizes / sizes.sum())
@@ -130,8 +136,7 @@ def test_cohort_large_and_small_aggregate_alike(make_engine: MakeEngine, score) 
     method = Method(criteria=P1_CRITERIA, score=score, normaliser=max_scale, training=TRAINING)
     for size in (2, 8):  # the prioritized score has three terms: kept at 2, folded at 8
         plan = Plan(seed=1, cohort_size=size)
-        state = start(engine, method)
-        after, record = run_round(state, method, plan, engine)
+        state, after, record = once(engine, method, plan)
         updates = all_updates(engine, plan, state, method)
         torch.testing.assert_close(after.model, (record.weights @ updates.models.double()).float())
 
@@ -157,27 +162,6 @@ def test_results_do_not_depend_on_the_chunk_size(make_engine: MakeEngine) -> Non
     assert torch.equal(models[0], models[2])
 
 
-@pytest.mark.bits
-def test_results_do_not_depend_on_the_order_of_arrival(make_engine: MakeEngine) -> None:
-    engine = make_engine(chunk_size=1)
-    method = Method(criteria=P1_CRITERIA, score=Prioritized(), training=TRAINING)
-    plan = Plan(seed=1, cohort_size=8)
-
-    class Late(Wire):
-        def train(self, client_ids, model, task) -> Iterator[Updates]:
-            yield from reversed(list(self._engine.train(client_ids, model, task)))
-
-    after, record = run_round(start(engine, method), method, plan, engine)
-    late, late_record = run_round(
-        start(engine, method), method, plan, Late(engine, lambda updates: updates)
-    )
-    torch.testing.assert_close(after.model, late.model, rtol=0, atol=1e-7)
-    weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
-    assert dict(
-        zip(late_record.client_ids, late_record.weights.tolist(), strict=True)
-    ) == pytest.approx(weights)
-
-
 # AdaFed ------------------------------------------------------------------------------------------------------------
 
 ADAFED = Method(
@@ -193,8 +177,7 @@ def test_adafed_weighs_by_the_server_set_and_adapts_the_loss(
     make_engine: MakeEngine, plan: Plan
 ) -> None:
     engine = make_engine()
-    state = start(engine, ADAFED)
-    after, record = run_round(state, ADAFED, plan, engine)
+    state, after, record = once(engine, ADAFED, plan)
     updates = all_updates(engine, plan, state, ADAFED)
     measured = accuracy(engine.evaluate_server(updates.models, "weigh").counts)
     torch.testing.assert_close(record.raw[:, 0], measured)
@@ -216,8 +199,7 @@ def test_adafed_weighs_by_the_server_set_and_adapts_the_loss(
 def test_without_a_server_set_the_cohort_judges(make_engine: MakeEngine) -> None:
     engine = make_engine()
     plan = Plan(seed=1, cohort_size=5, judged_by="clients")
-    state = start(engine, ADAFED)
-    after, record = run_round(state, ADAFED, plan, engine)
+    state, after, record = once(engine, ADAFED, plan)
     updates = all_updates(engine, plan, state, ADAFED)
     judged = engine.evaluate(record.client_ids, updates.models)
     torch.testing.assert_close(record.raw[:, 0], judged.overall())
@@ -261,7 +243,7 @@ def test_best_order_finds_the_best_of_all_orders(make_engine: MakeEngine, plan: 
         adjust=best_order,
         training=TRAINING,
     )
-    after, record = run_round(start(engine, method), method, plan, engine)
+    _, after, record = once(engine, method, plan, engine)
     by_hand = {}
     for order in itertools.permutations(method.names):
         fixed = replace(method, adjust=None, score=Prioritized(order))
@@ -328,36 +310,6 @@ def test_trust_is_in_what_was_learned_and_not_in_statistics() -> None:
     )  # 0.8 and what chance agrees on; 1.0 with the statistics
 
 
-def test_trust_is_updated_once_a_round_however_often_it_is_listed(make_engine: MakeEngine) -> None:
-    engine, plan = make_engine(), Plan(seed=1, cohort_size=8)
-    once = Method(criteria=(make_criterion("trust"),), training=TRAINING)
-    twice = replace(once, criteria=(make_criterion("trust", "a"), make_criterion("trust", "b")))
-    trusts = [
-        run_round(start(engine, method), method, plan, engine)[0].memory["trust"]
-        for method in (once, twice)
-    ]
-    assert float(trusts[0].min()) < 1
-    assert torch.equal(*trusts)
-
-
-def test_steps_before_the_rule_find_a_criterion_by_its_name_and_not_by_its_label(
-    make_engine: MakeEngine,
-) -> None:
-    engine, plan = make_engine(), Plan(seed=1, cohort_size=8)
-    balance = make_criterion("class_balance", "local_steps")
-    training = replace(TRAINING, batch_size=5)
-    named = Method(
-        criteria=(make_criterion("local_steps"), make_criterion("class_balance")), training=training
-    )
-    named = replace(named, before=(nova,))
-    labelled = replace(named, criteria=(make_criterion("local_steps", "steps"), balance))
-    models = [
-        run_round(start(engine, method), method, plan, engine)[0].model
-        for method in (named, labelled)
-    ]
-    assert torch.equal(*models)
-
-
 # Parts that need the whole cohort ------------------------------------------------------------------------------------
 
 
@@ -380,7 +332,7 @@ def test_a_criterion_that_needs_the_whole_cohort_sees_it_however_it_arrives(
     records = []
     for chunk_size in (1, 3, 16):
         engine = make_engine(chunk_size=chunk_size)
-        _, record = run_round(start(engine, method), method, plan, engine)
+        _, _, record = once(engine, method, plan)
         records.append(record)
     assert seen == [tuple(range(8))] * 3
 
@@ -397,23 +349,6 @@ def test_a_criterion_that_needs_the_whole_cohort_sees_it_however_it_arrives(
         assert record.client_ids == tuple(range(8))
 
 
-def test_what_the_whole_cohort_makes_of_a_liar_is_refused(
-    make_engine: MakeEngine, plan: Plan
-) -> None:
-    @criterion("above_one", measured_by="server", high=1.0, needs={"whole_cohort"})
-    def above_one(arrivals: Arrivals) -> Tensor:
-        """Two for the first of the cohort."""
-        return torch.tensor([2.0] + [0.5] * (len(arrivals.client_ids) - 1))
-
-    engine, method = (
-        make_engine(chunk_size=2),
-        Method(criteria=(make_criterion("above_one"),), training=TRAINING),
-    )
-    _, record = run_round(start(engine, method), method, plan, engine)
-    assert [refusal.reason for refusal in record.refusals] == ["above_one = 2 is outside [0, 1]"]
-    assert len(record.client_ids) == 4
-
-
 def test_what_the_server_knows_about_clients_is_not_asked_of_them(make_engine: MakeEngine) -> None:
     engine = make_engine()
     engine.attributes = {"age": torch.arange(8.0)}
@@ -427,9 +362,7 @@ def test_what_the_server_knows_about_clients_is_not_asked_of_them(make_engine: M
         }
         return replace(updates, measurements=lies)
 
-    _, record = run_round(
-        start(engine, method), method, Plan(seed=1, cohort_size=8), Wire(engine, boast)
-    )
+    _, _, record = once(engine, method, Plan(seed=1, cohort_size=8), Wire(engine, boast))
     assert record.raw[:, 0].tolist() == list(range(8))
 
 
@@ -471,26 +404,6 @@ def test_server_steps_apply_the_weighted_update(make_engine: MakeEngine, plan: P
     )
     heavy = Method(server_step=momentum_step, training=TRAINING)
     assert set(run_round(state, heavy, plan, engine)[0].step_state) == {"velocity"}
-
-
-def test_clients_are_evaluated_when_due(make_engine: MakeEngine) -> None:
-    engine, method = make_engine(), Method(training=TRAINING)
-    plan = Plan(seed=1, cohort_size=5, evaluate_clients_every=2)
-    state, evaluated = start(engine), []
-    for _ in range(4):
-        state, record = run_round(state, method, plan, engine)
-        evaluated.append(record.local is not None)
-        assert record.report is not None
-    assert evaluated == [False, True, False, True]
-
-
-def test_a_constant_criterion_is_reported(make_engine: MakeEngine, plan: Plan) -> None:
-    engine = make_engine()
-    method = Method(
-        criteria=(make_criterion("trust"), make_criterion("dataset_size")), training=TRAINING
-    )
-    _, record = run_round(start(engine, method), method, plan, engine)
-    assert record.no_effect == ("trust",)  # everyone starts at 1
 
 
 # The guard ---------------------------------------------------------------------------------------------------------
@@ -599,7 +512,7 @@ def test_the_guard_refuses_with_a_reason_and_the_rest_goes_on(
     _, honest_record = run_round(start(engine, method), method, plan, engine)
     victim = honest_record.client_ids[0]
 
-    after, record = run_round(start(engine, method), method, plan, Wire(engine, tamper))
+    _, after, record = once(engine, method, plan, Wire(engine, tamper))
     assert [refusal.client_id for refusal in record.refusals] == [victim]
     assert reason in record.refusals[0].reason
     assert record.client_ids == honest_record.client_ids[1:]
@@ -627,19 +540,6 @@ def test_the_guard_refuses_strangers_and_second_updates(
     assert torch.equal(after.model, honest.model)
 
 
-def test_the_same_client_twice_in_one_chunk_counts_once(
-    make_engine: MakeEngine, plan: Plan
-) -> None:
-    engine, method = make_engine(), Method(training=TRAINING)
-
-    def tamper(updates: Updates) -> Updates:
-        return replace(updates, client_ids=(updates.client_ids[0], *updates.client_ids[:-1]))
-
-    _, record = run_round(start(engine), method, plan, Wire(engine, tamper))
-    assert len(record.client_ids) == len(set(record.client_ids)) == 4
-    assert [refusal.reason for refusal in record.refusals] == ["second update of the same client"]
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -664,16 +564,6 @@ def test_with_nobody_left_the_model_stays(
     assert not torch.equal(again.model, state.model)
 
 
-def test_with_all_weights_zero_the_model_stays(make_engine: MakeEngine, plan: Plan) -> None:
-    engine = make_engine()
-    method = replace(ADAFED, score=Product(thresholds={"server_performance": 0.999}))
-    state = start(engine, method)
-    after, record = run_round(state, method, plan, engine)
-    assert record.notes == ("all weights are zero: the model stays as it was",)
-    assert torch.equal(after.model, state.model)
-    assert record.weights.tolist() == [0] * 5
-
-
 def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
     make_engine: MakeEngine, plan: Plan
 ) -> None:
@@ -687,8 +577,7 @@ def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
 
     def played(*criteria: Criterion) -> tuple[bool, RoundRecord]:
         method = Method(criteria=criteria, training=TRAINING)
-        state = start(engine, method)
-        after, record = run_round(state, method, plan, engine)
+        state, after, record = once(engine, method, plan)
         return torch.equal(after.model, state.model), record
 
     stays, record = played(zero, size)
@@ -703,14 +592,6 @@ def test_a_criterion_that_is_zero_for_everybody_freezes_the_model_and_is_named(
         "member is zero for all clients: what comes after it has no effect (label_diversity)",
     )
     assert "member" in record.no_effect
-
-
-def test_a_criterion_that_is_meant_to_be_alike_is_no_fault(
-    make_engine: MakeEngine, plan: Plan
-) -> None:
-    engine, method = make_engine(), Method(criteria=(make_criterion("uniform"),), training=TRAINING)
-    _, record = run_round(start(engine, method), method, plan, engine)
-    assert record.no_effect == record.notes == ()
 
 
 @pytest.mark.parametrize("reporting", [True, False], ids=["with a reporting set", "without"])

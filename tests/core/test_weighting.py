@@ -13,8 +13,6 @@ from clientwise.core.weights.weighting import (
     NORMALISERS,
     divide,
     to_weights,
-    without_effect,
-    zero_for_all,
 )
 
 positive = st.floats(0, 1000)
@@ -26,12 +24,6 @@ SCORES = [
     cw.owa([0.7, 0.3]),
     cw.product(),
 ]
-
-
-def test_fedavg_is_one_criterion() -> None:
-    assert cw.weigh({"size": [600, 300, 100]}, score=cw.mean()).tolist() == pytest.approx(
-        [0.6, 0.3, 0.1]
-    )
 
 
 def test_normalisers_by_hand() -> None:
@@ -155,31 +147,3 @@ def test_an_own_score_that_is_no_weight_is_named(value: float) -> None:
     ):
         cw.weigh({"a": [1, 3]}, score=Odd())
     assert cw.weigh({"a": [2, 2]}, score=Odd()).tolist() == [0.5, 0.5]
-
-
-def test_scores_are_not_names_or_classes_and_thresholds_are_raw() -> None:
-    for wrong in ("mean", cw.mean):
-        with pytest.raises(TypeError, match=r"cw\.mean\(\)"):
-            cw.weigh({"a": [1]}, score=wrong)
-    with pytest.raises(ValueError, match="own units"):
-        cw.weigh({"a": [1, 2]}, score=cw.product(thresholds={"a": 1.0}), normalise="sum")
-    assert cw.weigh(
-        {"a": torch.ones(2, dtype=torch.bfloat16, requires_grad=True)}, score=cw.mean()
-    ).tolist() == [
-        0.5,
-        0.5,
-    ]
-
-
-def test_unknown_normaliser_and_criterion_are_named() -> None:
-    with pytest.raises(KeyError, match="did you mean 'sum'"):
-        cw.weigh({"a": [1]}, score=cw.mean(), normalise="summ")
-    with pytest.raises(ValueError, match="did you mean 'accuracy'"):
-        cw.weigh({"accuracy": [1]}, score=cw.prioritized("acuracy"))
-
-
-def test_a_constant_criterion_has_no_effect() -> None:
-    raw = torch.tensor([[5.0, 1.0, 0.0], [5.0, 2.0, 0.0]])
-    assert without_effect(("a", "b", "c"), raw) == ("a", "c")
-    assert without_effect(("a", "b", "c"), raw[:1]) == ()  # of one client nothing can be said
-    assert zero_for_all(("a", "b", "c"), raw) == ("c",)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
-from clientwise.core.accountant import Accountant
 from clientwise.core.objective.problem import Classification
+from clientwise.core.privacy import Accountant
 from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.combinations import deployment_issues

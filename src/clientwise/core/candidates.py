@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,16 +109,9 @@ def noised(cohort: Cohort, score: Score) -> Candidate:
         round_num=state.round_num + 1,
     )
     aggregate = (state.model.double() + released.update).to(state.model.dtype)
-    models, step_state = take_server_step(cohort, aggregate)
-    return Candidate(
-        priority=state.priority,
-        scores=scores,
-        prior=to_weights(scores),
-        weights=released.weights,
-        model=models[0],
-        step_state=step_state,
-        stepped=models,
-        released=released,
+    prior = to_weights(scores)
+    return stepped(
+        cohort, state.priority, scores, prior, released.weights, aggregate, released=released
     )
 
 
@@ -133,50 +127,38 @@ def secretly_summed(cohort: Cohort, score: Score) -> Candidate:
         reason = f"only {count} of {size} clients have a usable update, and it needs {needed}"
         notes = (f"secure aggregation: the round is void: {reason}",) if count < needed else ()
         nothing = torch.zeros_like(scores)
-        return replace(unchanged(cohort, state.priority, nothing, nothing), notes=notes)
+        return stepped(cohort, state.priority, nothing, nothing, nothing, None, notes=notes)
     sums = method.secret_sum(cohort.engine.problem, size)
     mean, error = sums.mean(scores, cohort.updates(), cohort.engine.spec.num_parameters)
     aggregate = (state.model.double() + mean).to(state.model.dtype)
-    models, step_state = take_server_step(cohort, aggregate)
     note = (
         f"secure aggregation: {count} of {size} clients are in the sum; rounding changes no value "
         f"of the mean update by more than {error:.2g}"
     )
     weights = to_weights(scores)
-    return Candidate(
-        priority=state.priority,
-        scores=scores,
-        prior=weights,
-        weights=weights,
-        model=models[0],
-        step_state=step_state,
-        stepped=models,
-        notes=(note,),
-    )
+    return stepped(cohort, state.priority, scores, weights, weights, aggregate, notes=(note,))
 
 
-def unchanged(
+def stepped(
     cohort: Cohort,
     priority: tuple[str, ...] | None,
     scores: Tensor,
     prior: Tensor,
+    weights: Tensor,
+    aggregate: Tensor | None,
+    *,
     posterior: Posterior | None = None,
-    unmet: str | None = None,
+    **more: Any,
 ) -> Candidate:
-    """The model as it was, where no client has a weight; `unmet`: why the bounds are infeasible."""
-    weights = posterior.weights if posterior else prior
+    """The candidate of an aggregate [d] after the server step; None: the model and all states stay."""
+    state = cohort.state
+    models, step_state = state.model[None], state.step_state
+    if aggregate is None:
+        more["rule_state"] = state.rule_state
+    else:
+        models, step_state = take_server_step(cohort, aggregate, posterior)
     return Candidate(
-        priority=priority,
-        scores=scores,
-        prior=prior,
-        posterior=posterior,
-        weights=weights if unmet is None else torch.zeros_like(weights),
-        model=cohort.state.model,
-        step_state=cohort.state.step_state,
-        stepped=cohort.state.model[None],
-        rule_state=cohort.state.rule_state,
-        notes=posterior.notes if posterior else (),
-        unmet=unmet,
+        priority, scores, prior, weights, models[0], step_state, models, posterior, **more
     )
 
 

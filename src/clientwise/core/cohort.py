@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .aggregation.sums import HeldModels, Stack, SubsetSums, can_fold, weighted_mean
+from .aggregation.sums import Stack, SubsetSums, can_fold, weighted_mean
 from .criteria import Arrivals, Outcome
 from .engine import Engine
 from .guard import inspect_measurements, inspect_updates
@@ -28,66 +28,6 @@ from .types import (
 )
 from .weights.scores import Score, Term
 from .weights.weighting import without_effect, zero_for_all
-
-
-class Judge:
-    """Evaluates models in one round, and trains models on the server's set.
-
-    Args:
-        judges: the clients that judge, if clients do.
-        state: before the round.
-        method: whose round.
-        plan: says who judges.
-        engine: evaluates and trains.
-    """
-
-    def __init__(
-        self, judges: Sequence[int], state: ServerState, method: Method, plan: Plan, engine: Engine
-    ) -> None:
-        self.count = 0  # models judged so far
-        self._judges = judges
-        self._state = state
-        self._method = method
-        self._by_clients = plan.judged_by == "clients"
-        self._engine = engine
-        self._server_model: Tensor | None = None  # the global model, trained on the server's set
-
-    def __call__(self, models: Tensor) -> Evaluation:
-        """AdaFed's evaluation of models [c, d]: on the server's set, or by the cohort (P3 III.C)."""
-        self.count += len(models)
-        if self._by_clients:
-            judged = self._engine.evaluate(self._judges, models)
-            return replace(judged, right=None, sample_losses=None)  # these stay with the clients
-        evaluation = self._engine.evaluate_server(models, "weigh")
-        if evaluation is None:
-            raise RuntimeError(
-                f"{self._method.name} weighs by a server set, but the engine has none"
-            )
-        return evaluation
-
-    @property
-    def gradients(self) -> Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None:
-        """See `Engine.server_gradients`; None where clients judge."""
-        return None if self._by_clients else self._engine.server_gradients
-
-    @property
-    def sent(self) -> int:
-        """Number of models sent to clients to be judged."""
-        return self.count * len(self._judges) if self._by_clients else 0
-
-    def train(self, model: Tensor, training: LocalTraining | None = None) -> Tensor:
-        """A model trained on the server's set; the global one, trained as a client would, once a round."""
-        is_usual = model is self._state.model and training is None
-        if is_usual and self._server_model is not None:
-            return self._server_model
-        round_num = self._state.round_num + 1
-        training = training or self._method.scheduled(self._method.training, round_num)
-        task = Task(round_num, training, self._state.loss, ())
-        trained = self._engine.train_server(model[None], task)[0]
-        # Kept by hand: a cached property locks all judges, so that lanes would wait for each other.
-        if is_usual:
-            self._server_model = trained
-        return trained
 
 
 class Cohort:
@@ -122,7 +62,9 @@ class Cohort:
         at_work = engine.clock.at_work if engine.clock else frozenset()
         self._expected = at_work.union(asked)
         # An asynchronous round may have asked none
-        self.judge = Judge(asked or sorted(self._expected), state, method, plan, engine)
+        self._judges = asked or sorted(self._expected)
+        self.judged = 0  # models so far
+        self._server_model: Tensor | None = None  # the global model, trained on the server's set
         self._seen = set[int]()
         self._held = self._hold_models(is_part)
         waits = method.sees_whole_cohort or bool(self.pairs)
@@ -158,6 +100,42 @@ class Cohort:
             columns = zip(*self._chunks, strict=True)
             self.raw, self.training_loss, self.seconds = (torch.cat(column) for column in columns)
 
+    def judge(self, models: Tensor) -> Evaluation:
+        """AdaFed's evaluation of models [c, d]: on the server's set, or by the cohort (P3 III.C)."""
+        self.judged += len(models)
+        if self._clients_judge:
+            judged = self.engine.evaluate(self._judges, models)
+            return replace(judged, right=None, sample_losses=None)  # these stay with the clients
+        evaluation = self.engine.evaluate_server(models, "weigh")
+        if evaluation is None:
+            raise RuntimeError(
+                f"{self.method.name} weighs by a server set, but the engine has none"
+            )
+        return evaluation
+
+    @property
+    def _clients_judge(self) -> bool:
+        return self.plan.judged_by == "clients"
+
+    @property
+    def sent_to_judges(self) -> int:
+        """Number of models sent to clients to be judged."""
+        return self.judged * len(self._judges) if self._clients_judge else 0
+
+    def train_server(self, model: Tensor, training: LocalTraining | None = None) -> Tensor:
+        """A model trained on the server's set; the global one, trained as a client would, once a round."""
+        is_usual = model is self.state.model and training is None
+        if is_usual and self._server_model is not None:
+            return self._server_model
+        round_num = self.state.round_num + 1
+        training = training or self.method.scheduled(self.method.training, round_num)
+        task = Task(round_num, training, self.state.loss, ())
+        trained = self.engine.train_server(model[None], task)[0]
+        # Kept by hand: a cached property locks all cohorts, so that lanes would wait for each other.
+        if is_usual:
+            self._server_model = trained
+        return trained
+
     @property
     def can_be_divided(self) -> bool:
         """Whether parts of the cohort can be measured and folded without the others."""
@@ -176,7 +154,7 @@ class Cohort:
             seconds=self.seconds,
             refusals=tuple(self.refusals),
             notes=self.notes,
-            judged=self.judge.count,
+            judged=self.judged,
             totals=self._held.totals,
             sums=self._held.sums.cpu(),
         )
@@ -187,7 +165,7 @@ class Cohort:
         self._held.merge(part.totals, part.sums)
         self._refuse(part.refusals)
         self.notes += part.notes
-        self.judge.count += part.judged
+        self.judged += part.judged
         self._seen.update(part.client_ids)
         self._append(part.client_ids, part.raw, part.training_loss, part.seconds)
 
@@ -237,8 +215,8 @@ class Cohort:
             spec=self.engine.spec,
             criteria=self._raw_by_name(),
             judge=self.judge,
-            train_server=self.judge.train,
-            gradients=self.judge.gradients,
+            train_server=self.train_server,
+            gradients=None if self._clients_judge else self.engine.server_gradients,
             compares_samples=self.engine.problem.loss.compares_samples,
             seed=derive_seed(self.plan.seed, "gathered", state.round_num + 1),
             training=self.method.scheduled(self.method.training, self.state.round_num + 1),
@@ -269,7 +247,7 @@ class Cohort:
         return weighted_mean([self._held.models[row] for row in rows], weights)
 
     def updated_memory(self) -> dict[str, Tensor]:
-        """What the criteria remember of all clients after the round; see `criteria.base.Memory`."""
+        """What the criteria remember of all clients after the round; see `criteria.Memory`."""
         memory = dict(self.state.memory)
         if not self.method.memories:
             return memory
@@ -289,7 +267,7 @@ class Cohort:
         criteria[list(self.client_ids)] = self.raw.double()
         return {"criteria": criteria}
 
-    def _hold_models(self, is_part: bool) -> HeldModels:
+    def _hold_models(self, is_part: bool) -> SubsetSums | Stack:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
 
         A part of a cohort has sums whatever its size, as the whole has.
@@ -335,7 +313,7 @@ class Cohort:
             self.judge,
             memory={name: values[rows] for name, values in state.memory.items()},
             attributes={name: values[rows] for name, values in self.engine.attributes.items()},
-            server_update=lambda: self.judge.train(state.model) - state.model,
+            server_update=lambda: self.train_server(state.model) - state.model,
             metric=self.engine.problem.weighed_by,
             seconds=updates.seconds,
             ages=updates.known_ages,

@@ -11,21 +11,22 @@ from torch import Tensor
 from .clock import Pace
 from .cohort import Cohort
 from .engine import AsksAhead, Engine
-from .method import Method, Plan
+from .feedback import Search
+from .method import Plan
 from .objective.loss import Loss
 from .objective.metrics import accuracy
-from .other_weights import Contributions, evaluated
+from .other_weights import evaluated
 from .reasons import Kept
 from .types import (
     Candidate,
+    Contributions,
     Counterfactual,
     Evaluation,
-    LookBack,
+    Posterior,
     PrivacyRecord,
     RoundRecord,
     ServerState,
 )
-from .weights.priority import Search
 from .weights.weighting import divide
 
 LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
@@ -217,7 +218,8 @@ def record_round(
         notes: for people, beside those of the cohort and of the candidate.
         contributions: Shapley values, where they are computed.
     """
-    posterior = chosen.posterior
+    found = chosen.posterior or Posterior(chosen.prior)
+    noise = chosen.released or cohort.method.local_noise
     models_moved, num_evaluations = _traffic(cohort, search)
     clock = cohort.engine.clock
     stayed = (kept.sentence,) if kept else ()
@@ -229,9 +231,9 @@ def record_round(
         normalised=divide(cohort.raw, cohort.scales),
         scores=chosen.scores,
         prior=chosen.prior,
-        z=posterior.z if posterior else None,
-        posterior=posterior.weights if posterior else None,
-        look_back=posterior.look_back if posterior else LookBack(),
+        z=found.z,
+        posterior=found.weights if chosen.posterior else None,
+        look_back=found.look_back,
         weights=chosen.weights,
         influence=chosen.influence,
         training_loss=cohort.training_loss,
@@ -250,15 +252,15 @@ def record_round(
         local=evaluations.local,
         ended=clock.now if clock else None,
         attack_success=evaluations.attack_success,
-        released=_released(chosen, cohort.method),
+        released=PrivacyRecord(noise.clip, noise.deviation) if noise else None,
         counterfactuals=evaluations.counterfactuals,
         contributions=contributions,
         residual=chosen.residual,
         steps=chosen.steps,
         kept=kept,
-        harm=posterior.harm if posterior else None,
-        harm_error=posterior.harm_error if posterior else None,
-        held_out_change=posterior.held_out_change if posterior else None,
+        harm=found.harm,
+        harm_error=found.harm_error,
+        held_out_change=found.held_out_change,
     )
 
 
@@ -267,13 +269,5 @@ def _traffic(cohort: Cohort, search: Search | None) -> tuple[int, int]:
     tested = len(search.tried) * cohort.num_clients if search else 0
     sent = sum(refusal.was_sent for refusal in cohort.refusals)
     trained = len(cohort.asked) + len(cohort.client_ids) + sent
-    judgements = cohort.judge.sent
-    return trained + tested + judgements, tested + (judgements or cohort.judge.count)
-
-
-def _released(chosen: Candidate, method: Method) -> PrivacyRecord | None:
-    if chosen.released:
-        return PrivacyRecord(chosen.released.clip, chosen.released.deviation)
-    if method.local_noise:
-        return PrivacyRecord(method.local_noise.clip, method.local_noise.deviation)
-    return None
+    judgements = cohort.sent_to_judges
+    return trained + tested + judgements, tested + (judgements or cohort.judged)

@@ -83,8 +83,7 @@ def inspect_measurements(
     reasons: list[Reason | str | None] = [None] * len(raw)
     for column, criterion in enumerate(criteria):
         found = inspect_values(criterion.name, raw[:, column], criterion.high(problem))
-        if any(found):
-            reasons = [before or reason for before, reason in zip(reasons, found, strict=True)]
+        reasons = [before or reason for before, reason in zip(reasons, found, strict=True)]
     accepted, refusals = _split(updates, reasons, [])
     if not refusals:
         return accepted, raw, []

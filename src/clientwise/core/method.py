@@ -18,14 +18,13 @@ from .aggregation.sums import Pair, pairs_of
 from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
-from .objective.adapt_loss import LossAdapter
+from .feedback import Adjustment, LossAdapter
 from .objective.loss import BALANCED, LOSSES, Loss
 from .objective.problem import Problem
-from .privacy import LocalNoise, Privacy, SecretSum, SecureAggregation
+from .privacy import Accountant, LocalNoise, Privacy, SecretSum, SecureAggregation
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
 from .types import LocalTraining, ModelSpec, ServerState, Task
 from .weights.bounds import Bounds
-from .weights.priority import Adjustment
 from .weights.scores import Equal, Prioritized, Score
 from .weights.weighting import Normaliser, ScoreError, divide, scores_of, sum_scale
 
@@ -286,3 +285,16 @@ class Plan:
         if size is None or size >= num_clients:
             return range(num_clients)
         return sample_clients(num_clients, size, self.seed, round_num, purpose="evaluation")
+
+
+def accountant_of(method: Method, plan: Plan, num_clients: int) -> Accountant | None:
+    """The accountant of a method in a plan; None for a method without differential privacy."""
+    privacy = method.privacy
+    if privacy is None:
+        return None
+    members = plan.members(num_clients)
+    multiplier = privacy.noise_multiplier or 1.0
+    if privacy.local:  # the server knows which clients it asked
+        return Accountant(multiplier, privacy.delta, members)
+    size = plan.cohort_size if plan.probability is None else None
+    return Accountant(multiplier, privacy.delta, members, plan.probability, size)

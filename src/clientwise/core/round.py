@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,16 +23,15 @@ from .candidates import (
     apply_rule,
     noised,
     secretly_summed,
-    take_server_step,
-    unchanged,
+    stepped,
     with_old_model,
     within_bounds,
 )
 from .cohort import Cohort
 from .engine import CountsLabels, Engine, FoldingEngine
 from .evaluation import Evaluations, record_round, why_kept
+from .feedback import Adapted, Order, Search, all_orders
 from .method import Method, Plan
-from .objective.adapt_loss import Adapted
 from .other_weights import contributions, counterfactuals
 from .types import (
     Candidate,
@@ -42,7 +42,6 @@ from .types import (
     TriedStep,
 )
 from .weights.bounds import InfeasibleError
-from .weights.priority import Order, Search, all_orders
 from .weights.weighting import divide, to_weights
 
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
@@ -125,34 +124,27 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     if method.evidence and prior.any():
         posterior = method.evidence(cohort.gathered, prior, cohort.state.evidence)
     weights = posterior.weights if posterior else prior
+    candidate = partial(stepped, cohort, priority, scores, prior, posterior=posterior)
+    earlier = posterior.notes if posterior else ()
     if not weights.any():
-        return unchanged(cohort, priority, scores, prior, posterior)
+        return candidate(weights, None, notes=earlier)
     try:
         weights, notes = within_bounds(cohort, weights)
     except InfeasibleError as error:
-        return unchanged(cohort, priority, scores, prior, posterior, unmet=str(error))
+        return candidate(torch.zeros_like(weights), None, notes=earlier, unmet=str(error))
     ruled = apply_rule(cohort, weights)
     if ruled is None:
         aggregate = cohort.mean(averaging, scales, weights)
     else:
         aggregate = cohort.state.model + ruled.update
-    models, step_state = take_server_step(cohort, aggregate, posterior)
-
     is_shaped = bool(method.rule or method.before)  # else influence is weight
-    notes += posterior.notes if posterior else ()
-    return Candidate(
-        priority=priority,
-        scores=scores,
-        prior=prior,
-        posterior=posterior,
-        weights=weights,
+    return candidate(
+        weights,
+        aggregate,
         influence=ruled.influence if ruled and is_shaped else None,
-        model=models[0],
-        step_state=step_state,
-        stepped=models,
         rule_state=ruled.state if ruled else {},
         residual=ruled.residual if ruled else None,
-        notes=notes + cohort.without_effect_after_zero(priority),
+        notes=notes + earlier + cohort.without_effect_after_zero(priority),
     )
 
 

@@ -110,10 +110,10 @@ class LocalTraining:
     @staticmethod
     def read(plain: Mapping[str, Any]) -> LocalTraining:
         """From its fields as JSON gives them back; TypeError for other keys."""
-        options = {
-            key: Part(**value) if isinstance(value, Mapping) else value
-            for key, value in plain.items()
-        }
+        options: dict[str, Any] = dict(plain)
+        for key, value in plain.items():
+            if isinstance(value, Mapping):
+                options[key] = Part(**value)
         return LocalTraining(**options)
 
     def num_steps(self, sizes: Tensor) -> Tensor:
@@ -454,7 +454,7 @@ class Candidate:
     released: NoisedSum | None = None  # of methods that add noise to the mean
     unmet: str | None = None  # why the bounds are infeasible for these clients
     steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
-    residual: float | None = None  # of adapters: see `adapters.average_products`
+    residual: float | None = None  # of adapters: see `sums.average_products`
 
 
 @dataclass(frozen=True)
@@ -495,7 +495,7 @@ class Contributions:
 
 @dataclass(frozen=True)
 class Counterfactual:
-    """The aggregate of a round's updates under other weights; see `counterfactuals.py`."""
+    """The aggregate of a round's updates under other weights; see `other_weights.py`."""
 
     kind: Literal["chosen", "uniform", "size", "without"]
     client: int | None = None  # the one that is left out
@@ -541,7 +541,7 @@ class RoundRecord:
     released: PrivacyRecord | None = None  # of methods with differential privacy
     counterfactuals: tuple[Counterfactual, ...] = ()
     contributions: Contributions | None = None  # Shapley values of the clients [n]
-    residual: float | None = None  # of adapters: see `adapters.average_products`
+    residual: float | None = None  # of adapters: see `sums.average_products`
     steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
     kept: Kept | None = None  # why the model is that of the round before; None: it is new
     # By how much following each client instead of the mean would raise the held-out loss [n], its

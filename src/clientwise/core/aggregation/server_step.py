@@ -111,10 +111,8 @@ def adam_step(
     Returns:
         The new model [d] and the new moments.
     """
-    update = mean - model
-    first = _moment(_remembered(state, "first", model), update, beta1)
-    second = _remembered(state, "second", model, start=tau**2)
-    second = _moment(second, update.square(), beta2)
+    first, second, squared = _moments(model, mean, state, beta1, tau)
+    second = _moment(second, squared, beta2)
     return _adaptive_step(model, first, second, learning_rate, tau)
 
 
@@ -133,10 +131,7 @@ def yogi_step(
 
     Arguments and return value are those of `adam`.
     """
-    update = mean - model
-    squared = update.square()
-    first = _moment(_remembered(state, "first", model), update, beta1)
-    second = _remembered(state, "second", model, start=tau**2)
+    first, second, squared = _moments(model, mean, state, beta1, tau)
     second = second - (1 - beta2) * squared * (second - squared).sign()
     return _adaptive_step(model, first, second, learning_rate, tau)
 
@@ -155,10 +150,8 @@ def adagrad_step(
 
     Arguments and return value are those of `adam`, without `beta2`.
     """
-    update = mean - model
-    first = _moment(_remembered(state, "first", model), update, beta1)
-    second = _remembered(state, "second", model, start=tau**2) + update.square()
-    return _adaptive_step(model, first, second, learning_rate, tau)
+    first, second, squared = _moments(model, mean, state, beta1, tau)
+    return _adaptive_step(model, first, second + squared, learning_rate, tau)
 
 
 @SERVER_STEPS.register("best_of", needs("server_samples"))
@@ -232,6 +225,15 @@ def _remembered(state: StepState, name: str, model: Tensor, start: float = 0.0) 
 def _moment(before: Tensor, value: Tensor, decay: float) -> Tensor:
     """Exponential moving average: decay · before + (1 − decay) · value."""
     return decay * before + (1 - decay) * value
+
+
+def _moments(
+    model: Tensor, mean: Tensor, state: StepState, beta1: float, tau: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The new first moment, the second one of the round before, and Δ²."""
+    update = mean - model
+    first = _moment(_remembered(state, "first", model), update, beta1)
+    return first, _remembered(state, "second", model, start=tau**2), update.square()
 
 
 def _adaptive_step(

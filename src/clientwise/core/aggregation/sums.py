@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,18 +45,6 @@ def can_fold(terms: Sequence[Term], highs: Sequence[float]) -> bool:
     return True
 
 
-class HeldModels(Protocol):
-    """Holds models until the weights are known."""
-
-    def add(self, raw: Tensor, models: Tensor) -> None:
-        """Add n clients: their prepared raw criteria [n, m] and models [n, d]."""
-        ...
-
-    def aggregate(self, score: Score, scales: Tensor, weights: Tensor) -> Tensor:
-        """Σ_a w_a Θ_a in float32 [d]."""
-        ...
-
-
 class SubsetSums:
     """One sum of models per term of the score; memory does not grow with the cohort.
 
@@ -77,7 +65,7 @@ class SubsetSums:
         self._totals = torch.zeros(len(terms), dtype=torch.float64)
 
     def add(self, raw: Tensor, models: Tensor) -> None:
-        """Fold n clients into the sums."""
+        """Fold n clients into the sums: their prepared raw criteria [n, m] and models [n, d]."""
         products = raw[:, None, :].pow(self._exponents).prod(-1)  # [n, t]
         self._totals += products.sum(0)
         factors = products.T.to(self._models.device)

@@ -91,8 +91,8 @@ Strength = Annotated[float, Gt(0), Le(100)]
 
 
 @dataclass(frozen=True)
-class PageTest:
-    """Two sums per client, against it and in its favour, and its factor on the weight by the score.
+class PageTest(Evidence):
+    """Evidence that is summed: against each client and in its favour, and its factor on the weight by the score.
 
     With z_k the evidence of a round against client k in standard errors (CUSUM test, Page, 1954):
 
@@ -102,12 +102,11 @@ class PageTest:
     Both sums are cut at the threshold once they have had their effect.
     """
 
-    threshold: float
-    slack: float
-    strength: float
+    threshold: StandardErrors
+    slack: StandardErrors
+    strength: Strength
 
-    @staticmethod
-    def first(num_clients: int) -> dict[str, Tensor]:
+    def first(self, num_clients: int) -> dict[str, Tensor]:
         """No evidence on any client."""
         names = ("against", "favour", "log_odds")
         return {name: torch.zeros(num_clients, dtype=torch.float64) for name in names}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...registry import needs
 from ..types import Gathered, LookBack, Posterior
-from .base import EVIDENCE, Evidence, PageTest, StandardErrors, Strength, enlist, with_rows
+from .base import EVIDENCE, PageTest, StandardErrors, Strength, enlist, with_rows
 
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
 KEPT = 0.7  # of the past direction, when an update is added to it
@@ -83,25 +83,16 @@ class History:
     times: Tensor  # [s] updates that went into it
 
     @staticmethod
-    def read(memory: Mapping[str, Tensor]) -> History:
-        """From what the evidence keeps between rounds; empty before the first."""
-        ids = memory.get("history.ids", torch.zeros(0, dtype=torch.int64))
-        past = memory.get("history.past", torch.zeros(0, SKETCH))
-        times = memory.get("history.times", torch.zeros(0, dtype=torch.int64))
-        return History(ids.cpu(), past.cpu(), times.cpu())
+    def of(memory: Mapping[str, Tensor], client_ids: Sequence[int]) -> tuple[History, Tensor]:
+        """From what the evidence keeps between rounds, with a row for each of these clients [n]."""
+        ids, rows = enlist(memory.get("history.ids"), client_ids)
+        past = with_rows(memory.get("history.past"), len(ids), torch.zeros(SKETCH))
+        times = with_rows(memory.get("history.times"), len(ids), torch.tensor(0))
+        return History(ids, past, times), rows
 
     def as_memory(self) -> dict[str, Tensor]:
-        """What `read` reads."""
+        """What `of` reads."""
         return {"history.ids": self.ids, "history.past": self.past, "history.times": self.times}
-
-    def including(self, client_ids: Sequence[int]) -> tuple[History, Tensor]:
-        """With an empty row for each client that was not seen before, and the rows of these clients [n]."""
-        ids, rows = enlist(self.ids, client_ids)
-        if len(ids) == len(self.ids):
-            return self, rows
-        past = with_rows(self.past, len(ids), torch.zeros(SKETCH))
-        times = with_rows(self.times, len(ids), torch.tensor(0))
-        return History(ids, past, times), rows
 
     def z(self, rows: Tensor, sketches: Tensor) -> Tensor:
         """How far updates point against the own past, in standard errors [n].
@@ -149,7 +140,7 @@ def look_back(
     sketches = sketches.cpu()
     if not history:
         return LookBack(copies=counts)
-    past, rows = History.read(memory).including(gathered.client_ids)
+    past, rows = History.of(memory, gathered.client_ids)
     z = past.z(rows, sketches)
     return LookBack(z, counts, past.extended(rows, sketches, z).as_memory())
 
@@ -168,7 +159,7 @@ def larger(held_out: Tensor | None, history: Tensor | None) -> Tensor | None:
 
 @EVIDENCE.register("history", needs("models"))
 @dataclass(frozen=True)
-class OwnPast(Evidence):
+class OwnPast(PageTest):
     """A client loses weight if its updates point against what it sent before; needs no held-out samples.
 
     z_k tests whether the angle between the update and the past is above 120°.
@@ -185,15 +176,10 @@ class OwnPast(Evidence):
     slack: StandardErrors = 3.0
     strength: Strength = 0.5
 
-    def first(self, num_clients: int) -> dict[str, Tensor]:
-        """No evidence on any client."""
-        return PageTest.first(num_clients)
-
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:
         """See the class."""
         rows = torch.tensor(gathered.client_ids, dtype=torch.int64)
         past = look_back(gathered, memory, history=True, copies=False)
-        test = PageTest(self.threshold, self.slack, self.strength)
-        return test.posterior(rows, prior, larger(None, past.z), memory, past)
+        return self.posterior(rows, prior, larger(None, past.z), memory, past)

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...registry import needs
 from ..aggregation.robust import combine
 from ..types import Gathered, Posterior
-from .base import EVIDENCE, Evidence, PageTest, StandardErrors, Strength, moved
+from .base import EVIDENCE, PageTest, StandardErrors, Strength, moved
 from .history import larger, look_back
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
@@ -42,7 +42,7 @@ class Harm:
 
 @EVIDENCE.register("significance", needs("server_set"))
 @dataclass(frozen=True)
-class Significance(Evidence):
+class Significance(PageTest):
     """A client loses weight if its update significantly and notably increases the held-out loss.
 
     Δ_k are the updates, clipped to the cohort's median norm, and Δ̄ is their weighted mean. Following
@@ -104,10 +104,6 @@ class Significance(Evidence):
     history: bool = False
     copies: bool = False
 
-    def first(self, num_clients: int) -> dict[str, Tensor]:
-        """No evidence on any client."""
-        return PageTest.first(num_clients)
-
     def __call__(
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:
@@ -119,8 +115,7 @@ class Significance(Evidence):
         # Without held-out samples nothing tells whether the copies or the others are honest.
         copies = self.copies and held_out is not None
         past = look_back(gathered, memory, history=self.history, copies=copies)
-        test = PageTest(self.threshold, self.slack, self.strength)
-        found = test.posterior(rows, prior, larger(held_out, past.z), memory, past)
+        found = self.posterior(rows, prior, larger(held_out, past.z), memory, past)
         if isinstance(harm, Harm):
             return replace(
                 found, harm=harm.mean, harm_error=harm.error, held_out_change=harm.change
@@ -146,8 +141,8 @@ class Significance(Evidence):
         margin = self.margin * float(weights @ effects.mean(1).abs())
         effects -= weights @ effects
         error = effects.std(1) / effects.shape[1] ** 0.5
-        z = _ratio(_beyond(effects.mean(1), margin), error)
-        return Harm(effects.mean(1), error, z, change)
+        mean_effects = effects.mean(1)
+        return Harm(mean_effects, error, _z(mean_effects, error, margin), change)
 
     def _judged_harm(
         self, gathered: Gathered, weights: Tensor, clip: Tensor, mean: Tensor
@@ -164,12 +159,11 @@ class Significance(Evidence):
         effects = losses[:-2].nan_to_num(nan=most).clamp(max=most) - after
         effects /= JUDGED_STEP
         change = float((after - before).nan_to_num().median())  # of liars, whatever they say
-        middle = _Median.of(effects)
-        margin = self.margin * float(weights @ (middle.value + change).abs())
-        against = _Median.of(_without_largest(effects, self.liars))
-        favour = _Median.of(_without_largest(-effects, self.liars))
-        z = against.z(margin).clamp(min=0) - favour.z(margin).clamp(min=0)
-        return Harm(middle.value, middle.error, z, change)
+        middle, error = _median(effects)
+        margin = self.margin * float(weights @ (middle + change).abs())
+        against = _z(*_median(_without_largest(effects, self.liars)), margin)
+        favour = _z(*_median(_without_largest(-effects, self.liars)), margin)
+        return Harm(middle, error, against.clamp(min=0) - favour.clamp(min=0), change)
 
 
 def _clip_factors(gathered: Gathered) -> Tensor:
@@ -187,14 +181,11 @@ def _groups(count: int, least: int, seed: int) -> list[list[int]]:
     return [order[first::groups] for first in range(groups)]
 
 
-def _beyond(values: Tensor, margin: float) -> Tensor:
-    """How far values exceed the margin on their side of zero; 0 within it."""
-    return values.sign() * (values.abs() - margin).clamp(min=0)
-
-
-def _ratio(value: Tensor, error: Tensor) -> Tensor:
-    """value / error; 0 where the error is 0."""
-    return torch.where(error > 0, value / error.clamp(min=torch.finfo(error.dtype).tiny), 0.0)
+def _z(values: Tensor, errors: Tensor, margin: float) -> Tensor:
+    """How far values exceed the margin on their side of zero, in standard errors; 0 where these are 0."""
+    beyond = values.sign() * (values.abs() - margin).clamp(min=0)
+    least = torch.finfo(errors.dtype).tiny
+    return torch.where(errors > 0, beyond / errors.clamp(min=least), 0.0)
 
 
 def _candidates(gathered: Gathered, clip: Tensor, mean: Tensor) -> Tensor:
@@ -211,23 +202,11 @@ def _candidates(gathered: Gathered, clip: Tensor, mean: Tensor) -> Tensor:
     return models
 
 
-@dataclass(frozen=True)
-class _Median:
-    """The median over the witnesses [n], and its standard error from the median absolute deviation."""
-
-    value: Tensor
-    error: Tensor
-
-    @staticmethod
-    def of(effects: Tensor) -> _Median:
-        """Of each row [n, N]; robust to the liars that remain."""
-        middle = effects.median(1, keepdim=True).values
-        deviation = 1.4826 * (effects - middle).abs().median(1).values  # the standard deviation
-        return _Median(middle[:, 0], 1.2533 * deviation / effects.shape[1] ** 0.5)
-
-    def z(self, margin: float) -> Tensor:
-        """What exceeds the margin, in standard errors."""
-        return _ratio(_beyond(self.value, margin), self.error)
+def _median(effects: Tensor) -> tuple[Tensor, Tensor]:
+    """The median of each row [n, N] over the witnesses, and its standard error; robust to the liars that remain."""
+    middle = effects.median(1, keepdim=True).values
+    deviation = 1.4826 * (effects - middle).abs().median(1).values  # the standard deviation
+    return middle[:, 0], 1.2533 * deviation / effects.shape[1] ** 0.5
 
 
 def _without_largest(effects: Tensor, share: float) -> Tensor:

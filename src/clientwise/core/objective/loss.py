@@ -66,7 +66,7 @@ class Loss(ABC):
         """How the loss is written into requests and checkpoints: its kind and the fields of its class."""
         options = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
         options.pop("missing", None)  # of the server's own computations alone
-        if options.get("class_weights") is None:
+        if self.class_weights is None:
             options.pop("class_weights", None)
         return LossRecord(self.kind, options)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -92,12 +92,6 @@ class Problem(ABC):
     def num_classes(self) -> int:
         """Number of classes; 0 where the targets are not classes."""
         return 0
-
-    @property
-    def recorded(self) -> str:
-        """The text by which run folders know it."""
-        stated = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self)]
-        return f"{self.kind}({', '.join(stated)})"
 
     @property
     def described(self) -> str:

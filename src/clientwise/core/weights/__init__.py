@@ -1,1 +1,1 @@
-"""From criteria to weights: normalisers (`weighting.py`), scores, policy and bounds, and the order of priority (P2)."""
+"""From criteria to weights: normalisers (`weighting.py`), scores and bounds."""

@@ -91,7 +91,9 @@ class Bounds:
             return float((factor * weights).clamp(self.floor, self.cap).sum())
 
         # Where a client reaches a bound, the sum changes its slope
-        points = sorted({*(self.floor / weights).tolist(), *(self.cap / weights).tolist()})
+        points: list[float] = sorted(
+            {*(self.floor / weights).tolist(), *(self.cap / weights).tolist()}
+        )
         index = bisect_left(points, 1.0, key=total)
         if index in (0, len(points)):  # the sum is 1 at an end, but for rounding
             return points[min(index, len(points) - 1)]

@@ -510,7 +510,7 @@ class Iowa(Score):
         counts = values[:, others].prod(1)
         counts = counts / counts.sum().clip(min=1e-300)
         # Clients that tie; the best last
-        _, group = values[:, column].unique(return_inverse=True)
+        _, group = torch.unique(values[:, column], return_inverse=True)
         sizes = group.bincount(counts).flip(0)
         gains = self._quantifier(sizes.cumsum(0)).diff(prepend=values.new_zeros(1))
         per_count = torch.where(sizes > 0, gains / sizes, 0.0).flip(0)

@@ -12,11 +12,10 @@ import torch
 
 from ...attacks import ATTACKS
 from ...core.aggregation.server_step import SERVER_STEPS
+from ...core.feedback import LOSS_ADAPTERS, MAX_CRITERIA, AdapterDeclaration
 from ...core.method import Method
-from ...core.objective.adapt_loss import LOSS_ADAPTERS, AdapterDeclaration
 from ...core.training import OPTIMIZERS, declared_of, is_elementwise, is_plain, part_of
 from ...core.types import LocalTraining
-from ...core.weights.priority import MAX_CRITERIA
 from ...core.weights.weighting import check_normaliser
 from ...registry import suggest
 from ..config.messages import Issue

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ...core.accountant import accountant_of
-from ...core.method import Method, Plan
+from ...core.method import Method, Plan, accountant_of
 from ...core.privacy import gaussian_epsilon
 from ...core.weights.weighting import is_constant
 from ...data.federated import Samples

@@ -13,13 +13,12 @@ from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.clock import Pace
 from ...core.criteria import CRITERIA, make_criterion
 from ...core.evidence import EVIDENCE
+from ...core.feedback import ADJUSTMENTS, LOSS_ADAPTERS
 from ...core.method import Adapters, Control, Method
-from ...core.objective.adapt_loss import LOSS_ADAPTERS
 from ...core.privacy import Privacy, SecureAggregation
 from ...core.sampling import SAMPLINGS
 from ...core.types import LocalTraining
 from ...core.weights.bounds import Bounds
-from ...core.weights.priority import ADJUSTMENTS
 from ...core.weights.scores import SCORES, Score
 from ...core.weights.weighting import NORMALISERS, DividesBySums, Normaliser, is_constant, no_scale
 from ...registry import Part, PositiveInt, Registry

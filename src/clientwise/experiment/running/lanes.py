@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from ...attacks import Hostile
-from ...core.accountant import accountant_of
 from ...core.engine import Engine
-from ...core.method import Method, Plan
+from ...core.method import Method, Plan, accountant_of
 from ...core.round import first_state, run_round
 from ...core.types import RoundRecord, ServerState
 from ...engine.scheduler import Scheduler
