@@ -302,7 +302,9 @@ def _array(value: Any) -> str:
 # The machine ------------------------------------------------------------------------------------------
 
 
-def machine_facts(executor: DeviceExecutor | None = None) -> dict[str, str]:
+def machine_facts(
+    executor: DeviceExecutor | None = None, *, on_ray: bool = False
+) -> dict[str, str]:
     """What the last bits depend on; without an executor, what is the same for all runs of this process."""
     facts = {
         "system": system(),
@@ -314,7 +316,7 @@ def machine_facts(executor: DeviceExecutor | None = None) -> dict[str, str]:
         on_gpu = executor.device.type == "cuda"
         facts["GPU"] = torch.cuda.get_device_name(executor.device) if on_gpu else "none"
         facts["threads"] = str(thread_count(executor.spec.num_parameters))
-        facts["workers"] = str(executor.workers)
+        facts["workers"] = "ray" if on_ray else str(executor.workers)
     return facts
 
 
