@@ -118,7 +118,7 @@ TWO = ["dataset_size", "class_balance"]
             "clients of Flower's simulation draw their noise from the seed",
         ),
         (config(changed(LOCAL, criteria=["dataset_size"])), "declare it in privacy.public"),
-        (config(changed(LOCAL, privacy={"quantile": 0.5})), "is for noise of the server"),
+        (config(changed(LOCAL, privacy={"denominator": 0.5})), "is for noise of the server"),
         (config(changed(LOCAL, privacy={"public": ["age"]})), "no client-measured criterion"),
         (
             config({"name": "p", "bounds": {"cap": 0.2}, "privacy": {"clip": 1.0, "delta": 0.01}}),
@@ -277,7 +277,7 @@ def stop_after(given: dict[str, Any], folder: Path, rounds: int) -> None:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("method", [changed(privacy={"quantile": 0.5}), LOCAL])
+@pytest.mark.parametrize("method", [changed(), LOCAL])
 def test_simulated_noise_goes_on_with_the_same_bits(method: dict[str, Any], tmp_path: Path) -> None:
     given = config(method)
     cw.run(given, tmp_path / "whole")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("clock")
 CENTRAL = {
     "name": "central",
     "bounds": {"cap": 0.5},
-    "privacy": {"clip": 0.5, "delta": 0.1, "noise_multiplier": 1.0, "quantile": 0.5},
+    "privacy": {"clip": 0.5, "delta": 0.1, "noise_multiplier": 1.0},
 }
 LOCAL: dict[str, Any] = {
     "name": "local",

@@ -265,7 +265,7 @@ class Aggregator:
             self._replies.metric[client] = values.get(self._best.metric)
         return fitted
 
-    def refuse(self, client: Client, reason: str) -> None:
+    def refuse(self, client: Client, reason: Reason | str) -> None:
         """Record that there is no usable update of a client; one that was accepted stays."""
         if not isinstance(reason, Reason):
             reason = plain(reason)[:MAX_REASON]
@@ -290,7 +290,8 @@ class Aggregator:
         ignored = map(plain, self._ignored_claims(record, replies))
         of_best = map(plain, self._keep_best(record, replies))
         record = replace(record, notes=(*ignored, *of_best, *record.notes))
-        done = aggregate_of(record, layout.named(self._state.model), client_of, replies.refusals)
+        refusals = {client: str(reason) for client, reason in replies.refusals.items()}
+        done = aggregate_of(record, layout.named(self._state.model), client_of, refusals)
         record = replace(record, notes=(*map(plain, without_row), *record.notes))
         self._values.remember(done.criteria)
         self._write(record, time.perf_counter() - began)
@@ -475,7 +476,7 @@ class _Replies:
     def __init__(self) -> None:
         self.models: dict[Client, Tensor] = {}  # each [d]
         self.values: dict[Client, dict[str, float]] = {}
-        self.refusals: dict[Client, str] = {}
+        self.refusals: dict[Client, Reason | str] = {}
         self.metric: dict[Client, Any] = {}  # what clients send for `keep_best`
         # What clients claim about criteria that the server measures
         self.ignored: dict[Client, dict[str, str]] = {}

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.criteria import ANY, CRITERIA, Criterion, is_fixed
 from ..core.guard import inspect_values
 from ..core.objective.problem import Problem
+from ..core.reasons import Reason
 from ..registry import suggest
 from .engine import Layout
 
@@ -146,7 +147,7 @@ class ClientValues:
         return value
 
 
-def require(reasons: Sequence[str | None]) -> None:
+def require(reasons: Sequence[Reason | str | None]) -> None:
     """An error with the guard's reason, where it has one."""
     for reason in reasons:
         if reason is not None:

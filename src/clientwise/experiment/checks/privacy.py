@@ -141,9 +141,9 @@ def _local_issues(method: Method) -> Iterator[Issue]:
     """Noise of the clients: whatever else they send."""
     privacy = method.privacy
     assert privacy is not None
-    for key in ("quantile", "denominator"):
-        if getattr(privacy, key) is not None:
-            yield f"privacy.{key}", "is for noise of the server: leave it out with local = true"
+    if privacy.denominator is not None:
+        hint = "is for noise of the server: leave it out with local = true"
+        yield "privacy.denominator", hint
     measured = {one.name: one for one in method.criteria if one.measured_by == "client"}
     for label in privacy.public:
         if label not in measured:

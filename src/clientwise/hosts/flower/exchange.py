@@ -155,11 +155,11 @@ NO_ANSWER = Reason("no answer in time", "unreachable")
 WENT_AWAY = Reason("its node disconnected", "unreachable")
 DIED = Reason("its process died", "unreachable")
 
-KNOWN_ERRORS: dict[int, str] = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 8: DIED}
+KNOWN_ERRORS: dict[int, Reason] = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 8: DIED}
 
 LOSS_TOO_LARGE = "its loss is not finite or too large"
 
-Content = RecordDict | str  # of a reply; a text says why there is none
+Content = RecordDict | Reason | str  # of a reply; a text says why there is none
 T = TypeVar("T")
 
 
@@ -179,7 +179,7 @@ def content_of(message: Message) -> Content:
     return message.content
 
 
-def why_failed(error: Any) -> str:
+def why_failed(error: Any) -> Reason | str:
     """The reason that Flower's error code stands for; the client's own words for other codes."""
     own_words = plain(str(error.reason)) or "failed"
     return KNOWN_ERRORS.get(error.code, own_words[:MAX_REASON])
@@ -190,7 +190,7 @@ def read_reply(client: int, content: Content, read: Callable[[RecordDict], T]) -
 
     Nothing a client sends ends the run.
     """
-    if isinstance(content, str):
+    if isinstance(content, Reason | str):
         return Refusal(client, content)
     try:
         return read(content)
