@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -129,8 +129,8 @@ def record_origin(
         given = {name: one.__module__ or "text" for name, one in experiment.functions.items()}
         store.set_facts({"functions": given})
     if experiment.initial_model:
-        path = Path(experiment.initial_model)
-        store.keep_fact("initial model", _described(path, str(origin["initial model"])))
+        name = Path(experiment.initial_model).name
+        store.keep_fact("initial model", f"{name} (fingerprint {origin['initial model']})")
 
 
 def with_initial_parameters(folder: Path, experiment: Experiment) -> tuple[Experiment, list[str]]:
@@ -195,16 +195,6 @@ def _files_of(name: str) -> Iterator[bytes]:
     ]
     for file in sorted(files) or [Path(str(module.__file__))]:
         yield file.read_bytes()
-
-
-def _described(path: Path, digest: str) -> str:
-    """The file of a model, with the run it came from where `clientwise export` wrote that."""
-    with safe_open(path, framework="pt") as file:
-        about = file.metadata() or {}
-    came = ""
-    if {"round", "run"} <= about.keys():
-        came = f"round {about['round']} of {about['method']} in {about['run']}, "
-    return f"{path.name} ({came}fingerprint {digest})"
 
 
 def _digest(*contents: Any) -> str:
