@@ -206,7 +206,7 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
         "shares": list(dict.fromkeys([*old.shares, *new.shares])),
     }
     if old.data or new.data:
-        alone = {matrix.name: {}}  # the federation of a matrix that names none
+        alone: dict[str, dict[str, Any]] = {matrix.name: {}}  # the federation of a matrix that names none
         joined["data"] = {**(old.data or alone), **(new.data or alone)}
     if oracle := new.oracle or old.oracle:
         joined["oracle"] = oracle
