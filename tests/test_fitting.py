@@ -686,8 +686,6 @@ def test_results_that_are_not_there(run: cw.Run) -> None:
     assert listed.why("client 1") == listed.why(1)
 
 
-
-
 def test_columns_of_frames_are_ignored(caplog: pytest.LogCaptureFixture) -> None:
     sheets = {}
     for place, name in enumerate(NAMES):

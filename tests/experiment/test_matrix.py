@@ -498,8 +498,6 @@ def test_false_alarms_count_every_federation_alike(drawn: Results) -> None:
     assert by_name["second"].false_alarms is None
 
 
-
-
 def test_the_server_alone_is_available_and_pooled_samples_are_not(tmp_path: Path) -> None:
     config: dict[str, Any] = {"name": "controls", "rounds": 1, "data": "digits", "model": "linear"}
     config |= {"partition": {"name": "iid", "clients": 3}, "device": "cpu"}

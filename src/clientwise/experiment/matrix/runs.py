@@ -193,11 +193,10 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
         raise RunError(f"{folder}: {said}. Resume it with {MATRIX_FILE}, or choose another folder")
     old = before.settings
     new = matrix.settings
-    methods: dict[str, Any] = {}
-    for one in (
-        before,
-        matrix,
-    ):  # one that both have is the given one, so that a difference is seen
+    methods: dict[
+        str, Any
+    ] = {}  # one that both have is the given one, so that a difference is seen
+    for one in (before, matrix):
         resolved = one.cells[0].experiment.to_dict()["methods"]
         names = [method["name"] for method in resolved]
         methods |= zip(names, one.table.get("methods", resolved), strict=True)
@@ -206,7 +205,8 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
         "shares": list(dict.fromkeys([*old.shares, *new.shares])),
     }
     if old.data or new.data:
-        alone: dict[str, dict[str, Any]] = {matrix.name: {}}  # the federation of a matrix that names none
+        # The federation of a matrix that names none
+        alone: dict[str, dict[str, Any]] = {matrix.name: {}}
         joined["data"] = {**(old.data or alone), **(new.data or alone)}
     if oracle := new.oracle or old.oracle:
         joined["oracle"] = oracle
