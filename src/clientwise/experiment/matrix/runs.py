@@ -193,10 +193,11 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
         raise RunError(f"{folder}: {said}. Resume it with {MATRIX_FILE}, or choose another folder")
     old = before.settings
     new = matrix.settings
-    methods: dict[
-        str, Any
-    ] = {}  # one that both have is the given one, so that a difference is seen
-    for one in (before, matrix):
+    methods: dict[str, Any] = {}
+    for one in (
+        before,
+        matrix,
+    ):  # of a method that both have the given one, so that they can differ
         resolved = one.cells[0].experiment.to_dict()["methods"]
         names = [method["name"] for method in resolved]
         methods |= zip(names, one.table.get("methods", resolved), strict=True)
