@@ -194,10 +194,7 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
     old = before.settings
     new = matrix.settings
     methods: dict[str, Any] = {}
-    for one in (
-        before,
-        matrix,
-    ):  # of a method that both have the given one, so that they can differ
+    for one in (before, matrix):  # the given one wins: a difference is seen
         resolved = one.cells[0].experiment.to_dict()["methods"]
         names = [method["name"] for method in resolved]
         methods |= zip(names, one.table.get("methods", resolved), strict=True)
