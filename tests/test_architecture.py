@@ -494,7 +494,7 @@ SEARCHES = {"endswith", "find", "findall", "fullmatch", "index", "match", "searc
 NOT_OURS = {
     (
         "experiment/running/resume.py",
-        "note != before.get('bounds', {}).get('note')",
+        "note != old.get(f'methods.{name}.bounds.note')",
     ): "a user's note",
     ("experiment/checks/trial.py", "'does not require grad' in reason"): "an error of PyTorch",
 }

@@ -307,7 +307,7 @@ def test_values_are_searched_by_the_metric(tmp_path: Path) -> None:
         if name == "regression":
             rates = {"training": {"learning_rate": [1e-6, 0.02]}}
             found = tune(load_experiment(config), TuneSettings(trials=6, over=rates))
-            assert found.best["FedAvg"].values == {"training.learning_rate": 0.02}
+            assert found.trials["FedAvg"][0].values == {"training.learning_rate": 0.02}
         run = cw.Run(cw.run(config, tmp_path / f"run {name}"))
         assert run.metric == kind.metric
         file = tmp_path / f"{name}.toml"

@@ -195,23 +195,6 @@ def test_weights_and_biases_offline_and_resumed(tiny: dict[str, Any], tmp_path: 
     assert set(ids) == {"FedAvg-seed1 in /tiny", "all of it-seed1 in /tiny"}
 
 
-def test_regression_logs_its_own_metric(tmp_path: Path) -> None:
-    config = {
-        "name": "r",
-        "rounds": 2,
-        "data": "diabetes",
-        "model": "linear",
-        "trackers": ["tensorboard"],
-        "methods": ["FedAvg"],
-    }
-    config["partition"] = {"name": "quantity", "clients": 4}
-    folder = cw.run(config, tmp_path / "run")
-    found = tensorboard(folder / "tensorboard" / "FedAvg-seed1")
-    assert "rmse" in found
-    assert not {"accuracy", "macro_f1"} & set(found)
-    assert_same(found, stored(folder, "FedAvg"))
-
-
 def test_other_places(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["methods"] = [{"name": "a/b", "like": "FedAvg"}]
     uri = (tmp_path / "elsewhere").as_uri()

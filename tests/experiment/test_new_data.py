@@ -12,7 +12,7 @@ import clientwise as cw
 from clientwise.errors import ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.matrix.grid import load
+from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.report.audit.explanation import explain
 
 CONFIG: dict[str, Any] = {
@@ -106,7 +106,7 @@ def test_every_kind_of_column_has_every_share_and_clean_stands_once() -> None:
         "on-off": {"attack": flip, "probability": 0.4},
         "new data": {"attack": "new_data", "from_round": 4},
     }
-    matrix = load(config | {"matrix": {"attacks": attacks, "shares": [0.2, 0.4]}})
+    matrix = load_matrix(config | {"matrix": {"attacks": attacks, "shares": [0.2, 0.4]}})
     expected = ["clean"]
     for name in attacks:
         expected += [f"{name} 20%", f"{name} 40%"]

@@ -110,7 +110,7 @@ def test_a_run_begins_with_the_model_of_another(config: dict[str, Any], tmp_path
     moved = file.rename(tmp_path / "moved.safetensors")
     cw.run(still | {"rounds": 2, "initial_model": str(moved)}, second.folder, resume=True)
     save_file({name: tensor + 1 for name, tensor in load_file(moved).items()}, moved)
-    with pytest.raises(RunError, match="the run began with something else: another initial model"):
+    with pytest.raises(RunError, match="the run began with something else: other initial model"):
         cw.run(still | {"rounds": 3, "initial_model": str(moved)}, second.folder, resume=True)
 
 

@@ -234,8 +234,8 @@ def tune(
         write_atomically(path, found.as_toml(table).encode())
     seeds_tried = ", ".join(map(str, found.seeds))
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
-    for method, own in found.trials.items():
-        out.print(trials_table(own, found.best[method], Unit(found.is_share)))
+    for own in found.trials.values():
+        out.print(trials_table(own, Unit(found.is_share)))
     print_lines(f"Failed: {line}" for line in found.failed)
     for line in found.at_an_end():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)

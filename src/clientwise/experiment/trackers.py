@@ -44,10 +44,7 @@ class LaneInfo:
         >>> LaneInfo({}, Path(), "size/diversity first", 1, 0).file_name
         'size%2Fdiversity first-seed1'
         """
-        letters = [
-            one if one.isalnum() or one in " -_." else quote(one, safe="") for one in self.method
-        ]
-        return f"{''.join(letters)}-seed{self.seed}"
+        return f"{quote(self.method, safe=' ')}-seed{self.seed}"
 
 
 Log = Callable[[RoundRecord, Mapping[str, float]], None]  # a round, and the numbers to plot

@@ -37,15 +37,14 @@ from ..core.seeding import generator
 from ..data.federated import FederatedData, Holdings, Samples
 from ..engine.device import pick_device, threads_for
 from ..errors import ConfigError, needing
+from ..record.toml_text import dotted_keys
 from ..registry import suggest
 from .build.data import build_data
 from .build.engine import build_engine, build_executor, build_plan
 from .checks.against_data import validate
-from .checks.combinations import config_issues
 from .config.messages import issues_of
 from .config.methods import MethodSettings, Tuned
 from .config.named import write_out
-from .config.parts import Reading
 from .config.schema import Experiment
 from .config.tables import ConfigTable, Name
 from .config_file import read_config, set_value
@@ -92,11 +91,10 @@ class Trial:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The trials of every method, and the experiment with the best values."""
+    """The trials of every method, the best first, and the experiment with the best values."""
 
     experiment: Experiment
     trials: Mapping[str, Sequence[Trial]]
-    best: Mapping[str, Trial]
     seeds: Sequence[int]
     is_share: bool  # whether metrics are shown in percent
     failed: Sequence[str]  # values that are invalid together, and why; a line for each
@@ -107,8 +105,8 @@ class Tuning:
             assert method.tuned is not None
             for key, value in method.tuned.values.items():
                 tried = method.tuned.over[key]
-                tried = tried.values() if isinstance(tried, Mapping) else tried
-                numbers = [one for one in tried if type(one) in (int, float)]
+                ends = tried.values() if isinstance(tried, Mapping) else tried
+                numbers = [one for one in ends if type(one) in (int, float)]
                 if len(numbers) > 1 and value in (min(numbers), max(numbers)):
                     said = f"the best {key}, {value}, is at an end of what was allowed"
                     yield f"{method.name}: {said}. Search beyond it."
@@ -118,10 +116,10 @@ class Tuning:
         names = [method.name for method in self.experiment.methods]
         written = {key: value for key, value in table.items() if key != "tune"}
         written["methods"] = write_out(written.get("methods", names))
-        for method, tuned in zip(written["methods"], self.experiment.methods, strict=True):
-            assert tuned.tuned is not None
-            _set_values(method, tuned.tuned.values)
-            method["tuned"] = tuned.tuned.to_dict()
+        for method, found in zip(written["methods"], self.experiment.methods, strict=True):
+            assert found.tuned is not None
+            _set_values(method, found.tuned.values)
+            method["tuned"] = found.tuned.to_dict()
         return tomli_w.dumps(written)
 
 
@@ -141,13 +139,13 @@ def load_tuning(
         settings = TuneSettings.model_validate(table.get("tune", {}))
     except ValidationError as error:
         issues = issues_of(error, TuneSettings)
-        raise ConfigError(
-            where, [(f"tune.{key}".rstrip("."), message) for key, message in issues]
-        ) from None
-    if replaced and "methods" in replaced:  # [tune] may be about others, too
-        names = {method.name for method in experiment.methods}
-        chosen = {name: keys for name, keys in settings.methods.items() if name in names}
-        settings = settings.model_copy(update={"methods": chosen})
+        found = [(f"tune.{key}".rstrip("."), message) for key, message in issues]
+        raise ConfigError(where, found) from None
+    names = [method.name for method in experiment.methods]
+    for name in settings.methods:
+        if name not in names and "methods" not in (replaced or {}):  # else only some are tuned
+            message = f"there is no method {name!r}{suggest(name, names)}"
+            raise ConfigError(where, [(f"tune.methods.{name}", message)])
     return experiment, settings, table
 
 
@@ -174,85 +172,69 @@ def tune(
         raise ConfigError(experiment.source, [("methods", f"{private[0]}: {hint}")])
     free = (seed for seed in itertools.count(FIRST_SEED) if seed not in experiment.seeds)
     seeds = list(itertools.islice(free, NUM_SEEDS))
-    spaces = _spaces(experiment, settings)
     failed: list[str] = []
-    candidates = []
+    searched = []
     for method in experiment.methods:  # all of them before the first trial
-        space = spaces[method.name]
-        candidates.append(_candidates(experiment, method, space, settings.trials, failed))
+        space = _space(experiment, settings, method.name)
+        searched.append((space, _candidates(experiment, method, space, settings.trials, failed)))
     samples = validate(experiment, None)
+    sign = -1.0 if samples.problem.higher_is_better else 1.0
     bench = _Bench(experiment, samples, recorded)
     trials: dict[str, list[Trial]] = {}
-    best: dict[str, Trial] = {}
     tuned: list[MethodSettings] = []
-    for method, tried in zip(experiment.methods, candidates, strict=True):
+    for method, (space, candidates) in zip(experiment.methods, searched, strict=True):
         name = method.name
-        trials[name] = []
-        for number, (values, candidate) in enumerate(tried, 1):
+        tried = []
+        for number, (values, candidate) in enumerate(candidates, 1):
             metrics = []
             for seed in seeds:
                 on_trial(name, number, seed)
                 metrics.append(bench.metric(candidate, seed))
-            trials[name].append(Trial(name, values, tuple(metrics)))
-        best[name] = best_trial(trials[name], samples.problem.higher_is_better)
+            tried.append(Trial(name, values, tuple(metrics)))
+        trials[name] = sorted(tried, key=lambda trial: loss(trial, sign))
         found = Tuned(
-            over=spaces[name],
-            values=best[name].values,
+            over=space,
+            values=trials[name][0].values,
             trials=len(tried),
             seeds=seeds,
             rounds=experiment.rounds,
         )
-        chosen = with_values(method, found.values, experiment.rounds)
+        (chosen,) = with_values(experiment, method, found.values).methods
         tuned.append(chosen.model_copy(update={"tuned": found}))
     with_best = experiment.model_copy(update={"methods": tuned})
-    return Tuning(with_best, trials, best, seeds, samples.problem.is_share, failed)
+    return Tuning(with_best, trials, seeds, samples.problem.is_share, failed)
 
 
-def best_trial(trials: Sequence[Trial], higher_is_better: bool = True) -> Trial:
-    """The trial with the best mean metric; of equal ones the first."""
-
-    def loss(trial: Trial) -> float:
-        mean = statistics.fmean(trial.metrics)
-        if math.isnan(mean):
-            return math.inf
-        return -mean if higher_is_better else mean
-
-    return min(trials, key=loss)
+def loss(trial: Trial, sign: float) -> float:
+    """What is least for the best trial: the mean metric, or minus it; infinite where there is none."""
+    mean = sign * statistics.fmean(trial.metrics)
+    return math.inf if math.isnan(mean) else mean
 
 
 # What is searched ------------------------------------------------------------------------------------
 
 
-def read_space(table: Mapping[str, Any], prefix: str = "") -> Space:
+def read_space(table: Mapping[str, Any]) -> Space:
     """The space that nested tables describe. ValueError, which names the key, where it is none.
 
     >>> read_space({"training": {"learning_rate": [0.1, 1.0]}})
     {'training.learning_rate': [0.1, 1.0]}
     """
     space: Space = {}
-    for key, value in table.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value.keys() & {"low", "high"}:
-            space[name] = _range(name, dict(value))
-        elif isinstance(value, Mapping):
-            space |= read_space(value, f"{name}.")
-        elif isinstance(value, list) and value:
-            space[name] = value
+    for key, value in dotted_keys(table).items():
+        name, _, end = key.rpartition(".")
+        if end in ("low", "high"):
+            space.setdefault(name, {})[end] = value
         else:
-            raise ValueError(f"{name} = {value!r}: give a list of values, or {HOW}")
+            space[key] = value
+    for key, choices in space.items():
+        is_range = isinstance(choices, dict)
+        numbers = [one for one in choices.values() if type(one) in (int, float)] if is_range else []
+        is_ordered = len(numbers) == 2 and -math.inf < choices["low"] < choices["high"] < math.inf
+        if not is_ordered and (is_range or not isinstance(choices, list) or not choices):
+            hint = "give a list of values, or { low = ..., high = ... } with low less than high"
+            raise ValueError(f"{key} = {choices!r}: {hint}")
     return space
-
-
-HOW = "{ low = ..., high = ... }"
-
-
-def _range(name: str, ends: dict[str, Any]) -> dict[str, Any]:
-    are_numbers = all(type(end) in (int, float) and math.isfinite(end) for end in ends.values())
-    if len(ends) != 2 or not are_numbers:
-        raise ValueError(f"{name} = {ends}: give a list of values, or {HOW}")
-    if ends["low"] >= ends["high"]:
-        raise ValueError(f"{name}: low = {ends['low']:g} must be less than high = {ends['high']:g}")
-    return ends
 
 
 def draws(space: Space, trials: int) -> list[Values]:
@@ -290,20 +272,14 @@ def _suggested(trial: Any, key: str, choices: Any) -> Any:
     return min(high, max(low, float(f"{drawn:.3g}")))
 
 
-def _spaces(experiment: Experiment, settings: TuneSettings) -> dict[str, Space]:
-    """The space of every method. ConfigError for what is none."""
-    names = [method.name for method in experiment.methods]
-    for name in settings.methods:
-        if name not in names:
-            message = f"there is no method {name!r}{suggest(name, names)}"
-            raise ConfigError(experiment.source, [(f"tune.methods.{name}", message)])
+def _space(experiment: Experiment, settings: TuneSettings, name: str) -> Space:
+    """The space of a method. ConfigError for what is none."""
     try:
         shared = read_space(settings.over)
-        own = {name: read_space(settings.methods.get(name, {})) for name in names}
+        own = read_space(settings.methods.get(name, {}))
     except ValueError as error:
         raise ConfigError(experiment.source, [("tune", str(error))]) from None
-    default = {"training.learning_rate": GRID}
-    return {name: (shared | own[name]) or default for name in names}
+    return (shared | own) or {"training.learning_rate": GRID}
 
 
 def _candidates(
@@ -312,34 +288,27 @@ def _candidates(
     space: Space,
     trials: int,
     failed: list[str],
-) -> list[tuple[Values, MethodSettings]]:
-    """The values to try, and the method with them. What the method does not take is added to `failed`."""
+) -> list[tuple[Values, Experiment]]:
+    """The values to try, and the experiment with them. What the method does not take is added to `failed`."""
     found = []
     for values in draws(space, trials):
         try:
-            candidate = with_values(method, values, experiment.rounds)
-            issues = config_issues(experiment.model_copy(update={"methods": [candidate]}))
-        except ValidationError as error:
-            issues = issues_of(error, MethodSettings)
+            found.append((values, with_values(experiment, method, values)))
         except ConfigError as error:
-            issues = error.issues
-        if issues:
             shown = ", ".join(f"{key} = {value}" for key, value in values.items())
-            reasons = "; ".join(message for _, message in issues)
+            reasons = "; ".join(message for _, message in error.issues)
             failed.append(f"{method.name}: {shown}: {reasons}")
-        else:
-            found.append((values, candidate))
     if not found:
         message = f"no values of {method.name} are valid. {failed[-1]}"
         raise ConfigError(experiment.source, [("tune", message)])
     return found
 
 
-def with_values(method: MethodSettings, values: Values, rounds: int) -> MethodSettings:
-    """A method with other values of some keys, in an experiment of so many rounds."""
+def with_values(experiment: Experiment, method: MethodSettings, values: Values) -> Experiment:
+    """An experiment with one of its methods, which has other values of some keys."""
     table = method.to_dict()
     _set_values(table, values)
-    return MethodSettings.model_validate(table, context=Reading(rounds))
+    return make_experiment(experiment.source, {**experiment.to_dict(), "methods": [table]})
 
 
 def _set_values(table: dict[str, Any], values: Values) -> None:
@@ -364,7 +333,7 @@ class _Bench:
                 with suppress(ValueError):  # a line that was cut off
                     self._known |= json.loads(line)
 
-    def metric(self, method: MethodSettings, seed: int) -> float:
+    def metric(self, experiment: Experiment, seed: int) -> float:
         """The metric that `_run` measures; from the record, where it has this run."""
         if seed not in self._built:
             data, hostile = build_data(self._experiment, self._samples, seed)
@@ -373,24 +342,23 @@ class _Bench:
             executor = build_executor(self._experiment, data.samples, device)
             origin = origin_of(self._experiment, {seed: data})
             self._built[seed] = data, hostile, executor, origin
-        alone = self._experiment.model_copy(update={"methods": [method], "seeds": [seed]})
-        about = json.dumps([self._built[seed][-1], alone.to_dict()])
+        about = json.dumps([self._built[seed][-1], experiment.to_dict() | {"seeds": [seed]}])
         key = blake2b(about.encode(), digest_size=16).hexdigest()
         if key not in self._known:
-            self._known[key] = self._run(method, seed)
+            self._known[key] = self._run(experiment, seed)
             if self._recorded is not None:
                 with self._recorded.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({key: self._known[key]}) + "\n")
         return self._known[key]
 
-    def _run(self, method: MethodSettings, seed: int) -> float:
+    def _run(self, experiment: Experiment, seed: int) -> float:
         """The metric in the last round, or in the one after which the loss no longer falls."""
-        experiment = self._experiment
         data, hostile, executor, _ = self._built[seed]
-        built = method.build(experiment.training).for_clients(data.names)
-        engine = build_engine(experiment, data, hostile, seed, executor, built)
+        (method,) = experiment.build_methods()
+        method = method.for_clients(data.names)
+        engine = build_engine(experiment, data, hostile, seed, executor, method)
         plan = replace(
-            build_plan(experiment, data.num_clients, seed, built.control),
+            build_plan(experiment, data.num_clients, seed, method.control),
             evaluate_clients_every=1,
             evaluate_clients_sample=None,
             counterfactuals=False,
@@ -402,20 +370,20 @@ class _Bench:
             message = "no honest client has two samples; it trains on one and holds back the other"
             raise ConfigError(experiment.source, [("hostile", message)])
         held = data.test.sizes[scored]
-        state = first_state(engine.initial_model, built, engine)
+        state = first_state(engine.initial_model, method, engine)
         metric = math.nan
-        losses = HeldOut()
+        held_out = HeldOut()
         with threads_for(engine.spec.num_parameters):
             for _ in range(experiment.rounds):
-                state, record = run_round(state, built, plan, engine)
+                state, record = run_round(state, method, plan, engine)
                 assert record.local is not None
                 values = record.local.values[0][scored]
                 metric = float((values * held).sum() / held.sum())
                 if experiment.stop_early is not None:
                     # What is reported on chooses nothing: without samples to weigh by, those held back do.
                     judged = replace(record, report=None)
-                    losses = losses.after(held_out_loss(engine, state, judged))
-                    if losses.stops(experiment.stop_early):
+                    held_out = held_out.after(held_out_loss(engine, state, judged))
+                    if held_out.stops(experiment.stop_early):
                         break
         return metric
 

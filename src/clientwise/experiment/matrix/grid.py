@@ -126,27 +126,16 @@ class Matrix:
         return list(dict.fromkeys(cell.data for cell in self.cells))
 
 
-def load(
-    source: str | Path | Mapping[str, Any],
-    overrides: Sequence[str] = (),
-    replaced: Mapping[str, Any] | None = None,
-    preset: str | None = None,
-) -> Experiment | Matrix:
-    """The experiment that a config describes, or its matrix where it has one, validated.
-
-    Args:
-        source: a TOML file, or a dictionary of the same shape.
-        overrides: texts `key=value` as in `--set`.
-        replaced: values for keys of the top level.
-        preset: the name of one of its presets.
-    """
-    return make(*read_config(source, overrides, replaced, preset), replaced)
-
-
 def make(
     where: str, table: Mapping[str, Any], replaced: Mapping[str, Any] | None = None
 ) -> Experiment | Matrix:
-    """The experiment or matrix that a table describes, validated; see `load`."""
+    """The experiment that a table describes, or its matrix where it has one, validated.
+
+    Args:
+        where: what messages call it.
+        table: as `read_config` returns it.
+        replaced: the keys of the top level that were replaced.
+    """
     if "matrix" not in table:
         from ..load import make_experiment
 

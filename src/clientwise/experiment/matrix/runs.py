@@ -18,6 +18,7 @@ from typing import Any
 import tomli_w
 import torch
 
+from ...data.federated import FederatedData
 from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ...errors import ClientwiseError, ConfigError, Problems, RunError
 from ...limits import gigabytes
@@ -26,16 +27,17 @@ from ...record.reading.reader import is_finished, refuse_damaged
 from ...writing import left_behind, make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
+from ..config.schema import Experiment
 from ..config_file import read_config
 from ..running.lanes import Progress
 from ..running.origin import change_of_machine, compare_origin, other_machine
 from ..running.resume import (
     changed_keys,
     config_so_far,
-    differences,
     extended,
     modified,
     new_folder,
+    refuse_other_config,
 )
 from ..running.runner import Stopped
 from ..running.runner import run as run_experiment
@@ -187,14 +189,12 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
     if before.table == matrix.table:
         return matrix
     if before.name != matrix.name:
-        raise _other_config(folder, [f"name = {matrix.name!r} (was {before.name!r})"])
+        said = f"was run with another config: name = {matrix.name!r} (was {before.name!r})"
+        raise RunError(f"{folder}: {said}. Resume it with {MATRIX_FILE}, or choose another folder")
     old = before.settings
     new = matrix.settings
     methods: dict[str, Any] = {}
-    for one in (
-        before,
-        matrix,
-    ):  # one that both have is the given one, so that a difference is seen
+    for one in (before, matrix):  # the given one wins: a difference is seen
         resolved = one.cells[0].experiment.to_dict()["methods"]
         names = [method["name"] for method in resolved]
         methods |= zip(names, one.table.get("methods", resolved), strict=True)
@@ -203,7 +203,8 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
         "shares": list(dict.fromkeys([*old.shares, *new.shares])),
     }
     if old.data or new.data:
-        alone = {matrix.name: {}}  # the federation of a matrix that names none
+        # The federation of a matrix that names none
+        alone: dict[str, dict[str, Any]] = {matrix.name: {}}
         joined["data"] = {**(old.data or alone), **(new.data or alone)}
     if oracle := new.oracle or old.oracle:
         joined["oracle"] = oracle
@@ -215,60 +216,36 @@ def _grown(matrix: Matrix, folder: Path) -> Matrix:
 def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> list[int]:
     """The positions of the cells that are not finished, or lack rounds, seeds or methods. No file changes.
 
-    RunError where a cell was run with another config, where a finished one is damaged, or, unless
+    An error says where a cell was run with another config, where a finished one is damaged, or, unless
     that is accepted, where it comes from other data, code or versions.
     """
     todo: list[int] = []
-    finished: list[MatrixCell] = []
-    damages: list[str] = []
-    differing: dict[str, list[str]] = {}  # what differs: in which cells
+    compared: set[str] = set()
+    problems = Problems()
     for index, cell in enumerate(matrix.cells):
         own = folder / cell.folder
-        try:
-            before = config_so_far(own)
+        with problems.noted(str(own)):
             now = cell.experiment
-            for difference in differences(before, now).values() if before else ():
-                differing.setdefault(difference, []).append(cell.name)
-            if (
-                before is None
-                or changed_keys(before.to_dict(), extended(before, now).to_dict())
-                or not is_finished(own)
-            ):
+            before = config_so_far(own)
+            if before is not None:
+                refuse_other_config(own, before, now)
+                now = extended(before, now)
+            has_all = before is not None and not changed_keys(before.to_dict(), now.to_dict())
+            if not has_all or not is_finished(own):
                 todo.append(index)
-                continue
-            refuse_damaged(
-                own, {(one.name, seed) for one in before.methods for seed in before.seeds}
-            )
-            finished.append(cell)
-        except RunError as error:
-            damages.append(str(error))
-    if differing:
-        found = []
-        for difference, names in differing.items():
-            where = "" if len(names) == len(matrix.cells) else f" in {'; '.join(names)}"
-            found.append(f"{difference}{where}")
-        raise _other_config(folder, found)
-    if damages:
-        hint = "Delete the folder of a damaged cell and resume: the cell is run again."
-        raise RunError("\n".join([*damages, hint]))
-    compared: set[str] = set()
-    for cell in () if accept_changes else finished:
-        experiment = cell.experiment
-        data = {}
-        if cell.data not in compared:  # versions and code of every cell, data once per federation
-            compared.add(cell.data)
-            samples = validate(experiment, None)
-            data = {seed: build_data(experiment, samples, seed)[0] for seed in experiment.seeds}
-        compare_origin(folder / cell.folder, experiment, data, accept_changes=False)
+            else:
+                refuse_damaged(own, {(one.name, seed) for one in now.methods for seed in now.seeds})
+                if not accept_changes:  # versions and code of every cell, data once per federation
+                    data = {} if cell.data in compared else _data_of(now)
+                    compared.add(cell.data)
+                    compare_origin(own, now, data, accept_changes=False)
+    problems.refuse()
     return todo
 
 
-def _other_config(folder: Path, differing: Iterable[str]) -> RunError:
-    return RunError(
-        f"{folder}: was run with another config: {', '.join(differing)}. Resume it with its own "
-        f"config, which is in {folder / MATRIX_FILE}, or choose another output folder. What is added "
-        "needs a name of its own: a method, an attack, a federation; rounds may only grow"
-    )
+def _data_of(experiment: Experiment) -> dict[int, FederatedData]:
+    samples = validate(experiment, None)
+    return {seed: build_data(experiment, samples, seed)[0] for seed in experiment.seeds}
 
 
 # Cells ------------------------------------------------------------------------------------------------

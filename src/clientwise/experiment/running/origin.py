@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -129,8 +129,8 @@ def record_origin(
         given = {name: one.__module__ or "text" for name, one in experiment.functions.items()}
         store.set_facts({"functions": given})
     if experiment.initial_model:
-        path = Path(experiment.initial_model)
-        store.keep_fact("initial model", _described(path, str(origin["initial model"])))
+        name = Path(experiment.initial_model).name
+        store.keep_fact("initial model", f"{name} (fingerprint {origin['initial model']})")
 
 
 def with_initial_parameters(folder: Path, experiment: Experiment) -> tuple[Experiment, list[str]]:
@@ -195,16 +195,6 @@ def _files_of(name: str) -> Iterator[bytes]:
     ]
     for file in sorted(files) or [Path(str(module.__file__))]:
         yield file.read_bytes()
-
-
-def _described(path: Path, digest: str) -> str:
-    """The file of a model, with the run it came from where `clientwise export` wrote that."""
-    with safe_open(path, framework="pt") as file:
-        about = file.metadata() or {}
-    came = ""
-    if {"round", "run"} <= about.keys():
-        came = f"round {about['round']} of {about['method']} in {about['run']}, "
-    return f"{path.name} ({came}fingerprint {digest})"
 
 
 def _digest(*contents: Any) -> str:
@@ -302,7 +292,9 @@ def _array(value: Any) -> str:
 # The machine ------------------------------------------------------------------------------------------
 
 
-def machine_facts(executor: DeviceExecutor | None = None) -> dict[str, str]:
+def machine_facts(
+    executor: DeviceExecutor | None = None, *, on_ray: bool = False
+) -> dict[str, str]:
     """What the last bits depend on; without an executor, what is the same for all runs of this process."""
     facts = {
         "system": system(),
@@ -314,7 +306,7 @@ def machine_facts(executor: DeviceExecutor | None = None) -> dict[str, str]:
         on_gpu = executor.device.type == "cuda"
         facts["GPU"] = torch.cuda.get_device_name(executor.device) if on_gpu else "none"
         facts["threads"] = str(thread_count(executor.spec.num_parameters))
-        facts["workers"] = str(executor.workers)
+        facts["workers"] = "ray" if on_ray else str(executor.workers)
     return facts
 
 

@@ -5,56 +5,53 @@ Data, seeds, cohorts, batches and the initial models stay the same, so that both
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from ...errors import ConfigError, RunError
+from ...errors import RunError
 from ...record.reading.folder import RunFolder
-from ...record.toml_text import parse_toml
-from ...registry import Part, suggest
-from ..config.messages import issues_of
-from ..config.methods import BOUNDS, MethodSettings
+from ...registry import suggest
 from ..config.schema import Experiment
-from ..load import load_experiment
+from ..config_file import read_source
+from ..load import load_experiment, make_experiment
 from .resume import config_so_far
 
 
 def without_client(folder: Path, client: str) -> Experiment:
     """The experiment of a run, never asking one client."""
-    before = _of_run(folder)
-    number = _number_of(RunFolder(folder), before, client)
-    left_out = sorted({*before.federation.without, number})
-    cohorts = before.federation.model_copy(update={"without": left_out})
-    return _with(before, f"without {client}", federation=cohorts)
+    table = _config_of(folder, f"without {client}")
+    number = _number_of(RunFolder(folder), table["seeds"], client)
+    table["federation"]["without"] = sorted({*table["federation"]["without"], number})
+    return load_experiment(table)
 
 
 def with_equal_weights(folder: Path) -> Experiment:
     """The experiment of a run, with equal weights within the same bounds."""
-    before = _of_run(folder)
-    plain = MethodSettings(name="equal weights")
-    changes = {key: getattr(plain, key) for key in ("score", "normalise", "evidence", "adjust")}
-    changes["criteria"] = [Part("uniform", {})]
-    return _with(before, "equal weights", methods=_changed(before, changes))
+    table = _config_of(folder, "equal weights")
+    for method in _weighing(table):
+        for key in ("score", "normalise", "evidence", "adjust"):
+            method.pop(key, None)
+        method["criteria"] = ["uniform"]
+    return load_experiment(table)
 
 
 def with_policy(folder: Path, file: Path) -> Experiment:
     """The experiment of a run, with the bounds of a TOML file: the keys of [methods.bounds]."""
-    before = _of_run(folder)
-    try:
-        table = parse_toml(file.read_text(encoding="utf-8"))
-        bounds = BOUNDS.read(table)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(str(file), [("", str(error))]) from None
-    except ValidationError as error:
-        raise ConfigError(str(file), issues_of(error, BOUNDS.table)) from None
-    return _with(before, f"policy {file.stem}", methods=_changed(before, {"bounds": bounds}))
+    table = _config_of(folder, f"policy {file.stem}")
+    bounds = {key: value for key, value in read_source(file).table.items() if key != "name"}
+    for method in _weighing(table):
+        method["bounds"] = bounds
+    return make_experiment(str(file), table)
 
 
-def _of_run(folder: Path) -> Experiment:
-    """The experiment of a run; RunError where it cannot be run again here."""
+def _weighing(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The methods; controls weigh nobody and stay as they are."""
+    return (method for method in table["methods"] if "control" not in method)
+
+
+def _config_of(folder: Path, what: str) -> dict[str, Any]:
+    """The config of a run, with another name; RunError where it cannot be run again here."""
     before = config_so_far(folder)
     if before is None:
         raise RunError(f"{folder}: there is no run here")
@@ -70,13 +67,13 @@ def _of_run(folder: Path) -> Experiment:
                 f"{folder}: {method.name} uses {kind}. The difference of two runs would tell about "
                 "single clients, and neither noise nor masks cover it"
             )
-    return before
+    return {**before.to_dict(), "name": f"{before.name}, {what}"}
 
 
-def _number_of(run: RunFolder, experiment: Experiment, client: str) -> int:
+def _number_of(run: RunFolder, seeds: Sequence[int], client: str) -> int:
     """The number that a client has under all seeds."""
     found = set()
-    for seed in experiment.seeds:
+    for seed in seeds:
         rows = run.clients(seed)
         numbers = [row.client for row in rows if client in (row.name, str(row.client))]
         if not numbers:
@@ -86,15 +83,3 @@ def _number_of(run: RunFolder, experiment: Experiment, client: str) -> int:
     if len(found) > 1:
         raise RunError(f"{run.folder}: {client!r} is another client number in every seed")
     return found.pop()
-
-
-def _changed(before: Experiment, changes: dict[str, Any]) -> list[MethodSettings]:
-    """The methods with other keys; controls weigh nobody and stay."""
-    return [
-        method if method.control else method.model_copy(update=changes) for method in before.methods
-    ]
-
-
-def _with(before: Experiment, what: str, **changes: Any) -> Experiment:
-    changed = before.model_copy(update={"name": f"{before.name}, {what}", **changes})
-    return load_experiment(changed.to_dict())

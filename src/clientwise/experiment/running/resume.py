@@ -184,7 +184,7 @@ def differences(before: Experiment, now: Experiment) -> dict[str, str]:
         if note and note != old.get(f"methods.{name}.bounds.note"):
             explained.append(f"methods.{name}.bounds.")
     fixed = MEMBERS if counts_members(before) else ()
-    found = {}
+    found: dict[str, str] = {}
     for key in sorted({*old, *new} - MAY_CHANGE - {"seeds"}):
         one = old.get(key)
         other = new.get(key)

@@ -14,7 +14,7 @@ from ...attacks import Hostile
 from ...core.engine import Engine
 from ...core.method import Method
 from ...core.types import RoundRecord
-from ...data.federated import FederatedData
+from ...data.federated import FederatedData, Samples
 from ...data.summary import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
@@ -125,11 +125,8 @@ def run(
             members = member_changes(before, experiment) if before else ()
             record_origin(store, experiment, origin, [*members, *changes])
             session = _Session(experiment, store, built, connect, trackers, on_round)
-            warnings = column_hints(samples) + session.doubts()
             steps = count_steps(experiment, federated.values())
-            store.set_facts({"steps": steps, "warnings": warnings})
-            session.begin(data)
-            for remark in [*warnings, *resumed, *session.record_machine()]:
+            for remark in [*session.begin(samples, data, steps), *resumed]:
                 on_warning(remark)
             session.run(data)
             store.refuse_nothing_learned()
@@ -170,9 +167,6 @@ def _record_config(store: Store, experiment: Experiment, before: Experiment | No
         recorded = experiment
         write_atomically(store.folder / CONFIG, experiment.to_toml().encode())
     store.set_facts({FACT: recorded.to_toml(), "methods": about_methods(recorded)})
-    file = store.folder / VERSIONS
-    if file.is_file():  # so that a signature covers it
-        store.keep_fact(VERSIONS, file.read_text(encoding="utf-8"))
     own = experiment.own_model
     if own is not None and own.start is not None:
         store.keep_initial(own.start)
@@ -240,13 +234,10 @@ class _Session:
         data = replace(data, samples=executor.samples).holdings_to(executor.device)
         return _Seed(data, hostile, executor)
 
-    def doubts(self) -> list[str]:
-        """What is probably not meant."""
-        first = self._first
-        return doubts(self._experiment, first.data, first.hostile, first.executor)
-
-    def begin(self, own_data: FederatedData | None) -> None:
-        """Open the lanes that are to go on, and record what the whole run is about."""
+    def begin(
+        self, samples: Samples, own_data: FederatedData | None, steps: Sequence[object]
+    ) -> list[str]:
+        """Open the lanes that are to go on, and record what the run is about; what is to be said of it."""
         experiment = self._experiment
         self._store.reopen_lanes(experiment.rounds)
         if not reports_on_clients(experiment, own_data):
@@ -255,18 +246,15 @@ class _Session:
             self._store.forget_undue(experiment.rounds, every, names)
         self._store.keep_fact("begun", current_minute())
         first = self._first
+        remarks = column_hints(samples)
+        remarks += doubts(experiment, first.data, first.hostile, first.executor)
         facts = about_run(experiment, first.data, first.hostile, first.executor, own_data)
-        self._store.set_facts(facts)
-
-    def record_machine(self) -> list[str]:
-        """Record where the next rounds are computed; what a change of the machine means, if there is one."""
+        self._store.set_facts(facts | {"warnings": remarks, "steps": steps})
         if not self._unfinished():
-            return []
-        facts = machine_facts(self._first.executor)
-        if self._experiment.workers == "ray":
-            facts["workers"] = "ray"
-        changes = record_machine(self._store, facts)
-        return [other_machine(self._store.folder, changes)] if changes else []
+            return remarks
+        machine = machine_facts(first.executor, on_ray=experiment.workers == "ray")
+        changes = record_machine(self._store, machine)
+        return [*remarks, other_machine(self._store.folder, changes)] if changes else remarks
 
     def run(self, own_data: FederatedData | None) -> None:
         """Run all lanes that are not finished."""

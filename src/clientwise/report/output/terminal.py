@@ -232,18 +232,16 @@ class TriedValues(Protocol):
         """By seed, the metric in the last round, over all samples that were held back."""
 
 
-def trials_table(trials: Sequence[TriedValues], best: TriedValues, unit: Unit) -> Table:
+def trials_table(trials: Sequence[TriedValues], unit: Unit) -> Table:
     """One line per trial of a method, the best first: its values, and what came of them."""
 
     def value_of(key: str) -> Callable[[TriedValues], str]:
         return lambda trial: _value_text(trial.values[key])
 
-    columns = [Column(key, value_of(key)) for key in best.values]
+    columns = [Column(key, value_of(key)) for key in trials[0].values]
     columns.append(Column("metric", lambda trial: unit.spread(trial.metrics)))
-    others = [trial for trial in trials if trial is not best]
-    title = f"{best.method}: {counted(len(trials), 'trial')}"
-    shown = tabulate("trials", title, columns, [best, *others][:MOST_LINES], "")
-    return plain_table(shown, title)
+    title = f"{trials[0].method}: {counted(len(trials), 'trial')}"
+    return plain_table(tabulate("trials", title, columns, trials[:MOST_LINES], ""), title)
 
 
 def _value_text(value: object) -> str:
