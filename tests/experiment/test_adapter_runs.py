@@ -16,7 +16,7 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining, Task
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.checks import round_memory
+from clientwise.experiment.checks import against_data
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.models.own import OwnModel
@@ -259,7 +259,7 @@ def test_evidence_and_fine_tuning_go_with_adapters(tmp_path: Path) -> None:
 
 
 def test_check_counts_the_models_that_products_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_memory, "memory", lambda: 2_000)
+    monkeypatch.setattr(against_data, "memory", lambda: 2_000)
     experiment = load_experiment(CONFIG).with_model(OwnModel(network))
     with pytest.raises(ConfigError, match="ask fewer clients in a round"):
         describe(experiment, samples())

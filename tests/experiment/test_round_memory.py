@@ -16,9 +16,9 @@ import run_memory
 from clientwise.core.method import Method, Plan
 from clientwise.core.types import FLOAT_BYTES, Layer, ModelSpec
 from clientwise.errors import ConfigError
-from clientwise.experiment.checks import round_memory
+from clientwise.experiment.checks import against_data
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.checks.round_memory import (
+from clientwise.experiment.checks.memory import (
     BLOCKS,
     DOUBLE_BYTES,
     FACTOR_COPIES,
@@ -115,7 +115,7 @@ def test_only_a_part_that_declares_pairs_takes_the_square_of_the_clients() -> No
 
 
 def test_too_many_kept_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_memory, "memory", lambda: 1000)
+    monkeypatch.setattr(against_data, "memory", lambda: 1000)
     with pytest.raises(ConfigError, match="ask fewer clients in a round"):
         describe(load_experiment(CONFIG | {"methods": ["Recommended"]}))
 

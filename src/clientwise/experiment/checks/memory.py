@@ -1,9 +1,8 @@
-"""The memory that a round takes, known before it runs."""
+"""The memory that a run takes, known before it begins: an upper bound, so that no round runs out of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 from ...core.aggregation import robust
 from ...core.cohort import count_sums
@@ -12,26 +11,20 @@ from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData
 from ...engine.device import KEPT_BYTES
 from ...engine.executor import DeviceExecutor
-from ...limits import gigabytes, memory
 from ..build.engine import build_plan, lanes_that_fit
-from ..config.messages import Issue
 from ..config.schema import Experiment
 
 DOUBLE_BYTES = 8
 # tests/experiment/test_round_memory.py compares these numbers with what every method takes.
-# Copies of a model that is kept alone: as it came, and beside others in one matrix
+# Copies of a model: kept beside others in one matrix; where a part computes with its update
 STACKED_COPIES = 2
-# Of a model whose update is used: as it came, its update, and two while a part computes with it
 UPDATE_COPIES = 4
-# Of a counterfactual: its model, and the updates that it is made of
-COUNTERFACTUAL_COPIES = 2
-# Of a model that is kept between rounds: of the last round, of this one, and while it is renewed
-KEPT_COPIES = 3
-# Of the factors of an adapted layer, in float64: as they came, scaled, and their QR decompositions
-FACTOR_COPIES = 10
+COUNTERFACTUAL_COPIES = 2  # and the updates that one is made of
+KEPT_COPIES = 3  # between rounds: of the last one, of this one, and while it is renewed
+FACTOR_COPIES = 10  # of the factors of an adapted layer, in float64, with their QR decompositions
 PAIR_COPIES = 7  # matrices [n, n] of a part that declares pairs, in float64
 BLOCKS = 12  # of `robust.AT_ONCE` values that a part works on at once, in float64
-# Results of a model that is judged: of a sample, of a client that judges, and of a count (as in a confusion matrix)
+# Results of a model that is judged: of a sample, of a client that judges, and of a count
 SAMPLE_BYTES = 40
 JUDGE_BYTES = 24
 COUNT_BYTES = 16
@@ -58,39 +51,31 @@ def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec
     """
     clients = plan.cohort_size if plan.asks is None else len(plan.asks)
     sums = count_sums(method, plan, spec, data.samples.problem, clients)
-    copies = 0 if sums else _copies(method, plan, spec)
+    pairs = method.averaged_pairs(spec)  # of LoRA adapters
+    others = plan.counterfactuals or plan.shapley
+    copies = 0 if sums else STACKED_COPIES
+    parts = method.evidence or method.before or method.rule or method.memories
+    if parts or method.noises_mean or pairs or others:
+        between_steps = max(0, len(method.before) - 1)
+        copies = UPDATE_COPIES + between_steps + COUNTERFACTUAL_COPIES * others
     if data.devices is not None and method.pace.keeps_late:
         copies += KEPT_COPIES
     models = copies * clients + KEPT_COPIES * method.client_models * data.num_clients
+    factors = max((math.prod(a.shape) + math.prod(b.shape) for a, b in pairs), default=0)
     needed = spec.size * (FLOAT_BYTES * models + DOUBLE_BYTES * sums)
-    needed += FLOAT_BYTES * FACTOR_COPIES * clients * _largest_factors(method, spec)
+    needed += FLOAT_BYTES * FACTOR_COPIES * clients * factors
     if method.compares_pairs:
         needed += DOUBLE_BYTES * PAIR_COPIES * clients**2
-    return needed + _count_judged(method, plan, data, clients) * _judged_bytes(plan, data, clients)
+    return needed + _judged_at_once(method, plan, data, clients) * _judged_bytes(
+        plan, data, clients
+    )
 
 
-def _copies(method: Method, plan: Plan, spec: ModelSpec) -> int:
-    """How many copies of the models of a round there are at once, where they are kept."""
-    has_others = plan.counterfactuals or plan.shapley
-    uses_updates = method.evidence or method.before or method.rule or method.memories
-    if not (uses_updates or method.noises_mean or method.averaged_pairs(spec) or has_others):
-        return STACKED_COPIES
-    between_steps = max(0, len(method.before) - 1)
-    return UPDATE_COPIES + between_steps + COUNTERFACTUAL_COPIES * int(has_others)
-
-
-def _largest_factors(method: Method, spec: ModelSpec) -> int:
-    """Numbers in the factors of the largest adapted layer (LoRA) whose products are averaged."""
-    factors = [math.prod(a.shape) + math.prod(b.shape) for a, b in method.averaged_pairs(spec)]
-    return max(factors, default=0)
-
-
-def _count_judged(method: Method, plan: Plan, data: FederatedData, clients: int) -> int:
-    """How many models are judged at once, beyond those of a chunk."""
+def _judged_at_once(method: Method, plan: Plan, data: FederatedData, clients: int) -> int:
+    """Models that are judged beyond those of a chunk."""
     if method.control == "alone":
         return data.num_clients
-    of_criteria = method.needs("server_set") and method.sees_whole_cohort
-    if of_criteria:
+    if method.needs("server_set") and method.sees_whole_cohort:
         return clients
     if method.evidence is None:
         return 0
@@ -106,9 +91,10 @@ def _judged_bytes(plan: Plan, data: FederatedData, clients: int) -> int:
         judges = clients
         samples = int(data.test.sizes.sort(descending=True).values[:clients].sum())
     problem = data.samples.problem
-    samples *= problem.values_kept
     counts = math.prod(problem.counts_shape)
-    return SAMPLE_BYTES * samples + JUDGE_BYTES * judges + COUNT_BYTES * counts
+    return (
+        SAMPLE_BYTES * samples * problem.values_kept + JUDGE_BYTES * judges + COUNT_BYTES * counts
+    )
 
 
 def largest_round(
@@ -125,11 +111,7 @@ def largest_round(
 
 
 def fixed_bytes(workers: int) -> int:
-    """Bytes of rounds that do not grow with their clients.
-
-    They are what is computed in blocks, and the chunks of clients that workers train: what a chunk has freed is
-    kept for the next one.
-    """
+    """Bytes of rounds that do not grow with their clients: blocks, and what a chunk of clients has freed."""
     return BLOCKS * DOUBLE_BYTES * robust.AT_ONCE + workers * KEPT_BYTES
 
 
@@ -147,13 +129,3 @@ def gpu_bytes(experiment: Experiment, data: FederatedData, executor: DeviceExecu
     of_lanes = lanes * (GPU_LANE_BYTES + models)
     of_lanes += largest_round(experiment, data, executor.spec, lanes)
     return GPU_PROCESS_BYTES + executor.samples.inputs.nbytes + together + of_lanes
-
-
-def memory_issues(experiment: Experiment, data: FederatedData, spec: ModelSpec) -> Iterator[Issue]:
-    """Rounds whose models do not fit into memory."""
-    needed = largest_round(experiment, data, spec)
-    if needed > memory():
-        what = (
-            f"the models of a round take {gigabytes(needed)}, and there are {gigabytes(memory())}"
-        )
-        yield "federation", f"{what}; ask fewer clients in a round (clients_per_round)"
