@@ -70,9 +70,17 @@ def check_criterion(
     """
     criterion = make_criterion(name, **options)
     seen = _example_of(criterion, attributes or {}, sample_attributes or {})
-    fault = criterion.fault_in(criterion.measure(seen), CLIENTS, Classification(CLASSES))
-    assert fault is None, f"{name} {fault}"
-    values = _measured(criterion, seen)
+    try:
+        values = criterion.column(seen, CLIENTS)
+    except TypeError as error:
+        raise AssertionError(str(error)) from None
+    assert bool((values.isfinite() & (values >= 0)).all()), (
+        f"{name} must be finite and not negative, is {values.tolist()}"
+    )
+    high = criterion.high(Classification(CLASSES))
+    assert float(values.max()) <= high, (
+        f"{name} = {float(values.max()):g}, above its bound {high:g}"
+    )
     torch.testing.assert_close(
         _measured(criterion, seen),
         values,

@@ -106,12 +106,15 @@ def _sample_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
         own = f"{place}." if dict(settings.training)["loss"] is not None else ""
         if method.loss is not None:
             yield from _unfit(f"{own}training.loss", LOSSES, method.loss, samples)
+            weights = method.loss.options.get("class_weights")
+            if isinstance(weights, list) and len(weights) != problem.num_classes:
+                counts = f"has {len(weights)} weights for {problem.num_classes} classes"
+                yield f"{own}training.loss.class_weights", counts
         yield from _transform_issues(method, samples)
         if settings.privacy and samples.after_partition and not samples.each_alone:
             name = experiment.data.name if experiment.data else "the dataset"
             hint = f"{name} prepares its inputs by the samples of all clients (means, categories,"
-            hint += " words), and these get no noise: use prepared numbers, or flower.table"
-            yield f"{place}.privacy", f"{hint}, whose constants are public"
+            yield f"{place}.privacy", f"{hint} words), and these get no noise: use prepared numbers"
     for index, group in enumerate(experiment.hostile):
         for part in group.attack:
             key = f"hostile[{index}].attack"

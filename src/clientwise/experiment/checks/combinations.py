@@ -158,7 +158,7 @@ def config_issues(experiment: Experiment) -> list[Issue]:
 def deployment_issues(experiment: Experiment) -> list[Issue]:
     """What a deployment needs beyond other runs: its server has no data of the clients."""
     flower = experiment.flower
-    needed = {"clients": flower.clients, "input_shape": flower.sample_shape}
+    needed = {"clients": flower.clients, "input_shape": flower.input_shape}
     private = any(method.privacy for method in experiment.methods)
     several = len(experiment.methods) * len(experiment.seeds) > 1
     rows: list[Row] = [
@@ -166,11 +166,6 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
             "flower.{}",
             "is needed in a deployment, where the server has no data of the clients",
             [key for key, value in needed.items() if not value],
-        ),
-        (
-            "flower.table",
-            "says the shape and the classes: remove flower.input_shape and flower.num_classes",
-            flower.table and (flower.input_shape or flower.num_classes),
         ),
         (
             "server_set.source",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from ...core.accountant import accountant_of
 from ...core.aggregation.sums import pairs_of
-from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
 from ...core.method import Method, Plan
 from ...core.privacy import gaussian_epsilon
@@ -23,18 +22,17 @@ from ...engine.device import gpu_memory, memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor, why_alone
 from ...limits import gigabytes
 from ...models.size import count_parameters
+from ...record.reading.rows import StepsRow
 from ...registry import listed
 from ..build.data import build_data
 from ..build.engine import build_executor, build_plan, lanes_that_fit
 from ..config.schema import Experiment
-from ..running.ray_shards import can_be_sharded
 from .against_data import validate
 from .doubts import doubts
-from .memory import DOUBLE_BYTES, fixed_bytes, gpu_bytes, largest_round
-from .steps import count_steps, steps_in_words, total_steps, unequal_steps
+from .memory import fixed_bytes, gpu_bytes, largest_round
+from .steps import count_steps, steps_in_words, unequal_steps
 
 WORTH_SAYING = 10**8  # bytes
-MOST_NAMED = 8  # classes
 ROW_DELTA = 1e-5  # at which ε of a training sample is given
 TITLE = 12  # characters of a line's title
 
@@ -61,7 +59,6 @@ def describe(
     steps = count_steps(experiment, [data])
     lines = {
         "data": _data(experiment, data),
-        "classes": _classes(data),
         "clients": _clients(data, plan.cohort_size, None if columns else len(hostile)),
         "matrix": _hostile_by_column(columns or {}, data.num_clients),
         "devices": _response_times(experiment, data, executor),
@@ -70,14 +67,13 @@ def describe(
         "device": f"{device}: {executor}",
         "optimizer": optimizers_in_words(experiment),
         "training": _alone(experiment, executor),
-        "on Ray": _travels(experiment, data, plan, executor, has_hostile=bool(hostile)),
         "memory": _memory(experiment, data, executor),
         "methods": listed(method.name for method in experiment.methods),
         "criteria": _criteria(experiment),
         "steps/round": steps_in_words(steps),
         "privacy": _privacy(experiment, data, plan),
         "work": _work(experiment),
-        "cost": _cost(experiment, data, plan, executor),
+        "cost": _cost(experiment, steps, plan.cohort_size, executor.spec.size),
     }
     found = [(title, text) for title, text in lines.items() if text]
     warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
@@ -123,15 +119,6 @@ def _data(experiment: Experiment, data: FederatedData) -> str:
         left_out = "clients with fewer than partition.minimum samples are left out"
         text += f"; {unused:,} of them unused ({left_out})"
     return text
-
-
-def _classes(data: FederatedData) -> str:
-    table = data.samples.table
-    if table is None or not table.classes:
-        return ""
-    more = len(table.classes) - MOST_NAMED
-    others = f" and {more} others" if more > 0 else ""
-    return f"of {table.target}: {', '.join(table.classes[:MOST_NAMED])}{others}"
 
 
 def _has_client_data(data: FederatedData) -> bool:
@@ -200,32 +187,6 @@ def _alone(experiment: Experiment, executor: DeviceExecutor) -> str:
     return _lines([f"one client after the other: {why}" for why in _by_method(experiment, words)])
 
 
-def _travels(
-    experiment: Experiment,
-    data: FederatedData,
-    plan: Plan,
-    executor: DeviceExecutor,
-    *,
-    has_hostile: bool,
-) -> str:
-    """What shards of a cohort send to this process, by method; nothing without Ray."""
-    spec, size = executor.spec, plan.cohort_size
-    every_model = f"gather every model: {_megabytes(FLOAT_BYTES * size * spec.size)} a round"
-
-    def words(method: Method) -> str:
-        if not can_be_sharded(method):
-            return "not in shards: one client holds all samples"
-        if method.control or method.training.control_variates:
-            return f"shards {every_model}, and as much is sent to them"
-        sums = count_sums_of_parts(method, plan, spec, data.samples.problem, size)
-        if not sums or has_hostile or data.devices is not None:
-            return f"shards {every_model}"
-        folded = _megabytes(DOUBLE_BYTES * sums * spec.size)
-        return f"shards fold models into sums: {folded} a round from each shard"
-
-    return _lines(_by_method(experiment, words)) if experiment.workers == "ray" else ""
-
-
 def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> str:
     """What a run takes of a GPU; on a CPU what its rounds take, where that is much."""
     if executor.device.type == "cuda":
@@ -239,10 +200,6 @@ def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecuto
     needed = gigabytes(models + fixed_bytes(executor.workers))
     rounds = "a round" if lanes == 1 else f"{lanes} rounds side by side"
     return f"up to {needed} for {rounds}, {gigabytes(models)} of them for models"
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.2f} MB"
 
 
 def _criteria(experiment: Experiment) -> str:
@@ -289,17 +246,15 @@ def _work(experiment: Experiment) -> str:
     return " × ".join(_counted(count, what) for what, count in counts.items())
 
 
-def _cost(experiment: Experiment, data: FederatedData, plan: Plan, executor: DeviceExecutor) -> str:
-    """What the run takes in all, whatever the machine; nothing where the samples are elsewhere."""
-    if not _has_client_data(data):
-        return ""
-    controls = [method.control for method in experiment.methods]
+def _cost(experiment: Experiment, steps: Sequence[StepsRow], cohort: int, size: int) -> str:
+    """What the run takes in all, whatever the machine, for models of so many numbers."""
     of_each = len(experiment.seeds) * experiment.rounds
-    steps = total_steps(experiment, data, plan.cohort_size)
-    sent = controls.count(None) * of_each * plan.cohort_size * FLOAT_BYTES * executor.spec.size
-    rounds = _counted(len(controls) * of_each, "round")
-    models = f"{_megabytes(sent)} of models to the clients and as much back"
-    return f"{rounds} in all: about {steps:,} training steps, {models}"
+    in_round = sum(cohort * (row.median or 0) + row.server for row in steps)
+    federated = [method for method in experiment.methods if method.control is None]
+    sent = len(federated) * of_each * cohort * FLOAT_BYTES * size / 1e6
+    rounds = _counted(len(experiment.methods) * of_each, "round")
+    models = f"{sent:,.2f} MB of models to the clients and as much back"
+    return f"{rounds} in all: about {in_round * of_each:,.0f} training steps, {models}"
 
 
 def _counted(count: int, what: str) -> str:

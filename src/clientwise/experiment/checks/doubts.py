@@ -25,7 +25,6 @@ OTHER_UNITS = 300.0  # times as large: a factor of 1,000, less what clients diff
 MOST_NUMBERS = 20  # different targets of a regression that may be classes
 FEWEST_TO_WEIGH = 20  # held-out samples
 TRIED = 100  # samples
-WHITE = 255
 ROUNDING = 1e-4  # of probabilities that sum to 1
 
 
@@ -56,10 +55,12 @@ def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]
     weighing = len(data.weigh.targets) if data.weigh is not None else 0
     for settings in experiment.methods:
         name = settings.name
-        if changed := _changed_from_named(settings):
-            keys = ", ".join(changed)
-            said = f"the method {name!r} has its own {keys}, and tables call it {name}"
-            yield f"{said}: give it another name, with like = {name!r}"
+        if name in METHODS:
+            named = MethodSettings.model_validate(write_out([name])[0])
+            own = {part.name for *_, part in settings.parts()}
+            if added := own - {part.name for *_, part in named.parts()}:
+                said = f"has {', '.join(sorted(added))} of its own, and tables call it {name}"
+                yield f"the method {name!r} {said}: give it another name, with like = {name!r}"
         if chooses and settings.trains_model_on_server:
             said = "the held-out loss (stop_early, keep) is a training loss: the server trains on"
             yield f"{name}: {said} these samples"
@@ -72,24 +73,6 @@ def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]
         if settings.privacy and data.samples.ids is not None:
             said = "the server's held-out samples are of the same ids as the clients' and get no"
             yield f"{name}: {said} noise: ε covers the clients' training samples alone (docs/privacy.md)"
-
-
-def _changed_from_named(method: MethodSettings) -> list[str]:
-    """What makes a method another one than the method of the library that has its name.
-
-    Options and settings of the training may be anybody's own, and some of its criteria be left out.
-    """
-    if method.name not in METHODS:
-        return []
-    named = MethodSettings.model_validate(write_out([method.name])[0])
-    keys = ("evidence", "rule", "server_step")
-    names = [{key: getattr(one, key) for key in keys} for one in (method, named)]
-    mine, theirs = ({key: part and part.name for key, part in one.items()} for one in names)
-    changed = [key for key in keys if mine[key] != theirs[key]]
-    promised = {part.name for part in named.criteria}
-    if {part.name for part in method.criteria} - promised:
-        changed.append("criteria")
-    return changed
 
 
 def _about_equal_rows(data: FederatedData) -> Iterator[str]:
@@ -179,31 +162,23 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
 
 
 def _about_network(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
-    """Inputs as pixels are stored, and outputs that the loss takes for something else."""
+    """Outputs that the loss takes for something else."""
     samples = data.samples
-    indices = data.train.indices[:TRIED]
-    some = samples.inputs[indices.to(samples.inputs.device)]
-    is_image = some.dtype == torch.uint8 or some.ndim > 2
-    as_given = samples.scale == 1 and not (samples.parts or samples.table or samples.integers)
-    if as_given and is_image and not bool((some % 1).any()):
-        if some.min() >= 0 and WHITE / 2 < some.max() <= WHITE:
-            said = f"inputs are whole numbers up to {int(some.max())}, like pixels: divide them by"
-            yield f"{said} {WHITE} (scale = 0.0039 of the dataset `arrays`), unless the network does"
     if samples.problem.predicts not in ("classes", "labels", "masks"):
         return
     last = list(executor.flat.module.modules())[-1]
-    name = type(last).__name__.lower()
     ends = isinstance(last, nn.Sigmoid | nn.Softmax | nn.Softmax2d)
-    if samples.problem.num_classes and not ends:
+    if samples.problem.predicts == "classes" and not ends:
+        indices = data.train.indices[:TRIED].to(executor.device)
         with torch.no_grad():
-            inputs = executor.samples.network_inputs(indices.to(executor.device))
-            outputs = outputs_of(executor.flat.module.eval(), inputs).float()
-        sums = outputs.sum(-1)
+            outputs = outputs_of(
+                executor.flat.module.eval(), executor.samples.network_inputs(indices)
+            )
+        sums = outputs.float().sum(-1)
         ends = outputs.shape[-1] > 1 and bool((outputs >= 0).all())
         ends = ends and bool(((sums - 1).abs() < ROUNDING).all())
-        name = "softmax (its outputs sum to 1)"
     if ends:
         yield (
-            f"the network ends in a {name}: the loss applies it again, and training is slow. Return logits, without "
-            "that layer"
+            "the network ends in a softmax or sigmoid: the loss applies it again, and training is slow. Return "
+            "logits, without that layer"
         )

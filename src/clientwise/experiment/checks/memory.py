@@ -24,10 +24,7 @@ KEPT_COPIES = 3  # between rounds: of the last one, of this one, and while it is
 FACTOR_COPIES = 10  # of the factors of an adapted layer, in float64, with their QR decompositions
 PAIR_COPIES = 7  # matrices [n, n] of a part that declares pairs, in float64
 BLOCKS = 12  # of `robust.AT_ONCE` values that a part works on at once, in float64
-# Results of a model that is judged: of a sample, of a client that judges, and of a count
-SAMPLE_BYTES = 40
-JUDGE_BYTES = 24
-COUNT_BYTES = 16
+SAMPLE_BYTES = 64  # results of a model on a sample
 # Of a GPU, measured on an H200: the driver's context and the kernels; the handles of a lane's thread
 GPU_PROCESS_BYTES = 600 * 2**20
 GPU_LANE_BYTES = 6 * 2**20
@@ -41,7 +38,7 @@ def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec
     - 4·copies·n·d for the models of a round that are kept, or 8·t·d for t sums over them;
     - 4·3·k·K·d for k models that are kept of every client from round to round;
     - 8·7·n² for a part that holds matrices of all pairs of clients;
-    - (40·N + 24·j + 16·c)·n where n models are judged at once by j judges, with c counts of each.
+    - 64·N·n where n models are judged at once, on the server's samples or by the clients of a round.
 
     Args:
         method: whose rounds.
@@ -54,47 +51,25 @@ def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec
     pairs = method.averaged_pairs(spec)  # of LoRA adapters
     others = plan.counterfactuals or plan.shapley
     copies = 0 if sums else STACKED_COPIES
-    parts = method.evidence or method.before or method.rule or method.memories
-    if parts or method.noises_mean or pairs or others:
-        between_steps = max(0, len(method.before) - 1)
-        copies = UPDATE_COPIES + between_steps + COUNTERFACTUAL_COPIES * others
+    if method.evidence or method.before or method.rule or method.memories or method.noises_mean:
+        copies = UPDATE_COPIES + len(method.before)
+    if pairs or others:
+        copies = UPDATE_COPIES + len(method.before) + COUNTERFACTUAL_COPIES * others
     if data.devices is not None and method.pace.keeps_late:
         copies += KEPT_COPIES
-    models = copies * clients + KEPT_COPIES * method.client_models * data.num_clients
     factors = max((math.prod(a.shape) + math.prod(b.shape) for a, b in pairs), default=0)
+    models = copies * clients + KEPT_COPIES * method.client_models * data.num_clients
     needed = spec.size * (FLOAT_BYTES * models + DOUBLE_BYTES * sums)
     needed += FLOAT_BYTES * FACTOR_COPIES * clients * factors
     if method.compares_pairs:
         needed += DOUBLE_BYTES * PAIR_COPIES * clients**2
-    return needed + _judged_at_once(method, plan, data, clients) * _judged_bytes(
-        plan, data, clients
-    )
-
-
-def _judged_at_once(method: Method, plan: Plan, data: FederatedData, clients: int) -> int:
-    """Models that are judged beyond those of a chunk."""
-    if method.control == "alone":
-        return data.num_clients
-    if method.needs("server_set") and method.sees_whole_cohort:
-        return clients
-    if method.evidence is None:
-        return 0
-    # The server takes gradients where clients would evaluate a model for each of them
-    return clients if method.evidence.judges_all or plan.judged_by == "clients" else 0
-
-
-def _judged_bytes(plan: Plan, data: FederatedData, clients: int) -> int:
-    """Bytes of the results of one model."""
-    judges = 0
+    judged = data.num_clients if method.control == "alone" else 0
+    if method.evidence or (method.needs("server_set") and method.sees_whole_cohort):
+        judged = clients
     samples = max(len(held.indices) if held else 0 for held in (data.weigh, data.report))
     if plan.judged_by == "clients":
-        judges = clients
         samples = int(data.test.sizes.sort(descending=True).values[:clients].sum())
-    problem = data.samples.problem
-    counts = math.prod(problem.counts_shape)
-    return (
-        SAMPLE_BYTES * samples * problem.values_kept + JUDGE_BYTES * judges + COUNT_BYTES * counts
-    )
+    return needed + judged * SAMPLE_BYTES * samples * data.samples.problem.values_kept
 
 
 def largest_round(

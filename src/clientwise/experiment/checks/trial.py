@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ...core.aggregation.rules import mean
 from ...core.clock import Pace
 from ...core.criteria import make_criterion
+from ...core.guard import NOT_FINITE, TOO_FAR
 from ...core.method import Method
 from ...core.round import first_state, run_round
 from ...core.types import LocalTraining, RoundRecord
@@ -32,6 +32,7 @@ from ..config.schema import Experiment
 
 CLIENTS = 3  # those with most samples
 SAMPLES = 8  # of each
+SMALL_RATE = 1e-3  # of a network's first step
 ROUNDING = 1e-6
 
 
@@ -85,15 +86,15 @@ def trial_issues(
     """What a round shows of the network, and of the methods at these places in the config."""
     trial = _Trial(experiment, data, module)
     built = experiment.build_methods()
-    plain = Method(training=LocalTraining(learning_rate=built[0].training.learning_rate))
-    if reason := trial.error(plain):
-        if "does not require grad" in reason:
-            reason += (
+    plain = Method(training=LocalTraining(learning_rate=SMALL_RATE))
+    if isinstance(error := trial.run(plain), str):
+        largest = data.called(int(data.train.sizes.argmax()))
+        count = min(SAMPLES, int(data.train.sizes.max()))
+        if "does not require grad" in error:
+            error += (
                 "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
             )
-        largest = int(data.train.sizes.argmax())
-        count = min(SAMPLES, int(data.train.sizes.max()))
-        yield "model", f"cannot be trained on {count} samples of {data.called(largest)} ({reason})"
+        yield "model", f"cannot be trained on {count} samples of {largest} ({error})"
         return
     for index in methods:
         method = _alone(built[index])
@@ -101,21 +102,37 @@ def trial_issues(
         if trial.has_batch_norm and method.training.batch_size == 1:
             message = "must be at least 2: batch norm cannot train on one sample"
             yield f"{place}.training.batch_size = 1", message
-        elif reason := trial.error(method):
+            continue
+        record = trial.run(method)
+        if isinstance(record, str):
             # To blame is the first part without which the round works
-            parts = [key for key, one in _without_one(method).items() if not trial.error(one)]
-            yield ".".join([place, *parts[:1]]), reason
-        else:
-            yield from trial.lonely(place, method)
+            others = _without_one(method).items()
+            parts = [key for key, one in others if not isinstance(trial.run(one), str)]
+            if parts or record not in (
+                str(NOT_FINITE),
+                str(TOO_FAR),
+            ):  # else the learning rate is to blame
+                yield ".".join([place, *parts[:1]]), f"does not work on a few samples ({record})"
+            continue
+        together = trial.run(method, chunk_size=CLIENTS)
+        if isinstance(together, str) or together.raw.shape != record.raw.shape:
+            continue
+        for column, criterion in enumerate(method.criteria):
+            pair = record.raw[:, column], together.raw[:, column]
+            if not torch.allclose(*pair, rtol=0.05, atol=ROUNDING):
+                hint = "measure it on the server (measured_by='server', needs={'whole_cohort'})"
+                said = f"{criterion.name} depends on the other clients: {hint}"
+                yield f"{place}.criteria[{column}]", said
 
 
 def _alone(method: Method) -> Method:
     """The method's own parts, without what depends on the number of clients, on time or on other processes."""
+    fine_tune = method.fine_tune and replace(method.fine_tune, epochs=1)
     training = replace(method.training, epochs=1, control_variates=False)
     return replace(
         method,
         training=training,
-        fine_tune=method.fine_tune and replace(method.fine_tune, epochs=1),
+        fine_tune=fine_tune,
         bounds=None,
         control=None,
         pace=Pace(),
@@ -127,26 +144,24 @@ def _alone(method: Method) -> Method:
 def _without_one(method: Method) -> dict[str, Method]:
     """By key: the method with FedAvg's part there."""
     training = method.training
-    plain = LocalTraining()
+    sgd = replace(training, optimizer=LocalTraining().optimizer, momentum=0.0)
     found = {
         "training.loss": replace(method, loss=None, adapt_loss=None),
         "training.transform": replace(method, training=replace(training, transform=None)),
-        "training.optimizer": replace(
-            method, training=replace(training, optimizer=plain.optimizer, momentum=0.0)
-        ),
+        "training.optimizer": replace(method, training=sgd),
+        "score": replace(method, score=Method().score),
+        "rule": replace(method, rule=None),
+        "evidence": replace(method, evidence=None),
     }
     for index, criterion in enumerate(method.criteria):
         criteria = list(method.criteria)
         criteria[index] = make_criterion("dataset_size", criterion.name)
         found[f"criteria[{index}]"] = replace(method, criteria=tuple(criteria))
-    found["score"] = replace(method, score=Method().score)
-    found["rule"] = replace(method, rule=mean if method.rule else None)
-    found["evidence"] = replace(method, evidence=None)
     return found
 
 
 class _Trial:
-    """Rounds of methods on the same few samples."""
+    """Rounds of methods on the same few samples, from the same model."""
 
     def __init__(self, experiment: Experiment, data: FederatedData, module: nn.Module) -> None:
         chosen = sorted(data.train.sizes.argsort(descending=True, stable=True)[:CLIENTS].tolist())
@@ -154,50 +169,38 @@ class _Trial:
         self._module = module
         self._start = flattened(module)  # the engine trains in the module itself
         self._seed = experiment.seeds[0]
-        cpu = torch.device("cpu")
-        self._executor = DeviceExecutor(data.samples, module, cpu, mode="loop", precision="float32")
+        self._executor = self._fresh_executor()
         self.has_batch_norm = bool(self._executor.pairs)
         plan = build_plan(experiment, len(chosen), self._seed)
         self._plan = replace(plan, cohort_size=len(chosen), probability=None, away=())
 
-    def error(self, method: Method) -> str:
-        """Why a round of the method does not work; empty where it does."""
-        try:
-            record = self._round(method)
-        except ClientwiseError as error:
-            return str(error)
-        except Exception as error:  # a user's own part may raise anything
-            return _explained(error, self._executor.samples)
-        if record.client_ids or not record.refusals:
-            return ""
-        return record.refusals[0].reason
+    def _fresh_executor(self) -> DeviceExecutor:
+        cpu = torch.device("cpu")
+        return DeviceExecutor(
+            self._data.samples, self._module, cpu, mode="loop", precision="float32"
+        )
 
-    def lonely(self, place: str, method: Method) -> Iterator[Issue]:
-        """Criteria that are other values where a client is measured by itself."""
-        together = self._round(method)
-        alone = self._round(method, chunk_size=1)
-        if together.raw.shape != alone.raw.shape:
-            return
-        for index, criterion in enumerate(method.criteria):
-            pair = together.raw[:, index], alone.raw[:, index]
-            if torch.allclose(*pair, rtol=0.05, atol=ROUNDING):
-                continue
-            hint = "declare needs={'whole_cohort'}"
-            if criterion.measured_by == "client":
-                hint = "measure it on the server (measured_by='server', needs={'whole_cohort'})"
-            said = f"{criterion.name} depends on the other clients: {hint}"
-            yield f"{place}.criteria[{index}]", said
-
-    def _round(self, method: Method, chunk_size: int | None = None) -> RoundRecord:
+    def run(self, method: Method, chunk_size: int = 1) -> RoundRecord | str:
+        """The record of a round, whose clients train in chunks; or why it does not work."""
         engine = LocalEngine(
             self._data,
             self._module,
             seed=self._seed,
             executor=self._executor,
-            chunk_size=chunk_size or CLIENTS,
+            chunk_size=chunk_size,
         )
-        state = first_state(self._start, method, engine)
-        return run_round(state, method, self._plan, engine)[1]
+        try:
+            state = first_state(self._start, method, engine)
+            _, record = run_round(state, method, self._plan, engine)
+        except ClientwiseError as error:
+            return str(error)
+        except Exception as error:  # a user's own part may raise anything
+            self._executor = (
+                self._fresh_executor()
+            )  # a part that failed may have left something in it
+            return _explained(error, self._executor.samples)
+        refused = record.refusals and not record.client_ids
+        return record.refusals[0].reason if refused else record
 
 
 def _few(data: FederatedData, clients: Sequence[int]) -> FederatedData:
