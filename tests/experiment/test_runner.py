@@ -20,7 +20,6 @@ import pytest
 import tomli_w
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 import clientwise as cw
 import processes
@@ -311,28 +310,6 @@ def test_commercial_targets_from_toml(tiny: dict[str, Any], tmp_path: Path) -> N
     weights = "SELECT DISTINCT client, weight > 0 FROM participants JOIN lanes USING (lane) WHERE method = ? ORDER BY 1"
     assert [held for _, held in run.query(weights, "members")] == [1, 0, 1, 1, 0, 1]
     assert [held for _, held in run.query(weights, "jobs")] == [0, 1, 0, 1, 1, 1]
-
-
-def test_a_criterion_that_compares_clients_is_found_before_the_first_round(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
-    def shared(arrivals: cw.Arrivals) -> Tensor:
-        """A model's share of all distances."""
-        return torch.full((len(arrivals.client_ids),), 1 / len(arrivals.client_ids))
-
-    cw.criterion("shared undeclared", measured_by="server", high=1.0)(shared)
-    cw.criterion("shared", measured_by="server", high=1.0, needs={"whole_cohort"})(shared)
-    with pytest.raises(
-        cw.ClientwiseError,
-        match="depends on the other clients: declare needs",
-    ):
-        cw.run(
-            tiny | {"methods": [{"name": "a", "criteria": ["shared undeclared"]}]},
-            tmp_path / "undeclared",
-        )
-    assert cw.Run(
-        cw.run(tiny | {"methods": [{"name": "a", "criteria": ["shared"]}]}, tmp_path / "run")
-    ).finished
 
 
 def test_attributes_and_two_of_a_kind_from_toml(tiny: dict[str, Any], tmp_path: Path) -> None:

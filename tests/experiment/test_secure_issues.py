@@ -82,7 +82,10 @@ def test_what_works_together(tiny: dict[str, Any], method: dict[str, Any]) -> No
         ({"secure_aggregation": {"threshold": 1.0}}, "must be below 1"),
         ({"secure_aggregation": {"bits": 16}}, "must be 32 or 64"),
         ({"control": "pooled"}, "remove secure_aggregation"),
-        ({"training": {"control_variates": True}}, "sends a second vector"),
+        (
+            {"training": {"control_variates": True}},
+            "sent beside the models, in time and in the clear",
+        ),
         ({"privacy": NOISE}, ADDED_LATE),
         ({"privacy": NOISE | {"local": True}}, ADDED_LATE),
     ],

@@ -9,7 +9,6 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.audit.explanation import explain
@@ -107,12 +106,3 @@ def test_a_run_in_which_the_recorded_clients_alone_are_refused_has_learned(tmp_p
     broken = {"hostile": [{"clients": list(range(CLIENTS)), "attack": "broken"}]}
     with pytest.raises(RunError, match=r"no update was ever accepted .*, 40 times"):
         cw.run(CONFIG | broken | {"record": {"clients": 1}, "methods": ["FedAvg"]}, tmp_path / "c")
-
-
-def test_check_says_what_will_be_written() -> None:
-    (line,) = [
-        line
-        for line in describe(load_experiment(CONFIG | {"record": {"clients": KEPT}}))
-        if line.startswith("record")
-    ]
-    assert "rows of 5 of 20 clients" in line

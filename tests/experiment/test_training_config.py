@@ -286,10 +286,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": {"name": "cross_entropy", "class_weights": [1.0, 2.0]}},
         "training.loss.class_weights: has 2 weights for 10 classes",
     ),
-    "a weight of zero": (
-        {"loss": {"name": "cross_entropy", "class_weights": [0.0] + [1.0] * 9}},
-        "training.loss.class_weights = 0: every weight must be greater than 0",
-    ),
     "a mean as loss": ({"loss": mean_loss}, 'returned (): use reduction="none"'),
     "a module with a mean": (
         {"loss": nn.CrossEntropyLoss()},
@@ -302,7 +298,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "balanced on Flower": (
         {"loss": {"name": "cross_entropy", "class_weights": "balanced"}, "engine": "flower"},
-        "label counts of all clients, which stay on their nodes: give a list of weights",
+        "label counts of all clients, which stay on their nodes",
     ),
     "weights beside those of P3": (
         {"loss": {"name": "focal", "class_weights": "balanced"}, "methods": [ADAPTS]},
@@ -316,7 +312,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"methods": [{"name": "own", "like": "FedAvg", "fine_tune": {"loss": "focal"}}]},
         "fine_tune.loss: the server trains with that of the clients",
     ),
-    "a negative rate": ({"schedule": negative}, "schedule: is -1 in round 2: must be 0 or more"),
+    "a negative rate": ({"schedule": negative}, "schedule: is 0 in round 1 of 3: must be above 0"),
     "a schedule that fails": ({"schedule": broken}, "failed for round 1: KeyError"),
     "no rounds of a step": ({"schedule": {"name": "step"}}, "training.schedule.every: is missing"),
     "a norm of zero": ({"clip_gradients": 0.0}, "must be greater than 0"),
@@ -328,11 +324,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"schedule": torch.optim.lr_scheduler.StepLR},
         "StepLR is a class: pass a function of the round's number",
     ),
-    "a loss that is NaN": ({"loss": no_loss}, "training.loss: gives NaN or Inf"),
-    "a transform to NaN": ({"transform": not_a_number}, "training.transform: gives NaN or Inf"),
+    "a loss that is NaN": ({"loss": no_loss}, "training.loss: does not work on a few samples"),
+    "a transform to NaN": (
+        {"transform": not_a_number},
+        "training.transform: does not work on a few samples",
+    ),
     "a transform to nothing": ({"transform": nothing}, "it must return the changed batch"),
     "a transform to an array": ({"transform": as_numpy}, "must return a tensor"),
-    "a transform that drops samples": ({"transform": one_sample}, "training.transform: fails on"),
+    "a transform that drops samples": (
+        {"transform": one_sample},
+        "training.transform: does not work on a few samples",
+    ),
 }
 
 
@@ -558,33 +560,19 @@ SHORT_COSINE = {"schedule": {"name": "cosine", "rounds": 3}}
 def test_rounds_after_the_end_of_a_schedule_are_refused(tmp_path: Path) -> None:
     """They had a learning rate of 0, and learned nothing."""
     cw.run(CONFIG, tmp_path / "run", progress=False, **SHORT_COSINE)
-    ended = r"training.schedule: ends after round 3 of 5: the learning rate is 0 then. Set its rounds = 5"
+    ended = r"training.schedule: is 0 in round 4 of 5: must be above 0 .* in another folder"
     with pytest.raises(ConfigError, match=ended):
         cw.run(CONFIG, tmp_path / "run", resume=True, progress=False, rounds=5, **SHORT_COSINE)
     shown = CliRunner().invoke(app, ["run", str(tmp_path / "run"), "--resume", "--rounds", "5"])
     assert shown.exit_code != 0
     assert len(cw.Run(tmp_path / "run").frame("rounds")) == 3
     own = [{"name": "own", "training": SHORT_COSINE}, "FedAvg"]
-    with pytest.raises(ConfigError, match=r"methods\[0\]\.training\.schedule: ends after round 3"):
+    with pytest.raises(ConfigError, match=r"methods\[0\]\.training\.schedule: is 0 in round 4"):
         cw.run({**CONFIG, "methods": own, "rounds": 5}, tmp_path / "own", progress=False)
-    with pytest.raises(ConfigError, match=r"training\.schedule: is 0 in round 2: a round"):
+    with pytest.raises(ConfigError, match=r"training\.schedule: is 0 in round 2 of 3"):
         cw.run(CONFIG, tmp_path / "own", progress=False, schedule=odd)
     lasting = {"schedule": {"name": "cosine", "rounds": 2, "end": 0.1}}
     assert len(cw.run(CONFIG, tmp_path / "own", progress=False, **lasting).frame("rounds")) == 3
-
-
-@pytest.mark.parametrize(
-    ("schedule", "most"),
-    [({"name": "cosine", "warmup": 30}, "0.097"), ({"name": "warmup", "rounds": 100}, "0.03")],
-)
-def test_a_warm_up_that_is_longer_than_the_run_gets_a_line(
-    schedule: dict[str, Any], most: str
-) -> None:
-    config = {**CONFIG, "methods": ["FedAvg"], "training": {"schedule": schedule}}
-    said = f"FedAvg: the schedule still rises in the last round, 3: the learning rate is at most {most} times"
-    assert said in "\n".join(describe(load_experiment(config)))
-    config["training"] = {"schedule": {"name": "warmup", "rounds": 3}}
-    assert "still rises" not in "\n".join(describe(load_experiment(config)))
 
 
 @pytest.mark.parametrize("function", OF_TORCH, ids=lambda function: function.__name__)

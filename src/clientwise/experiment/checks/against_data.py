@@ -355,7 +355,7 @@ def _spec_issues(experiment: Experiment, spec: ModelSpec, data: FederatedData) -
                     yield f"{place}.{key}", f"{reason} the products B·A count: {FACTORS}"
             if method.noises_mean or method.secure:
                 key = "privacy" if method.noises_mean else "secure_aggregation"
-                reason = "is not known for a mean of products B·A (LoRA adapters)"
+                reason = "has no sensitivity and no masked sum for a mean of products B·A (LoRA adapters)"
                 yield f"{place}.{key}", f"{reason}: {FACTORS}"
 
 
