@@ -582,8 +582,7 @@ def _refused(
     """The keys that differ from FedAvg's and have a reason against them; with `allowed`, all others have one."""
     for key in settings.unlike_fedavg():
         default = NOT_SECURE if allowed is not None and key not in allowed else ""
-        reason = reasons.get(key, default)
-        yield key, reason, reason != ""
+        yield key, reasons.get(key, default), key in reasons or default
 
 
 def _twice(values: Iterable[Any]) -> list[Any]:

@@ -224,7 +224,7 @@ def _few(data: FederatedData, clients: Sequence[int]) -> FederatedData:
         poisoned=None,
         triggered=None,
         new_data=(),
-        devices=None,
+        devices=data.devices.of(clients) if data.devices else None,
     )
 
 
