@@ -495,7 +495,7 @@ SEARCHES = {"endswith", "find", "findall", "fullmatch", "index", "match", "searc
 NOT_OURS = {
     (
         "experiment/running/resume.py",
-        "note != before.get('bounds', {}).get('note')",
+        "note != old.get(f'methods.{name}.bounds.note')",
     ): "a user's note",
 }
 

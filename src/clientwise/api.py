@@ -41,12 +41,11 @@ from .errors import ClientwiseError as ClientwiseError
 from .experiment.config.schema import Experiment as Experiment
 from .experiment.trackers import TRACKERS as TRACKERS
 from .experiment.trackers import LaneInfo as LaneInfo
-from .experiment.trackers import Tracker as Tracker
 from .fitting import fit as fit
 from .fitting import run as run
-from .hosts.aggregate import Aggregate as Aggregate
-from .hosts.aggregate import ClientWeight as ClientWeight
+from .hosts.aggregator import Aggregate as Aggregate
 from .hosts.aggregator import Aggregator as Aggregator
+from .hosts.aggregator import ClientWeight as ClientWeight
 from .loading import load as load
 from .models.networks import MODELS as MODELS
 from .prediction import Predictor as Predictor

@@ -19,7 +19,7 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, ServerState
 from clientwise.core.weights.scores import Mean, Prioritized, Product, Score, WeightedMean
 from clientwise.core.weights.weighting import no_scale
-from clientwise.engine.wrappers.engine import EmbeddedEngine
+from clientwise.engine.wrapping import EmbeddedEngine
 
 SIZES = (make_criterion("dataset_size"), make_criterion("label_diversity"))
 

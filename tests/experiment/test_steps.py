@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 from typer.testing import CliRunner
 
 import clientwise as cw
@@ -19,7 +18,6 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.checks.steps import count_steps
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.matrix.grid import load_matrix, open_matrix
 from clientwise.record.reading.config_view import recorded_config
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about
@@ -112,17 +110,3 @@ def test_a_run_goes_on_with_the_batches_it_began_with(
     changed = unequal | {"training": {}, "rounds": 2}
     with pytest.raises(cw.ClientwiseError, match=r"training.batch_size = 32 \(was 'full'\)"):
         cw.run(changed, folder, resume=True)
-
-
-def test_a_matrix_of_before_the_default_keeps_its_batches(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
-    del tiny["training"]
-    tiny["matrix"] = {"attacks": {"flip": {"attack": "sign_flip"}}}
-    (tmp_path / "matrix.toml").write_text(tomli_w.dumps(tiny))
-    assert open_matrix(tmp_path).cells[0].experiment.training.batch_size == "full"
-    (tmp_path / "new.toml").write_text(tomli_w.dumps(tiny))
-    new = load_matrix(tmp_path / "new.toml")
-    (tmp_path / "matrix.toml").write_text(tomli_w.dumps(new.table))
-    assert open_matrix(tmp_path).table == new.table
-    assert new.cells[0].experiment.training.batch_size == 32

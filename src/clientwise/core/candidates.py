@@ -103,9 +103,7 @@ def noised(cohort: Cohort, score: Score) -> Candidate:
         scores,
         state.model,
         cap=method.bounds.cap,
-        clip=float(state.privacy["clip"]),
         replaced=plan.probability is None,
-        expected=plan.expected_size(cohort.num_clients),
         key=plan.key,
         round_num=state.round_num + 1,
     )

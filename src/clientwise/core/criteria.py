@@ -129,23 +129,18 @@ class CriterionDeclaration(Declaration):
     """What a criterion says about itself."""
 
     measured_by: Literal["client", "server"] = "server"
-    high: Upper = ANY
+    upper: Upper = ANY
     memory: Memory | None = None
     alike: bool = False  # constant across clients by design
     fixed: bool = False  # a fact of the client's data, which stays the same from round to round
 
 
-@dataclass(frozen=True)
-class Criterion:
+@dataclass(frozen=True, kw_only=True)
+class Criterion(CriterionDeclaration):
     """A criterion with its options, ready to measure."""
 
     part: Part
     measure: Callable[[Any], Tensor]
-    measured_by: Literal["client", "server"]
-    upper: Upper
-    needs: frozenset[Need]
-    memory: Memory | None
-    alike: bool
 
     @property
     def name(self) -> str:
@@ -200,7 +195,7 @@ def criterion(
     declared = CriterionDeclaration(
         frozenset(every_need),
         measured_by=measured_by,
-        high=high,
+        upper=high,
         memory=memory,
         alike=alike,
         fixed=fixed,
@@ -215,32 +210,21 @@ def make_criterion(name: str, label: str = "", /, **options: Any) -> Criterion:
         raise TypeError(
             f"criterion {name!r} does not declare measured_by: register it with @criterion"
         )
-    defaults = {
-        option.name: option.default for option in CRITERIA.options(name) if not option.required
-    }
-    given = defaults | options
+    known = CRITERIA.options(name)
+    given = {one.name: one.default for one in known if not one.required} | options
     part = Part(name, given, label)
-    return Criterion(
-        part=part,
-        measure=partial(CRITERIA.get(name), **given),
-        measured_by=declared.measured_by,
-        upper=declared.high,
-        needs=CRITERIA.needs(part),
-        memory=declared.memory,
-        alike=declared.alike,
-    )
+    stated = vars(declared) | {"needs": CRITERIA.needs(part)}
+    return Criterion(**stated, part=part, measure=partial(CRITERIA.get(name), **given))
 
 
 def is_fixed(part: Part) -> bool:
     """Whether a criterion is a fact of the client's data, the same in every round."""
-    declared = CRITERIA.declared(part.name)
-    return isinstance(declared, CriterionDeclaration) and declared.fixed
+    return getattr(CRITERIA.declared(part.name), "fixed", False)
 
 
 def is_claimed(part: Part) -> bool:
     """Whether a criterion's value is the client's own claim; otherwise the server measures it."""
-    declared = CRITERIA.declared(part.name)
-    return isinstance(declared, CriterionDeclaration) and declared.measured_by == "client"
+    return getattr(CRITERIA.declared(part.name), "measured_by", "server") == "client"
 
 
 def source_of(part: Part) -> str:
@@ -430,25 +414,39 @@ def local_steps(clients: ClientFacts) -> Tensor:
     return steps
 
 
-class Trust:
-    """trust ← 0.8·trust + 0.2·agreement; starts at 1. The agreement of a refused update is 0."""
+class RunningMean:
+    """value ← 0.8·value + 0.2·gain of clients that answered, 0 for a refused update; starts at 1.
+
+    Args:
+        gains: of the accepted clients [n], from the outcome of a round.
+    """
+
+    def __init__(self, gains: Callable[[Outcome], Tensor]) -> None:
+        self._gains = gains
 
     def first(self, num_clients: int) -> Tensor:
         """1 for every client [K]."""
         return torch.ones(num_clients)
 
     def after(self, remembered: Tensor, outcome: Outcome) -> Tensor:
-        """The trust [K] of all clients after a round."""
+        """The values [K] of all clients after a round."""
         result = remembered.clone()
-        rows = torch.tensor(outcome.client_ids, dtype=torch.int64)
-        agreement = agreement_with_others(outcome.updates).clamp(0.0, 1.0)
-        result[rows] = 0.8 * result[rows] + 0.2 * agreement.to(result)
-        known = [client for client in outcome.refused if 0 <= client < len(result)]
-        result[known] = 0.8 * result[known]
+        accepted = list(outcome.client_ids)
+        refused = [client for client in outcome.refused if 0 <= client < len(result)]
+        result[accepted + refused] *= 0.8
+        result[accepted] += 0.2 * self._gains(outcome).to(result)
         return result
 
 
-@criterion("trust", measured_by="server", high=1.0, memory=Trust())
+def _agreement(outcome: Outcome) -> Tensor:
+    return agreement_with_others(outcome.updates).clamp(0.0, 1.0)
+
+
+def _in_time(outcome: Outcome) -> Tensor:
+    return torch.tensor([float(client not in outcome.late) for client in outcome.client_ids])
+
+
+@criterion("trust", measured_by="server", high=1.0, memory=RunningMean(_agreement))
 def trust(arrivals: Arrivals) -> Tensor:
     """Running mean of the agreement between a client's updates and those of the others; starts at 1.
 
@@ -582,25 +580,9 @@ def staleness(arrivals: Arrivals, *, power: NonNegativeFloat = 0.5) -> Tensor:
     return (1 + arrivals.ages) ** -power
 
 
-class Timeliness:
-    """timeliness ← 0.8·timeliness + 0.2·(1 if in time); starts at 1."""
-
-    def first(self, num_clients: int) -> Tensor:
-        """1 for every client [K]."""
-        return torch.ones(num_clients)
-
-    def after(self, remembered: Tensor, outcome: Outcome) -> Tensor:
-        """The timeliness [K] of all clients after a round."""
-        result = remembered.clone()
-        answered = (*outcome.client_ids, *outcome.refused)
-        asked = [client for client in answered if 0 <= client < len(result)]
-        in_time = [client for client in outcome.client_ids if client not in outcome.late]
-        result[asked] *= 0.8
-        result[in_time] += 0.2
-        return result
-
-
-@criterion("timeliness", measured_by="server", high=1.0, needs={"clock"}, memory=Timeliness())
+@criterion(
+    "timeliness", measured_by="server", high=1.0, needs={"clock"}, memory=RunningMean(_in_time)
+)
 def timeliness(arrivals: Arrivals) -> Tensor:
     """Running mean of how often a client responded within its round and was not refused; starts at 1.
 

@@ -232,12 +232,6 @@ class Plan:
         """What noise follows from: the secret, or the seed, which whoever reads the run knows."""
         return self.secret or str(self.seed).encode()
 
-    def expected_size(self, num_clients: int) -> float:
-        """The expected size of a cohort."""
-        if self.probability is None:
-            return self.cohort_size
-        return self.probability * self.members(num_clients)
-
     def members(self, num_clients: int) -> int:
         """How many clients may be asked."""
         return num_clients - len(self.away)

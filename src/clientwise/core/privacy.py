@@ -32,11 +32,9 @@ from torch import Tensor
 from ..registry import OpenShare, PositiveFloat
 from .seeding import standard_normal
 
-COUNT_SHARE = 0.05  # of 1/z²: what adaptive clipping spends on the number of short updates
 # A smaller score is zero, and one over it the largest. So the quotient of two scores cannot vanish: a
 # client with a huge score would else make those of all others zero, which is more than its own weight.
 LEAST_SCORE = 1e-100
-CLIP_RATE = 0.2  # η of adaptive clipping (Andrew et al., 2021)
 
 
 @dataclass(frozen=True)
@@ -68,9 +66,7 @@ class Privacy:
     # The config's [methods.privacy] table is made from these fields.
     clip: Annotated[
         PositiveFloat,
-        doc(
-            "Clipping norm C: longer updates are scaled down to it. With `quantile`, its first value."
-        ),
+        doc("Clipping norm C: longer updates are scaled down to it."),
     ]
     delta: Annotated[
         float,
@@ -88,13 +84,6 @@ class Privacy:
     epsilon: Annotated[
         PositiveFloat | None,
         doc("The budget: a run stops before the round that would exceed this ε. Default: none."),
-    ] = None
-    quantile: Annotated[
-        Annotated[float, Gt(0), Lt(1)] | None,
-        doc(
-            "Adaptive clipping: the share of updates left unclipped (Andrew et al., 2021). Default: "
-            "`clip` is fixed."
-        ),
     ] = None
     denominator: Annotated[
         PositiveFloat | None,
@@ -130,11 +119,11 @@ class Privacy:
         """The noise of a client, whose update may be replaced by any other: 2·C away."""
         return LocalNoise(self.clip, self.multiplier * 2 * self.clip)
 
-    def sensitivity(self, clip: float, cap: float, *, replaced: bool) -> float:
+    def sensitivity(self, cap: float, *, replaced: bool) -> float:
         """How far the weighted sum moves where one client is replaced, or else added or removed."""
         if self.denominator is not None and not replaced:
-            return clip * cap
-        return 2 * clip * cap
+            return self.clip * cap
+        return 2 * self.clip * cap
 
     def weights(self, scores: Tensor, cap: float) -> Tensor:
         """The weights [n] of scores [n], at most `cap`; see `capped`. A negative score counts as zero."""
@@ -145,26 +134,18 @@ class Privacy:
         return capped(scores, cap)
 
     def first(self, num_clients: int) -> dict[str, Tensor]:
-        """The state before the first round: the clipping norm, and in how many releases each client was [K]."""
-        clip = torch.tensor(self.clip, dtype=torch.float64)
-        return {"clip": clip, "releases": torch.zeros(num_clients, dtype=torch.int64)}
+        """The state before the first round: in how many releases each client was [K]."""
+        return {"releases": torch.zeros(num_clients, dtype=torch.int64)}
 
-    def after(
-        self, state: Mapping[str, Tensor], released: NoisedSum | None, asked: Sequence[int]
-    ) -> dict[str, Tensor]:
+    def after(self, state: Mapping[str, Tensor], asked: Sequence[int]) -> dict[str, Tensor]:
         """The state after a round.
 
-        With noise of the server (`released`), all clients are in every release: which were asked is a
-        secret. With noise of the clients, only those that were asked.
+        With noise of the server, all clients are in every release: which were asked is a secret. With
+        noise of the clients, only those that were asked.
         """
         releases = state["releases"].clone()
-        clip = state["clip"]
-        if released:
-            releases += 1
-            clip = torch.tensor(released.next_clip, dtype=torch.float64)
-        else:
-            releases[list(asked)] += 1
-        return {"clip": clip, "releases": releases}
+        releases[list(asked) if self.local else slice(None)] += 1
+        return {"releases": releases}
 
 
 @dataclass(frozen=True)
@@ -175,7 +156,6 @@ class NoisedSum:
     weights: Tensor  # [n]
     clip: float
     deviation: float  # of the noise, in every value of the update
-    next_clip: float
 
 
 def release(
@@ -185,9 +165,7 @@ def release(
     like: Tensor,
     *,
     cap: float,
-    clip: float,
     replaced: bool,
-    expected: float,
     key: bytes,
     round_num: int,
 ) -> NoisedSum:
@@ -199,33 +177,19 @@ def release(
         scores: of each client alone, zero or more, [n].
         like: a model [d], for size and device.
         cap: the largest weight.
-        clip: the clipping norm of this round.
         replaced: whether neighbours differ in a client that is replaced; else added or removed.
-        expected: the expected size of a cohort, a public number.
         key: what the noise follows from.
         round_num: the round.
     """
     norms = torch.tensor([float(norms_of(one[None])) for one in updates], dtype=torch.float64)
     weights = privacy.weights(scores, cap)
-    factors = weights * clip_factors(norms, clip)
+    factors = weights * clip_factors(norms, privacy.clip)
     total = torch.zeros_like(like, dtype=torch.float64)
     for factor, update in zip(factors.tolist(), updates, strict=True):
         total.add_(update.double(), alpha=factor)  # float64: no clipped norm is rounded above C
-    multiplier = privacy.multiplier
-    next_clip = clip
-    if privacy.quantile is not None:
-        short = float((norms <= clip).double().sum()) - len(norms) / 2
-        sensitivity = 1.0 if replaced else 0.5
-        deviation = sensitivity * multiplier / math.sqrt(COUNT_SHARE)
-        short += deviation * float(standard_normal(key, f"count/{round_num}", 1))
-        share = min(1.0, max(0.0, short / expected + 0.5))
-        next_clip = clip * math.exp(-CLIP_RATE * (share - privacy.quantile))
-        multiplier /= math.sqrt(1 - COUNT_SHARE)
-    deviation = multiplier * privacy.sensitivity(clip, cap, replaced=replaced)
+    deviation = privacy.multiplier * privacy.sensitivity(cap, replaced=replaced)
     noise = standard_normal(key, f"noise/{round_num}", len(like))
-    return NoisedSum(
-        total + deviation * noise.to(total.device), weights, clip, deviation, next_clip
-    )
+    return NoisedSum(total + deviation * noise.to(total.device), weights, privacy.clip, deviation)
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:

@@ -80,7 +80,7 @@ def run_round(
     quality = state.quality
     if search and shown.local and not kept:
         quality = float(shown.local.overall()[0])
-    privacy = method.privacy.after(state.privacy, chosen.released, asked) if method.privacy else {}
+    privacy = method.privacy.after(state.privacy, asked) if method.privacy else {}
     next_state = ServerState(
         round_num=round_num,
         model=chosen.model,

@@ -123,14 +123,7 @@ def adam(
         beta2: decay of the mean of squared gradients.
         epsilon: added to the root of that mean.
     """
-    return torch.optim.Adam(
-        parameters,
-        rate,
-        (beta1, beta2),
-        epsilon,
-        weight_decay=training.weight_decay,
-        capturable=parameters[0].is_cuda,
-    )
+    return _adaptive(torch.optim.Adam, parameters, rate, training, beta1, beta2, epsilon)
 
 
 @OPTIMIZERS.register("adamw", ADAPTIVE)
@@ -153,7 +146,18 @@ def adamw(
         beta2: decay of the mean of squared gradients.
         epsilon: added to the root of that mean.
     """
-    return torch.optim.AdamW(
+    return _adaptive(torch.optim.AdamW, parameters, rate, training, beta1, beta2, epsilon)
+
+
+def _adaptive(
+    kind: MakeOptimizer,
+    parameters: Sequence[nn.Parameter],
+    rate: Rate,
+    training: LocalTraining,
+    *options: float,
+) -> torch.optim.Optimizer:
+    beta1, beta2, epsilon = options
+    return kind(
         parameters,
         rate,
         (beta1, beta2),

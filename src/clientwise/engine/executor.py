@@ -50,8 +50,7 @@ from .probes import (
     needs_two_samples,
     with_input_type,
 )
-from .stacked.backend import StackedBackend
-from .stacked.evaluate import evaluate_by_graph
+from .stacked.backend import StackedBackend, evaluate_by_graph
 from .stacked.network import NotStackableError, StackedNetwork
 
 # Of models that a worker of a CPU trains and hands over at once: fewer take more steps of Python, and

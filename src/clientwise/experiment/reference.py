@@ -47,7 +47,7 @@ from .config.settings import TrainingOverride
 from .config.tables import ConfigTable, table_in, to_plain
 from .matrix.grid import MatrixSettings
 from .trackers import TRACKERS
-from .tune.tune import TuneSettings
+from .tune import TuneSettings
 
 _REGISTRIES = (
     CRITERIA,

@@ -68,7 +68,7 @@ def save_checkpoint(
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
-    text = json.dumps(asdict(scalars) | {"loss": scalars.loss.plain()})
+    text = json.dumps(asdict(scalars))
     header = {
         "version": str(CHECKPOINT_VERSION),
         "state": text,

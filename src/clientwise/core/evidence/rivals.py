@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import comb
 from typing import Annotated, ClassVar
 
@@ -14,16 +14,23 @@ from torch import Tensor
 from ...registry import NonNegativeFloat, OpenShare, PositiveFloat, needs
 from ..aggregation.robust import (
     TIE,
-    client_blocks,
     column_blocks,
     cosines_to,
-    pair_blocks,
+    gram,
     weighted_median,
 )
 from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weights.weighting import to_weights
 from .base import EVIDENCE, Evidence, enlist, with_rows
+
+
+def _or_prior(scores: Tensor, prior: Tensor, why: str) -> Posterior:
+    """Weights by these scores [n]; the prior, with a note why, where all are zero."""
+    weights = to_weights(scores)
+    if weights.any():
+        return Posterior(weights)
+    return Posterior(prior, notes=(f"{why}: the weights are those of the score",))
 
 
 @EVIDENCE.register("agnostic", needs("models", criteria=["start_loss"]))
@@ -55,11 +62,8 @@ class Agnostic(Evidence):
         risen = before.clone()
         risen[rows] += self.step * gathered.criteria["start_loss"]
         after = {"lambda": onto_simplex(risen)}
-        weights = to_weights(before[rows])
-        if weights.any():
-            return Posterior(weights, after)
-        note = "λ is zero for all clients of the round: the weights are those of the score"
-        return Posterior(prior, after, notes=(note,))
+        why = "λ is zero for all clients of the round"
+        return replace(_or_prior(before[rows], prior, why), memory=after)
 
 
 def onto_simplex(values: Tensor) -> Tensor:
@@ -171,11 +175,8 @@ class Credibility(Evidence):
         models = gathered.global_model + gathered.updates
         on_server_set = gathered.judge(models).overall_loss().to(prior)
         on_own_samples = gathered.criteria["start_loss"].to(prior)
-        weights = to_weights(prior * credibility(on_server_set + on_own_samples, self.alpha))
-        if weights.any():
-            return Posterior(weights)
-        note = "no client of the round has credibility: the weights are those of the score"
-        return Posterior(prior, notes=(note,))
+        trusted = prior * credibility(on_server_set + on_own_samples, self.alpha)
+        return _or_prior(trusted, prior, "no client of the round has credibility")
 
 
 def credibility(mutual: Tensor, alpha: float) -> Tensor:
@@ -191,7 +192,7 @@ def credibility(mutual: Tensor, alpha: float) -> Tensor:
 SMALLEST = 1e-300
 
 
-@EVIDENCE.register("foolsgold", needs("models"))
+@EVIDENCE.register("foolsgold", needs("models", "pairs"))
 @dataclass(frozen=True)
 class FoolsGold(Evidence):
     """Less weight for clients whose sums of updates are similar, as those of colluders are (Fung et al., 2020).
@@ -234,27 +235,15 @@ def distinctness(vectors: Tensor, confidence: float = 1.0) -> Tensor:
     >>> distinctness(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]]))
     tensor([0., 0., 1.], dtype=torch.float64)
     """
-    is_one_block = len(client_blocks(vectors)) == 1
-    known = list(_cosines(vectors)) if is_one_block else None  # else computed twice
-    nearest = torch.zeros(len(vectors), dtype=torch.float64)
-    for _, cosines in known or _cosines(vectors):
-        nearest = nearest.maximum(cosines.amax(1))
-    largest = torch.zeros_like(nearest)
-    for some, cosines in known or _cosines(vectors):
-        pardon = nearest[:, None] / nearest[some].clamp(min=SMALLEST)
-        largest = largest.maximum((cosines * pardon.clamp(max=1)).amax(1))
+    products = gram(vectors).cpu()
+    norms = products.diag().sqrt().clamp(min=SMALLEST)
+    cosines = (products / norms[:, None] / norms).fill_diagonal_(0)
+    nearest = cosines.amax(1).clamp(min=0)
+    pardon = nearest[:, None] / nearest.clamp(min=SMALLEST)
+    largest = (cosines * pardon.clamp(max=1)).amax(1).clamp(min=0)
     alpha = (1 - largest).clamp(0, 1)
     alpha = alpha / alpha.max().clamp(min=SMALLEST)
     return (confidence * (alpha.logit() + 0.5)).clamp(0, 1)
-
-
-def _cosines(vectors: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Some clients b, and cos(H_a, H_b) of all others a with them [n, c], on the CPU; 0 of each with itself."""
-    for some, products, squares in pair_blocks(vectors):
-        norms = squares.cpu().sqrt().clamp(min=SMALLEST)
-        cosines = products.cpu() / norms[:, None] / norms[some]
-        cosines[some].fill_diagonal_(0)
-        yield some, cosines
 
 
 @EVIDENCE.register("greedy", needs("models", "server_set"))
@@ -285,10 +274,7 @@ class Greedy(Evidence):
                 break
             chosen = larger
             lowest = loss
-        if chosen.any():
-            return Posterior(to_weights(chosen))
-        note = "no model has a finite loss on the server's set: the weights are those of the score"
-        return Posterior(prior, notes=(note,))
+        return _or_prior(chosen, prior, "no model has a finite loss on the server's set")
 
 
 @EVIDENCE.register("law", needs("models", "server_samples"))
@@ -358,25 +344,14 @@ class Shapley(Evidence):
         self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]
     ) -> Posterior:
         """See the class."""
-        weights = to_weights(self.values(gathered, prior).clamp(min=0))
-        if not weights.any():
-            note = "no client lowers the loss: the weights are those of the score"
-            return Posterior(prior, notes=(note,))
-        return Posterior(weights)
+        gains = self.values(gathered, prior).clamp(min=0)
+        return _or_prior(gains, prior, "no client lowers the loss")
 
     def values(self, gathered: Gathered, prior: Tensor) -> Tensor:
         """Shapley values φ [n]; exact ones sum to the worth of the whole cohort."""
-        if len(prior) <= self.exact:
-            return self._exact(gathered, prior)
-        return self._sampled(gathered, prior)
-
-    def _exact(self, gathered: Gathered, prior: Tensor) -> Tensor:
-        """Of all coalitions."""
-        return exact_shapley(_worth(gathered, prior, all_coalitions(len(prior))))
-
-    def _sampled(self, gathered: Gathered, prior: Tensor) -> Tensor:
-        """The mean gain of a client over random orders in which clients join."""
         count = len(prior)
+        if count <= self.exact:
+            return exact_shapley(_worth(gathered, prior, all_coalitions(count)))
         whole = float(_worth(gathered, prior, torch.ones(1, count, dtype=torch.int64)))
         values = torch.zeros(count, dtype=torch.float64)
         random = generator(gathered.seed, "shapley")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy
 import torch
@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ...errors import ClientwiseError
 from ...registry import Declaration, PositiveFloat, Registry
-from .scores import Score, library_of, score_by
+from .scores import Score, score_by
 
-Values = TypeVar("Values", "Tensor", "NDArray[Any]")
 Normaliser = Callable[..., Tensor]
 NORMALISERS: Registry[Normaliser] = Registry(
     "normaliser", "normalisers", "Divisors that make criteria comparable"
@@ -49,7 +48,6 @@ def sum_scale(raw: Tensor) -> Tensor:
         What each criterion is divided by, [m].
 
     Example:
-        >>> import torch
         >>> sum_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
         tensor([ 4., 10.])
     """
@@ -67,19 +65,16 @@ def max_scale(raw: Tensor) -> Tensor:
         What each criterion is divided by, [m].
 
     Example:
-        >>> import torch
         >>> max_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
         tensor([3., 5.])
     """
-    scales: Tensor = library_of(raw).amax(raw, 0)
-    return scales
+    return raw.amax(0)
 
 
 @NORMALISERS.register("none", KeepsUnits())
 def no_scale(raw: Tensor) -> Tensor:
     """Leave the values as they were measured: divide by 1."""
-    scales: Tensor = library_of(raw).ones(raw.shape[1], dtype=raw.dtype)
-    return scales
+    return raw.new_ones(raw.shape[1])
 
 
 @NORMALISERS.register("fixed", Constant())
@@ -94,14 +89,12 @@ def fixed_scale(raw: Tensor, *, by: Sequence[PositiveFloat]) -> Tensor:
         What each criterion is divided by, [m].
 
     Example:
-        >>> import torch
         >>> fixed_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), by=[2.0, 10.0])
         tensor([ 2., 10.])
     """
     if len(by) != raw.shape[1]:
         raise ValueError(f"normalise.by has {len(by)} values for {raw.shape[1]} criteria")
-    scales: Tensor = library_of(raw).asarray(by, dtype=raw.dtype)
-    return scales
+    return torch.tensor(by, dtype=raw.dtype)
 
 
 def is_constant(normaliser: str) -> bool:
@@ -115,10 +108,9 @@ def check_normaliser(score: Score, normaliser: str) -> None:
         raise ValueError('a threshold is in the criterion\'s own units: use normalise = "none"')
 
 
-def divide(raw: Values, scales: Values) -> Values:
-    """Values [n, m] over the cohort's scales [m]; a criterion that is zero for all clients stays zero."""
-    divided: Values = library_of(raw).where(scales == 0, 0.0, raw / scales)
-    return divided
+def divide(raw: Tensor, scales: Tensor) -> Tensor:
+    """Tensor [n, m] over the cohort's scales [m]; a criterion that is zero for all clients stays zero."""
+    return torch.where(scales == 0, 0.0, raw / scales)
 
 
 class ScoreError(ClientwiseError, ValueError):
@@ -160,24 +152,19 @@ def scores_of(score: Score, names: Sequence[str], values: Tensor, clients: Seque
     return scores
 
 
-def to_weights(scores: Values) -> Values:
+def to_weights(scores: Tensor) -> Tensor:
     """w_a = f(c_a) / Σ f (P1 Eq. 5); all zero if the sum of the scores is zero or not finite.
 
-    >>> import torch
     >>> to_weights(torch.tensor([3.0, 1.0]))
     tensor([0.7500, 0.2500])
     """
     total = scores.sum()
-    weights: Values = library_of(scores).zeros_like(scores)
-    if 0 < total < math.inf:
-        weights = scores / total
-    return weights
+    return scores / total if 0 < total < math.inf else torch.zeros_like(scores)
 
 
 def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
     """Criteria that are constant across the clients of the cohort (P1 4.2's rule of thumb).
 
-    >>> import torch
     >>> without_effect(("size", "balance"), torch.tensor([[5.0, 0.7], [3.0, 0.7]]))
     ('balance',)
     """
@@ -190,7 +177,6 @@ def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
 def zero_for_all(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
     """Criteria that are zero for all clients: in a product, or first in the order, all weights are then zero.
 
-    >>> import torch
     >>> zero_for_all(("size", "balance"), torch.tensor([[5.0, 0.0], [3.0, 0.0]]))
     ('balance',)
     """

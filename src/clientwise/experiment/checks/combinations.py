@@ -454,9 +454,9 @@ def _of_local_noise(m: Method, e: Experiment) -> list[Row]:
             m.privacy.secret and e.engine == "flower" and not e.flower.clients,
         ),
         (
-            "privacy.{}",
+            "privacy.denominator",
             "is for noise of the server: leave it out with local = true",
-            [key for key in ("quantile", "denominator") if getattr(m.privacy, key) is not None],
+            m.privacy.denominator is not None,
         ),
         (
             "privacy.public",

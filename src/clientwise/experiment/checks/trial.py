@@ -13,7 +13,6 @@ from torch import nn
 
 from ...core.clock import Pace
 from ...core.criteria import make_criterion
-from ...core.guard import NOT_FINITE, TOO_FAR
 from ...core.method import Method
 from ...core.round import first_state, run_round
 from ...core.types import LocalTraining, RoundRecord
@@ -86,15 +85,15 @@ def trial_issues(
     """What a round shows of the network, and of the methods at these places in the config."""
     trial = _Trial(experiment, data, module)
     built = experiment.build_methods()
-    plain = Method(training=LocalTraining(learning_rate=SMALL_RATE))
-    if isinstance(error := trial.run(plain), str):
+    _, failed = trial.run(Method(training=LocalTraining(learning_rate=SMALL_RATE)))
+    if failed:
         largest = data.called(int(data.train.sizes.argmax()))
         count = min(SAMPLES, int(data.train.sizes.max()))
-        if "does not require grad" in error:
-            error += (
+        if "does not require grad" in failed:
+            failed += (
                 "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
             )
-        yield "model", f"cannot be trained on {count} samples of {largest} ({error})"
+        yield "model", f"cannot be trained on {count} samples of {largest} ({failed})"
         return
     for index in methods:
         method = _alone(built[index])
@@ -103,22 +102,20 @@ def trial_issues(
             message = "must be at least 2: batch norm cannot train on one sample"
             yield f"{place}.training.batch_size = 1", message
             continue
-        record = trial.run(method)
-        if isinstance(record, str):
+        alone, failed = trial.run(method)
+        if failed:
             # To blame is the first part without which the round works
-            others = _without_one(method).items()
-            parts = [key for key, one in others if not isinstance(trial.run(one), str)]
-            if parts or record not in (
-                str(NOT_FINITE),
-                str(TOO_FAR),
-            ):  # else the learning rate is to blame
-                yield ".".join([place, *parts[:1]]), f"does not work on a few samples ({record})"
+            parts = [key for key, one in _without_one(method).items() if not trial.run(one)[1]]
+            diverged = alone is not None and alone.refusals[0].kind == "diverged"
+            if parts or not diverged:  # else the learning rate is to blame
+                message = f"does not work on a few samples ({failed})"
+                yield ".".join([place, *parts[:1]]), message
             continue
-        together = trial.run(method, chunk_size=CLIENTS)
-        if isinstance(together, str) or together.raw.shape != record.raw.shape:
+        together, failed = trial.run(method, chunk_size=CLIENTS)
+        if alone is None or together is None or together.raw.shape != alone.raw.shape:
             continue
         for column, criterion in enumerate(method.criteria):
-            pair = record.raw[:, column], together.raw[:, column]
+            pair = alone.raw[:, column], together.raw[:, column]
             if not torch.allclose(*pair, rtol=0.05, atol=ROUNDING):
                 hint = "measure it on the server (measured_by='server', needs={'whole_cohort'})"
                 said = f"{criterion.name} depends on the other clients: {hint}"
@@ -180,8 +177,8 @@ class _Trial:
             self._data.samples, self._module, cpu, mode="loop", precision="float32"
         )
 
-    def run(self, method: Method, chunk_size: int = 1) -> RoundRecord | str:
-        """The record of a round, whose clients train in chunks; or why it does not work."""
+    def run(self, method: Method, chunk_size: int = 1) -> tuple[RoundRecord | None, str]:
+        """The record of a round whose clients train in chunks, and why it does not work, if it does not."""
         engine = LocalEngine(
             self._data,
             self._module,
@@ -193,14 +190,14 @@ class _Trial:
             state = first_state(self._start, method, engine)
             _, record = run_round(state, method, self._plan, engine)
         except ClientwiseError as error:
-            return str(error)
+            return None, str(error)
         except Exception as error:  # a user's own part may raise anything
             self._executor = (
                 self._fresh_executor()
             )  # a part that failed may have left something in it
-            return _explained(error, self._executor.samples)
-        refused = record.refusals and not record.client_ids
-        return record.refusals[0].reason if refused else record
+            return None, _explained(error, self._executor.samples)
+        all_refused = record.refusals and not record.client_ids
+        return record, record.refusals[0].reason if all_refused else ""
 
 
 def _few(data: FederatedData, clients: Sequence[int]) -> FederatedData:

@@ -50,8 +50,6 @@ class Tuned(ConfigTable):
     trials: PositiveInt = Field(description="Number of trials.")
     seeds: list[Seed] = Field(description="Seeds of the trials. A run with one of them is refused.")
     rounds: PositiveInt = Field(description="Rounds of a trial.")
-    by: str = Field(description="The criterion that compared trials: see [tune].")
-    sampler: str = Field(description="How values were drawn: see [tune].")
 
 
 class MethodSettings(ConfigTable):

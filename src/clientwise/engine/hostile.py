@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...attacks import Honest, Hostile, Knowledge
-from ...core.criteria import HONEST, make_criterion
-from ...core.types import Evaluation, Task, Updates
-from ..jobs import EvaluateJob
-from ..local import Changes, LocalEngine, failed_updates
-from .engine import WrappingEngine
+from ..attacks import Honest, Hostile, Knowledge
+from ..core.criteria import HONEST, make_criterion
+from ..core.types import Evaluation, Task, Updates
+from .jobs import EvaluateJob
+from .local import Changes, LocalEngine, failed_updates
+from .wrapping import WrappingEngine
 
 LAST_MODEL = "last_model"  # in the state, beside the clients' numbers
 

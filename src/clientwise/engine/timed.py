@@ -8,16 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ...core.clock import (
-    DROPPED_OUT,
-    LATE,
-    Clock,
-    Pace,
-)
-from ...core.seeding import client_keys, mixed
-from ...core.types import FLOAT_BYTES, Refusal, Task, Updates
-from ...errors import ClientwiseError
-from .engine import EmbeddedEngine, WrappingEngine
+from ..core.clock import DROPPED_OUT, LATE, Clock, Pace
+from ..core.seeding import client_keys, mixed
+from ..core.types import FLOAT_BYTES, Refusal, Task, Updates
+from ..errors import ClientwiseError
+from .wrapping import EmbeddedEngine, WrappingEngine
 
 STATE = "clock."  # begins the names of what a checkpoint keeps of the clock
 MEASURED = "clock.measured."  # and of the measurements of late updates

@@ -18,20 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.cohort import fold
-from ...core.method import Method, Plan
-from ...core.types import (
-    Evaluation,
-    Folded,
-    Refusal,
-    ServerState,
-    Task,
-    Updates,
-)
-from ...data.federated import FederatedData
-from ...errors import ClientwiseError
-from ..local import UNCHANGED, Changes, LocalEngine
-from ..variates import ControlVariates
+from ..core.cohort import fold
+from ..core.method import Method, Plan
+from ..core.types import Evaluation, Folded, Refusal, ServerState, Task, Updates
+from ..data.federated import FederatedData
+from ..errors import ClientwiseError
+from .local import UNCHANGED, Changes, LocalEngine
+from .variates import ControlVariates
 
 # Of a machine's cores that a shard asks Ray for: the rest is room for the shard of a machine that dies.
 RESERVED = 0.5
