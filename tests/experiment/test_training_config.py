@@ -413,25 +413,6 @@ def test_a_loaded_config_keeps_its_objects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({}, ""),
-        ({"optimizer": "adamw", "clip_gradients": 1.0, "schedule": "cosine"}, ""),
-        ({"optimizer": torch.optim.RMSprop}, "the optimizer RMSprop may combine values of a model"),
-        ({"transform": "flip"}, "the transform flip draws for one client at a time"),
-        ({"loss": per_sample}, "the loss per_sample may compare the samples of a batch"),
-    ],
-)
-def test_check_says_why_clients_train_one_after_the_other(
-    options: dict[str, Any], said: str
-) -> None:
-    lines = describe(load_experiment({**CONFIG, "training": options}))
-    assert any(line.startswith("device      cpu: many clients at once") for line in lines)
-    found = [line for line in lines if line.startswith("training ")]
-    assert found == ([f"training    one client after the other: {said}"] if said else [])
-
-
-@pytest.mark.parametrize(
     ("inputs", "targets", "said"),
     [
         (torch.randn(40, 6), torch.arange(40) % 2, "flip needs images, and a sample is a row"),

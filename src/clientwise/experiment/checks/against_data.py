@@ -90,13 +90,12 @@ def _sample_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
     """Targets, metrics and parts that do not fit the problem."""
     problem = samples.problem
     evaluation = experiment.evaluation
-    for key, values in {
-        "target": [evaluation.target or 0],
-        "client_targets": evaluation.client_targets,
-    }.items():
-        highest = max(values, default=0)
-        if problem.higher_is_better and problem.is_share and highest > 1:
-            yield f"evaluation.{key} = {highest}", f"{problem.metric} is at most 1"
+    highest = max([evaluation.target or 0, *evaluation.client_targets])
+    if problem.higher_is_better and problem.is_share and highest > 1:
+        yield (
+            "evaluation",
+            f"the target {highest:g} cannot be reached: {problem.metric} is at most 1",
+        )
     yield from _unfit("evaluation.metric", METRICS, Part(problem.metric, {}), samples)
     for index, settings in enumerate(experiment.methods):
         place = f"methods[{index}]"
@@ -286,10 +285,11 @@ def _group_issues(
             message = f"is {hostile} of {num_clients} clients: give another share, or clients"
             yield f"{key} = {group.share:g}", message
         members = hostile if isinstance(hostile, list) else []
-        if outside := [client for client in members if not 0 <= client < num_clients]:
-            yield key, f"{outside} are not clients: there are 0 to {num_clients - 1}"
-        if repeated := [client for client in members if client in listed]:
-            yield key, f"{repeated} are in two groups"
+        wrong = [client for client in members if not 0 <= client < num_clients]
+        wrong += [client for client in members if client in listed]
+        if wrong:
+            said = f"are not clients, or are in two groups: there are 0 to {num_clients - 1}"
+            yield key, f"{wrong} {said}"
         listed.update(members)
         count += hostile if isinstance(hostile, int) else len(members)
         if count > num_clients:

@@ -40,7 +40,6 @@ HELD_OUT = "needs held-out samples: set server_set.fraction > 0"
 SINGLE = "makes what one client contributes depend on the others, so that ε is unknown"
 ON_CLIENTS = "evaluates on the clients' samples, which the noise does not cover"
 SEES_MODELS = "compares single updates, which the server does not see under secure aggregation"
-NOT_SECURE = "does not go with secure aggregation: remove one of the two"
 SIMULATION = "is for simulations: in a deployment"
 
 # A key, what is wrong with it, and whether it is: also a text or several, which stand for `{}` in the other two
@@ -84,11 +83,6 @@ EXPERIMENT: tuple[tuple[str, str, Callable[[Experiment], object]], ...] = (
         "evaluation.clients_every",
         "must be 0 where test_fraction is 0: clients have no test samples",
         lambda e: e.evaluation.clients_every and not e.clients_test,
-    ),
-    (
-        "evaluation.clients_sample",
-        "has no effect with clients_every = 0: leave out one of them",
-        lambda e: e.evaluation.clients_sample and not e.evaluation.clients_every,
     ),
     (
         "evaluation.shapley",
@@ -158,15 +152,12 @@ def config_issues(experiment: Experiment) -> list[Issue]:
 def deployment_issues(experiment: Experiment) -> list[Issue]:
     """What a deployment needs beyond other runs: its server has no data of the clients."""
     flower = experiment.flower
-    needed = {"clients": flower.clients, "input_shape": flower.input_shape}
+    needed = "is needed in a deployment, where the server has no data of the clients"
     private = any(method.privacy for method in experiment.methods)
     several = len(experiment.methods) * len(experiment.seeds) > 1
     rows: list[Row] = [
-        (
-            "flower.{}",
-            "is needed in a deployment, where the server has no data of the clients",
-            [key for key, value in needed.items() if not value],
-        ),
+        ("flower.clients", needed, not flower.clients),
+        ("flower.input_shape", needed, not flower.input_shape),
         (
             "server_set.source",
             'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"',
@@ -180,20 +171,12 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     ]
     for index, settings in enumerate(experiment.methods):
         method = settings.build(experiment.training)
-        stays = method.control or method.training.control_variates
         place = f"methods[{index}]"
-        rows += [
-            (
-                f"{place}.privacy.secret",
-                "must be true in a deployment: whoever knows the seed can subtract the noise",
-                method.privacy and not method.privacy.secret,
-            ),
-            (
-                place,
-                f"{method.name} {SIMULATION}, samples and state stay with the clients",
-                stays,
-            ),
-        ]
+        secret = "must be true in a deployment: whoever knows the seed can subtract the noise"
+        is_open = method.privacy and not method.privacy.secret
+        rows.append((f"{place}.privacy.secret", secret, is_open))
+        stay = f"{method.name} {SIMULATION}, samples and state stay with the clients"
+        rows.append((place, stay, method.control or method.training.control_variates))
         for key, registry, part in settings.parts():
             hint = f"{part.name} {SIMULATION} it is unknown which clients are honest"
             rows.append((f"{place}.{key}", hint, "simulation" in registry.needs(part)))
@@ -533,7 +516,12 @@ def _of_secure(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
     normaliser = _normaliser(s, m)
     sums = DividesBySums | KeepsUnits
     return [
-        *_refused(s, REFUSED_IF_SECURE, ALLOWED_IF_SECURE),
+        *_refused(s, REFUSED_IF_SECURE),
+        (
+            "{}",
+            "does not go with secure aggregation: remove one of the two",
+            sorted({*s.unlike_fedavg()} - ALLOWED_IF_SECURE - REFUSED_IF_SECURE.keys()),
+        ),
         (
             "secure_aggregation.threshold",
             "must be at least 0.5: below a majority, a server can have two groups of clients unmask the same client "
@@ -576,13 +564,10 @@ def _of_secure(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
 # What rows ask ----------------------------------------------------------------------------------------------
 
 
-def _refused(
-    settings: MethodSettings, reasons: Mapping[str, str], allowed: Iterable[str] | None = None
-) -> Iterator[Row]:
-    """The keys that differ from FedAvg's and have a reason against them; with `allowed`, all others have one."""
-    for key in settings.unlike_fedavg():
-        default = NOT_SECURE if allowed is not None and key not in allowed else ""
-        yield key, reasons.get(key, default), key in reasons or default
+def _refused(settings: MethodSettings, reasons: Mapping[str, str]) -> list[Row]:
+    """The keys that have a reason against them and differ from FedAvg's."""
+    differ = settings.unlike_fedavg()
+    return [(key, reason, key in differ) for key, reason in reasons.items()]
 
 
 def _twice(values: Iterable[Any]) -> list[Any]:

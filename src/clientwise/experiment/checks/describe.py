@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-
-import torch
+from collections.abc import Mapping, Sequence
 
 from ...core.accountant import accountant_of
 from ...core.aggregation.sums import pairs_of
 from ...core.criteria import is_claimed
-from ...core.method import Method, Plan
+from ...core.method import Plan
 from ...core.privacy import gaussian_epsilon
 from ...core.training import declared_of, part_of
 from ...core.types import FLOAT_BYTES
@@ -19,7 +17,7 @@ from ...data.federated import FederatedData
 from ...data.hints import column_hints
 from ...data.summary import summarise
 from ...engine.device import gpu_memory, memory_errors_explained, pick_device
-from ...engine.executor import DeviceExecutor, why_alone
+from ...engine.executor import DeviceExecutor
 from ...limits import gigabytes
 from ...models.size import count_parameters
 from ...record.reading.rows import StepsRow
@@ -66,7 +64,6 @@ def describe(
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
         "optimizer": optimizers_in_words(experiment),
-        "training": _alone(experiment, executor),
         "memory": _memory(experiment, data, executor),
         "methods": listed(method.name for method in experiment.methods),
         "criteria": _criteria(experiment),
@@ -84,30 +81,16 @@ def describe(
 def optimizers_in_words(experiment: Experiment) -> str:
     """The clients' optimizers with their learning rates, and of which methods where these differ."""
 
-    def words(method: Method) -> str:
-        training = method.training
-        text = f"{part_of(training.optimizer).name}, learning rate {training.learning_rate:g}"
-        is_default = training.learning_rate == declared_of(training.optimizer).learning_rate
-        return text + " (its default)" * is_default
-
-    return "; ".join(_by_method(experiment, words))
-
-
-def _by_method(experiment: Experiment, words: Callable[[Method], str | None]) -> list[str]:
-    """Texts, each with the methods that it is about, where these are not all."""
     methods: dict[str, list[str]] = {}
     for method in experiment.build_methods():
-        if text := words(method):
-            methods.setdefault(text, []).append(method.name)
-    everything = len(experiment.methods)
-    return [
-        text if len(names) == everything else f"{text}: {listed(names)}"
-        for text, names in methods.items()
-    ]
-
-
-def _lines(texts: list[str]) -> str:
-    return f"\n{'':<{TITLE}}".join(texts)
+        training = method.training
+        text = f"{part_of(training.optimizer).name}, learning rate {training.learning_rate:g}"
+        if training.learning_rate == declared_of(training.optimizer).learning_rate:
+            text += " (its default)"
+        methods.setdefault(text, []).append(method.name)
+    if len(methods) == 1:
+        return next(iter(methods))
+    return "; ".join(f"{text}: {listed(names)}" for text, names in methods.items())
 
 
 def _data(experiment: Experiment, data: FederatedData) -> str:
@@ -174,19 +157,6 @@ def _model(experiment: Experiment, executor: DeviceExecutor) -> str:
     return text
 
 
-def _alone(experiment: Experiment, executor: DeviceExecutor) -> str:
-    """Which methods train one client after the other, where the network would allow more at once."""
-    if executor.mode != "stacked":
-        return ""
-    problem = executor.samples.problem
-    counts = torch.ones(problem.num_classes)  # the values of class weights do not matter here
-
-    def words(method: Method) -> str | None:
-        return why_alone(method.training, method.first_loss(problem, counts))
-
-    return _lines([f"one client after the other: {why}" for why in _by_method(experiment, words)])
-
-
 def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> str:
     """What a run takes of a GPU; on a CPU what its rounds take, where that is much."""
     if executor.device.type == "cuda":
@@ -237,7 +207,7 @@ def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
             text = f"μ = {mu:.2g}, ε = {gaussian_epsilon(mu, ROW_DELTA):.2g} at δ = {ROW_DELTA:g}"
             text += f" for one training sample, given its class, after {rounds} rounds"
             found.append(f"{method.name}: {text}")
-    return _lines(found)
+    return f"\n{'':<{TITLE}}".join(found)
 
 
 def _work(experiment: Experiment) -> str:

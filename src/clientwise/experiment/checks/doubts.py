@@ -107,41 +107,33 @@ def _rows(data: FederatedData, indices: Tensor) -> list[bytes]:
 
 def _about_units(data: FederatedData) -> Iterator[str]:
     """Columns whose numbers are hundreds of times larger or smaller with some clients, in one line."""
-    values, names = _columns_as_given(data)
+    samples = data.samples
+    table = samples.table
+    values = samples.inputs.cpu()
+    given = samples.given
+    if table is not None:
+        if given is None or given.rows is not None or table.by_client:
+            return
+        values = given.values[0]  # before they were standardised
     clients = [client for client, size in enumerate(data.train.sizes.tolist()) if size]
-    if len(clients) < 2 or len(values) > MOST_ROWS or values.numel() > MOST_VALUES or not names:
+    is_small = len(values) <= MOST_ROWS and values.numel() <= MOST_VALUES
+    is_table = values.ndim == 2 and values.is_floating_point() and not samples.parts
+    if len(clients) < 2 or not (is_small and is_table):
         return
     indices = data.train.indices.cpu()
     parts = [values[indices[data.train.slice(client)]] for client in clients]
     sizes = torch.stack([rows.abs().nanmedian(0).values for rows in parts])  # [K, M]
-    usual = sizes.where(sizes > 0, torch.nan).nanmedian(0).values
-    ratios = (sizes / usual).where(sizes > 0, 1.0).nan_to_num(nan=1.0)
+    known = sizes.where(sizes > 0, torch.nan)
+    ratios = (known / known.nanmedian(0).values).nan_to_num(nan=1.0)
     far = torch.maximum(ratios, 1 / ratios) > OTHER_UNITS
     found = []
     for column in far.any(0).nonzero().flatten().tolist():
-        client = int(far[:, column].nonzero()[0])
-        other = int((~far[:, column]).nonzero()[0])
-        here, there = (
-            f"{sizes[one, column]:.4g} with {data.called(clients[one])}" for one in (client, other)
-        )
-        found.append(f"{names[column]} is about {here}, {there}")
+        name = repr(table.columns[column].name) if table else str(column)
+        pair = [int(far[:, column].nonzero()[0]), int((~far[:, column]).nonzero()[0])]
+        here, there = (f"{sizes[one, column]:.4g} with {data.called(clients[one])}" for one in pair)
+        found.append(f"column {name} is about {here}, {there}")
     if found:
         yield f"{first_few(found)}. Are these in other units?"
-
-
-def _columns_as_given(data: FederatedData) -> tuple[Tensor, list[str]]:
-    """The numbers before they were standardised [N, M], and what a message calls each column."""
-    samples = data.samples
-    inputs = samples.inputs.cpu()
-    if samples.table is None:
-        is_table = inputs.ndim == 2 and inputs.is_floating_point() and not samples.parts
-        return inputs, [f"column {index}" for index in range(inputs.shape[1])] if is_table else []
-    if samples.given is None or samples.given.rows is not None or samples.table.by_client:
-        return inputs, []
-    columns = samples.table.columns
-    kept = [index for index, column in enumerate(columns) if not column.categories]
-    names = [f"column {columns[index].name!r}" for index in kept]
-    return samples.given.values[0][:, kept], names
 
 
 def _about_targets(data: FederatedData) -> Iterator[str]:
@@ -162,22 +154,16 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
 
 
 def _about_network(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
-    """Outputs that the loss takes for something else."""
-    samples = data.samples
-    if samples.problem.predicts not in ("classes", "labels", "masks"):
+    """Probabilities where the loss needs logits."""
+    if data.samples.problem.predicts not in ("classes", "labels", "masks"):
         return
-    last = list(executor.flat.module.modules())[-1]
-    ends = isinstance(last, nn.Sigmoid | nn.Softmax | nn.Softmax2d)
-    if samples.problem.predicts == "classes" and not ends:
-        indices = data.train.indices[:TRIED].to(executor.device)
-        with torch.no_grad():
-            outputs = outputs_of(
-                executor.flat.module.eval(), executor.samples.network_inputs(indices)
-            )
-        sums = outputs.float().sum(-1)
-        ends = outputs.shape[-1] > 1 and bool((outputs >= 0).all())
-        ends = ends and bool(((sums - 1).abs() < ROUNDING).all())
-    if ends:
+    module = executor.flat.module.eval()
+    inputs = executor.samples.network_inputs(data.train.indices[:TRIED].to(executor.device))
+    with torch.no_grad():
+        outputs = outputs_of(module, inputs).float()
+    is_softmax = outputs.ndim > 1 and outputs.shape[1] > 1 and bool((outputs >= 0).all())
+    is_softmax = is_softmax and bool(((outputs.sum(1) - 1).abs() < ROUNDING).all())
+    if is_softmax or isinstance(list(module.modules())[-1], nn.Sigmoid):
         yield (
             "the network ends in a softmax or sigmoid: the loss applies it again, and training is slow. Return "
             "logits, without that layer"

@@ -80,9 +80,7 @@ def largest_round(
     for method in experiment.build_methods():
         plan = build_plan(experiment, data.num_clients, experiment.seeds[0], method.control)
         needed.append(round_bytes(method, plan, data, spec))
-    in_order = needed * len(experiment.seeds)
-    starts = range(max(1, len(in_order) - lanes + 1))
-    return max(sum(in_order[start : start + lanes]) for start in starts)
+    return sum(sorted(needed * len(experiment.seeds))[-lanes:])
 
 
 def fixed_bytes(workers: int) -> int:

@@ -203,19 +203,16 @@ class _Trial:
 def _few(data: FederatedData, clients: Sequence[int]) -> FederatedData:
     """A few samples of some clients and of the server."""
 
-    def first(held: Holdings, holders: Sequence[int]) -> Holdings:
-        parts = []
-        for holder in holders:
-            rows = slice(int(held.offsets[holder]), int(held.offsets[holder + 1]))
-            parts.append((held.indices[rows][:SAMPLES], held.targets[rows][:SAMPLES]))
-        return Holdings.of(parts)
+    def first(held: Holdings, holders: Sequence[int] = (0,)) -> Holdings:
+        rows = [torch.arange(len(held.indices))[held.slice(one)][:SAMPLES] for one in holders]
+        return Holdings.of([(held.indices[own], held.targets[own]) for own in rows])
 
     return replace(
         data,
         train=first(data.train, clients),
         test=first(data.test, clients),
-        weigh=first(data.weigh, [0]) if data.weigh else None,
-        report=first(data.report, [0]) if data.report else None,
+        weigh=first(data.weigh) if data.weigh else None,
+        report=first(data.report) if data.report else None,
         attributes={name: values[list(clients)] for name, values in data.attributes.items()},
         names=tuple(data.names[client] for client in clients) if data.names else (),
         poisoned=None,
