@@ -141,7 +141,7 @@ def _about_targets(data: FederatedData) -> Iterator[str]:
     targets = data.samples.targets
     if data.samples.problem.predicts != "numbers":
         return
-    values = targets.unique()
+    values = torch.unique(targets)
     if len(values) > MOST_NUMBERS or bool((values % 1).any()):
         return
     said = (

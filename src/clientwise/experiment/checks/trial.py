@@ -16,6 +16,7 @@ from ...core.criteria import make_criterion
 from ...core.method import Method
 from ...core.round import first_state, run_round
 from ...core.types import LocalTraining, RoundRecord
+from ...core.weights.weighting import ScoreError
 from ...data.arrays import shape_hint
 from ...data.federated import FederatedData, Holdings, Samples
 from ...engine.executor import DeviceExecutor
@@ -146,7 +147,6 @@ def _without_one(method: Method) -> dict[str, Method]:
         "training.loss": replace(method, loss=None, adapt_loss=None),
         "training.transform": replace(method, training=replace(training, transform=None)),
         "training.optimizer": replace(method, training=sgd),
-        "score": replace(method, score=Method().score),
         "rule": replace(method, rule=None),
         "evidence": replace(method, evidence=None),
     }
@@ -189,6 +189,8 @@ class _Trial:
         try:
             state = first_state(self._start, method, engine)
             _, record = run_round(state, method, self._plan, engine)
+        except ScoreError:  # of values that are equal or extreme since there are few samples
+            return None, ""
         except ClientwiseError as error:
             return None, str(error)
         except Exception as error:  # a user's own part may raise anything
