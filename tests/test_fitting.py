@@ -727,7 +727,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a column of one number": (
         {"model": nn.Linear(1, 3), "clients": [(X[:, 0], Y)] * 2},
-        r"model: does not .*pass inputs\[:, None\]",
+        r"model: .*pass inputs\[:, None\]",
     ),
     "nothing happened": (
         {"model": nn.Linear(5, 1), "clients": [(X, -1.0 - Y)] * 2, "survival": True},
@@ -837,7 +837,7 @@ def test_samples_that_are_used_twice_are_said(caplog: pytest.LogCaptureFixture) 
         cw.fit(nn.Linear(5, 4), sites(), held_out=other, test=part(40), **QUICK)
         cw.fit(nn.Linear(5, 3), [(x, x[:, :3].softmax(1)) for x, _ in sites().values()], **QUICK)
     said = "\n".join(one.getMessage() for one in caplog.records)
-    assert "of 60 samples that the server weighs by are also training samples" in said
+    assert "of 60 held-out samples are also training samples" in said
     assert "60 of 60 samples to report on are also samples that the server weighs by" in said
     assert "40 of 40 samples that the server weighs by are of classes that no client trains" in said
     assert "all samples that the server weighs by are of class 3" in said
@@ -942,13 +942,6 @@ def test_a_run_that_diverges_needs_no_larger_rate(rate: float) -> None:
     run = cw.fit(network, sites(), **options)
     assert re.search("try a smaller training.learning_rate|NaN or Inf", repr(run))
     assert "larger" not in repr(run)
-
-
-def test_unknown_classes_are_called_by_their_names(caplog: pytest.LogCaptureFixture) -> None:
-    named = frame(40)
-    with caplog.at_level(logging.WARNING):
-        cw.fit("linear", [named] * 2, test=named.assign(y="maybe"), target="y", **QUICK)
-    assert "are of classes that no client trains on: 'maybe'" in caplog.text
 
 
 def test_few_held_out_samples_are_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -263,7 +263,7 @@ def test_survival_with_everything(tmp_path: Path) -> None:
         ),
         (
             ["evaluation.target=85.0"],
-            ["evaluation: the target 85 cannot be reached: accuracy is at most 1"],
+            ["evaluation.target = 85.0: accuracy is at most 1"],
         ),
         (["attributes={age=[1.0]}"], ["attributes.age: has 1 values for 6 clients"]),
         (["attributes={job=['a', 1.0]}"], ["attributes: 'job' has words and numbers"]),

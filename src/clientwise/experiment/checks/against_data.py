@@ -92,10 +92,7 @@ def _sample_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
     evaluation = experiment.evaluation
     highest = max([evaluation.target or 0, *evaluation.client_targets])
     if problem.higher_is_better and problem.is_share and highest > 1:
-        yield (
-            "evaluation",
-            f"the target {highest:g} cannot be reached: {problem.metric} is at most 1",
-        )
+        yield f"evaluation.target = {highest}", f"{problem.metric} is at most 1"
     yield from _unfit("evaluation.metric", METRICS, Part(problem.metric, {}), samples)
     for index, settings in enumerate(experiment.methods):
         place = f"methods[{index}]"
