@@ -80,20 +80,22 @@ def _about_equal_rows(data: FederatedData) -> Iterator[str]:
     inputs = data.samples.inputs
     if inputs.numel() > MOST_VALUES or len(inputs) > MOST_ROWS:
         return
-    trained = set(_rows(data, data.train.indices))
-    tested = [data.test.indices]
+    train, test = data.train.indices, data.test.indices
     if data.report is not None:
-        tested.append(data.report.indices)
-    kinds = {"test": (torch.cat(tested), "the reported results are too good")}
+        test = torch.cat([test, data.report.indices])
+    pairs = [("test", test, "training", train, "the reported results are too good")]
     if data.weigh is not None:
+        weigh = data.weigh.indices
+        favour = "the weights favour the clients that have them"
+        pairs.append(("held-out", weigh, "training", train, favour))
+        pairs.append(("test", test, "held-out", weigh, "the reported results are too good"))
+    for kind, indices, other, others, so in pairs:
         # The same samples by number are meant (`server_set.source`)
-        own = data.weigh.indices
-        own = own[~torch.isin(own, data.train.indices)]
-        kinds["held-out"] = (own, "the weights favour the clients that have them")
-    for kind, (indices, so) in kinds.items():
-        equal = sum(row in trained for row in _rows(data, indices))
-        if equal > NOTABLE * len(indices):
-            said = f"{equal:,} of {len(indices):,} {kind} samples are also training samples"
+        rows = _rows(data, indices[~torch.isin(indices, others)])
+        known = {*_rows(data, others)}
+        equal = sum(row in known for row in rows)
+        if equal > NOTABLE * len(rows):
+            said = f"{equal:,} of {len(rows):,} {kind} samples are also {other} samples"
             yield f"{said} (same inputs and target): if these are the same cases, {so}"
 
 
