@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from copy import deepcopy
-from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any, TypeGuard
 
@@ -17,7 +16,6 @@ from ...registry import suggest
 _TABLES = tomllib.loads(files(__package__).joinpath("methods.toml").read_text("utf-8"))
 METHODS: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
 _IN_ANY_CASE = {name.casefold(): name for name in METHODS}
-NEAR = 0.85  # similarity of names from which one is taken for a misspelling of the other
 # A resolved config states all of these: its methods are already written out.
 _STATED_WHEN_RESOLVED = {"criteria", "score", "rule", "server_step"}
 
@@ -108,30 +106,6 @@ def _own_name(name: Any) -> str:
     """Why a table with nothing but an unknown name is refused: it would be FedAvg under that name."""
     own = 'to call FedAvg so, add like = "FedAvg"; a method of your own has other keys'
     return f"{_unknown(name, METHODS)} ({own})"
-
-
-def near_miss(name: str) -> str | None:
-    """The method that a name of one's own is probably meant to be.
-
-    >>> near_miss("FedProxx"), near_miss("FedProx 2"), near_miss("mine")
-    ('FedProx', None, None)
-    """
-    letters = "".join(filter(str.isalpha, name)).casefold()
-    plain = {"".join(filter(str.isalpha, known)).casefold(): known for known in METHODS}
-    if letters in plain:
-        return None
-    close = get_close_matches(letters, plain, n=1, cutoff=NEAR)
-    return plain[close[0]] if close else None
-
-
-def own_keys(name: str) -> set[str]:
-    """The keys by which a method of this library differs from FedAvg; `like` brings all of them.
-
-    >>> own_keys("FedProx"), own_keys("FedAvg")
-    ({'training'}, set())
-    """
-    default = _TABLES["FedAvg"]
-    return {key for key, value in _TABLES[name].items() if value != default.get(key)}
 
 
 def _known(name: Any) -> str | None:
