@@ -215,6 +215,9 @@ def test_the_page_on_criteria_and_other_parts_runs_as_printed(
     exec("\n".join([criterion_test, rule_test]), scope)
     scope["test_battery"]()
     scope["test_norm_bound"]()
+    random = numpy.random.default_rng(1)
+    sensors = {"readings": random.normal(size=(60, 4)), "labels": random.integers(0, 3, 60)}
+    numpy.savez(tmp_path / "sensors.npz", **sensors, sites=numpy.repeat([0, 1], 30))
 
     rest = {"name": "page", "rounds": 1, "model": "linear", "plugin_dir": str(tmp_path)}
     digits = {"data": "digits", "partition": {"name": "iid", "clients": 6}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ...core.accountant import accountant_of
 from ...core.aggregation.sums import pairs_of
@@ -20,7 +20,6 @@ from ...engine.device import gpu_memory, memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor
 from ...limits import gigabytes
 from ...models.size import count_parameters
-from ...record.reading.rows import StepsRow
 from ...registry import listed
 from ..build.data import build_data
 from ..build.engine import build_executor, build_plan, lanes_that_fit
@@ -28,7 +27,7 @@ from ..config.schema import Experiment
 from .against_data import validate
 from .doubts import doubts
 from .memory import fixed_bytes, gpu_bytes, largest_round
-from .steps import count_steps, steps_in_words, unequal_steps
+from .steps import count_steps, steps_in_words, total_steps, unequal_steps
 
 WORTH_SAYING = 10**8  # bytes
 ROW_DELTA = 1e-5  # at which ε of a training sample is given
@@ -70,7 +69,7 @@ def describe(
         "steps/round": steps_in_words(steps),
         "privacy": _privacy(experiment, data, plan),
         "work": _work(experiment),
-        "cost": _cost(experiment, steps, plan.cohort_size, executor.spec.size),
+        "cost": _cost(experiment, data, plan.cohort_size, executor.spec.size),
     }
     found = [(title, text) for title, text in lines.items() if text]
     warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
@@ -216,15 +215,15 @@ def _work(experiment: Experiment) -> str:
     return " × ".join(_counted(count, what) for what, count in counts.items())
 
 
-def _cost(experiment: Experiment, steps: Sequence[StepsRow], cohort: int, size: int) -> str:
+def _cost(experiment: Experiment, data: FederatedData, cohort: int, size: int) -> str:
     """What the run takes in all, whatever the machine, for models of so many numbers."""
     of_each = len(experiment.seeds) * experiment.rounds
-    in_round = sum(cohort * (row.median or 0) + row.server for row in steps)
     federated = [method for method in experiment.methods if method.control is None]
     sent = len(federated) * of_each * cohort * FLOAT_BYTES * size / 1e6
     rounds = _counted(len(experiment.methods) * of_each, "round")
+    steps = total_steps(experiment, data, cohort)
     models = f"{sent:,.2f} MB of models to the clients and as much back"
-    return f"{rounds} in all: about {in_round * of_each:,.0f} training steps, {models}"
+    return f"{rounds} in all: about {steps:,} training steps, {models}"
 
 
 def _counted(count: int, what: str) -> str:
