@@ -19,7 +19,7 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks import against_data
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
-from clientwise.models.own import OwnModel
+from clientwise.models.modules import OwnModel
 from clientwise.report.views import overview
 
 CLIENTS = 4

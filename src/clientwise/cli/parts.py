@@ -53,8 +53,7 @@ def data(
 
     Example: clientwise data my.toml --out clients.png
     """
-    from ..data.hints import column_hints
-    from ..data.summary import summarise
+    from ..data.summary import column_hints, summarise
     from ..experiment.build.data import build_data, load_samples
     from ..report.data_tables import (
         class_table,

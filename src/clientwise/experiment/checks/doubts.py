@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ...data.arrays import first_few
-from ...data.coverage import uncovered
 from ...data.federated import FederatedData
+from ...data.summary import uncovered
 from ...engine.executor import DeviceExecutor
-from ...models.call import outputs_of
+from ...models.modules import outputs_of
 from ..build.engine import build_plan
 from ..config.methods import MethodSettings
 from ..config.named import METHODS, write_out

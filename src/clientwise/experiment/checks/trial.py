@@ -23,9 +23,8 @@ from ...engine.executor import DeviceExecutor
 from ...engine.local import LocalEngine
 from ...engine.probes import with_input_type
 from ...errors import ClientwiseError
-from ...models.call import outputs_of
 from ...models.flat import flattened
-from ...models.size import check_batch
+from ...models.modules import check_batch, outputs_of
 from ..build.engine import build_plan, count_outputs
 from ..config.messages import Issue
 from ..config.schema import Experiment
