@@ -205,17 +205,19 @@ def test_the_page_on_criteria_and_other_parts_runs_as_printed(
 ) -> None:
     python = blocks("own-criterion.md", "python")
     plugins = {"my_criteria": python[0], "my_rules": python[2], "my_data": python[4]}
-    criterion_test, rule_test, dataset_test = python[1], python[3], python[5]
-    assert len(python) == 6
+    criterion_test, rule_test = python[1], python[3]
+    assert len(python) == 5
     for name, code in plugins.items():
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     scope: dict[str, Any] = {}
-    exec("\n".join([criterion_test, rule_test, dataset_test]), scope)
+    exec("\n".join([criterion_test, rule_test]), scope)
     scope["test_battery"]()
     scope["test_norm_bound"]()
-    scope["test_my_sensors"](tmp_path)
+    random = numpy.random.default_rng(1)
+    sensors = {"readings": random.normal(size=(60, 4)), "labels": random.integers(0, 3, 60)}
+    numpy.savez(tmp_path / "sensors.npz", **sensors, sites=numpy.repeat([0, 1], 30))
 
     rest = {"name": "page", "rounds": 1, "model": "linear", "plugin_dir": str(tmp_path)}
     digits = {"data": "digits", "partition": {"name": "iid", "clients": 6}}

@@ -564,7 +564,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a column of one number": (
         {"model": nn.Linear(1, 3), "clients": [(X[:, 0], Y)] * 2},
-        r"model: does not .*pass inputs\[:, None\]",
+        r"model: .*pass inputs\[:, None\]",
     ),
     "nothing happened": (
         {"model": nn.Linear(5, 1), "clients": [(X, -1.0 - Y)] * 2, "survival": True},
@@ -650,13 +650,10 @@ def test_samples_that_are_used_twice_are_said(caplog: pytest.LogCaptureFixture) 
         cw.fit(net(), sites(), held_out=sites()["north"], test=sites()["north"], **QUICK)
         other = (inputs, torch.full_like(targets, 3))
         cw.fit(nn.Linear(5, 4), sites(), held_out=other, test=part(40), **QUICK)
-        cw.fit(nn.Linear(5, 3), [(x, x[:, :3].softmax(1)) for x, _ in sites().values()], **QUICK)
     said = "\n".join(one.getMessage() for one in caplog.records)
-    assert "of 60 samples that the server weighs by are also training samples" in said
-    assert "60 of 60 samples to report on are also samples that the server weighs by" in said
-    assert "40 of 40 samples that the server weighs by are of classes that no client trains" in said
-    assert "all samples that the server weighs by are of class 3" in said
-    assert "sum to 1 like probabilities, and are predicted as numbers" in said
+    assert "of 60 held-out samples are also training samples" in said
+    assert "60 of 60 test samples are also held-out samples" in said
+    assert "no sample that the server weighs by is of class 0, 1, 2" in said
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

@@ -12,7 +12,7 @@ from clientwise.attacks import Broken, Hostile, SignFlip
 from clientwise.core.criteria import HONEST
 from clientwise.core.types import LocalTraining, Task
 from clientwise.engine.hostile import HostileEngine
-from clientwise.testing import check_engine
+from engine_contract import check_engine
 
 pytestmark = pytest.mark.bits
 

@@ -15,7 +15,7 @@ from clientwise.data.federated import FederatedData
 from clientwise.engine import executor as executors
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
-from clientwise.testing import check_engine
+from engine_contract import check_engine
 
 SIZES = [7, 0, 5, 9]
 

@@ -19,7 +19,7 @@ from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.load import load_experiment
-from clientwise.testing import check_engine
+from engine_contract import check_engine
 
 pytestmark = pytest.mark.bits
 
@@ -256,7 +256,7 @@ def test_a_timed_engine_is_an_engine(config: dict[str, Any]) -> None:
                     {"name": "x", "pace": {"late": "keep"}, "training": {"control_variates": True}}
                 ]
             },
-            "training.control_variates: are renewed when a client trains: late updates cannot be kept",
+            "training.control_variates: are kept by the clients and sent beside the models, in time",
         ),
     ],
 )

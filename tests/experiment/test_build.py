@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import clientwise as cw
+from clientwise.core.objective.problem import Classification
 from clientwise.data.datasets import DATASETS, DataError, digits
 from clientwise.data.federated import Samples
 from clientwise.errors import ConfigError
 from clientwise.experiment.build import engine
 from clientwise.experiment.build.data import build_data, load_samples
-from clientwise.experiment.checks import trial
 from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.checks.describe import describe
 
@@ -109,16 +109,6 @@ def test_what_check_refuses_for_its_size(
         describe(cw.load(tiny, changes))
 
 
-def test_check_refuses_what_exceeds_the_memory_there_is(
-    tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trial, "memory", lambda: 10**6)
-    tiny["methods"] = [{"name": "a", "training": {"epochs": 500}, "fine_tune": {"epochs": 1}}]
-    said = r"methods\[0\].training.epochs = 500: the order of .* samples in that many epochs takes"
-    with pytest.raises(ConfigError, match=said):
-        describe(cw.load(tiny))
-
-
 def test_check_says_what_nobody_holds(tmp_path: Path) -> None:
     for name, rows in {"north": 60, "south": 60, "tiny": 1}.items():
         lines = [f"{row / 7},{row % 2}" for row in range(rows)]
@@ -131,7 +121,7 @@ def test_check_says_what_nobody_holds(tmp_path: Path) -> None:
         "data_dir": str(tmp_path),
     }
     config["data"] = {"name": "table", "files": "*.csv", "target": "y"}
-    data, _, _, clients, *_ = describe(cw.load(config))
+    data, clients, *_ = describe(cw.load(config))
     assert (
         "121 samples, classification; 1 of them unused (clients with fewer than partition.minimum samples are left out)"
         in data
@@ -161,35 +151,47 @@ def test_errors_about_data_name_the_config_and_its_key(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda seen: None, "must return a tensor with one value per client, returned NoneType"),
-        (lambda seen: torch.ones(1), r"returned \(1,\) for 2"),
-        (lambda seen: torch.full((2,), torch.nan), "must be finite and not negative"),
-        (lambda seen: torch.full((2,), 7.0), "above its bound 1"),
+        (lambda count: None, "must return a tensor with one value per client, returned NoneType"),
+        (lambda count: torch.ones(count + 1), r"returned \(2,\) for 1"),
+        (lambda count: torch.full((count,), torch.nan), r"wrong = nan is outside \[0, 1\]"),
+        (lambda count: torch.full((count,), 7.0), r"wrong = 7 is outside \[0, 1\]"),
+        (lambda count: torch.full((count,), 1 / count), "depends on the other clients: measure it"),
     ],
 )
 @pytest.mark.parametrize("measured_by", ["client", "server"])
 def test_a_criterion_that_cannot_work_is_found_before_the_run(
-    tiny: dict[str, Any], given, message, measured_by
+    tiny: dict[str, Any], given: Any, message: str, measured_by: Any
 ) -> None:
     @cw.criterion("wrong", measured_by=measured_by, high=1.0)
     def wrong(seen: Any) -> torch.Tensor:
         """Wrong in one way or another."""
-        return given(seen)
+        return given(len(seen.num_samples if measured_by == "client" else seen.client_ids))
 
-    tiny["methods"] = [{"name": "mine", "criteria": ["wrong"]}]
-    with pytest.raises(ConfigError, match=rf"methods\[0\]\.criteria\[0\]: wrong .*{message}"):
+    tiny["methods"] = ["FedAvg", {"name": "mine", "criteria": ["dataset_size", "wrong"]}]
+    with pytest.raises(ConfigError, match=rf"methods\[1\]\.criteria\[1\]: .*{message}"):
+        validate(cw.load(tiny), None)
+
+
+def test_an_attribute_that_no_client_has_is_named(tiny: dict[str, Any]) -> None:
+    @cw.criterion("charge", measured_by="client", high=1.0)
+    def charge(clients: cw.ClientFacts) -> torch.Tensor:
+        """Needs an attribute."""
+        return clients.attributes["battery"]
+
+    tiny["methods"] = [{"name": "mine", "criteria": ["charge"]}]
+    with pytest.raises(ConfigError, match=r"no attribute 'battery'; add it to \[attributes\]"):
         validate(cw.load(tiny), None)
 
 
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        (lambda updates: updates[0, :3], "returned shapes \\(3,\\) and"),
+        (lambda updates: updates[0, :3], "RuntimeError"),
         (lambda updates: updates.no_such, "AttributeError"),
     ],
 )
 def test_a_rule_that_cannot_work_is_found_before_the_run(
-    tiny: dict[str, Any], result, message
+    tiny: dict[str, Any], result: Any, message: str
 ) -> None:
     @cw.RULES.register("wrong", cw.needs("models"))
     def wrong(updates: torch.Tensor, weights: torch.Tensor, state: Any) -> cw.Ruled:
@@ -199,6 +201,25 @@ def test_a_rule_that_cannot_work_is_found_before_the_run(
     tiny["methods"] = [{"name": "mine", "rule": "wrong"}]
     with pytest.raises(ConfigError, match=rf"methods\[0\]\.rule: .*{message}"):
         validate(cw.load(tiny), None)
+
+
+def test_networks_and_data_that_are_none_are_one_line(tiny: dict[str, Any]) -> None:
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.AvgPool1d(6, 6))
+    without_model = {key: value for key, value in tiny.items() if key != "model"}
+    with pytest.raises(cw.ClientwiseError, match="no parameters"):
+        cw.run(without_model, model=network)
+    with pytest.raises(cw.ClientwiseError, match="data: must be FederatedData or Samples"):
+        cw.run(tiny, data="diabetes")  # type: ignore[arg-type]
+
+
+def test_labels_beyond_the_classes_are_one_line(tiny: dict[str, Any]) -> None:
+    @cw.DATASETS.register("four labels")
+    def four_labels(folder: Any) -> cw.Samples:
+        """Four labels where three classes are declared."""
+        return cw.Samples(torch.zeros(40, 3), torch.arange(40) % 4, Classification(3))
+
+    with pytest.raises(cw.ClientwiseError, match="labels go from 0 to 3"):
+        cw.run(tiny | {"data": "four labels"})
 
 
 def test_no_client_sees_the_whole_cohort() -> None:

@@ -143,7 +143,7 @@ def test_the_record_the_page_and_the_files_agree(folder: Path) -> None:
                 "methods": [{"name": "A", "secure_aggregation": {}}],
                 "evaluation": {"counterfactuals": True},
             },
-            "n other weighted sums of the same n updates reveal every update",
+            "reveal single updates",
         ),
         (
             {
@@ -156,7 +156,7 @@ def test_the_record_the_page_and_the_files_agree(folder: Path) -> None:
                 ],
                 "evaluation": {"clients_every": 0},
             },
-            "results without a client are a release that gets no noise",
+            "and get no noise: set them to false",
         ),
     ],
 )

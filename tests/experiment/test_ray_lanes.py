@@ -17,8 +17,6 @@ from clientwise.data.folder import DataError
 from clientwise.engine.scheduler import Scheduler
 from clientwise.engine.shards import answers
 from clientwise.errors import ClientwiseError
-from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running import runner
 from clientwise.experiment.running.lanes import Lane, run_lanes
 from clientwise.experiment.running.ray_lanes import connected_to_ray
@@ -124,29 +122,3 @@ def test_lanes_keep_their_order_where_some_are_in_shards(
     methods = ["FedAvg", "Pooled", "SCAFFOLD"]
     folder = cw.run({**tiny, "workers": "ray", "methods": methods}, tmp_path / "run")
     assert cw.Run(folder).methods == methods
-
-
-def test_check_says_what_shards_send(tiny: dict[str, Any]) -> None:
-    methods = ["FedAvg", "Recommended", "SCAFFOLD", "Alone", "Pooled"]
-    config = tiny | {"workers": "ray", "methods": methods, "federation": {}}
-
-    def said(**changes: Any) -> dict[str, str]:
-        lines = "\n".join(describe(load_experiment(config | changes))).splitlines()
-        (first,) = [row for row, line in enumerate(lines) if line.startswith("on Ray")]
-        found = [line[12:].split(": ", 1) for line in lines[first : first + len(methods)]]
-        return dict(found)
-
-    folds = "shards fold models into sums: 0.01 MB a round from each shard"
-    gathers = "shards gather every model: 0.02 MB a round"
-    of_all = {
-        "FedAvg": folds,
-        "Recommended": gathers,
-        "SCAFFOLD": f"{gathers}, and as much is sent to them",
-        "Alone": f"{gathers}, and as much is sent to them",
-        "Pooled": "not in shards: one client holds all samples",
-    }
-    assert said() == of_all
-    of_all["FedAvg"] = gathers
-    assert said(hostile=[{"clients": [0], "attack": ["sign_flip"]}]) == of_all
-    assert said(devices={}) == of_all
-    assert said(evaluation={"counterfactuals": True}) == of_all

@@ -139,11 +139,9 @@ def test_check_refuses_what_cannot_be_sampled(tiny: dict[str, Any]) -> None:
     def load(**evaluation: Any) -> None:
         load_experiment(tiny | {"evaluation": evaluation})
 
-    with pytest.raises(ConfigError, match=r"clients_sample: the search of all of it \(adjust\)"):
+    with pytest.raises(ConfigError, match=r"adjust: .* leave out evaluation.clients_sample"):
         load(clients_sample=3)
     tiny["methods"] = ["FedAvg"]
     load(clients_sample=3)
-    with pytest.raises(ConfigError, match="no effect with clients_every = 0"):
-        load(clients_sample=3, clients_every=0)
     with pytest.raises(ConfigError, match="clients_sample = 1: must be at least 2"):
         load(clients_sample=1)

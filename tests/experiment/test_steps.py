@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.core.types import LocalTraining
 from clientwise.experiment.build.data import build_data, load_samples
+from clientwise.experiment.build.engine import build_plan
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.checks.steps import count_steps, total_steps
+from clientwise.experiment.checks.steps import count_steps
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.matrix.grid import load_matrix, open_matrix
 from clientwise.record.reading.config_view import recorded_config
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about
@@ -57,9 +57,11 @@ def test_steps_are_those_that_are_trained(tiny: dict[str, Any]) -> None:
     assert (fedavg.least, fedavg.most) == (-(-min(sizes) // 20), -(-max(sizes) // 20))
     assert (tuning.least, tuning.server) == (3 * (fedavg.least or 0), 4 * -(-weighing // 80))
     assert (fedavg.server, trust.server) == (0, -(-weighing // 20))
-    by_clients = sum(-(-size // 20) for size in sizes)
-    in_round = (1 + 3 + 1) * by_clients + tuning.server + trust.server
-    assert total_steps(experiment, data, len(sizes)) == in_round * experiment.rounds
+    cohort = build_plan(experiment, len(sizes), 1).cohort_size
+    mean = statistics.mean(-(-size // 20) for size in sizes)
+    in_round = (1 + 3 + 1) * cohort * mean + tuning.server + trust.server
+    (cost,) = [line for line in describe(experiment) if line.startswith("cost")]
+    assert f"about {in_round * experiment.rounds:,.0f} training steps" in cost
 
 
 def test_check_says_the_steps_and_warns_where_they_differ_by_much(
@@ -108,17 +110,3 @@ def test_a_run_goes_on_with_the_batches_it_began_with(
     changed = unequal | {"training": {}, "rounds": 2}
     with pytest.raises(cw.ClientwiseError, match=r"training.batch_size = 32 \(was 'full'\)"):
         cw.run(changed, folder, resume=True)
-
-
-def test_a_matrix_of_before_the_default_keeps_its_batches(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
-    del tiny["training"]
-    tiny["matrix"] = {"attacks": {"flip": {"attack": "sign_flip"}}}
-    (tmp_path / "matrix.toml").write_text(tomli_w.dumps(tiny))
-    assert open_matrix(tmp_path).cells[0].experiment.training.batch_size == "full"
-    (tmp_path / "new.toml").write_text(tomli_w.dumps(tiny))
-    new = load_matrix(tmp_path / "new.toml")
-    (tmp_path / "matrix.toml").write_text(tomli_w.dumps(new.table))
-    assert open_matrix(tmp_path).table == new.table
-    assert new.cells[0].experiment.training.batch_size == 32

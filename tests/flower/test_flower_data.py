@@ -159,7 +159,7 @@ def test_a_deployment_is_checked_without_data_and_partition(
         return done.output if done.exit_code == 0 else str(done.exception)
 
     assert "3 with data of their own, elsewhere" in said("--server-data", str(server))
-    assert "no samples to weigh by: give the server's own" in said()
+    assert "(in a deployment: --server-data)" in said()
     file.write_text(tomli_w.dumps(deployed | {"methods": [{"name": "FedAvg"}]}))
     assert "ok: " in said()
     file.write_text(tomli_w.dumps(deployed | {"flower": {"clients": ["a"]}}))

@@ -323,7 +323,7 @@ class Cohort:
             if criterion.measured_by == "client":
                 column = updates.measurements[criterion.name]
             else:
-                column = criterion.measure(arrivals).cpu()
+                column = criterion.column(arrivals, len(rows))
             columns.append(column.double())
         return torch.stack(columns, dim=1)
 

@@ -151,17 +151,15 @@ class Criterion(CriterionDeclaration):
         """The largest value that can be true."""
         return self.upper(problem, **self.part.options) if callable(self.upper) else self.upper
 
-    def fault_in(self, values: object, clients: int, problem: Problem) -> str | None:
-        """Why the values of so many clients cannot be right; None: one for each, finite, from 0 to `high`."""
-        if not isinstance(values, Tensor) or tuple(values.shape) != (clients,):
-            given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            return f"must return a tensor with one value per client, returned {given} for {clients}"
-        if not bool((values.isfinite() & (values >= 0)).all()):
-            return f"must be finite and not negative, is {values.tolist()}"
-        high = self.high(problem)
-        if float(values.max()) > high:
-            return f"= {float(values.max()):g} for one of the clients, above its bound {high:g}"
-        return None
+    def column(self, seen: Any, clients: int) -> Tensor:
+        """The values of so many clients [n] in float64, on the CPU; TypeError for anything but a column."""
+        values = self.measure(seen)
+        if isinstance(values, Tensor) and tuple(values.shape) == (clients,):
+            return values.double().cpu()
+        given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise TypeError(
+            f"{self.name} must return a tensor with one value per client, returned {given} for {clients}"
+        )
 
 
 def criterion(
@@ -242,8 +240,8 @@ def measure_clients(criteria: Sequence[Part], clients: ClientFacts) -> dict[str,
     """Measure all criteria that clients are asked for: by label, each [n] in float64. Runs on the clients."""
     measured = {}
     for part in criteria:
-        values = make_criterion(part.name, **part.options).measure(clients)
-        measured[part.called] = values.double().cpu()
+        made = make_criterion(part.name, part.label, **part.options)
+        measured[made.name] = made.column(clients, len(clients.num_samples))
     return measured
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..errors import ConfigError
-from .checks.combinations import config_issues, known_issues
+from .checks.combinations import config_issues
 from .config.messages import Issue, issues_of
 from .config.methods import MethodSettings
 from .config.named import unmeant, write_out
@@ -58,7 +58,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
         issues += config_issues(experiment)
     except ValidationError as error:
         known = _without_wrong_keys(table, error)
-        issues += issues_of(error, Experiment) + (known_issues(known) if known else [])
+        issues += issues_of(error, Experiment) + (config_issues(known) if known else [])
     if issues:
         raise ConfigError(where, issues)
     experiment._source = where

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..data.encoding import InputColumn
-from ..experiment.checks.steps_in_words import steps_in_words
+from ..experiment.checks.steps import steps_in_words
 from ..record.files import VERSIONS, read_whole
 from ..record.reading.config_view import RecordedConfig, recorded_config
 from ..record.reading.folder import RunFolder

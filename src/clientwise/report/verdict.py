@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy
 
 from ..core.reasons import likely_cause
-from ..experiment.checks.steps_in_words import unequal_steps
+from ..experiment.checks.steps import unequal_steps
 from ..record.reading.config_view import recorded_config
 from ..record.reading.rows import changed_facts
 from .audit.explanation import Explanation, explain

@@ -71,13 +71,6 @@ def _why_not(experiment: Experiment, samples: Samples, error: Exception) -> str:
     return "; ".join(why)
 
 
-def foreign_types(experiment: Experiment, samples: Samples) -> list[str]:
-    """The types of the network's parameters that are not float32, as it is given."""
-    parameters = described(_network(experiment, samples)).parameters()
-    found = {str(one.dtype).removeprefix("torch.") for one in parameters}
-    return sorted(found - {"float32"})
-
-
 def _filled(experiment: Experiment, module: nn.Module) -> nn.Module:
     """The network with the parameters of the config's `initial_model`, or those that its run began with."""
     own = experiment.own_model

@@ -1,5 +1,6 @@
 """What is refused or doubted before a run.
 
 `combinations.py` checks the config alone, when it is loaded. `against_data.py` checks it with its data, and `trial.py`
-tries a client. `doubts.py` and `data_doubts.py` warn. Other files have the refusals of one subject.
+tries a round of every method. `doubts.py` warns. `describe.py` says what would
+run; `steps.py` and `memory.py` count it.
 """

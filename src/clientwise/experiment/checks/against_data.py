@@ -1,48 +1,44 @@
-"""A config against its data, before anything runs. `trial.py` tries a client."""
+"""A config against its data, before anything runs. `trial.py` tries a round."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
-
-from ...attacks import ATTACKS, Hostile
-from ...core.method import Method
+from ...attacks import ATTACKS
+from ...core.aggregation.sums import pairs_of
+from ...core.method import Method, Plan, accountant_of
 from ...core.objective.loss import LOSSES
-from ...core.objective.metrics import METRICS, measured
+from ...core.objective.metrics import METRICS
 from ...core.objective.problem import Problem
 from ...core.other_weights import MOST_CLIENTS
+from ...core.privacy import FEWEST
 from ...core.training import TRANSFORMS, TransformDeclaration
 from ...core.types import ModelSpec
 from ...core.weights.bounds import InfeasibleError
-from ...data.federated import FederatedData, Holdings, Samples
+from ...data.federated import FederatedData, Samples
 from ...engine.device import pick_device, refuse_impossible
-from ...engine.executor import DeviceExecutor
-from ...engine.hostile import HostileEngine
-from ...engine.local import LocalEngine
 from ...errors import ConfigError, Problems
+from ...limits import gigabytes, memory
+from ...models.flat import spec_of
 from ...registry import Part, Registry
 from ..build.data import build_data, divide_samples, load_samples, names_of
 from ..build.engine import build_module, build_plan
 from ..config.messages import Issue
 from ..config.parts import make
 from ..config.schema import Experiment
-from ..config.settings import HostileClients
-from .adapters import adapter_issues
 from .combinations import needs_server_set
-from .privacy import cohort_privacy_issues, private_data_issues
-from .schedules import schedule_issues
-from .secure import secure_data_issues
-from .trial import engine_issues, size_issues
+from .memory import largest_round
+from .trial import network_issues, trial_issues
 
-TRIED_CLASSES = 10  # of a metric
-EXACT = 1e-6  # what a share may be beyond 1 by rounding
+TRIED_ROUNDS = 10_000  # of a schedule
+LARGEST_COARSENESS = 1e-3  # of a rounded sum, as a share of what it is clipped to
+FACTORS = 'freeze lora_A, so that all clients share it, or set adapters = "factors"'
 
 
 def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
-    """Check device, data, one client and the model.
+    """Check device, data, one round and the model.
 
     Args:
         experiment: a config that passed `config_issues`.
@@ -65,183 +61,65 @@ def validate(experiment: Experiment, own_data: FederatedData | None) -> Samples:
 def _check_against(
     samples: Samples, experiment: Experiment, own_data: FederatedData | None, problems: Problems
 ) -> None:
-    """Note what does not fit the samples, the clients and the network; if all does, a client is tried."""
+    """Note what does not fit the samples, the clients and the network; if all does, a round is tried."""
     seed = experiment.seeds[0]
-    about_samples = [
-        *dict.fromkeys(schedule_issues(experiment)),
-        *_problem_issues(experiment, samples),
-        *dict.fromkeys(_transform_issues(experiment, samples)),
-        *private_data_issues(experiment, samples),
-    ]
-    if not any(key.startswith("hostile") for key, _ in about_samples):
-        about_samples += _attack_issues(experiment, samples)
     with problems.noted():
-        _refuse(experiment, about_samples)
+        _refuse(experiment, [*_schedule_issues(experiment), *_sample_issues(experiment, samples)])
     with problems.noted():
         divided = own_data or divide_samples(experiment, samples, seed)
         names = names_of(divided, samples)
-        about_clients = list(_client_issues(experiment, len(divided.train), names))
-        about_clients += secure_data_issues(experiment, samples.problem, len(divided.train))
-        _refuse(experiment, about_clients)
+        _refuse(experiment, _client_issues(experiment, samples.problem, len(divided.train), names))
     if not problems.lines:
-        data, hostile = build_data(experiment, samples, seed, divided)
-        _refuse(experiment, _model_issues(experiment, data, hostile))
+        data, _ = build_data(experiment, samples, seed, divided)
+        _refuse(experiment, _model_issues(experiment, data))
     elif samples.after_partition is None:
         with problems.noted():
             build_module(experiment, samples, seed, to_try=True)
 
 
-def _refuse(experiment: Experiment, issues: list[Issue]) -> None:
-    if issues:
-        raise ConfigError(experiment.source, issues)
+def _refuse(experiment: Experiment, issues: Sequence[Issue] | Iterator[Issue]) -> None:
+    if found := list(dict.fromkeys(issues)):
+        raise ConfigError(experiment.source, found)
 
 
-def _model_issues(
-    experiment: Experiment, data: FederatedData, hostile: Mapping[int, Hostile]
-) -> list[Issue]:
-    """The issues of the first of these steps that finds any; later ones rely on earlier ones."""
-    seed = experiment.seeds[0]
-    module = build_module(experiment, data.samples, seed, to_try=True)
-    if issues := list(size_issues(experiment, module, data)):
-        return issues
-    # Two samples show whether the model fits, also where the clients have no test sets.
-    tested = Holdings.of([(data.train.indices[:2], data.train.targets[:2])])
-    data = replace(data, test=tested)
-    cpu = torch.device("cpu")
-    executor = DeviceExecutor(data.samples, module, cpu, mode="loop", precision="float32")
-    about_model = [
-        *_unnoised(experiment, executor.spec, data),
-        *adapter_issues(experiment, executor.spec),
-    ]
-    if about_model:
-        return about_model
-    engine = HostileEngine(LocalEngine(data, module, seed=seed, executor=executor), hostile)
-    without_set = _without_server_set(experiment, engine)
-    tried = [place for place in range(len(experiment.methods)) if place not in without_set]
-    return [*without_set.values(), *engine_issues(experiment, engine, tried)]
+# The samples ------------------------------------------------------------------------------------------------
 
 
-def _unnoised(experiment: Experiment, spec: ModelSpec, data: FederatedData) -> Iterator[Issue]:
-    """What the noise of differential privacy would not cover, as the model and the data show."""
-    statistics = "the model has statistics of the clients' data (batch norm), which get no noise:"
-    statistics += " use a network without them"
-    for index, settings in enumerate(experiment.methods):
-        if settings.build(experiment.training).training.sample_clip:
-            place = f"methods[{index}].training.sample_clip"
-            if spec.size > spec.num_parameters:
-                yield place, statistics
-            if data.samples.problem.loss.compares_samples:
-                yield place, "the loss compares samples, so that no gradient is one sample's"
-        if settings.privacy is None:
-            continue
-        if spec.size > spec.num_parameters:
-            yield f"methods[{index}].privacy", statistics
-        if data.report is None:
-            hint = (
-                "there are no held-out samples to report on, and those of the clients get no noise"
-            )
-            yield f"methods[{index}].privacy", hint
-
-
-def _without_server_set(experiment: Experiment, engine: HostileEngine) -> dict[int, Issue]:
-    """By place in the config: methods that need a server set where the data have none."""
-    if engine.data.weigh is not None or experiment.server_set.source == "clients":
-        return {}
-    hint = "enlarge server_set.fraction, give `weigh`, or name methods that need none (FedAvg)"
-    if experiment.flower.clients and experiment.data is None:
-        hint = "give the server's own (start.sh SERVER_DATA, check --server-data)"
-        hint += ", or name methods that need none"
-    return {
-        place: (f"methods[{place}]", f"there are no samples to weigh by: {hint}")
-        for place, settings in enumerate(experiment.methods)
-        if needs_server_set(settings)
-    }
-
-
-def _problem_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
+def _sample_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
     """Targets, metrics and parts that do not fit the problem."""
     problem = samples.problem
     evaluation = experiment.evaluation
-    targets = {"target": [evaluation.target or 0], "client_targets": evaluation.client_targets}
-    for key, values in targets.items():
-        highest = max(values, default=0)
-        if problem.higher_is_better and problem.is_share and highest > 1:
-            yield f"evaluation.{key} = {highest}", f"{problem.metric} is at most 1"
-    yield from _metric_issues(samples)
-    for index, method in enumerate(experiment.methods):
-        for key, registry, part in method.parts():
-            yield from _unfit(f"methods[{index}].{key}", registry, part, samples)
-    yield from dict.fromkeys(_loss_issues(experiment, samples))
+    highest = max([evaluation.target or 0, *evaluation.client_targets])
+    if problem.higher_is_better and problem.is_share and highest > 1:
+        yield f"evaluation.target = {highest}", f"{problem.metric} is at most 1"
+    yield from _unfit("evaluation.metric", METRICS, Part(problem.metric, {}), samples)
+    for index, settings in enumerate(experiment.methods):
+        place = f"methods[{index}]"
+        for key, registry, part in settings.parts():
+            yield from _unfit(f"{place}.{key}", registry, part, samples)
+        method = settings.build(experiment.training)
+        own = f"{place}." if dict(settings.training)["loss"] is not None else ""
+        if method.loss is not None:
+            yield from _unfit(f"{own}training.loss", LOSSES, method.loss, samples)
+            weights = method.loss.options.get("class_weights")
+            if isinstance(weights, list) and len(weights) != problem.num_classes:
+                counts = f"has {len(weights)} weights for {problem.num_classes} classes"
+                yield f"{own}training.loss.class_weights", counts
+        yield from _transform_issues(method, samples)
+        if settings.privacy and samples.after_partition and not samples.each_alone:
+            name = experiment.data.name if experiment.data else "the dataset"
+            hint = f"{name} prepares its inputs by the samples of all clients (means, categories,"
+            yield f"{place}.privacy", f"{hint} words), and these get no noise: use prepared numbers"
     for index, group in enumerate(experiment.hostile):
         for part in group.attack:
-            yield from _unfit(f"hostile[{index}].attack", ATTACKS, part, samples)
-
-
-def _loss_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
-    """Losses that do not fit the problem, and class weights for another number of classes."""
-    for index, method in enumerate(experiment.methods):
-        key = "training.loss"
-        if dict(method.training)["loss"] is not None:
-            key = f"methods[{index}].training.loss"
-        part = experiment.training.changed(method.training)["loss"]
-        if part is None:
-            continue
-        unfit = list(_unfit(key, LOSSES, part, samples))
-        yield from unfit
-        weights = part.options.get("class_weights")
-        if unfit or not isinstance(weights, list):
-            continue
-        if len(weights) != samples.problem.num_classes:
-            counts = f"has {len(weights)} weights for {samples.problem.num_classes} classes"
-            yield f"{key}.class_weights", counts
-        elif min(weights) <= 0:
-            message = "every weight must be greater than 0"
-            yield f"{key}.class_weights = {min(weights):g}", message
-
-
-def _transform_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
-    """Transforms that move pixels where there are none, or where the targets would have to move, too."""
-    for method in experiment.build_methods():
-        part = method.training.transform
-        declared = TRANSFORMS.declared(part.name) if part else None
-        if part is None or not isinstance(declared, TransformDeclaration):
-            continue
-        if declared.moves_pixels and samples.inputs.ndim < 3:
-            yield (
-                "training.transform",
-                f"{part.name} needs images, and a sample is a row of numbers",
-            )
-        elif declared.moves_pixels and samples.targets.ndim > 2:
-            yield (
-                "training.transform",
-                f"{part.name} moves the inputs, and the targets are images, too",
-            )
-
-
-def _metric_issues(samples: Samples) -> Iterator[Issue]:
-    key = "evaluation.metric"
-    problem = samples.problem
-    unfit = list(_unfit(key, METRICS, Part(problem.metric, {}), samples))
-    if unfit:
-        yield from unfit
-    elif (value := _beyond_one(problem)) is not None:
-        hint = "a metric in percent must be in [0, 1]: declare cw.measure(..., is_share=False)"
-        yield key, f"{problem.metric} is {value:g} for some models: {hint}"
-
-
-def _beyond_one(problem: Problem) -> float | None:
-    """A value of the metric that is no share, of a perfect or an always wrong model; None if both are shares."""
-    declared = measured(problem.metric)
-    if (
-        not problem.num_classes
-        or declared.from_scores
-        or declared.is_error
-        or not declared.is_share
-    ):
-        return None
-    perfect = 10 * torch.eye(min(problem.num_classes, TRIED_CLASSES), dtype=torch.int64)
-    values = METRICS.get(problem.metric)(torch.stack([perfect, perfect.roll(1, 0)]))
-    return next((value for value in values.tolist() if not -EXACT <= value <= 1 + EXACT), None)
+            key = f"hostile[{index}].attack"
+            if unfit := list(_unfit(key, ATTACKS, part, samples)):
+                yield from unfit
+                continue
+            try:
+                make(ATTACKS, part).check(samples)
+            except ValueError as error:
+                yield key, f"{part.name}: {error}"
 
 
 def _unfit(key: str, registry: Registry[Any], part: Part, samples: Samples) -> Iterator[Issue]:
@@ -262,18 +140,47 @@ def _unfit(key: str, registry: Registry[Any], part: Part, samples: Samples) -> I
     yield key, f"{part.name} needs {lacking} to predict, and this is {problem.kind}{instead}"
 
 
-def _attack_issues(experiment: Experiment, samples: Samples) -> Iterator[Issue]:
-    """Attacks that these samples do not allow."""
-    for index, group in enumerate(experiment.hostile):
-        for part in group.attack:
+def _transform_issues(method: Method, samples: Samples) -> Iterator[Issue]:
+    """A transform that moves pixels where there are none, or where the targets would have to move, too."""
+    part = method.training.transform
+    declared = TRANSFORMS.declared(part.name) if part else None
+    if part is None or not isinstance(declared, TransformDeclaration) or not declared.moves_pixels:
+        return
+    key = "training.transform"
+    if samples.inputs.ndim < 3:
+        yield key, f"{part.name} needs images, and a sample is a row of numbers"
+    elif samples.targets.ndim > 2:
+        yield key, f"{part.name} moves the inputs, and the targets are images, too"
+
+
+def _schedule_issues(experiment: Experiment) -> Iterator[Issue]:
+    """Rounds whose learning rate is no number above 0; a user's own function may return or raise anything."""
+    rounds = experiment.rounds
+    for index, settings in enumerate(experiment.methods):
+        schedule = experiment.training.schedule_of(settings.training)
+        if schedule is None:
+            continue
+        own = f"methods[{index}]." if dict(settings.training)["schedule"] is not None else ""
+        for number in sorted({*range(1, min(rounds, TRIED_ROUNDS) + 1), rounds}):
             try:
-                make(ATTACKS, part).check(samples)
-            except ValueError as error:
-                yield f"hostile[{index}].attack", f"{part.name}: {error}"
+                factor = float(schedule(number))
+            except Exception as error:
+                message = f"failed for round {number}: {type(error).__name__}: {error}"
+            else:
+                if 0 < factor < math.inf:
+                    continue
+                message = f"is {factor:g} in round {number} of {rounds}: must be above 0 in all of them. A schedule "
+                message += "that spans the run names its rounds; a run that has begun keeps its schedule, so go on "
+                message += "in another folder"
+            yield f"{own}training.schedule", message
+            break
+
+
+# The clients ------------------------------------------------------------------------------------------------
 
 
 def _client_issues(
-    experiment: Experiment, num_clients: int, names: Sequence[str]
+    experiment: Experiment, problem: Problem, num_clients: int, names: Sequence[str]
 ) -> Iterator[Issue]:
     """What does not fit the number of clients."""
     wanted = experiment.federation.clients_per_round
@@ -290,47 +197,80 @@ def _client_issues(
         return
     if (plan.counterfactuals or plan.shapley) and plan.cohort_size > MOST_CLIENTS:
         message = f"one more model for each of {plan.cohort_size} clients in a round: at most "
-        yield (
-            "evaluation.counterfactuals",
-            f"{message}{MOST_CLIENTS}; ask fewer (clients_per_round)",
-        )
+        message += f"{MOST_CLIENTS}; ask fewer (clients_per_round)"
+        yield "evaluation.counterfactuals", message
     for index, method in enumerate(experiment.build_methods()):
         place = f"methods[{index}]"
-        yield from _bounds_issues(place, method, plan.cohort_size)
-        yield from _buffer_issues(place, method, plan.cohort_size)
-        yield from cohort_privacy_issues(place, method, plan, num_clients, experiment.rounds)
+        try:
+            if method.bounds and not method.control:
+                method.bounds.check(plan.cohort_size)
+        except InfeasibleError as error:
+            yield f"{place}.bounds", f"{error}; a round has {plan.cohort_size} clients"
+        at_work = method.pace.asks(plan.cohort_size, 0)
+        if (method.pace.buffer or 0) > at_work:
+            message = f"must be at most {at_work}, the number of clients at work at a time"
+            yield f"{place}.pace.buffer = {method.pace.buffer}", message
+        yield from _epsilon_issues(place, method, plan, num_clients, experiment.rounds)
+        yield from _secret_issues(f"{place}.secure_aggregation", method, plan.cohort_size, problem)
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
             yield f"attributes.{name}", f"has {len(values)} values for {num_clients} clients"
-    yield from _group_issues(experiment.hostile, num_clients, names)
+    yield from _group_issues(experiment, num_clients, names)
 
 
-def _bounds_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
-    """Bounds that no weights of a cohort of this size meet."""
-    if method.bounds is None or method.control:
+def _epsilon_issues(
+    place: str, method: Method, plan: Plan, num_clients: int, rounds: int
+) -> Iterator[Issue]:
+    """What of differential privacy depends on the number of clients."""
+    privacy = method.privacy
+    accountant = accountant_of(method, plan, num_clients)
+    if privacy is None or accountant is None:
         return
-    try:
-        method.bounds.check(size)
-    except InfeasibleError as error:
-        yield f"{place}.bounds", f"{error}; a round has {size} clients"
+    members = accountant.num_clients
+    if privacy.delta >= 1 / members:
+        hint = f"must be below 1/n = {1 / members:.3g} for n = {members} clients: otherwise"
+        hint += " a mechanism that publishes one client's update in full would pass"
+        yield f"{place}.privacy.delta = {privacy.delta:g}", hint
+    elif privacy.epsilon is None:
+        return
+    elif privacy.noise_multiplier is None:
+        found = accountant.noise_for(privacy.epsilon, rounds)
+        hint = f"is missing: {found:.3f} spends" if found else "is missing: no multiplier spends"
+        hint += f" epsilon = {privacy.epsilon:g} at delta = {privacy.delta:g} in {rounds} rounds"
+        yield f"{place}.privacy.noise_multiplier", hint
+    elif (once := accountant.epsilon(1)) > privacy.epsilon:
+        hint = f"the first round alone spends {once:.3g}: raise epsilon or noise_multiplier"
+        yield f"{place}.privacy.epsilon = {privacy.epsilon:g}", hint
 
 
-def _buffer_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
-    """Buffers that a cohort of this size cannot fill."""
-    buffer = method.pace.buffer or 0
-    at_work = method.pace.asks(size, 0)
-    if buffer > at_work:
-        message = f"must be at most {at_work}, the number of clients at work at a time"
-        yield f"{place}.pace.buffer = {buffer}", message
+def _secret_issues(key: str, method: Method, size: int, problem: Problem) -> Iterator[Issue]:
+    """Secure aggregation of too few clients, or with too coarse a rounding."""
+    if method.secure is None:
+        return
+    if size < FEWEST:
+        hint = f"needs at least {FEWEST} clients in a round, and a round asks {size}"
+        yield key, f"{hint}: of two clients, each can subtract its own update from the sum"
+        return
+    if method.secure.needed(size) > size:
+        yield f"{key}.threshold", "must be below 1: a threshold of all clients or more fails"
+        return
+    sums = method.secret_sum(problem, size)
+    if sums.coarseness <= LARGEST_COARSENESS:
+        return
+    hint = f"a sum of {size} clients overflows unless values are rounded by up to {sums.coarseness:.2g} of clip, "
+    hint += f"and more than {LARGEST_COARSENESS:g} is too coarse: use bits = 64"
+    if not method.uses_sums and sums.highest > 1:
+        hint += f', or, since scores may reach {sums.highest:.2g}, use normalise = "sum"'
+    yield f"{key}.bits = {method.secure.bits}", hint
 
 
 def _group_issues(
-    groups: Sequence[HostileClients], num_clients: int, names: Sequence[str]
+    experiment: Experiment, num_clients: int, names: Sequence[str]
 ) -> Iterator[Issue]:
     """Groups of hostile clients that are empty, overlap, or have too many members."""
     listed: set[int] = set()
     count = 0
-    for index, group in enumerate(groups):
+    for index, group in enumerate(experiment.hostile):
         key = f"hostile[{index}].{'share' if group.clients is None else 'clients'}"
         try:
             hostile = group.wanted(num_clients, names)
@@ -341,12 +281,88 @@ def _group_issues(
             message = f"is {hostile} of {num_clients} clients: give another share, or clients"
             yield f"{key} = {group.share:g}", message
         members = hostile if isinstance(hostile, list) else []
-        outside = [client for client in members if not 0 <= client < num_clients]
-        if outside:
-            yield key, f"{outside} are not clients: there are 0 to {num_clients - 1}"
-        if repeated := [client for client in members if client in listed]:
-            yield key, f"{repeated} are in two groups"
+        wrong = [client for client in members if not 0 <= client < num_clients]
+        wrong += [client for client in members if client in listed]
+        if wrong:
+            said = f"are not clients, or are in two groups: there are 0 to {num_clients - 1}"
+            yield key, f"{wrong} {said}"
         listed.update(members)
         count += hostile if isinstance(hostile, int) else len(members)
         if count > num_clients:
             yield key, f"{count} hostile clients of {num_clients}: too many"
+
+
+# The network ------------------------------------------------------------------------------------------------
+
+
+def _model_issues(experiment: Experiment, data: FederatedData) -> list[Issue]:
+    """The issues of the first of these steps that finds any; later ones rely on earlier ones."""
+    module = build_module(experiment, data.samples, experiment.seeds[0], to_try=True)
+    has_samples = len(data.samples.inputs) > 0  # else a server whose clients are elsewhere
+    spec = spec_of(module)
+    issues = list(_size_issues(experiment, data, spec)) if has_samples else []
+    if has_samples and not issues:
+        batches = [method.training.batch_size for method in experiment.build_methods()]
+        largest = int(data.train.sizes.max())
+        batch = max(min(size or largest, largest) for size in batches)
+        issues = list(network_issues(module, data.samples, batch))
+    issues = issues or list(_spec_issues(experiment, spec, data))
+    if issues:
+        return issues
+    without_set = _without_server_set(experiment, data)
+    tried = [place for place in range(len(experiment.methods)) if place not in without_set]
+    if len(data.train.indices):
+        return [*without_set.values(), *trial_issues(experiment, data, module, tried)]
+    return list(without_set.values())
+
+
+def _size_issues(experiment: Experiment, data: FederatedData, spec: ModelSpec) -> Iterator[Issue]:
+    """What takes more memory than there is."""
+    needed = largest_round(experiment, data, spec)
+    if needed > memory():
+        what = f"the models of a round take {gigabytes(needed)}, and there are"
+        what += f" {gigabytes(memory())}; ask fewer clients in a round (clients_per_round)"
+        yield "federation", what
+
+
+def _spec_issues(experiment: Experiment, spec: ModelSpec, data: FederatedData) -> Iterator[Issue]:
+    """What the model's layout and the held-out samples rule out: noise that does not cover all, and adapters."""
+    has_statistics = spec.size > spec.num_parameters
+    statistics = "the model has statistics of the clients' data (batch norm), which get no noise:"
+    statistics += " use a network without them"
+    for index, settings in enumerate(experiment.methods):
+        place = f"methods[{index}]"
+        method = settings.build(experiment.training)
+        if method.training.sample_clip:
+            key = f"{place}.training.sample_clip"
+            if has_statistics:
+                yield key, statistics
+            if data.samples.problem.loss.compares_samples:
+                yield key, "the loss compares samples, so that no gradient is one sample's"
+        if method.privacy and has_statistics:
+            yield f"{place}.privacy", statistics
+        if method.privacy and data.report is None:
+            hint = "there are no held-out samples to report on, and those of the clients get no"
+            yield f"{place}.privacy", f"{hint} noise"
+        if settings.adapters == "products" and pairs_of(spec):
+            for key, registry, part in settings.parts():
+                if "single_values" in registry.needs(part):
+                    reason = f"{part.name} combines single values of updates, and of LoRA adapters"
+                    yield f"{place}.{key}", f"{reason} the products B·A count: {FACTORS}"
+            if method.noises_mean or method.secure:
+                key = "privacy" if method.noises_mean else "secure_aggregation"
+                reason = "has no sensitivity and no masked sum for a mean of products B·A (LoRA adapters)"
+                yield f"{place}.{key}", f"{reason}: {FACTORS}"
+
+
+def _without_server_set(experiment: Experiment, data: FederatedData) -> Mapping[int, Issue]:
+    """By place in the config: methods that need a server set where the data have none."""
+    if data.weigh is not None or experiment.server_set.source == "clients":
+        return {}
+    hint = "enlarge server_set.fraction, give `weigh` (in a deployment: --server-data), or name methods that need "
+    hint += "none (FedAvg)"
+    return {
+        place: (f"methods[{place}]", f"there are no samples to weigh by: {hint}")
+        for place, settings in enumerate(experiment.methods)
+        if needs_server_set(settings)
+    }

@@ -1,467 +1,637 @@
-"""Keys of a config that do not go together, whatever the data are."""
+"""Keys of a config that do not go together, whatever the data are: a table of rows for each subject.
+
+A row is a key, what is wrong with it, and whether it holds; all rows that hold are said at once. `docs/privacy.md` has
+the reasons of what is refused with differential privacy and secure aggregation: noise covers what one client can do to
+the released models if no client changes what another one contributes, nothing else about the clients is released, and
+cohorts are drawn as the accountant assumes.
+"""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
-
-import torch
 
 from ...attacks import ATTACKS
 from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.feedback import LOSS_ADAPTERS, MAX_CRITERIA, AdapterDeclaration
 from ...core.method import Method
-from ...core.training import OPTIMIZERS, declared_of, is_elementwise, is_plain, part_of
-from ...core.types import LocalTraining
-from ...core.weights.weighting import check_normaliser
-from ...registry import suggest
+from ...core.training import declared_of, is_plain, part_of
+from ...core.weights.weighting import (
+    NORMALISERS,
+    DividesBySums,
+    KeepsUnits,
+    check_normaliser,
+    is_constant,
+)
+from ...registry import Need, suggest
 from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.parts import make
 from ..config.schema import Experiment
-from ..config.settings import HostileClients, Training
-from .privacy import deployed_privacy_issues, privacy_issues
-from .secure import secure_issues
+from ..config.settings import HostileClients
 
-TRIED_ROUNDS = 10_000  # of a schedule
 LOCAL = 'use engine = "local"'
 TAKES_TIME = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'
-NO_SAMPLES = "needs samples to weigh by: set server_set.fraction > 0 and report_fraction < 1"
 TEST_SETS = "test_fraction must not be 0"
+HELD_OUT = "needs held-out samples: set server_set.fraction > 0"
+SINGLE = "makes what one client contributes depend on the others, so that ε is unknown"
+ON_CLIENTS = "evaluates on the clients' samples, which the noise does not cover"
+SEES_MODELS = "compares single updates, which the server does not see under secure aggregation"
+SIMULATION = "is for simulations: in a deployment"
+
+# A key, what is wrong with it, and whether it is: also a text or several, which stand for `{}` in the other two
+Row = tuple[str, str, object]
+
+# Of an experiment, whose wrong keys may be missing: rows that read them are left out
+EXPERIMENT: tuple[tuple[str, str, Callable[[Experiment], object]], ...] = (
+    (
+        "methods",
+        "two methods are called '{}'; give one of them another name",
+        lambda e: _twice(method.name for method in e.methods),
+    ),
+    ("seeds", "{} is listed twice; it would repeat the same run", lambda e: _twice(e.seeds)),
+    (
+        "federation",
+        "give either fraction or clients_per_round",
+        lambda e: e.federation.fraction is not None and e.federation.clients_per_round,
+    ),
+    (
+        "federation.sampling",
+        '"poisson" may ask no client, and such a round has no duration: leave out [devices]',
+        lambda e: e.devices and e.federation.sampling == "poisson",
+    ),
+    (
+        "devices",
+        f"are simulated: {LOCAL}. On Flower, response times are measured",
+        lambda e: e.devices and e.engine == "flower",
+    ),
+    (
+        "flower.clients",
+        "'{}' is listed twice; names must be unique",
+        lambda e: _twice(e.flower.clients),
+    ),
+    ("flower.left", "no client is called {}", lambda e: _strangers(e)),
+    (
+        "evaluation.clients_every",
+        "0 without held-out samples: nothing would be measured",
+        lambda e: not e.server_holds_samples and not e.evaluation.clients_every,
+    ),
+    (
+        "evaluation.clients_every",
+        "must be 0 where test_fraction is 0: clients have no test samples",
+        lambda e: e.evaluation.clients_every and not e.clients_test,
+    ),
+    (
+        "evaluation.shapley",
+        "needs reporting samples of the server: set server_set.fraction and report_fraction",
+        lambda e: e.evaluation.shapley and not (e.server_holds_samples and _reports(e)),
+    ),
+    (
+        "server_set.report_fraction",
+        "0 with test_fraction = 0: nothing would be measured",
+        lambda e: not e.clients_test and not _reports(e),
+    ),
+    (
+        "server_set.source",
+        f'"clients" evaluate models on their test sets: {TEST_SETS}',
+        lambda e: e.server_set.source == "clients" and not e.clients_test,
+    ),
+    ("stop_early", HELD_OUT, lambda e: e.stop_early and not _has_held_out_loss(e)),
+    ("keep", HELD_OUT, lambda e: e.keep == "best" and not _has_held_out_loss(e)),
+)
+
+ALLOWED_IF_SECURE = {"adapt_loss", "criteria", "fine_tune", "normalise", "score", "server_step"}
+ALLOWED_IF_SECURE |= {"adapters", "name", "training", "tuned", "secure_aggregation"}
+# Keys that differ from FedAvg's and are not allowed: why, and what to use instead
+REFUSED_IF_SECURE = {
+    "evidence": f"{SEES_MODELS}: use criteria that clients measure",
+    "rule": f"{SEES_MODELS}: leave it out; secure_aggregation.clip bounds the norm of every update",
+    "before": f"{SEES_MODELS}: remove it; clients clip their own updates (secure_aggregation.clip)",
+    "bounds": "needs all weights, which the server does not see under secure aggregation: remove it",
+    "adjust": "evaluates several weighted sums of the same updates, from which the server can compute "
+    "every update: use a fixed order of priority",
+    "brake": "keeps the old model after its sum is known, and the next sum of updates of the same model "
+    "would differ by the clients that dropped out: remove it",
+    "sampling": "draws clients by criteria that the server does not see under secure aggregation: remove it",
+    "pace": "lets updates of other rounds in, and masks cancel within one round: remove it",
+    "control": "has no clients that send anything: remove secure_aggregation",
+    "privacy": "noise of the server is added after the sum is known to it, and noise of the clients "
+    "inside the masked sum is not implemented: use either of the two",
+}
+# Likewise with differential privacy, and with its noise on the server
+REFUSED_IF_PRIVATE = {
+    "adjust": f"{ON_CLIENTS}: privacy needs a fixed order of priority",
+    "pace": f"{SINGLE}: leave it out",
+    "sampling": "draws some clients more often, and ε assumes that all are alike: remove it",
+}
+REFUSED_IF_NOISED = {
+    "evidence": f"{SINGLE}: leave it out, or use privacy.local",
+    "rule": f"{SINGLE}: use the mean, or privacy.local",
+    "before": f"{SINGLE}: privacy clips by itself. Or use privacy.local",
+}
 
 
 def config_issues(experiment: Experiment) -> list[Issue]:
-    """Combinations of keys that cannot work with any data."""
-    return [issue for check in _checks() for issue in check(experiment)]
-
-
-def known_issues(experiment: Experiment) -> list[Issue]:
-    """The same, of an experiment that lacks the keys that are wrong: a check that reads one of them is left out."""
+    """Combinations of keys that cannot work with any data; of a part of a config, as far as it shows them."""
     issues: list[Issue] = []
-    for check in _checks():
+    for key, says, when in EXPERIMENT:
         with suppress(AttributeError):
-            issues.extend(check(experiment))
-    return issues
+            issues += _holding("", [(key, says, when(experiment))])
+    for index, group in enumerate(getattr(experiment, "hostile", ())):
+        with suppress(AttributeError):
+            issues += _holding(f"hostile[{index}]", _hostile(group, experiment.engine))
+    for index, settings in enumerate(getattr(experiment, "methods", ())):
+        with suppress(AttributeError):
+            issues += _method_issues(f"methods[{index}]", settings, experiment)
+    return list(dict.fromkeys(issues))
 
 
-def _checks() -> tuple[Callable[[Experiment], Iterator[Issue]], ...]:
-    return (
-        _repeated_methods,
-        _repeated_seeds,
-        _cohort_issues,
-        _member_issues,
-        _unmeasured,
-        _sampling_issues,
-        _counterfactual_issues,
-        _hostile_issues,
-        _without_loss,
-        _device_issues,
-        _issues_of_methods,
-    )
-
-
-def _issues_of_methods(experiment: Experiment) -> Iterator[Issue]:
-    for index, settings in enumerate(experiment.methods):
-        for check in (_method_issues, _server_set_issues, _tuning_issues):
-            for key, message in check(settings, experiment):
-                yield f"methods[{index}].{key}".rstrip("."), message
-
-
-def _device_issues(experiment: Experiment) -> Iterator[Issue]:
-    """What simulated devices do not go with."""
-    if experiment.devices and experiment.federation.sampling == "poisson":
-        hint = '"poisson" may ask no client, and such a round has no duration: leave out [devices]'
-        yield "federation.sampling", hint
-    if experiment.devices and experiment.engine == "flower":
-        hint = f"are simulated: {LOCAL}. On Flower, response times are measured"
-        yield "devices", hint
-
-
-def _without_loss(experiment: Experiment) -> Iterator[Issue]:
-    """The keys that read a held-out loss, where no samples are held out."""
-    judged = experiment.server_holds_samples or experiment.clients_test
-    if judged or experiment.server_set.source == "contributed":
-        return
-    hint = "needs held-out samples: set server_set.fraction > 0"
-    if experiment.stop_early is not None:
-        yield "stop_early", hint
-    if experiment.keep == "best":
-        yield "keep", hint
-
-
-def _tuning_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
-    """A result on the seeds that values were chosen by would be too good."""
-    shared = sorted({*settings.tuned.seeds} & {*experiment.seeds}) if settings.tuned else []
-    if shared:
-        listed = ", ".join(map(str, shared))
-        yield "tuned.seeds", f"{listed}: {settings.name} was tuned on these; report other seeds"
-
-
-def _repeated_methods(experiment: Experiment) -> Iterator[Issue]:
-    for name in _twice([method.name for method in experiment.methods]):
-        yield "methods", f"two methods are called {name!r}; give one of them another name"
-
-
-def _repeated_seeds(experiment: Experiment) -> Iterator[Issue]:
-    for seed in _twice(experiment.seeds):
-        yield "seeds", f"{seed} is listed twice; it would repeat the same run"
-
-
-def _cohort_issues(experiment: Experiment) -> Iterator[Issue]:
-    federation = experiment.federation
-    if federation.fraction is not None and federation.clients_per_round is not None:
-        yield "federation", "give either fraction or clients_per_round"
-
-
-def _member_issues(experiment: Experiment) -> Iterator[Issue]:
-    """Members of a deployment that are listed twice, are unknown or have all left."""
+def deployment_issues(experiment: Experiment) -> list[Issue]:
+    """What a deployment needs beyond other runs: its server has no data of the clients."""
     flower = experiment.flower
-    for name in _twice(flower.clients):
-        yield "flower.clients", f"{name!r} is listed twice; names must be unique"
-    unknown = [name for name in flower.left if name not in flower.clients]
-    if unknown:
-        hint = suggest(unknown[0], flower.clients)
-        yield "flower.left", f"no client is called {unknown[0]!r}{hint}"
-    elif flower.clients and len(flower.away) == len(flower.clients):
-        yield "flower.left", "all of flower.clients have left: no client can be asked"
-
-
-def _twice(values: Sequence[Any]) -> list[Any]:
-    return sorted(value for value, count in Counter(values).items() if count > 1)
-
-
-def _unmeasured(experiment: Experiment) -> Iterator[Issue]:
-    """Runs without anything to measure a model on."""
-    server = experiment.server_set
-    every = experiment.evaluation.clients_every
-    if not experiment.server_holds_samples and not every:
-        yield "evaluation.clients_every", "0 without held-out samples: nothing would be measured"
-    if experiment.clients_test:
-        return
-    if every:
-        hint = "must be 0 where test_fraction is 0: clients have no test samples"
-        yield "evaluation.clients_every", hint
-    if server.source == "held_out" and not server.shared_set and not server.report_fraction:
-        hint = "0 with test_fraction = 0: nothing would be measured"
-        yield "server_set.report_fraction", hint
-    if server.source == "clients":
-        hint = f'"clients" evaluate models on their test sets: {TEST_SETS}'
-        yield "server_set.source", hint
-
-
-def _sampling_issues(experiment: Experiment) -> Iterator[Issue]:
-    """Samples of clients that nothing would be evaluated on, or that a search cannot use."""
-    if experiment.evaluation.clients_sample is None:
-        return
-    key = "evaluation.clients_sample"
-    if not experiment.evaluation.clients_every:
-        yield key, "has no effect with clients_every = 0: leave out one of them"
-    for settings in experiment.methods:
-        if settings.adjust:
-            hint = "compares the results of a round with those of the last, on the same clients"
-            yield key, f"the search of {settings.name} (adjust) {hint}. Leave out one of them"
-
-
-def _counterfactual_issues(experiment: Experiment) -> Iterator[Issue]:
-    """Methods whose single updates must not show in the results of other weights."""
-    evaluation = experiment.evaluation
-    switched_on = [key for key in ("counterfactuals", "shapley") if getattr(evaluation, key)]
-    if not switched_on:
-        return
-    key = f"evaluation.{switched_on[0]}"
-    for settings in experiment.methods:
-        if settings.secure_aggregation:
-            hint = "n other weighted sums of the same n updates reveal every update"
-            yield key, f"{settings.name} uses secure aggregation: {hint}. Set it to false"
-        if settings.privacy:
-            hint = "results without a client are a release that gets no noise"
-            yield key, f"{settings.name} has differential privacy: {hint}. Set it to false"
-    server = experiment.server_set
-    reports = server.shared_set or server.report_fraction > 0 or server.source != "held_out"
-    if evaluation.shapley and not (experiment.server_holds_samples and reports):
-        hint = "needs reporting samples of the server: set server_set.fraction and report_fraction"
-        yield "evaluation.shapley", hint
-
-
-def _hostile_issues(experiment: Experiment) -> Iterator[Issue]:
-    """Groups of hostile clients without members, and attacks that Flower cannot simulate."""
-    for index, group in enumerate(experiment.hostile):
-        if (group.clients is None) == (group.share is None):
-            yield f"hostile[{index}]", "give either clients or share"
-        yield from _change_issues(f"hostile[{index}]", group, experiment.engine)
-        if experiment.engine != "flower":
-            continue
-        for part in group.attack:
-            if ATTACKS.needs(part) & {"whole_cohort", "last_model", "judgements"}:
-                hint = f"needs more than one node has: {LOCAL}"
-                yield f"hostile[{index}].attack", f"{part.name} {hint}"
-
-
-def _change_issues(key: str, group: HostileClients, engine: str) -> Iterator[Issue]:
-    """What does not go with honest clients whose data change."""
-    changing = [part.name for part in group.attack if ATTACKS.get(part.name).honest]
-    if not changing:
-        return
-    name = changing[0]
-    if len(group.attack) > 1:
-        yield f"{key}.attack", f"{name} changes honest clients: use it without other attacks"
-    if group.from_round < 2:
-        yield f"{key}.from_round = {group.from_round}", f"must be at least 2 with {name}"
-    if group.probability < 1 or group.ignore_global or group.collude:
-        options = "probability, ignore_global and collude"
-        yield key, f"{options} do not go with {name}, which changes honest clients once"
-    if engine == "flower":
-        yield f"{key}.attack", f"{name} needs more than one node has: {LOCAL}"
-
-
-def _method_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
-    """Parts of one method that do not go together."""
-    names = [part.called for part in settings.criteria]
-    for name in _twice(names):
-        yield "criteria", f"{name} is listed twice; give one of them another name with `as`"
-    try:
-        make(SERVER_STEPS, settings.server_step)
-    except ValueError as error:
-        yield "server_step", str(error)
-        return
-    try:
+    needed = "is needed in a deployment, where the server has no data of the clients"
+    private = any(method.privacy for method in experiment.methods)
+    several = len(experiment.methods) * len(experiment.seeds) > 1
+    rows: list[Row] = [
+        ("flower.clients", needed, not flower.clients),
+        ("flower.input_shape", needed, not flower.input_shape),
+        (
+            "server_set.source",
+            'no sample leaves a client of a deployment: use "held_out" with server-data, or "clients"',
+            experiment.server_set.source == "contributed",
+        ),
+        (
+            "methods",
+            "with privacy, a deployment has one method and one seed: each spends ε on its own",
+            private and several,
+        ),
+    ]
+    for index, settings in enumerate(experiment.methods):
         method = settings.build(experiment.training)
-        method.score.check(names)
-    except ValueError as error:
-        yield "score", str(error)
-        return
-    yield from _training_issues(method, experiment)
-    yield from _adapter_issues(settings, experiment.training)
-    yield from _server_training_issues(settings)
-    yield from _part_issues(settings, method)
-    if method.adjust:
-        yield from _adjust_issues(settings, method, experiment)
-    if method.sampling:
-        yield from _by_score_issues(method, experiment)
-    yield from _clock_issues(settings, method, experiment)
-    yield from privacy_issues(settings, method, experiment)
-    yield from secure_issues(settings, method, experiment)
-    if settings.control:
-        yield from _control_issues(settings, experiment)
-
-
-def _training_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
-    training = method.training
-    if training.momentum and not declared_of(training.optimizer).takes_momentum:
-        own = f"{part_of(training.optimizer).name} has its own momentum"
-        yield "training.momentum", f'needs optimizer = "sgd"; {own}'
-    yield from _optimizer_issues(training)
-    yield from _loss_issues(method, experiment)
-    yield from _schedule_issues(method, experiment.rounds)
-    if (training.sample_clip is None) != (training.sample_noise is None):
-        yield "training.sample_clip", "and training.sample_noise go together: give both or none"
-    if training.sample_clip and training.control_variates:
-        yield "training.control_variates", "do not go with sample_clip: leave them out"
-    if not training.control_variates:
-        return
-    key = "training.control_variates"
-    if not is_plain(training.optimizer) or training.momentum or training.proximal:
-        yield key, "need plain sgd: no adam, no momentum, no proximal term"
-    if experiment.engine == "flower":
-        yield key, f"are kept by the clients, and clients on Flower keep no state: {LOCAL}"
-    if method.pace.keeps_late:
-        yield key, "are renewed when a client trains: late updates cannot be kept"
-
-
-def _optimizer_issues(training: LocalTraining) -> Iterator[Issue]:
-    """Options that an optimizer does not take. With the defaults there are none to try."""
-    part = part_of(training.optimizer)
-    if not part.options and is_elementwise(part):
-        return
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    try:
-        OPTIMIZERS.get(part.name)([parameter], training.rate, training, **part.options)
-    except (ValueError, TypeError) as error:
-        yield "training.optimizer", f"{part.name}: {error}"
-
-
-def _loss_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
-    """A loss that the method cannot adapt, or that needs what the server does not know."""
-    if method.counts_labels:
-        key = "training.loss.class_weights"
-        hint = '"balanced" needs the label counts of all clients'
-        if experiment.engine == "flower" or experiment.flower.clients:
-            yield key, f"{hint}, which stay on their nodes: give a list of weights"
-        if method.privacy or method.secure or method.training.sample_clip:
-            yield key, f"{hint}, which no noise or mask protects: give a list of weights"
-
-
-def _adapter_issues(settings: MethodSettings, training: Training) -> Iterator[Issue]:
-    """A loss that `adapt_loss` cannot change."""
-    loss = training.changed(settings.training)["loss"]
-    if settings.adapt_loss is None or loss is None:
-        return
-    declared = LOSS_ADAPTERS.declared(settings.adapt_loss.name)
-    if not isinstance(declared, AdapterDeclaration):
-        return
-    adapts = f"adapt_loss = {settings.adapt_loss.name!r}"
-    if declared.takes and loss.name not in declared.takes:
-        taken = " or ".join(map(repr, declared.takes))
-        yield "training.loss", f"{adapts} changes {taken}, not {loss.name!r}: remove one of them"
-    elif declared.sets_class_weights and loss.options.get("class_weights"):
-        yield "training.loss.class_weights", f"{adapts} replaces them: remove one of them"
-
-
-def _server_training_issues(settings: MethodSettings) -> Iterator[Issue]:
-    tune = settings.fine_tune
-    for key in ("loss", "schedule"):
-        if tune is not None and getattr(tune, key) is not None:
-            hint = "the server trains with that of the clients: set it in [training]"
-            yield f"fine_tune.{key}", hint
-
-
-def _schedule_issues(method: Method, rounds: int) -> Iterator[Issue]:
-    """Factors that are no numbers from 0 on; a user's own function may return or raise anything."""
-    if method.schedule is None:
-        return
-    for round_num in range(1, min(rounds, TRIED_ROUNDS) + 1):
-        try:
-            factor = float(method.schedule(round_num))
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            yield "training.schedule", f"failed for round {round_num}: {reason}"
-            return
-        if not 0 <= factor < math.inf:
-            yield "training.schedule", f"is {factor:g} in round {round_num}: must be 0 or more"
-            return
-
-
-def _part_issues(settings: MethodSettings, method: Method) -> Iterator[Issue]:
-    """A normaliser that does not fit the score, and parts that read criteria the method has not."""
-    score = method.score
-    normalise = settings.normalise.name if settings.normalise else score.default_normaliser
-    try:
-        check_normaliser(score, normalise)
-    except ValueError as error:
-        yield "normalise", str(error)
-    measured = {part.name for part in settings.criteria}
-    for key, registry, part in settings.parts():
-        for name in sorted(registry.declared(part.name).criteria - measured):
-            yield key, f"{part.name} reads the criterion {name!r}: add it to the criteria"
-
-
-def _adjust_issues(
-    settings: MethodSettings, method: Method, experiment: Experiment
-) -> Iterator[Issue]:
-    if method.first_priority is None:
-        yield "adjust", 'adjusts an order of priority: use score = "prioritized"'
-    count = len(method.names)
-    if not 2 <= count <= MAX_CRITERIA:
-        yield "adjust", f"needs 2 to {MAX_CRITERIA} criteria to put in order, got {count}"
-    if method.fine_tune:
-        hint = "does not go with adjust, which compares models before the server trains them"
-        yield "fine_tune", hint
-    if "server_samples" in SERVER_STEPS.needs(settings.server_step):
-        yield (
-            "server_step",
-            f"{settings.server_step.name} does not go with adjust: both choose the model",
-        )
-    if not experiment.clients_test:
-        yield "adjust", f"evaluates on the clients' test sets: {TEST_SETS}"
-
-
-def _by_score_issues(method: Method, experiment: Experiment) -> Iterator[Issue]:
-    """What a method that draws its clients cannot go with."""
-    assert method.sampling is not None
-    if experiment.federation.sampling == "poisson":
-        yield "sampling", 'draws cohorts of a fixed size: set federation.sampling = "fixed"'
-    if method.adjust and method.sampling.averages_equally:
-        hint = "has no effect on equal weights: remove it, or set sampling.average"
-        yield "adjust", f'{hint} = "score"'
-
-
-def _clock_issues(
-    settings: MethodSettings, method: Method, experiment: Experiment
-) -> Iterator[Issue]:
-    """Keys about time that cannot work, or that need clients that take time."""
-    pace = method.pace
-    if pace.late == "keep" and not (pace.extra or pace.deadline or pace.buffer):
-        yield "pace.late", '"keep" needs a deadline or extra: otherwise no update is late'
-    if experiment.devices or experiment.engine == "flower":
-        return
-    if settings.pace:
-        yield "pace", TAKES_TIME
-    for key, registry, part in settings.parts():
-        if "clock" in registry.needs(part):
-            yield key, f"{part.name} {TAKES_TIME}"
-
-
-def _control_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
-    idle = [key for key in settings.unlike_fedavg() if key not in ("training", "control")]
-    if idle:
-        yield "control", f"is not federated learning: {', '.join(idle)} would have no effect"
-    if experiment.engine == "flower":
-        yield "control", f"needs all samples in this process: {LOCAL}"
-
-
-def _server_set_issues(settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
-    """Methods that need samples of the server where there are none."""
-    server = experiment.server_set
-    if server.source == "clients":
-        for key in _uses_server_samples(settings):
-            hint = "; use RecommendedJudged, which needs none" if key == "fine_tune" else ""
-            yield key, f'needs samples of the server: server_set.source = "clients" has none{hint}'
-        return
-    if server.source == "contributed":
-        return
-    has_part = server.shared_set or server.report_fraction < 1
-    if needs_server_set(settings) and not (experiment.server_holds_samples and has_part):
-        yield "", NO_SAMPLES
+        place = f"methods[{index}]"
+        secret = "must be true in a deployment: whoever knows the seed can subtract the noise"
+        is_open = method.privacy and not method.privacy.secret
+        rows.append((f"{place}.privacy.secret", secret, is_open))
+        stay = f"{method.name} {SIMULATION}, samples and state stay with the clients"
+        rows.append((place, stay, method.control or method.training.control_variates))
+        for key, registry, part in settings.parts():
+            hint = f"{part.name} {SIMULATION} it is unknown which clients are honest"
+            rows.append((f"{place}.{key}", hint, "simulation" in registry.needs(part)))
+    return list(_holding("", rows))
 
 
 def needs_server_set(settings: MethodSettings) -> bool:
     """Whether a method judges models on held-out samples, or trains on them."""
     judged = any("server_set" in registry.needs(part) for _, registry, part in settings.parts())
-    return judged or bool(_uses_server_samples(settings))
+    return judged or bool(_server_keys(settings))
 
 
-def _uses_server_samples(settings: MethodSettings) -> list[str]:
+def _holding(place: str, rows: Iterable[Row]) -> Iterator[Issue]:
+    """The rows that hold, as issues of the keys below `place`."""
+    for key, says, found in rows:
+        texts = found if isinstance(found, list) else [found] if found else []
+        for text in texts:
+            full = f"{place}.{key}".strip(".").replace("{}", str(text))
+            yield full, says.replace("{}", str(text))
+
+
+def _hostile(group: HostileClients, engine: str) -> list[Row]:
+    """Groups of hostile clients without members, and attacks that Flower cannot simulate."""
+    changing = [part.name for part in group.attack if ATTACKS.get(part.name).honest]
+    beyond: set[Need] = {"whole_cohort", "last_model", "judgements"}
+    elsewhere = [part.name for part in group.attack if ATTACKS.needs(part) & beyond] + changing
+    is_alone = len(group.attack) == 1 and group.from_round > 1 and group.probability == 1
+    return [
+        ("", "give either clients or share", (group.clients is None) == (group.share is None)),
+        (
+            "attack",
+            f"{{}} needs more than one node has: {LOCAL}",
+            elsewhere if engine == "flower" else (),
+        ),
+        (
+            "attack",
+            "{} changes honest clients once: use it alone, from round 2 on, without probability, ignore_global and "
+            "collude",
+            changing if not is_alone or group.ignore_global or group.collude else (),
+        ),
+    ]
+
+
+def _method_issues(place: str, settings: MethodSettings, experiment: Experiment) -> Iterator[Issue]:
+    names = [part.called for part in settings.criteria]
+    for name in _twice(names):
+        yield (
+            f"{place}.criteria",
+            f"{name} is listed twice; give one of them another name with `as`",
+        )
+    try:
+        key = "server_step"
+        make(SERVER_STEPS, settings.server_step)
+        key = "score"
+        method = settings.build(experiment.training)
+        method.score.check(names)
+    except ValueError as error:
+        yield f"{place}.{key}", str(error)
+        return
+    about = (settings, method, experiment)
+    yield from _holding(place, _of_any(*about))
+    if method.adjust:
+        yield from _holding(place, _of_adjust(*about))
+    if method.privacy:
+        yield from _holding(place, _of_privacy(*about))
+    if method.local_noise:
+        yield from _holding(place, _of_local_noise(method, experiment))
+    if method.noises_mean:
+        yield from _holding(place, _of_noised_mean(*about))
+    if method.secure:
+        yield from _holding(place, _of_secure(*about))
+
+
+def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
+    """Of settings `s`, from which the method `m` is built, in an experiment `e`."""
+    training = m.training
+    other_weights = e.evaluation.counterfactuals or e.evaluation.shapley
+    takes_time = e.devices or e.engine == "flower"
+    yield from [
+        (
+            "training.momentum",
+            f'needs optimizer = "sgd"; {part_of(training.optimizer).name} has its own momentum',
+            training.momentum and not declared_of(training.optimizer).takes_momentum,
+        ),
+        (
+            "training.sample_clip",
+            "and training.sample_noise go together: give both or none",
+            (training.sample_clip is None) != (training.sample_noise is None),
+        ),
+        (
+            "training.control_variates",
+            "need plain sgd: no adam, no momentum, no proximal term, no sample_clip",
+            training.control_variates
+            and (
+                not is_plain(training.optimizer)
+                or training.momentum
+                or training.proximal
+                or training.sample_clip
+            ),
+        ),
+        (
+            "training.control_variates",
+            "are kept by the clients and sent beside the models, in time and in the clear: leave out pace, privacy "
+            f"and secure_aggregation, and {LOCAL}",
+            training.control_variates
+            and (e.engine == "flower" or m.pace.keeps_late or m.privacy or m.secure),
+        ),
+        (
+            "training.loss.class_weights",
+            '"balanced" needs the label counts of all clients, which stay on their nodes, and which no noise or mask '
+            "protects: give a list of weights",
+            m.counts_labels and (_on_flower(e) or m.privacy or m.secure or training.sample_clip),
+        ),
+        ("training.loss", "{}: remove one of them", _why_not_adapted(s, m)),
+        (
+            "fine_tune.{}",
+            "the server trains with that of the clients: set it in [training]",
+            [key for key in ("loss", "schedule") if getattr(s.fine_tune, key, None) is not None],
+        ),
+        ("normalise", "{}", _why_not_normalised(s, m)),
+        (
+            "{}",
+            'needs samples of the server: server_set.source = "clients" has none',
+            e.server_set.source == "clients" and _server_keys(s),
+        ),
+        (
+            "",
+            "needs samples to weigh by: set server_set.fraction > 0 and report_fraction < 1",
+            e.server_set.source == "held_out" and needs_server_set(s) and not _weighs(e),
+        ),
+        (
+            "sampling",
+            'draws cohorts of a fixed size: set federation.sampling = "fixed"',
+            m.sampling and e.federation.sampling == "poisson",
+        ),
+        ("pace", TAKES_TIME, s.pace and not takes_time),
+        (
+            "pace.late",
+            '"keep" needs a deadline or extra: otherwise no update is late',
+            m.pace.late == "keep" and not (m.pace.extra or m.pace.deadline or m.pace.buffer),
+        ),
+        (
+            "control",
+            "is not federated learning: {} would have no effect",
+            m.control and [key for key in s.unlike_fedavg() if key not in ("training", "control")],
+        ),
+        (
+            "control",
+            f"needs all samples in this process: {LOCAL}",
+            m.control and e.engine == "flower",
+        ),
+        (
+            "tuned.seeds",
+            "{}: the method was tuned on this seed; report other seeds",
+            [seed for seed in e.seeds if s.tuned and seed in s.tuned.seeds],
+        ),
+        (
+            "",
+            "results of other weights (evaluation.counterfactuals, shapley) reveal single updates, and get no noise: "
+            "set them to false",
+            other_weights and (m.privacy or m.secure),
+        ),
+    ]
+    measured = {part.name for part in s.criteria}
+    for key, registry, part in s.parts():
+        needed = registry.needs(part)
+        yield key, f"{part.name} {TAKES_TIME}", "clock" in needed and not takes_time
+        unread = sorted(registry.declared(part.name).criteria - measured)
+        yield key, f"{part.name} reads the criterion '{{}}': add it to the criteria", unread
+
+
+def _of_adjust(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
+    count = len(m.names)
+    return [
+        (
+            "adjust",
+            'adjusts an order of priority: use score = "prioritized"',
+            m.first_priority is None,
+        ),
+        (
+            "adjust",
+            f"needs 2 to {MAX_CRITERIA} criteria to put in order, got {count}",
+            not 2 <= count <= MAX_CRITERIA,
+        ),
+        (
+            "fine_tune",
+            "does not go with adjust, which compares models before the server trains them",
+            m.fine_tune,
+        ),
+        (
+            "server_step",
+            f"{s.server_step.name} does not go with adjust: both choose the model",
+            "server_samples" in SERVER_STEPS.needs(s.server_step),
+        ),
+        ("adjust", f"evaluates on the clients' test sets: {TEST_SETS}", not e.clients_test),
+        (
+            "adjust",
+            "compares the results of a round with those of the last, on the same clients: leave out "
+            "evaluation.clients_sample",
+            e.evaluation.clients_sample,
+        ),
+        (
+            "adjust",
+            'has no effect on equal weights: remove it, or set sampling.average = "score"',
+            m.sampling and m.sampling.averages_equally,
+        ),
+    ]
+
+
+def _of_privacy(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
+    assert m.privacy is not None
+    source = e.server_set.source
+    return [
+        *_refused(s, REFUSED_IF_PRIVATE),
+        (
+            "privacy",
+            f"{ON_CLIENTS}: set evaluation.clients_every = 0",
+            e.evaluation.clients_every,
+        ),
+        (
+            "privacy",
+            f'server_set.source = "{source}" uses samples of the clients: use "held_out"',
+            source != "held_out",
+        ),
+        (
+            "privacy",
+            "the model must be measured on samples of the server: set report_fraction > 0",
+            not _reports(e),
+        ),
+        (
+            "privacy",
+            "needs cohorts that are drawn at random, not by availability: leave out [devices]",
+            e.devices,
+        ),
+        (
+            "privacy.noise_multiplier",
+            "is missing: give it, or give epsilon, and `check` says which multiplier spends that",
+            m.privacy.noise_multiplier is None and m.privacy.epsilon is None,
+        ),
+        (
+            "privacy.secret",
+            'needs workers of this process: set workers = "auto"',
+            m.privacy.secret and e.workers == "ray",
+        ),
+    ]
+
+
+def _of_local_noise(m: Method, e: Experiment) -> list[Row]:
+    """Noise of the clients: whatever else they send."""
+    assert m.privacy is not None
+    public = m.privacy.public
+    by_clients = {one.name: one for one in m.criteria if one.measured_by == "client"}
+    return [
+        (
+            "privacy.secret",
+            "is for the nodes of a deployment: clients of Flower's simulation draw their noise from the seed. "
+            f"Leave it out, or {LOCAL}",
+            m.privacy.secret and e.engine == "flower" and not e.flower.clients,
+        ),
+        (
+            "privacy.denominator",
+            "is for noise of the server: leave it out with local = true",
+            m.privacy.denominator is not None,
+        ),
+        (
+            "privacy.public",
+            f"'{{}}' is no client-measured criterion; there are: {', '.join(by_clients) or 'none'}",
+            [name for name in public if name not in by_clients],
+        ),
+        (
+            "criteria",
+            "{} is sent by the clients without noise: declare it in privacy.public, or use criteria that the server "
+            "measures (uniform)",
+            [name for name, one in by_clients.items() if name not in public and not one.alike],
+        ),
+    ]
+
+
+def _of_noised_mean(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
+    """Noise of the server: which parts have a sensitivity that is known."""
+    assert m.privacy is not None
+    normaliser = _normaliser(s, m)
+    by = s.normalise.options.get("by") if s.normalise else None
+    terms = m.score.terms(m.names)
+    cancels = terms is not None and len(terms) == 1 and m.privacy.denominator is None
+    yield from _refused(s, REFUSED_IF_NOISED)
+    for index, criterion in enumerate(m.criteria):
+        sees_single = criterion.needs & {"models", "whole_cohort", "clock"}
+        hint = f"{criterion.part.name} {SINGLE}: use another, or privacy.local"
+        yield f"criteria[{index}]", hint, sees_single
+    yield from [
+        (
+            "bounds",
+            "privacy needs a cap: the noise is proportional to the largest weight. Give bounds = { cap = ... }, at "
+            "least 1/cohort",
+            m.bounds is None or m.bounds.cap == 1,
+        ),
+        ("bounds.floor", "does not go with privacy: leave it out", m.bounds and m.bounds.floor),
+        ("score", f"{s.score.name} {SINGLE}: use another score", m.score.compares_clients),
+        (
+            "normalise.by",
+            f"has {len(by or ())} values for {len(m.names)} criteria",
+            by is not None and len(by) != len(m.names),
+        ),
+        (
+            "normalise",
+            f'"{normaliser}" depends on all clients of the cohort, so that ε is unknown: use public constants, '
+            'normalise = { name = "fixed", by = [...] }, one for each criterion',
+            not is_constant(normaliser) and not cancels,
+        ),
+        (
+            "privacy.public",
+            "is for privacy.local: here the noise covers all criteria",
+            m.privacy.public,
+        ),
+        (
+            "privacy",
+            "with clients_per_round, the probabilities of Poisson sampling follow from the number of clients: give "
+            "federation.fraction",
+            e.federation.sampling == "poisson" and e.federation.clients_per_round,
+        ),
+        (
+            "privacy",
+            "one client could make a whole round void: set flower.min_replies = 1",
+            _on_flower(e) and e.flower.min_replies > 1,
+        ),
+        (
+            "privacy",
+            f"flower.grace_seconds {SINGLE}: leave it out",
+            _on_flower(e) and e.flower.grace_seconds is not None,
+        ),
+    ]
+
+
+def _of_secure(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
+    assert m.secure is not None
+    normaliser = _normaliser(s, m)
+    sums = DividesBySums | KeepsUnits
+    return [
+        *_refused(s, REFUSED_IF_SECURE),
+        (
+            "{}",
+            "does not go with secure aggregation: remove one of the two",
+            sorted({*s.unlike_fedavg()} - ALLOWED_IF_SECURE - REFUSED_IF_SECURE.keys()),
+        ),
+        (
+            "secure_aggregation.threshold",
+            "must be at least 0.5: below a majority, a server can have two groups of clients unmask the same client "
+            "in two ways",
+            m.secure.threshold < 0.5,
+        ),
+        (
+            "secure_aggregation",
+            "a Poisson cohort can have more clients than the sum has room for, and too few for the threshold: set "
+            'federation.sampling = "fixed"',
+            e.federation.sampling == "poisson",
+        ),
+        (
+            "secure_aggregation",
+            "is simulated in one process, and clients on Flower would send everything in the clear: "
+            f"{LOCAL}, without flower.clients",
+            _on_flower(e),
+        ),
+        (
+            "criteria",
+            "{} is measured by the server, which sees no single update or client under secure aggregation: use a "
+            "criterion that clients measure",
+            [one.name for one in m.criteria if one.measured_by != "client"],
+        ),
+        (
+            "score",
+            f"{s.score.name} sorts or compares criteria, so its weights are no sum of products of criteria: use "
+            '"prioritized", "mean", "weighted_mean" or "product"',
+            m.score.terms(m.names) is None,
+        ),
+        (
+            "normalise",
+            f"{normaliser} needs more than sums of the criteria, which are all that clients are told: use "
+            '"sum", or "none" for criteria with a known range',
+            not isinstance(NORMALISERS.declared(normaliser), sums),
+        ),
+    ]
+
+
+# What rows ask ----------------------------------------------------------------------------------------------
+
+
+def _refused(settings: MethodSettings, reasons: Mapping[str, str]) -> list[Row]:
+    """The keys that have a reason against them and differ from FedAvg's."""
+    differ = settings.unlike_fedavg()
+    return [(key, reason, key in differ) for key, reason in reasons.items()]
+
+
+def _twice(values: Iterable[Any]) -> list[Any]:
+    return sorted(value for value, count in Counter(values).items() if count > 1)
+
+
+def _strangers(experiment: Experiment) -> list[str]:
+    """Names in `flower.left` that no client has, and the closest that one has."""
+    names = experiment.flower.clients
+    return [f"{one!r}{suggest(one, names)}" for one in experiment.flower.left if one not in names]
+
+
+def _on_flower(experiment: Experiment) -> bool:
+    return experiment.engine == "flower" or bool(experiment.flower.clients)
+
+
+def _reports(experiment: Experiment) -> bool:
+    """Whether some of the server's samples are reported on."""
+    server = experiment.server_set
+    return server.source != "held_out" or server.shared_set or server.report_fraction > 0
+
+
+def _weighs(experiment: Experiment) -> bool:
+    """Whether some of the server's own samples are weighed by."""
+    server = experiment.server_set
+    return experiment.server_holds_samples and (server.shared_set or server.report_fraction < 1)
+
+
+def _has_held_out_loss(experiment: Experiment) -> bool:
+    contributed = experiment.server_set.source == "contributed"
+    return experiment.server_holds_samples or experiment.clients_test or contributed
+
+
+def _server_keys(settings: MethodSettings) -> list[str]:
     """The keys that need samples that the server itself holds."""
     parts = settings.parts()
     keys = [key for key, registry, part in parts if "server_samples" in registry.needs(part)]
-    if settings.fine_tune is not None:
-        keys.append("fine_tune")
-    if settings.brake is not None:
-        keys.append("brake")
-    if settings.control == "server_only":
-        keys.append("control")
-    return keys
+    keys += [key for key in ("fine_tune", "brake") if getattr(settings, key) is not None]
+    return keys + ["control"] * (settings.control == "server_only")
 
 
-def deployment_issues(experiment: Experiment) -> list[Issue]:
-    """What a deployment needs beyond other runs: its server has no data of the clients."""
-    issues: list[Issue] = [*deployed_privacy_issues(experiment)]
-    flower = experiment.flower
-    needed = {"clients": flower.clients, "input_shape": flower.input_shape}
-    for key, value in needed.items():
-        if not value:
-            hint = "is needed in a deployment, where the server has no data of the clients"
-            issues.append((f"flower.{key}", hint))
-    if experiment.server_set.source == "contributed":
-        hint = "no sample leaves a client of a deployment: "
-        hint += 'use "held_out" with server-data, or "clients"'
-        issues.append(("server_set.source", hint))
-    for index, method in enumerate(experiment.methods):
-        issues += _simulation_only(f"methods[{index}]", method, experiment)
-    return issues
+def _normaliser(settings: MethodSettings, method: Method) -> str:
+    return settings.normalise.name if settings.normalise else method.score.default_normaliser
 
 
-def _simulation_only(
-    method_key: str, settings: MethodSettings, experiment: Experiment
-) -> Iterator[Issue]:
-    for key, registry, part in settings.parts():
-        if "simulation" in registry.needs(part):
-            hint = "is for simulations: in a deployment it is unknown which clients are honest"
-            yield f"{method_key}.{key}", f"{part.name} {hint}"
-    method = settings.build(experiment.training)
-    if method.control or method.training.control_variates:
-        hint = "is for simulations: in a deployment, samples and state stay with the clients"
-        yield method_key, f"{method.name} {hint}"
+def _why_not_normalised(settings: MethodSettings, method: Method) -> str:
+    try:
+        check_normaliser(method.score, _normaliser(settings, method))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _why_not_adapted(settings: MethodSettings, method: Method) -> str:
+    """Why `adapt_loss` cannot change the loss."""
+    if settings.adapt_loss is None or method.loss is None:
+        return ""
+    declared = LOSS_ADAPTERS.declared(settings.adapt_loss.name)
+    if not isinstance(declared, AdapterDeclaration):
+        return ""
+    adapts = f"adapt_loss = {settings.adapt_loss.name!r}"
+    if declared.takes and method.loss.name not in declared.takes:
+        return (
+            f"{adapts} changes {' or '.join(map(repr, declared.takes))}, not {method.loss.name!r}"
+        )
+    if declared.sets_class_weights and method.loss.options.get("class_weights"):
+        return f"{adapts} replaces them"
+    return ""

@@ -1,35 +1,31 @@
-"""What runs, but is probably not meant: a line for each, in `check` and when a run begins."""
+"""What runs, but gives results that are wrong in silence: a line for each, in `check` and when a run begins."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from ...data.arrays import shape_hint
+from ...data.arrays import first_few
 from ...data.federated import FederatedData
+from ...data.summary import uncovered
 from ...engine.executor import DeviceExecutor
 from ...models.modules import outputs_of
-from ..build.engine import build_plan, foreign_types
+from ..build.engine import build_plan
 from ..config.methods import MethodSettings
 from ..config.named import METHODS, write_out
 from ..config.schema import Experiment
-from .adapters import adapter_doubts
 from .combinations import needs_server_set
-from .data_doubts import data_doubts
-from .schedules import schedule_doubts
 
-MOST_VALUES = 20  # different targets of a regression that may be classes
-FEW_SAMPLES = 10  # of a class
-MOST_NAMED = 3  # of clients, in a line
-TRIED_SAMPLES = 16  # that the network predicts
-TRIED_PIXELS = 100  # samples
-WHITE = 255
-ROUNDING = 1e-4  # of probabilities that sum to 1
+MOST_VALUES = 2**22  # of inputs that are compared: larger data need not fit into memory
+MOST_ROWS = 100_000  # likewise: a run with more must not begin later
+NOTABLE = 0.01  # share of rows from which equal ones are worth a line
+OTHER_UNITS = 300.0  # times as large: a factor of 1,000, less what clients differ by otherwise
+MOST_NUMBERS = 20  # different targets of a regression that may be classes
 FEWEST_TO_WEIGH = 20  # held-out samples
-ABOUT_METHODS = ("name", "tuned")  # what a method is called and where it is from, not what it does
+TRIED = 100  # samples
+ROUNDING = 1e-4  # of probabilities that sum to 1
 
 
 def doubts(
@@ -39,261 +35,138 @@ def doubts(
     executor: DeviceExecutor,
 ) -> list[str]:
     """What is probably not meant, found by the data and the network of one seed."""
-    found = list(_about_names(experiment.methods))
-    found += _about_sampling(experiment, data.num_clients)
-    found += _about_equal_methods(experiment.methods)
-    found += schedule_doubts(experiment)
-    found += _about_selection(experiment)
+    found = list(_about_methods(experiment, data))
     if len(hostile) == data.num_clients:
         found.append(f"all {data.num_clients} clients are hostile: no honest update is sent")
     if not len(data.train.indices):  # the server of a deployment
         return found
-    return [
-        *found,
-        *data_doubts(data),
-        *_about_targets(data),
-        *_about_clients(data),
-        *_about_weighing(experiment, data),
-        *_about_shapes(data),
-        *_about_pixels(data, executor),
-        *_about_types(experiment, executor),
-        *_about_outputs(data, executor),
-        *_about_single_samples(experiment, data, executor),
-        *adapter_doubts(experiment, executor.spec),
-    ]
+    if lacking := uncovered(data, data.weigh):
+        found.append(lacking.in_words(data))
+    found += _about_equal_rows(data)
+    found += _about_units(data)
+    found += _about_targets(data)
+    found += _about_network(data, executor)
+    return found
 
 
-def _about_sampling(experiment: Experiment, num_clients: int) -> Iterator[str]:
-    """Methods that draw clients by their scores: what that does to the model."""
-    plan = build_plan(experiment, num_clients, experiment.seeds[0])
-    for method in experiment.build_methods():
-        if method.sampling is None:
-            continue
-        if plan.cohort_size >= plan.members(num_clients):
+def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]:
+    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
+    chooses = experiment.stop_early is not None or experiment.keep == "best"
+    weighing = len(data.weigh.targets) if data.weigh is not None else 0
+    for settings in experiment.methods:
+        name = settings.name
+        if name in METHODS:
+            named = MethodSettings.model_validate(write_out([name])[0])
+            own = {part.name for *_, part in settings.parts()}
+            if added := own - {part.name for *_, part in named.parts()}:
+                said = f"has {', '.join(sorted(added))} of its own, and tables call it {name}"
+                yield f"the method {name!r} {said}: give it another name, with like = {name!r}"
+        if chooses and settings.trains_model_on_server:
+            said = "the held-out loss (stop_early, keep) is a training loss: the server trains on"
+            yield f"{name}: {said} these samples"
+        if needs_server_set(settings) and 0 < weighing < FEWEST_TO_WEIGH:
+            said = f"the server weighs by {weighing} held-out samples, fewer than {FEWEST_TO_WEIGH}"
+            yield f"{name}: {said}: weights then depend on chance. Give or hold out more samples"
+        if settings.sampling and plan.cohort_size >= plan.members(data.num_clients):
             said = "a round asks all clients, so none is drawn by its score"
-            yield f"{method.name}: {said}. Set federation.fraction, or remove sampling"
-        elif method.sampling.averages_equally:
-            said = "clients with higher scores are drawn more often: the model favours their data"
-            yield f"{method.name}: {said} (docs/methods.md)"
-        else:
-            said = "clients with higher scores are drawn more often and weigh more"
-            yield f'{method.name}: {said}: a criterion counts twice. Set sampling.average = "uniform"'
+            yield f"{name}: {said}. Set federation.fraction, or remove sampling"
+        if settings.privacy and data.samples.ids is not None:
+            said = "the server's held-out samples are of the same ids as the clients' and get no"
+            yield f"{name}: {said} noise: ε covers the clients' training samples alone (docs/privacy.md)"
 
 
-def _about_names(methods: Sequence[MethodSettings]) -> Iterator[str]:
-    """Methods whose names are nearly those of others, or are of others."""
-    names = [method.name for method in methods]
-    for name, method in zip(names, methods, strict=True):
-        changed = _changed_from(name, method)
-        if changed:
-            said = (
-                f"the method {name!r} has its own {', '.join(changed)}, and tables call it {name}"
-            )
-            yield f"{said}: give it another name, with like = {name!r}"
-    spelt: dict[str, str] = {}
-    for name in names:
-        other = spelt.setdefault(name.casefold(), name)
-        if other != name:
-            yield f"the methods {other!r} and {name!r} differ in upper and lower case alone"
+def _about_equal_rows(data: FederatedData) -> Iterator[str]:
+    """Samples to test on, or to weigh by, that are also training samples."""
+    inputs = data.samples.inputs
+    if inputs.numel() > MOST_VALUES or len(inputs) > MOST_ROWS:
+        return
+    train, test = data.train.indices, data.test.indices
+    if data.report is not None:
+        test = torch.cat([test, data.report.indices])
+    pairs = [("test", test, "training", train, "the reported results are too good")]
+    if data.weigh is not None:
+        weigh = data.weigh.indices
+        favour = "the weights favour the clients that have them"
+        pairs.append(("held-out", weigh, "training", train, favour))
+        pairs.append(("test", test, "held-out", weigh, "the reported results are too good"))
+    for kind, indices, other, others, so in pairs:
+        # The same samples by number are meant (`server_set.source`)
+        rows = _rows(data, indices[~torch.isin(indices, others)])
+        known = {*_rows(data, others)}
+        equal = sum(row in known for row in rows)
+        if equal > NOTABLE * len(rows):
+            said = f"{equal:,} of {len(rows):,} {kind} samples are also {other} samples"
+            yield f"{said} (same inputs and target): if these are the same cases, {so}"
 
 
-def _changed_from(name: str, method: MethodSettings) -> list[str]:
-    """What makes a method another one than the method of the library that has its name.
-
-    Options and settings of the training may be anybody's own, and some of its criteria be left out.
-    """
-    if name not in METHODS:
-        return []
-    (table,) = write_out([name])
-    named = MethodSettings.model_validate(table)
-    changed = []
-    promised = {part.name for part in named.criteria}
-    if not {part.name for part in method.criteria} <= promised:
-        changed.append("criteria")
-    for key in ("evidence", "rule", "server_step"):
-        mine, theirs = getattr(method, key), getattr(named, key)
-        if (mine and mine.name) != (theirs and theirs.name):
-            changed.append(key)
-    return changed
+def _rows(data: FederatedData, indices: Tensor) -> list[bytes]:
+    """Inputs and target of every sample, as bytes."""
+    rows = indices.cpu()
+    inputs = data.samples.inputs[rows].cpu().numpy()
+    targets = data.samples.targets[rows].numpy()
+    return [row.tobytes() + target.tobytes() for row, target in zip(inputs, targets, strict=True)]
 
 
-def _about_equal_methods(methods: Sequence[MethodSettings]) -> Iterator[str]:
-    """Methods with the same settings under two names."""
-    known: list[tuple[str, dict[str, Any]]] = []
-    for method in methods:
-        settings = {key: one for key, one in method.to_dict().items() if key not in ABOUT_METHODS}
-        other = next((name for name, same in known if same == settings), None)
-        if other is not None:
-            yield f"the methods {other!r} and {method.name!r} have the same settings: they give the same results"
-        known.append((method.name, settings))
-
-
-def _about_selection(experiment: Experiment) -> Iterator[str]:
-    """A round that is chosen by the loss on samples that the server trains on."""
-    chosen = {
-        "stop_early": experiment.stop_early is not None,
-        'keep = "best"': experiment.keep == "best",
-    }
-    keys = " and ".join(key for key, is_set in chosen.items() if is_set)
-    names = [method.name for method in experiment.methods if method.trains_model_on_server]
-    if keys and names:
-        said = f"the held-out loss ({keys}) is a training loss: the server trains on these samples"
-        yield f"{', '.join(names)}: {said}"
-
-
-def _about_weighing(experiment: Experiment, data: FederatedData) -> Iterator[str]:
-    """Too few held-out samples for methods that use them."""
-    count = len(data.weigh.targets) if data.weigh is not None else 0
-    using = [method.name for method in experiment.methods if needs_server_set(method)]
-    if using and 0 < count < FEWEST_TO_WEIGH:
-        said = f"{', '.join(using[:MOST_NAMED])}: the server weighs by {count} held-out samples"
-        yield f"{said}, fewer than {FEWEST_TO_WEIGH}: weights then depend on chance. Give or hold out more samples"
+def _about_units(data: FederatedData) -> Iterator[str]:
+    """Columns whose numbers are hundreds of times larger or smaller with some clients, in one line."""
+    samples = data.samples
+    table = samples.table
+    values = samples.inputs.cpu()
+    given = samples.given
+    if table is not None:
+        if given is None or given.rows is not None or table.by_client:
+            return
+        values = given.values[0]  # before they were standardised
+    clients = [client for client, size in enumerate(data.train.sizes.tolist()) if size]
+    is_small = len(values) <= MOST_ROWS and values.numel() <= MOST_VALUES
+    is_table = values.ndim == 2 and values.is_floating_point() and not samples.parts
+    if len(clients) < 2 or not (is_small and is_table):
+        return
+    indices = data.train.indices.cpu()
+    parts = [values[indices[data.train.slice(client)]] for client in clients]
+    sizes = torch.stack([rows.abs().nanmedian(0).values for rows in parts])  # [K, M]
+    known = sizes.where(sizes > 0, torch.nan)
+    ratios = (known / known.nanmedian(0).values).nan_to_num(nan=1.0)
+    far = torch.maximum(ratios, 1 / ratios) > OTHER_UNITS
+    found = []
+    for column in far.any(0).nonzero().flatten().tolist():
+        name = repr(table.columns[column].name) if table else str(column)
+        pair = [int(far[:, column].nonzero()[0]), int((~far[:, column]).nonzero()[0])]
+        here, there = (f"{sizes[one, column]:.4g} with {data.called(clients[one])}" for one in pair)
+        found.append(f"column {name} is about {here}, {there}")
+    if found:
+        yield f"{first_few(found)}. Are these in other units?"
 
 
 def _about_targets(data: FederatedData) -> Iterator[str]:
+    """Numbers to predict that are probably classes, or masks."""
     targets = data.samples.targets
-    if data.samples.problem.num_classes:
-        least = int(targets.min())
-        if least > 0:
-            said = f"labels begin at {least}: no sample has a lower one, and the network has outputs for them"
-            yield f"{said}. Subtract {least} from all labels"
-        if data.samples.table and _may_be_numbers(data.samples.table.classes, len(targets)):
-            classes = len(data.samples.table.classes)
-            said = f"the target has {classes} different numbers, and each of them is a class"
-            yield f'{said}. To predict a number: kind = "regression" (a column of a frame: astype(float))'
-        return
     if data.samples.problem.predicts != "numbers":
         return
-    if targets.ndim == 2 and targets.shape[1] > 1 and _are_probabilities(targets):
-        said = f"targets of shape {tuple(targets.shape)} sum to 1 like probabilities, and are predicted as numbers"
-        yield f"{said}. For classes give integers: targets.argmax(1)"
-    if targets.ndim > 2 and bool(((targets == 0) | (targets == 1)).all()):
-        said = (
-            f"targets of shape {tuple(targets.shape)} are all 0 or 1, and are predicted as numbers"
-        )
-        yield f"{said}. For masks give integers: targets.long()"
-    if targets.ndim > 1:
+    values = torch.unique(targets)
+    if len(values) > MOST_NUMBERS or bool((values % 1).any()):
         return
-    values = sorted(set(targets.tolist()))
-    if len(values) <= MOST_VALUES and all(value.is_integer() for value in values):
-        shown = ", ".join(f"{value:g}" for value in values[:MOST_NAMED])
-        more = ", ..." if len(values) > MOST_NAMED else ""
-        said = f"targets have {len(values)} different values ({shown}{more}) and are predicted as numbers"
-        yield (
-            f"{said}. For classes give integers (a column of a frame: astype(int)); in a config with "
-            'a table, kind = "classification"'
-        )
-
-
-def _are_probabilities(rows: Tensor) -> bool:
-    sums = rows.sum(1)
-    return bool((rows >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all())
-
-
-def _may_be_numbers(classes: Sequence[str], samples: int) -> bool:
-    """Whether classes are many numbers: with decimals, or with few samples each."""
-    try:
-        numbers = [float(name) for name in classes]
-    except ValueError:
-        return False
-    if len(numbers) <= MOST_VALUES:
-        return False
-    has_decimals = not all(number.is_integer() for number in numbers)
-    return has_decimals or samples < FEW_SAMPLES * len(numbers)
-
-
-def _about_clients(data: FederatedData) -> Iterator[str]:
-    """Clients whose training samples have one label."""
-    if not data.samples.problem.num_classes:
-        return
-    sizes = data.train.sizes
-    owner = torch.repeat_interleave(torch.arange(data.num_clients), sizes)
-    labels = data.train.targets.cpu()
-    nothing = torch.zeros(data.num_clients, dtype=labels.dtype)
-    lowest, highest = (
-        nothing.scatter_reduce(0, owner, labels, extreme, include_self=False)
-        for extreme in ("amin", "amax")
+    said = (
+        f"targets have {len(values)} different values ({first_few([f'{one:g}' for one in values])})"
     )
-    alone = ((lowest == highest) & (sizes > 0)).nonzero().flatten().tolist()
-    if alone:
-        counted = f"{len(alone)} of {data.num_clients} clients"
-        yield f"{counted} train on samples of one class only: {_listed(alone, data)}"
+    yield (
+        f"{said} and are predicted as numbers. For classes or masks give integers (a column of a frame: astype(int)); "
+        'in a config with a table, kind = "classification"'
+    )
 
 
-def _about_shapes(data: FederatedData) -> Iterator[str]:
-    hint = shape_hint(data.samples.inputs, data.samples.targets)
-    if hint and not data.samples.parts:
-        yield hint
-
-
-def _about_pixels(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
-    """Pixels from 0 to 255 as they are: networks learn little from inputs as large as these."""
-    samples = data.samples
-    if samples.scale != 1 or samples.parts or samples.table or executor.samples.integers:
+def _about_network(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
+    """Probabilities where the loss needs logits."""
+    if data.samples.problem.predicts not in ("classes", "labels", "masks"):
         return
-    some = samples.inputs[data.train.indices[:TRIED_PIXELS].to(samples.inputs.device)]
-    if some.dtype != torch.uint8 and some.ndim < 3:
-        return
-    largest = some.max()
-    if WHITE / 2 < largest <= WHITE and some.min() >= 0 and not (some % 1).any():
-        said = f"inputs are whole numbers up to {int(largest)}, like pixels: divide them by {WHITE}"
-        yield f"{said} (scale = 0.0039 of the dataset `arrays`), unless the network does"
-
-
-def _about_types(experiment: Experiment, executor: DeviceExecutor) -> Iterator[str]:
-    if types := foreign_types(experiment, executor.samples):
-        yield f"the network has parameters of {', '.join(types)}: they are trained as float32"
-
-
-def _about_outputs(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
-    """Probabilities where the loss needs logits: it applies a softmax or sigmoid itself."""
-    instead = "the loss applies it again, and training is slow. Return logits, without that layer"
-    if data.samples.problem.predicts in ("labels", "masks"):
-        last = list(executor.flat.module.modules())[-1]
-        if isinstance(last, nn.Sigmoid | nn.Softmax | nn.Softmax2d):
-            yield f"the network ends in a {type(last).__name__.lower()}: {instead}"
-    if not data.samples.problem.num_classes:
-        return
-    outputs = _outputs(data, executor)
-    if outputs.shape[-1] > 1:
-        sums = outputs.sum(-1)
-        if bool((outputs >= 0).all()) and bool(((sums - 1).abs() < ROUNDING).all()):
-            yield f"the network ends in a softmax (its outputs sum to 1): {instead}"
-    elif isinstance(list(executor.flat.module.modules())[-1], nn.Sigmoid):
-        yield f"the network ends in a sigmoid: {instead}"
-
-
-@torch.no_grad()
-def _outputs(data: FederatedData, executor: DeviceExecutor) -> Tensor:
-    """What the network predicts for some training samples, [n, outputs]."""
-    indices = data.train.indices[:TRIED_SAMPLES].to(executor.device)
-    inputs = executor.samples.network_inputs(indices)
-    return outputs_of(executor.flat.module.eval(), inputs).float()
-
-
-def _about_single_samples(
-    experiment: Experiment, data: FederatedData, executor: DeviceExecutor
-) -> Iterator[str]:
-    """Batches of one sample, on which batch norm cannot train."""
-    if not executor.pairs:
-        return
-    sizes = data.train.sizes
-    single = (sizes == 1).nonzero().flatten().tolist()
-    if single:
-        yield f"batch norm cannot train on one sample: no update is sent by {_listed(single, data)}"
-    batches = {method.training.batch_size for method in experiment.build_methods()} - {None}
-    ending = [client for client, size in enumerate(sizes.tolist()) if _ends_alone(size, batches)]
-    if ending:
-        said = "an epoch ends with a batch of one sample, which batch norm cannot train on"
-        yield f"{said}: a sample of the batch before is added to it, for {_listed(ending, data)}"
-
-
-def _ends_alone(size: int, batches: Collection[int | None]) -> bool:
-    return any(size > batch and size % batch == 1 for batch in batches if batch)
-
-
-def _listed(clients: Sequence[int], data: FederatedData) -> str:
-    """Clients in a line: the first ones, and how many more."""
-    named = ", ".join(data.called(client) for client in clients[:MOST_NAMED])
-    more = len(clients) - MOST_NAMED
-    return f"{named} and {more} more" if more > 0 else named
+    module = executor.flat.module.eval()
+    inputs = executor.samples.network_inputs(data.train.indices[:TRIED].to(executor.device))
+    with torch.no_grad():
+        outputs = outputs_of(module, inputs).float()
+    is_softmax = outputs.ndim > 1 and outputs.shape[1] > 1 and bool((outputs >= 0).all())
+    is_softmax = is_softmax and bool(((outputs.sum(1) - 1).abs() < ROUNDING).all())
+    if is_softmax or isinstance(list(module.modules())[-1], nn.Sigmoid):
+        yield (
+            "the network ends in a softmax or sigmoid: the loss applies it again, and training is slow. Return "
+            "logits, without that layer"
+        )

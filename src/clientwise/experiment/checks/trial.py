@@ -1,4 +1,7 @@
-"""Try one client and the model before a run: networks that do not fit, parts that do not work."""
+"""One round of every method on a few samples of a few clients, with the real formula and the real engine, on the CPU.
+
+It shows networks that do not fit, and parts of a user's own that do not work, before a run begins.
+"""
 
 from __future__ import annotations
 
@@ -6,73 +9,53 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ...core.aggregation.rules import Rule, fault_in
-from ...core.criteria import Arrivals, ClientFacts, Criterion
+from ...core.clock import Pace
+from ...core.criteria import CRITERIA, make_criterion
 from ...core.method import Method
-from ...core.objective.problem import Problem
-from ...core.seeding import client_keys
-from ...core.training import is_elementwise
-from ...core.types import Evaluation, LocalTraining
-from ...data.arrays import NamedInput, shape_hint
-from ...data.federated import FederatedData, Samples
+from ...core.round import first_state, run_round
+from ...core.types import LocalTraining, RoundRecord
+from ...core.weights.weighting import ScoreError
+from ...data.arrays import shape_hint
+from ...data.federated import FederatedData, Holdings, Samples
 from ...engine.executor import DeviceExecutor
-from ...engine.jobs import TrainJob
+from ...engine.local import LocalEngine
 from ...engine.probes import with_input_type
-from ...engine.wrapping import EmbeddedEngine, WrappingEngine
-from ...limits import gigabytes, memory
-from ...models.flat import spec_of
+from ...errors import ClientwiseError
+from ...models.flat import flattened
 from ...models.modules import check_batch, outputs_of
-from ..build.engine import count_outputs
+from ..build.engine import build_plan, count_outputs
 from ..config.messages import Issue
 from ..config.schema import Experiment
-from .round_memory import memory_issues
 
-SCHEDULE_BYTES = 16  # per sample and epoch: which sample comes when
-MOVED = 0.9  # what the models of the later clients are scaled by
-TRIED_UPDATES = 3  # of a rule
-TRIED_SAMPLES = 8  # in the step that a client trains
+CLIENTS = 3  # those with most samples
+SAMPLES = 8  # of each
+SMALL_RATE = 1e-3  # of a network's first step
+ROUNDING = 1e-6
 
 
-def size_issues(experiment: Experiment, module: nn.Module, data: FederatedData) -> Iterator[Issue]:
-    """What takes more memory than there is, and a model that does not take the samples."""
-    if not len(data.samples.inputs):  # a server whose clients are elsewhere
+def network_issues(module: nn.Module, samples: Samples, batch: int) -> Iterator[Issue]:
+    """What is wrong with the network before any training: its parameters, and its output for one sample.
+
+    Args:
+        module: the network.
+        samples: all of them.
+        batch: the largest batch that it will be given.
+    """
+    parameters = dict(module.named_parameters())
+    if not any(one.requires_grad for one in parameters.values()):
+        yield "model", "has no parameters to train"
         return
-    batch = 0
-    for key, training, count in _trainings(experiment, data):
-        batch = max(batch, min(training.batch_size or count, count))
-        needed = SCHEDULE_BYTES * training.epochs * count
-        if needed > memory():
-            order = f"the order of {count:,} samples in that many epochs"
-            message = f"{order} takes {gigabytes(needed)} of memory; ask for fewer epochs"
-            yield f"{key}.epochs = {training.epochs}", message
-    yield from memory_issues(experiment, data, spec_of(module))
-    yield from _output_issues(module, data, batch)
-
-
-def _trainings(
-    experiment: Experiment, data: FederatedData
-) -> Iterator[tuple[str, LocalTraining, int]]:
-    """Every training of the experiment: its key, its options, its largest number of samples."""
-    largest = int(data.train.sizes.max())
-    everything = len(data.train.indices)
-    weighing = len(data.weigh.indices) if data.weigh else 0
-    for index, method in enumerate(experiment.build_methods()):
-        pooled = method.control == "pooled"
-        yield f"methods[{index}].training", method.training, everything if pooled else largest
-        if method.fine_tune is not None:
-            count = everything if pooled else weighing
-            yield f"methods[{index}].fine_tune", method.fine_tune, count
-
-
-def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterator[Issue]:
-    """What is wrong with the model, and with its output for one sample."""
-    if issues := list(_parameter_issues(module)):
-        yield from issues
-        return
-    samples = with_input_type(data.samples, module)
-    sample = samples.network_inputs(_largest(samples))
+    for name, one in parameters.items():
+        if not one.is_meta and not bool(one.isfinite().all()):
+            yield "model", f"its parameter {name} has NaN or Inf before training"
+            return
+    samples = with_input_type(samples, module)
+    # Of integers the sample with the largest one, which an embedding may lack
+    has_integers = samples.integers or samples.parts
+    row = int(samples.inputs.flatten(1).amax(1).argmax()) if has_integers else 0
+    sample = samples.network_inputs(torch.tensor([row]))
     try:
         check_batch(module, sample, batch)
         with torch.no_grad():
@@ -83,52 +66,184 @@ def _output_issues(module: nn.Module, data: FederatedData, batch: int) -> Iterat
     except Exception as error:  # PyTorch's, or whatever a user's own network raises
         yield "model", f"does not take samples {_described(samples)} ({_explained(error, samples)})"
         return
-    wanted = count_outputs(samples)
     shape = output.shape[1:] if output.ndim > 1 else output.shape
-    if not samples.problem.takes(shape, samples.targets.shape[1:]):
-        returned = f"{output.numel()} number{'s' * (output.numel() != 1)}"
-        needed = f"{wanted} {'is' if wanted == 1 else 'are'} needed"
-        if output.numel() == wanted:
-            returned = f"numbers of shape {tuple(shape)}"
-            needed = "another shape is needed"
-        why = samples.problem.why_outputs(samples.targets, output.numel())
-        yield "model", f"returns {returned} for a sample; {needed}: {why}"
+    if samples.problem.takes(shape, samples.targets.shape[1:]):
+        return
+    wanted = count_outputs(samples)
+    returned = f"{output.numel()} number{'s' * (output.numel() != 1)}"
+    needed = f"{wanted} {'is' if wanted == 1 else 'are'} needed"
+    if output.numel() == wanted:
+        returned = f"numbers of shape {tuple(shape)}"
+        needed = "another shape is needed"
+    why = samples.problem.why_outputs(samples.targets, output.numel())
+    yield "model", f"returns {returned} for a sample; {needed}: {why}"
 
 
-def _parameter_issues(module: nn.Module) -> Iterator[Issue]:
-    """Networks without parameters to train, or with parameters that are no numbers."""
-    parameters = dict(module.named_parameters())
-    if not any(one.requires_grad for one in parameters.values()):
-        yield "model", "has no parameters to train"
-    for name, one in parameters.items():
-        if not one.is_meta and not bool(one.isfinite().all()):
-            yield "model", f"its parameter {name} has NaN or Inf before training"
-            return
+def trial_issues(
+    experiment: Experiment, data: FederatedData, module: nn.Module, methods: Sequence[int]
+) -> Iterator[Issue]:
+    """What a round shows of the network, and of the methods at these places in the config."""
+    trial = _Trial(experiment, data, module)
+    built = experiment.build_methods()
+    _, failed = trial.run(Method(training=LocalTraining(learning_rate=SMALL_RATE)))
+    if failed:
+        largest = data.called(int(data.train.sizes.argmax()))
+        count = min(SAMPLES, int(data.train.sizes.max()))
+        if "does not require grad" in failed:
+            failed += (
+                "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
+            )
+        yield "model", f"cannot be trained on {count} samples of {largest} ({failed})"
+        return
+    for index in methods:
+        method = _alone(built[index])
+        place = f"methods[{index}]"
+        if trial.has_batch_norm and method.training.batch_size == 1:
+            message = "must be at least 2: batch norm cannot train on one sample"
+            yield f"{place}.training.batch_size = 1", message
+            continue
+        alone, failed = trial.run(method)
+        if failed:
+            # To blame is the first part without which the round works
+            parts = [key for key, one in _without_one(method).items() if not trial.run(one)[1]]
+            diverged = alone is not None and alone.refusals[0].kind == "diverged"
+            if parts or not diverged:  # else the learning rate is to blame
+                message = f"does not work on a few samples ({failed})"
+                yield ".".join([place, *parts[:1]]), message
+            continue
+        given = [CRITERIA.get(one.part.name).__module__ for one in method.criteria]
+        if all(module.startswith("clientwise.") for module in given):
+            continue  # tests/test_testing.py tries these
+        together, _ = trial.run(method, chunk_size=CLIENTS)
+        if alone is None or together is None or together.raw.shape != alone.raw.shape:
+            continue
+        for column, criterion in enumerate(method.criteria):
+            pair = alone.raw[:, column], together.raw[:, column]
+            if not torch.allclose(*pair, rtol=0.05, atol=ROUNDING):
+                hint = "measure it on the server (measured_by='server', needs={'whole_cohort'})"
+                said = f"{criterion.name} depends on the other clients: {hint}"
+                yield f"{place}.criteria[{column}]", said
 
 
-def _largest(samples: Samples) -> Tensor:
-    """The index [1] of a sample: of integers, the one with the largest, which an embedding may not have."""
-    row = 0
-    if samples.integers or samples.parts:
-        row = int(samples.inputs.flatten(1).amax(1).argmax())
-    return torch.tensor([row])
+def _alone(method: Method) -> Method:
+    """The method's own parts, without what depends on the number of clients, on time or on other processes."""
+    fine_tune = method.fine_tune and replace(method.fine_tune, epochs=1)
+    training = replace(method.training, epochs=1, control_variates=False)
+    return replace(
+        method,
+        training=training,
+        fine_tune=fine_tune,
+        bounds=None,
+        control=None,
+        pace=Pace(),
+        privacy=None,
+        secure=None,
+    )
+
+
+def _without_one(method: Method) -> dict[str, Method]:
+    """By key: the method with FedAvg's part there."""
+    training = method.training
+    sgd = replace(training, optimizer=LocalTraining().optimizer, momentum=0.0)
+    found = {
+        "training.loss": replace(method, loss=None, adapt_loss=None),
+        "training.transform": replace(method, training=replace(training, transform=None)),
+        "training.optimizer": replace(method, training=sgd),
+        "rule": replace(method, rule=None),
+        "evidence": replace(method, evidence=None),
+    }
+    for index, criterion in enumerate(method.criteria):
+        criteria = list(method.criteria)
+        criteria[index] = make_criterion("dataset_size", criterion.name)
+        found[f"criteria[{index}]"] = replace(method, criteria=tuple(criteria))
+    return found
+
+
+class _Trial:
+    """Rounds of methods on the same few samples, from the same model."""
+
+    def __init__(self, experiment: Experiment, data: FederatedData, module: nn.Module) -> None:
+        chosen = sorted(data.train.sizes.argsort(descending=True, stable=True)[:CLIENTS].tolist())
+        self._data = _few(data, chosen)
+        self._module = module
+        self._start = flattened(module)  # the engine trains in the module itself
+        self._seed = experiment.seeds[0]
+        self._executor = self._fresh_executor()
+        self.has_batch_norm = bool(self._executor.pairs)
+        plan = build_plan(experiment, len(chosen), self._seed)
+        self._plan = replace(plan, cohort_size=len(chosen), probability=None, away=())
+
+    def _fresh_executor(self) -> DeviceExecutor:
+        cpu = torch.device("cpu")
+        return DeviceExecutor(
+            self._data.samples, self._module, cpu, mode="loop", precision="float32"
+        )
+
+    def run(self, method: Method, chunk_size: int = 1) -> tuple[RoundRecord | None, str]:
+        """The record of a round whose clients train in chunks, and why it does not work, if it does not."""
+        engine = LocalEngine(
+            self._data,
+            self._module,
+            seed=self._seed,
+            executor=self._executor,
+            chunk_size=chunk_size,
+        )
+        try:
+            state = first_state(self._start, method, engine)
+            _, record = run_round(state, method, self._plan, engine)
+        except ScoreError:  # of values that are equal or extreme since there are few samples
+            return None, ""
+        except ClientwiseError as error:
+            return None, str(error)
+        except Exception as error:  # a user's own part may raise anything
+            self._executor = (
+                self._fresh_executor()
+            )  # a part that failed may have left something in it
+            return None, _explained(error, self._executor.samples)
+        all_refused = record.refusals and not record.client_ids
+        return record, record.refusals[0].reason if all_refused else ""
+
+
+def _few(data: FederatedData, clients: Sequence[int]) -> FederatedData:
+    """A few samples of some clients and of the server."""
+
+    def first(held: Holdings, holders: Sequence[int] = (0,)) -> Holdings:
+        rows = [torch.arange(len(held.indices))[held.slice(one)][:SAMPLES] for one in holders]
+        return Holdings.of([(held.indices[own], held.targets[own]) for own in rows])
+
+    return replace(
+        data,
+        train=first(data.train, clients),
+        test=first(data.test, clients),
+        weigh=first(data.weigh) if data.weigh else None,
+        report=first(data.report) if data.report else None,
+        attributes={name: values[list(clients)] for name, values in data.attributes.items()},
+        names=tuple(data.names[client] for client in clients) if data.names else (),
+        poisoned=None,
+        triggered=None,
+        new_data=(),
+        devices=data.devices.of(clients) if data.devices else None,
+    )
 
 
 def _described(samples: Samples) -> str:
     """Shape and type of a sample, as the network is given it."""
-    if samples.parts:
-        return "with " + ", ".join(_input_described(part) for part in samples.parts)
-    kind = "integers" if samples.integers else "float32"
-    return f"of shape {samples.input_shape} ({kind})"
-
-
-def _input_described(part: NamedInput) -> str:
-    return f"{part.name} {part.shape} ({'integers' if part.is_integer else 'float32'})"
+    if not samples.parts:
+        kind = "integers" if samples.integers else "float32"
+        return f"of shape {samples.input_shape} ({kind})"
+    kinds = [
+        f"{part.name} {part.shape} ({'integers' if part.is_integer else 'float32'})"
+        for part in samples.parts
+    ]
+    return "with " + ", ".join(kinds)
 
 
 def _explained(error: Exception, samples: Samples) -> str:
     """An error in one line, with what to do where it is known."""
-    text = _first_line(error)
+    lines = str(error).splitlines() or [""]
+    text = f"{type(error).__name__}: {lines[0]}"
+    if isinstance(error, KeyError) and error.args and str(error.args[0]).isidentifier():
+        text = f"clients have no attribute {error.args[0]!r}; add it to [attributes]"
     if isinstance(error, IndexError) and (samples.integers or samples.parts):
         largest = int(samples.inputs.max())
         text += f"; the largest number is {largest}: an nn.Embedding for it needs num_embeddings > {largest}"
@@ -137,200 +252,3 @@ def _explained(error: Exception, samples: Samples) -> str:
     elif samples.inputs.ndim == 1:
         text += "; a sample is one number: for a row of one column, pass inputs[:, None]"
     return text
-
-
-def engine_issues(
-    experiment: Experiment, engine: EmbeddedEngine, methods: Sequence[int]
-) -> Iterator[Issue]:
-    """What evaluating a model and measuring criteria shows, for the methods at these places."""
-    try:
-        engine.evaluate([0], engine.initial_model[None])
-    except (RuntimeError, ValueError, IndexError) as error:
-        yield "model", f"does not fit these samples ({_explained(error, engine.data.samples)})"
-        return
-    built = experiment.build_methods()
-    if issues := list(_training_issues(built, engine)):
-        yield from issues
-        return
-    for index in methods:
-        yield from _method_issues(f"methods[{index}]", built[index], engine)
-
-
-def _training_issues(methods: Sequence[Method], engine: EmbeddedEngine) -> Iterator[Issue]:
-    """What one training step of one client shows."""
-    executor = _executor(engine)
-    if executor.pairs:
-        for index, method in enumerate(methods):
-            if method.training.batch_size == 1:
-                message = "must be at least 2: batch norm cannot train on one sample"
-                yield f"methods[{index}].training.batch_size = 1", message
-    held = engine.data.train
-    client = int(held.sizes.argmax())
-    mine = held.slice(client)
-    count = min(
-        TRIED_SAMPLES, methods[0].training.batch_size or TRIED_SAMPLES, int(held.sizes.max())
-    )
-    if not count:  # no client's samples are here
-        return
-    job = TrainJob(
-        starts=engine.initial_model[None],
-        indices=held.indices[mine][:count],
-        targets=held.targets[mine][:count],
-        sizes=torch.tensor([count]),
-        keys=client_keys(engine.seed, "training", 1, [client]),
-        training=LocalTraining(learning_rate=methods[0].training.learning_rate),
-        losses=[engine.problem.loss],
-    )
-    (result,) = executor.train([job])
-    who = engine.data.called(client)
-    if isinstance(result, Exception):
-        reason = _explained(result, executor.samples)
-        if "does not require grad" in reason:
-            reason += (
-                "; no output depends on a parameter: remove detach() and no_grad() from `forward`"
-            )
-        yield "model", f"cannot be trained on {count} samples of {who} ({reason})"
-        return
-    is_finite = bool(result.models.isfinite().all())
-    for key, one in _with_options(methods, engine, job).items():
-        (result,) = executor.train([one])
-        if isinstance(result, Exception):
-            reason = _first_line(result)
-            yield key, f"fails on {count} samples of {who} ({reason})"
-        elif is_finite and not bool(result.models.isfinite().all()):
-            yield (
-                key,
-                f"gives NaN or Inf: after one step on {count} samples of {who}, so does the model",
-            )
-
-
-def _with_options(
-    methods: Sequence[Method], engine: EmbeddedEngine, job: TrainJob
-) -> dict[str, TrainJob]:
-    """The job with each loss, transform and optimizer that a user may have written, by key."""
-    jobs: dict[str, TrainJob] = {}
-    for index, method in enumerate(methods):
-        training = method.training
-        place = f"methods[{index}].training"
-        if method.loss is not None:
-            counts = engine.label_counts if method.counts_labels else None
-            loss = method.first_loss(engine.problem, counts)
-            jobs[f"{place}.loss"] = replace(job, losses=[loss])
-        if training.transform is not None:
-            transformed = replace(job.training, transform=training.transform)
-            jobs[f"{place}.transform"] = replace(job, training=transformed)
-        if not is_elementwise(training.optimizer):
-            optimized = replace(job.training, optimizer=training.optimizer)
-            jobs[f"{place}.optimizer"] = replace(job, training=optimized)
-    return jobs
-
-
-def _executor(engine: EmbeddedEngine) -> DeviceExecutor:
-    while isinstance(engine, WrappingEngine):
-        engine = engine.inner
-    assert isinstance(engine.executor, DeviceExecutor)
-    return engine.executor
-
-
-def _method_issues(method_key: str, method: Method, engine: EmbeddedEngine) -> Iterator[Issue]:
-    tried = list(range(min(2, engine.num_clients)))  # two, so that one value for all is noticed
-    facts = _facts(tried, method, engine)
-    for index, criterion in enumerate(method.criteria):
-        key = f"{method_key}.criteria[{index}]"
-        if criterion.measured_by == "server":
-            together = _arrivals(tried, method, engine)
-            alone = _arrivals(tried[:1], method, engine)
-            yield from _criterion_issues(key, criterion, together, alone, engine.problem)
-        elif len(facts.owner):  # else no client's samples are here
-            one = _facts(tried[:1], method, engine)
-            yield from _criterion_issues(key, criterion, facts, one, engine.problem)
-    if method.rule is not None:
-        yield from _rule_issues(f"{method_key}.rule", method.rule, engine.spec.size)
-
-
-def _facts(clients: Sequence[int], method: Method, engine: EmbeddedEngine) -> ClientFacts:
-    """Clients as they see themselves, before any training."""
-    losses = torch.zeros(len(clients))
-    facts = engine.facts(list(clients), losses, engine.initial_model, method.training)
-    return replace(facts, seconds=torch.ones(len(clients)))
-
-
-def _arrivals(clients: Sequence[int], method: Method, engine: EmbeddedEngine) -> Arrivals:
-    """Clients as the server sees them: the first sends the initial model, others a changed one."""
-
-    def judge(models: Tensor) -> Evaluation:
-        evaluation = engine.evaluate_server(models, "weigh")
-        return engine.evaluate([0], models) if evaluation is None else evaluation
-
-    rows = list(clients)
-    models = engine.initial_model.repeat(len(rows), 1)
-    models[1:] *= MOVED
-    return Arrivals(
-        tuple(clients),
-        models,
-        engine.initial_model,
-        engine.spec,
-        judge,
-        memory={name: one.first(engine.num_clients)[rows] for name, one in method.memories.items()},
-        attributes={name: values[rows] for name, values in engine.attributes.items()},
-        server_update=lambda: torch.zeros_like(engine.initial_model),
-        metric=engine.problem.weighed_by,
-        seconds=torch.ones(len(rows), dtype=torch.float64),
-        ages=torch.zeros(len(rows), dtype=torch.float64),
-    )
-
-
-def _criterion_issues(
-    key: str,
-    criterion: Criterion,
-    seen: ClientFacts | Arrivals,
-    alone: ClientFacts | Arrivals,
-    problem: Problem,
-) -> Iterator[Issue]:
-    """What is wrong with a criterion on the first clients; `alone` is the first of them."""
-    name = criterion.name
-    count = len(seen.num_samples) if isinstance(seen, ClientFacts) else len(seen.client_ids)
-    try:
-        values = criterion.measure(seen)
-        single = None if "whole_cohort" in criterion.needs else criterion.measure(alone)
-        fault = criterion.fault_in(values, count, problem)
-    except Exception as error:  # a user's own criterion may raise anything
-        yield key, _reason(criterion, error)
-        return
-    if fault:
-        yield key, f"{name} {fault}"
-    elif single is not None and _differs(single, values):
-        hint = "declare needs={'whole_cohort'}"
-        if criterion.measured_by == "client":
-            hint = "measure it on the server (measured_by='server', needs={'whole_cohort'})"
-        yield key, f"{name} depends on the other clients: {hint}"
-
-
-def _differs(alone: Tensor, together: Tensor) -> bool:
-    """Whether the first client's value changes with others beside it, by more than rounding."""
-    return not torch.allclose(alone[:1].double(), together[:1].double(), rtol=0.05, atol=1e-6)
-
-
-def _rule_issues(key: str, rule: Rule, size: int) -> Iterator[Issue]:
-    count = TRIED_UPDATES
-    weights = torch.full((count,), 1 / count, dtype=torch.float64)
-    try:
-        fault = fault_in(rule(torch.zeros(count, size), weights, {}), count, size)
-    except Exception as error:  # a user's own rule may raise anything
-        fault = f"{type(error).__name__}: {error}"
-    if fault:
-        yield key, fault
-
-
-def _reason(criterion: Criterion, error: Exception) -> str:
-    missing = error.args[0] if isinstance(error, KeyError) and error.args else None
-    if missing is None:
-        return f"{criterion.name} failed: {type(error).__name__}: {error}"
-    if str(missing).isidentifier():
-        return f"{criterion.name}: clients have no attribute {missing!r}; add it to [attributes]"
-    return str(missing)  # a message of ours
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"
