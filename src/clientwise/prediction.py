@@ -27,7 +27,7 @@ from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel, OwnNetwork
 from .models.size import check_parameters, described
-from .record.model_file import ModelHeader, read_model
+from .record.models import ModelHeader, read_model
 from .record.reading.rows import ModelFacts
 
 log = logging.getLogger("clientwise")

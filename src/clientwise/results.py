@@ -22,7 +22,7 @@ from .models.networks import MODELS, initialised
 from .models.own import OwnModel, OwnNetwork
 from .prediction import Predictor, predict_samples, predictor
 from .record.files import CONFIG, plain_name
-from .record.model_file import (
+from .record.models import (
     ENDING,
     ModelHeader,
     header_of,

@@ -22,10 +22,10 @@ from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
 from ..core.weights.weighting import ScoreError
 from ..errors import plain
-from ..record.best_file import Best
 from .aggregate import Aggregate, aggregate_of
 from .arrays import Arrays, Layout
 from .best import BestModel, KeepBest, mean_of_claims
+from .best_file import Best
 from .engine import HostEngine, Pair, problem_of, server_set
 from .host_run import HostRecord, refuse_run
 from .methods import build, recorded_table, settings_of, with_criteria, with_named_bounds

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..registry import IMPORTED
 
-PARTS_FILE = Path(__file__).with_name("parts.json")
+PARTS_FILE = Path(__file__).parents[1] / "experiment" / "parts.json"
 
 
 class KnownPart(NamedTuple):

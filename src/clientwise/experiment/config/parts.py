@@ -13,10 +13,10 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
 from ...core.criteria import CRITERIA
-from ...record.options import table_of_options
 from ...registry import Part, Registry, suggest
 from .messages import issues_of, refuse
 from .objects import named
+from .options import table_of_options
 
 
 def read_part(registry: Registry[Any], value: Any) -> Part:

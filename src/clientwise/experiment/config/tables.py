@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field, create_model
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from ...record.options import CHECKED
 from ...registry import Part
+from .options import CHECKED
 
 T = TypeVar("T", bound="ConfigTable")
 S = TypeVar("S")

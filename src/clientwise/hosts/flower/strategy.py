@@ -33,11 +33,11 @@ from torch import Tensor
 from ...core.criteria import ClientFacts, measure_clients
 from ...core.weights.scores import Score
 from ...errors import plain
-from ...record.best_file import Best
 from ...registry import Part
 from ..aggregate import Aggregate
 from ..aggregator import MAX_REASON, Aggregator, AggregatorOptions
 from ..best import BestModel, KeepBest, in_bounds
+from ..best_file import Best
 from ..metrics import Metric, keep_common
 from ..values import number_in
 

@@ -15,7 +15,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..registry import Part, Registry, suggest
+from ...registry import Part, Registry, suggest
 
 MOST_LISTED = 16  # parts that an option may list
 
