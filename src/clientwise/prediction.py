@@ -27,8 +27,8 @@ from .models.flat import fill
 from .models.networks import MODELS
 from .models.own import OwnModel, OwnNetwork
 from .models.size import check_parameters, described
+from .record.facts import ModelFacts
 from .record.models import ModelHeader, read_model
-from .record.reading.rows import ModelFacts
 
 log = logging.getLogger("clientwise")
 BATCH = 4096  # rows

@@ -16,7 +16,7 @@ from torch import nn
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.hosts.best import BestModel
-from clientwise.record.best_file import Best
+from clientwise.hosts.best_file import Best
 from clientwise.record.reading.folder import RunFolder
 
 

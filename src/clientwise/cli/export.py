@@ -17,7 +17,7 @@ from .console import (
 from .options import RunArgument
 
 if TYPE_CHECKING:
-    from ..record.reading.models import After
+    from ..record.run import After
     from ..results import Run
 
 

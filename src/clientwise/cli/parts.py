@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,9 +147,9 @@ def list_parts(
 
     Examples: clientwise list criteria, clientwise list FedYogi, clientwise list --config my.toml
     """
-    from ..record.known_parts import listed_parts
+    from ..experiment.config_file import PARTS_FILE
 
-    listed = listed_parts()
+    listed = json.loads(PARTS_FILE.read_text("utf-8"))
     if config is not None:
         _add_own_parts(listed, config)
     methods = listed["methods"]

@@ -39,13 +39,13 @@ from ..data.devices import DISTRIBUTIONS
 from ..data.features import FEATURES
 from ..data.partition import PARTITIONS
 from ..models.networks import MODELS
-from ..record.known_parts import PARTS_FILE
 from ..registry import Option, Part, Registry
 from ..writing import write_atomically
 from .config.named import METHODS, method_toml
 from .config.schema import Experiment
 from .config.settings import TrainingOverride
 from .config.tables import ConfigTable, table_in
+from .config_file import PARTS_FILE
 from .matrix.grid import MatrixSettings
 from .trackers import TRACKERS
 from .tune.tune import TuneSettings

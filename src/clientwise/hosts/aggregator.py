@@ -22,6 +22,7 @@ from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
 from ..core.weights.weighting import ScoreError
 from ..errors import plain
+from ..experiment.running.method_facts import method_facts
 from .aggregate import Aggregate, aggregate_of
 from .arrays import Arrays, Layout
 from .best import BestModel, KeepBest, mean_of_claims
@@ -132,6 +133,7 @@ class Aggregator:
             criteria = [WEIGHT]
         settings = settings_of(method)
         self._table = recorded_table(settings, criteria, score, normalise)
+        self._about = method_facts(settings, self._table)
         self._server, self._spec = server_set(model, weigh, report, num_classes, seed)
         self._num_classes = num_classes
         self._method = build(settings, learning_rate, weigh is not None)
@@ -455,6 +457,7 @@ class Aggregator:
         return HostRecord(
             folder,
             config,
+            self._about,
             self._engine.problem,
             reported_on,
             num_values=self._engine.spec.size,

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 BY_HOST = "by the host's clients"  # the fact `computed` of a run that `cw.Aggregator` recorded
 DATA_OF_SEED = "data of seed "  # before a seed: the fingerprint of its data
 MODEL_OF_SEED = "model of seed "  # before a seed: `ModelFacts`
-NEW_DATA_OF_SEED = "new data of seed "  # before a seed: rounds, and the clients with other data from then on
+NEW_DATA_OF_SEED = (
+    "new data of seed "  # before a seed: rounds, and the clients with other data from then on
+)
 FLOAT_BYTES = 4
 
 
@@ -68,7 +70,9 @@ class MethodFacts:
     is_available: bool  # in practice: it uses neither who is hostile nor the samples of all clients
     trains_on_server: bool  # on the server's samples, which other methods do not
     averages_equally: bool  # clients are drawn by their score, and have equal weights then
-    margin: float = 0.0  # how large a harm must be to count, as a share of what the round changed of the loss
+    margin: float = (
+        0.0  # how large a harm must be to count, as a share of what the round changed of the loss
+    )
     threshold: float = math.inf  # the z above which evidence is significant against a client
 
     def plain(self) -> dict[str, Any]:
@@ -99,7 +103,9 @@ class RunFacts(BaseModel, strict=True, frozen=True):
     weigh_samples: int | None = None  # held-out ones that weights may depend on
     num_classes: int | None = None  # None where it is not known, or has none
     changes: list[Change] = []  # of data, code or versions, accepted when it was resumed
-    machines: list[MachineRow] = []  # that computed it; the value `machine` of a round counts them from 1
+    machines: list[
+        MachineRow
+    ] = []  # that computed it; the value `machine` of a round counts them from 1
     begun: str = ""  # date and time
     computed: str = ""  # how clients were trained, in words
     warnings: list[str] = []  # what was probably not meant, found when it began
@@ -111,9 +117,7 @@ class RunFacts(BaseModel, strict=True, frozen=True):
     data: dict[int, str] = {}  # a fingerprint of the data by seed
 
 
-def facts_of_run(
-    name: str, problem: Problem, *, num_values: int, **others: Any
-) -> dict[str, Any]:
+def facts_of_run(name: str, problem: Problem, *, num_values: int, **others: Any) -> dict[str, Any]:
     """What is known of a run when it begins, by key.
 
     Args:

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..data.encoding import Encoding
 from ..errors import ClientwiseError
 from ..writing import write_atomically
-from .reading.rows import ModelFacts
+from .facts import ModelFacts
 
 ENDING = ".safetensors"
 

@@ -9,7 +9,7 @@ import torch
 
 from ...core.method import Method
 from ...data.federated import FederatedData
-from ...record.reading.rows import StepsRow
+from ...record.facts import StepsRow
 from ..config.methods import MethodSettings
 from ..config.schema import Experiment
 

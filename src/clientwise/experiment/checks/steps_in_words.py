@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...record.reading.rows import StepsRow
+from ...record.facts import StepsRow
 from ...registry import listed
 
 MUCH_MORE = 3  # times the steps of the median client

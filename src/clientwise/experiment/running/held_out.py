@@ -110,12 +110,3 @@ class HeldOut:
             self._losses = state[LOSSES].tolist()
         if BEST in state:
             self._models = {int(state[BEST_ROUND]): state[BEST]}
-
-    def fact(self, round_num: int) -> dict[str, object]:
-        """What the record says of the lane; see `record.reading.rows.BestRow`."""
-        return {
-            "round": self.best(round_num),
-            "last": round_num,
-            "stopped": round_num < self._rounds and self.stops_after(round_num),
-            "kept": self.keeps_best,
-        }

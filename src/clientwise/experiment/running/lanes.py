@@ -20,8 +20,7 @@ from ...core.method import Method, Plan
 from ...core.round import first_state, run_round
 from ...core.types import RoundRecord, ServerState
 from ...engine.scheduler import Scheduler
-from ...record.facts import BEST_OF_LANE
-from ...record.writer import Store
+from ...record.store import Store
 from ..build.engine import build_plan
 from ..config.schema import Experiment
 from ..config.tables import to_plain
@@ -86,7 +85,6 @@ class Lane:
         self._store = store
         self._hostile = hostile
         self._lane = store.open_lane(method.name, seed)
-        self._recorded = experiment.record.of(engine.num_clients, seed)
         self._secret = method.privacy is not None and method.privacy.secret
         self._plan = build_plan(
             experiment, engine.num_clients, seed, method.control, secret=self._secret
@@ -105,7 +103,7 @@ class Lane:
             self._count_lost_releases()
         store.forget_after(self._lane, self.state.round_num)
         if not self.is_done:
-            store.keep_policy(self._lane, self.state.round_num + 1, _policy(experiment, method))
+            store.set_policy(self._lane, _policy(experiment, method))
 
     @property
     def is_done(self) -> bool:
@@ -210,7 +208,7 @@ class Lane:
         record = done.record
         problem = self.engine.problem
         self._store.write_round(
-            self._lane, record, problem, self._hostile, done.seconds, self._recorded
+            self._lane, record, problem, self._hostile, done.seconds, done.held_out
         )
         if self._trackers:  # first: then an interruption leaves no gap in their curves
             values = self._store.round_values(self._lane, record.round_num, problem.metric)
@@ -240,9 +238,6 @@ class Lane:
     def end(self) -> None:
         """Save a checkpoint and end tracking, after the last round or an interruption."""
         self._save()
-        if self._held_out.is_used and self.state.round_num:
-            fact = self._held_out.fact(self.state.round_num)
-            self._store.set_facts({f"{BEST_OF_LANE}{self._lane}": fact})
         self._trackers.end(self._info, self.is_done)
         if self.is_done:
             self._store.finish_lane(self._lane)

@@ -14,9 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 from ...engine.device import thread_count
 from ...engine.executor import DeviceExecutor
 from ...errors import RunError
-from ...record.facts import current_minute, recorded_fact
-from ...record.reading.rows import MachineRow, changed_facts
-from ...record.writer import Store
+from ...record.facts import MachineRow, changed_facts, current_minute
+from ...record.store import Store, recorded_fact
 
 FACT = "machines"
 SETTINGS = (

@@ -19,9 +19,8 @@ from ...data.federated import FederatedData
 from ...errors import RunError
 from ...models.flat import frozen_digest, same_frozen
 from ...models.own import OwnModel
-from ...record.facts import current_minute, recorded_fact
-from ...record.reading.rows import Change
-from ...record.writer import Store
+from ...record.facts import DATA_OF_SEED, Change, current_minute
+from ...record.store import Store, recorded_fact
 from ..build.network import build_module
 from ..config.schema import Experiment
 from .code import bound_values, function_code, network_code
@@ -144,7 +143,7 @@ def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin
         store.set_facts({"functions": given})
     if experiment.initial_model:
         described = _described(Path(experiment.initial_model), origin.initial_model)
-        store.keep_fact("initial model", described)
+        store.keep_fact("initial_model", described)
 
 
 def _whole(store: Store, seed: int, own: Sequence[str], *, is_changed: bool) -> str:
@@ -316,4 +315,4 @@ def _digest(files: Sequence[Path]) -> str:
 
 
 def _key(seed: int) -> str:
-    return f"data of seed {seed}"
+    return f"{DATA_OF_SEED}{seed}"

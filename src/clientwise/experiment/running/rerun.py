@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ...errors import ConfigError, RunError
-from ...record.reading.folder import RunFolder
+from ...record.run import RunFolder
 from ...record.toml_text import parse_toml
 from ...registry import Part, suggest
 from ..config.messages import issues_of
@@ -76,11 +76,15 @@ def _of_run(folder: Path) -> Experiment:
 def _number_of(run: RunFolder, experiment: Experiment, client: str) -> int:
     """The number that a client has under all seeds."""
     found = set()
+    clients = run.frame("clients")
     for seed in experiment.seeds:
-        rows = run.clients(seed)
-        numbers = [row.client for row in rows if client in (row.name, str(row.client))]
+        own = clients[clients["seed"] == seed]
+        called = own["name"].where(own["name"].notna(), own["client"].astype(str))
+        numbers = own.loc[
+            (called == client) | (own["client"].astype(str) == client), "client"
+        ].tolist()
         if not numbers:
-            names = [row.name or str(row.client) for row in rows]
+            names = called.tolist()
             raise RunError(f"{run.folder}: no client is called {client!r}{suggest(client, names)}")
         found.add(numbers[0])
     if len(found) > 1:

@@ -28,10 +28,9 @@ from ...engine.scheduler import LaneExecutor, Scheduler
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError, ConfigError, RunError
 from ...models.flat import frozen_digest
-from ...record.facts import current_minute, facts_of_run
-from ...record.files import CONFIG, VERSIONS
-from ...record.lock import locked
-from ...record.writer import Store
+from ...record.facts import MODEL_OF_SEED, NEW_DATA_OF_SEED, current_minute, facts_of_run
+from ...record.files import CONFIG, VERSIONS, locked
+from ...record.store import Store
 from ...writing import write_atomically
 from ..build.clients import build_data
 from ..build.engine import build_engine, build_executor, lanes_that_fit
@@ -47,6 +46,7 @@ from .folders import claim, new_folder
 from .initial import with_initial_parameters
 from .lanes import Lane, Progress, run_lanes
 from .machine import facts_of, in_words, record_machine
+from .method_facts import method_facts
 from .origin import compare_origin, record_origin, versions
 from .ray_lanes import connected_to_ray, run_on_ray
 from .ray_shards import can_be_sharded, sharded
@@ -124,11 +124,12 @@ def run(
             own = experiment.own_model
             if own is not None and own.start is not None:
                 store.keep_initial(own.start)
-                store.set_facts({"all seeds begin with a given network": True})
+                store.set_facts({"same_start": True})
             _record_config(store, experiment, before)
             record_origin(store, experiment, origin)
             _record_versions(store)
             store.set_facts({"steps": count_steps(experiment, federated.values())})
+            store.set_facts({"methods": [method_facts(one).plain() for one in experiment.methods]})
             seeds = _Seeds(experiment, store, built, connect)
             on_clients = _reports_on_clients(experiment, data)
             warnings = column_hints(samples) + seeds.doubts(experiment.seeds[0])
@@ -237,10 +238,10 @@ class _Seeds:
         )
         if data.new_data:
             swapped = [(one.from_round, one.clients) for one in data.new_data]
-            self._store.set_facts({f"new data of seed {seed}": swapped})
+            self._store.set_facts({f"{NEW_DATA_OF_SEED}{seed}": swapped})
         executor = self._executor_for(data.samples)
         facts = _model_facts(self._experiment, data.samples, executor)
-        self._store.set_facts({f"model of seed {seed}": facts})
+        self._store.set_facts({f"{MODEL_OF_SEED}{seed}": facts})
         data = replace(data, samples=executor.samples).holdings_to(executor.device)
         return _Seed(data, hostile, executor)
 

@@ -16,7 +16,7 @@ from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...experiment.running.lanes import Progress
 from ...experiment.running.runner import run
-from ...record.lock import is_locked, wait_until_free
+from ...record.files import is_locked, wait_until_free
 from .claims import Claims
 from .connections import connector, is_simulated, registered_clients, simulated_clients
 from .data import Config, found_by, from_files, server_side
