@@ -1,4 +1,4 @@
-"""Reading a run folder: facts, lanes and frames. Anybody may have made it, so nothing of it is imported or unpickled."""
+"""Reading a run folder: facts, lanes and frames. Anybody may have made it: nothing is imported or unpickled."""
 
 from __future__ import annotations
 
@@ -79,6 +79,15 @@ class RunFolder:
         """The seeds of a method."""
         return [int(seed) for seed in self.lanes.loc[self.lanes["method"] == method, "seed"]]
 
+    def lane(self, method: str, seed: int) -> int:
+        """The number of a method and seed in the database."""
+        self._refuse_unknown(method)
+        own = self.lanes[(self.lanes["method"] == method) & (self.lanes["seed"] == seed)]
+        if own.empty:
+            known = ", ".join(map(str, self.seeds(method)))
+            raise RunError(f"{self.id}: no seed {seed} of {method}; known: {known}")
+        return int(own["lane"].iloc[0])
+
     def frame(self, name: str) -> pandas.DataFrame:
         """All rows of a kind, a new frame each time; docs/analysis.md lists the columns.
 
@@ -98,7 +107,7 @@ class RunFolder:
             found = self._unpacked(RIGHT)
             if found.empty:
                 return None
-            own = found[found["lane"] == self._lane(method, seed)]
+            own = found[found["lane"] == self.lane(method, seed)]
             best = own[own["round"] == own["round"].max()]
             return (int(best["round"].iloc[0]), best[RIGHT].to_numpy()) if len(best) else None
 
@@ -106,7 +115,7 @@ class RunFolder:
 
     def kept_rounds(self, method: str, seed: int) -> list[int]:
         """The rounds after which the model was kept (`keep_every`), beside the last one's."""
-        return kept_rounds(self.folder, self._lane(method, seed))
+        return kept_rounds(self.folder, self.lane(method, seed))
 
     def model_facts(self, seed: int) -> ModelFacts:
         """The network of a seed, and the tensors that its models consist of."""
@@ -132,7 +141,7 @@ class RunFolder:
         Returns:
             The round, and the model's tensors by name.
         """
-        lane = self._lane(method, seed)
+        lane = self.lane(method, seed)
         about = self.model_facts(seed)
         path = self._model_path(lane, after)
         if path is None:
@@ -171,15 +180,6 @@ class RunFolder:
 
     # The database ---------------------------------------------------------------------------------
 
-    def _lane(self, method: str, seed: int) -> int:
-        """The number of a method and seed in the database."""
-        self._refuse_unknown(method)
-        own = self.lanes[(self.lanes["method"] == method) & (self.lanes["seed"] == seed)]
-        if own.empty:
-            known = ", ".join(map(str, self.seeds(method)))
-            raise RunError(f"{self.id}: no seed {seed} of {method}; known: {known}")
-        return int(own["lane"].iloc[0])
-
     def _refuse_unknown(self, method: str) -> None:
         if method not in self.methods:
             raise RunError(f"{self.id}: no method {method!r}{suggest(method, self.methods)}")
@@ -216,8 +216,8 @@ class RunFolder:
                 "SELECT lane, round, value FROM rounds ORDER BY lane, round"
             ).fetchall()
         values = json.loads(f"[{','.join(value for *_, value in rows)}]")
-        if not rows or len(values) != len(rows):
-            return pandas.DataFrame()
+        if len(values) != len(rows) or not all(isinstance(value, dict) for value in values):
+            raise ValueError("the values of a round are not a JSON object")
         keys = pandas.DataFrame([row[:2] for row in rows], columns=["lane", "round"])
         return pandas.concat([keys, pandas.DataFrame(values)], axis=1)
 
@@ -319,7 +319,7 @@ def refuse_damaged(folder: Path, lanes: Collection[tuple[str, int]]) -> None:
     rounds = run.lanes.set_index(["method", "seed"])["rounds"].to_dict()
     for method, seed in lanes:
         known = rounds.get((method, seed), 0)
-        if not known or ended[run._lane(method, seed)] != known:
+        if not known or ended[run.lane(method, seed)] != known:
             raise run._damage(f"{known} of {run.facts.rounds} rounds of {method}, seed {seed}")
 
 

@@ -35,7 +35,6 @@ from .steps_in_words import steps_in_words, unequal_steps
 
 SUM_BYTES = 8  # of a float64
 WORTH_SAYING = 10**8  # bytes
-MANY_ROWS = 10**6
 MOST_NAMED = 8  # columns or classes
 
 
@@ -81,7 +80,6 @@ def describe(
         "stop early": _stop_early(experiment),
         "keep": "the model with the lowest held-out loss" if experiment.keep == "best" else "",
         "privacy": _privacy(experiment, data, plan),
-        "record": _record(experiment, data, plan),
         "work": _work(experiment),
         "cost": _cost(experiment, data, plan, executor.spec),
     }
@@ -316,22 +314,6 @@ def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
     if on_flower and any(method.noises_mean for method in experiment.build_methods()):
         promises.append("with noise of the server, no round is repeated: flower.repeats is 0")
     return f"\n{'':<12}".join(promise for promise in promises if promise)
-
-
-def _record(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
-    """Which clients get rows of their own; nothing where all do, unless these are many."""
-    rounds = len(experiment.methods) * len(experiment.seeds) * experiment.rounds
-    participants = rounds * plan.cohort_size
-    if experiment.record.of(data.num_clients, experiment.seeds[0]) is not None:
-        kept = experiment.record.clients or 0
-        rows = participants * kept // data.num_clients
-        return (
-            f"rows of {kept:,} of {data.num_clients:,} clients: {rows:,} of "
-            f"{participants:,} participants; counts and sums of the others"
-        )
-    if participants < MANY_ROWS:
-        return ""
-    return f"{participants:,} rows of participants; record.clients writes those of some clients"
 
 
 def _work(experiment: Experiment) -> str:

@@ -31,7 +31,6 @@ from .settings import (
     EvaluationSettings,
     FlowerSettings,
     HostileClients,
-    RecordSettings,
     ServerSet,
     StopEarly,
     Training,
@@ -165,7 +164,6 @@ class Experiment(ConfigTable):
         EvaluationSettings(),
         description="Measurements during a run.",
     )
-    record: RecordSettings = Field(RecordSettings(), description="Records of single clients.")
     devices: DeviceSettings | None = Field(
         None,
         description="Speed and availability of the clients' devices. Default: not simulated.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-import torch
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ...attacks import ATTACKS
@@ -14,7 +13,6 @@ from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS
 from ...core.optimizers import OPTIMIZERS, declared_of
 from ...core.schedules import SCHEDULES, ScheduleDeclaration
-from ...core.seeding import generator
 from ...core.transforms import TRANSFORMS
 from ...core.types import LocalTraining
 from ...data.arrays import MOST_CLASSES
@@ -319,23 +317,6 @@ class StopEarly(ConfigTable):
     min_delta: NonNegativeFloat = Field(
         0.0, description="By how much a loss must be lower than the lowest one before."
     )
-
-
-class RecordSettings(ConfigTable):
-    """What a run writes about single clients."""
-
-    clients: PositiveInt | None = Field(
-        None,
-        description="Number of clients, drawn by the seed, with rows of their own. Of the others, "
-        "counts and sums are written. Default: all clients.",
-    )
-
-    def of(self, num_clients: int, seed: int) -> frozenset[int] | None:
-        """The clients with rows of their own; None: all of them."""
-        if self.clients is None or self.clients >= num_clients:
-            return None
-        order = torch.randperm(num_clients, generator=generator(seed, "record", 0))
-        return frozenset(order[: self.clients].tolist())
 
 
 def _drawn(fact: DeviceFact) -> Any:
