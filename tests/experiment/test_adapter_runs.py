@@ -21,6 +21,7 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.models.own import OwnModel
 from clientwise.report.views import overview
+from recorded import curve
 
 CLIENTS = 4
 RANK = 2
@@ -132,8 +133,7 @@ def test_only_what_is_trained_is_sent(tmp_path: Path) -> None:
     names = [name for name, _ in run.model_facts(1).tensors]
     assert names == ["lora_A.weight", "lora_B.weight", "head.weight", "head.bias"]
     assert run.model_facts(1).frozen
-    (row,) = run.query("SELECT value FROM facts WHERE key = 'model_bytes'")
-    assert int(row[0]) == 4 * (2 * 6 + 8 * 2 + 8 * 3 + 3)
+    assert run.facts.model_bytes == 4 * (2 * 6 + 8 * 2 + 8 * 3 + 3)
     experiment = load_experiment(CONFIG).with_model(OwnModel(network))
     lines = describe(experiment, samples())
     (line,) = (one for one in lines if one.startswith("model"))
@@ -150,7 +150,7 @@ def test_the_trained_network_has_the_frozen_parameters_of_the_run(tmp_path: Path
     assert data.report is not None
     inputs = data.samples.inputs[data.report.indices]
     right = (first(inputs).argmax(1) == data.report.targets).double().mean()
-    (metric,) = (value for round_num, value in run.curve("metric", "FedAvg", 5) if round_num == 4)
+    metric = curve(run, "metric", "FedAvg", 5)[4]
     assert float(right) == pytest.approx(metric)
     with pytest.raises(RunError, match="its frozen parameters are not those of the run"):
         run.model("FedAvg", 5, Adapted(seed=7))
@@ -253,9 +253,8 @@ def test_evidence_and_fine_tuning_go_with_adapters(tmp_path: Path) -> None:
     config["evaluation"] = {"counterfactuals": True}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
     for method in ("Recommended", "AdaFed"):
-        assert len(run.residuals(method, 1)) == 4
-        metrics = [value for _, value in run.curve("metric", method, 1)]
-        assert max(metrics) > 0.5
+        assert len(curve(run, "residual", method)) == 4
+        assert max(curve(run, "metric", method).values()) > 0.5
 
 
 def test_check_counts_the_models_that_products_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.presets import merge
 from clientwise.experiment.load import load_experiment
-from clientwise.record.reading.folder import RunFolder
 from clientwise.report.audit.explanation import explain
 from clientwise.report.output.terminal import audit_tables
 from clientwise.report.views import audit_round, overview
+from recorded import rows
 
 RURAL = {"name": "rural", "clients": [2, 3], "floor": 0.5}
 CONFIG: dict[str, Any] = {
@@ -38,7 +37,8 @@ def config(bounds: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def weights(folder: Path, round_num: int) -> dict[int, float | None]:
-    return {row.client: row.weight for row in RunFolder(folder).participants("A", 1, round_num)}
+    found = rows(cw.Run(folder), "weights", "A", 1, round_num)
+    return dict(zip(found["client"], found["weight"], strict=True))
 
 
 def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
@@ -50,10 +50,9 @@ def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
         assert all(0.05 - 1e-9 <= one <= 0.4 + 1e-9 for one in found.values())
         assert found[0] <= 0.3 + 1e-9
         assert found[2] + found[3] >= 0.5 - 1e-9
-    (policy,) = RunFolder(folder).policies("A", 1)
-    assert policy.round_num == 1
-    assert policy.policy["groups"][0] == RURAL
-    page = audit_round(RunFolder(folder), "A", 1, 2)
+    policies = cw.Run(folder).frame("rounds")["policy"]
+    assert [policy["groups"][0] for policy in policies] == [RURAL] * 3
+    page = audit_round(cw.Run(folder), "A", 1, 2)
     assert "cap 40%, floor 5%; rural: floor 50% together; 0: cap 30%" in page.lead[0]
     labels = [column.label for column in page.sections[0].items[1].columns]
     assert {"dataset_size", "model_divergence"} <= {*labels}
@@ -92,10 +91,10 @@ def test_rounds_whose_cohort_cannot_meet_it_are_told_and_keep_the_model(tmp_path
     sampled = config({"groups": [RURAL]}, federation={"clients_per_round": 2}, rounds=6)
     (warning,) = [line for line in describe(load_experiment(sampled)) if "policy" in line]
     folder = cw.run(sampled, tmp_path / "run")
-    run = RunFolder(folder)
+    run = cw.Run(folder)
     kept = []
     for round_num in range(1, 7):
-        (note,) = run.round("A", 1, round_num).notes or ("",)
+        (note,) = rows(run, "rounds", "A", 1, round_num)["notes"].iloc[0] or ("",)
         is_absent = not {2, 3} & {*weights(folder, round_num)}
         assert note.endswith("the model stays as it was") == is_absent
         if is_absent:
@@ -121,7 +120,7 @@ def test_a_newcomer_is_capped_until_its_probation_ends(tmp_path: Path) -> None:
     found = [weights(folder, round_num)[1] for round_num in (1, 2, 3)]
     assert found[:2] == pytest.approx([0.01, 0.01])
     assert found[2] > 0.02
-    moved = audit_round(RunFolder(folder), "A", 1, 1).sections[0].items[2]
+    moved = audit_round(cw.Run(folder), "A", 1, 1).sections[0].items[2]
     assert "The cap of 1% for newcomers lowers the weight from" in moved.rows[0][1]
     # A run that is interrupted goes on with the same probation.
     short = cw.run(config({"probation": probation}) | {"rounds": 1}, tmp_path / "short")
@@ -138,12 +137,11 @@ def test_a_policy_changes_with_a_note_only(tmp_path: Path) -> None:
     note = "The board raised the cap on 3 March"
     changed = config({"cap": 0.5, "note": note}, rounds=5)
     cw.run(changed, folder, resume=True)
-    first, second = RunFolder(folder).policies("A", 1)
-    assert (first.round_num, first.policy["cap"], first.note) == (1, 0.3, "")
-    assert (second.round_num, second.policy["cap"], second.note) == (4, 0.5, note)
+    policies = cw.Run(folder).frame("rounds")["policy"]
+    assert [(one["cap"], one["note"]) for one in policies] == [(0.3, "")] * 3 + [(0.5, note)] * 2
     assert max(weights(folder, 3).values()) == pytest.approx(0.3)
     assert max(weights(folder, 4).values()) > 0.3
-    run = RunFolder(folder)
+    run = cw.Run(folder)
     assert "cap 30%" in audit_round(run, "A", 1, 3).lead[0]
     assert (
         f"Bounds since round 4: cap 50%. Reason for the bounds: {note}."
@@ -185,8 +183,7 @@ def test_check_says_which_criteria_are_claims() -> None:
 
 def test_a_policy_is_recorded_as_it_was_given(tmp_path: Path) -> None:
     folder = cw.run(config({"cap": 0.5}) | {"rounds": 1}, tmp_path / "run")
-    rows = RunFolder(folder).query("SELECT policy FROM policies")
-    assert json.loads(rows[0][0]) == {
+    assert cw.Run(folder).frame("rounds")["policy"].iloc[0] == {
         "cap": 0.5,
         "floor": 0.0,
         "groups": [],

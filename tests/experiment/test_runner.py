@@ -30,33 +30,19 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.running import folders, runner
 from clientwise.models.flat import FlatModel
 from clientwise.models.networks import MODELS
-from clientwise.record.lock import locked
+from clientwise.record.files import locked
+from clientwise.record.store import reading
 from locales import in_turkish
-
-TABLES = {  # everything but how long it took
-    "lanes": "lane, method, seed, finished",
-    "clients": "*",
-    "rounds": "lane, round_num, metric, macro_f1, loss, local_mean, local_p10, local_p90, priority, candidates, "
-    "testing_rounds, class_weights, loss_shape, per_class_f1, no_effect, notes",
-    "participants": "lane, round_num, client, refusal, score, weight, training_loss",
-    "criteria": "*",
-    "local": "*",
-    "best": "*",
-}
+from recorded import curve, everything, last, rows
 
 
 def content(folder: Path) -> dict[str, Any]:
     """All that a run left, but for the times."""
-    run = cw.Run(folder)
-    tables = {
-        name: run.query(f"SELECT {columns} FROM {name} ORDER BY 1, 2, 3")
-        for name, columns in TABLES.items()
-    }
     models = {
         path.name: {key: value.numpy().tobytes() for key, value in load_file(path).items()}
         for path in sorted((folder / "checkpoints").glob("*.safetensors"))
     }
-    return {**tables, "checkpoints": models}
+    return {**everything(cw.Run(folder)), "checkpoints": models}
 
 
 def test_a_run_folder_holds_what_happened(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -73,17 +59,14 @@ def test_a_run_folder_holds_what_happened(tiny: dict[str, Any], tmp_path: Path) 
     assert [(step.done, step.total) for step in seen] == [(done, 6) for done in range(1, 7)]
     run = cw.Run(folder)
     assert run.finished
-    assert run.query("SELECT COUNT(*) FROM rounds") == [(6,)]
-    assert run.query("SELECT COUNT(*) FROM participants WHERE refusal IS NULL") == [(18,)]
-    assert run.query("SELECT COUNT(*) FROM criteria") == [(9 + 27,)]
-    assert run.query("SELECT COUNT(*) FROM local") == [(36,)]
-    for (total,) in run.query("SELECT SUM(weight) FROM participants GROUP BY lane, round_num"):
-        assert total == pytest.approx(1)
-    ((priority, candidates, tests, kappa),) = run.query(
-        "SELECT priority, candidates, testing_rounds, class_weights FROM rounds WHERE lane = 2 AND round_num = 3"
-    )
-    assert tests >= 1
-    assert None not in (priority, candidates, kappa)
+    sizes = {name: len(run.frame(name)) for name in ("rounds", "weights", "criteria", "local")}
+    assert sizes == {"rounds": 6, "weights": 18, "criteria": 9 + 27, "local": 36}
+    totals = run.frame("weights").groupby(["method", "seed", "round"])["weight"].sum()
+    assert totals.tolist() == pytest.approx([1] * 6)
+    (searched,) = rows(run, "rounds", "all of it", 1, 3).to_dict("records")
+    assert searched["testing_rounds"] == len(searched["candidates"]) >= 1
+    assert len(searched["priority"]) == 3
+    assert len(searched["loss_state"]["class_weights"]) == 10
 
 
 def test_methods_of_a_seed_meet_the_same_cohorts_and_start_alike(
@@ -91,21 +74,13 @@ def test_methods_of_a_seed_meet_the_same_cohorts_and_start_alike(
 ) -> None:
     tiny["seeds"] = [1, 2]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    cohorts = {
-        lane: run.query(
-            "SELECT round_num, client FROM participants WHERE lane = ? ORDER BY 1, 2", lane
-        )
-        for lane, _, _ in run.lanes
-    }
-    assert cohorts[1] == cohorts[2]
-    assert cohorts[3] == cohorts[4]
-    assert cohorts[1] != cohorts[3]
-    first = [
-        run.query(
-            "SELECT client, training_loss FROM participants WHERE lane = ? AND round_num = 1", lane
-        )
-        for lane in (1, 2)
-    ]
+    cohorts = {}
+    for key, weights in run.frame("weights").groupby(["method", "seed"]):
+        cohorts[key] = weights[["round", "client"]].to_numpy().tolist()
+    assert cohorts["FedAvg", 1] == cohorts["all of it", 1]
+    assert cohorts["FedAvg", 2] == cohorts["all of it", 2]
+    assert cohorts["FedAvg", 1] != cohorts["FedAvg", 2]
+    first = [rows(run, "weights", name, 1, 1)["training_loss"].tolist() for name in run.methods]
     assert first[0] == first[1]  # same model, same data, same batches
 
 
@@ -130,7 +105,7 @@ def test_your_own_arrays_run(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 15, "training": {"learning_rate": 1.0}}
     del tiny["data"], tiny["partition"]
     run = cw.Run(cw.run(tiny, tmp_path / "run", data=data))
-    assert all(line.metric[0] > 0.8 for line in run.summary())
+    assert min(last(run, "metric").values()) > 0.8
     with pytest.raises(ConfigError, match="data: is missing"):
         cw.run(tiny, tmp_path / "nothing")
 
@@ -138,12 +113,10 @@ def test_your_own_arrays_run(tiny: dict[str, Any], tmp_path: Path) -> None:
         {"clients": [1], "attack": "wrong_labels"}
     ]  # the hostile can be played on your arrays too
     hostile = cw.Run(cw.run(tiny, tmp_path / "hostile", data=data))
-    assert hostile.query("SELECT client FROM clients WHERE hostile IS NOT NULL") == [(1,)]
-    before, after = (
-        one.query("SELECT metric FROM local WHERE lane = 1 AND round_num = 15 AND client = 1")
-        for one in (run, hostile)
-    )
-    assert after[0][0] < 0.5 < before[0][0]
+    clients = hostile.frame("clients")
+    assert clients.loc[clients["hostile"].notna(), "client"].tolist() == [1]
+    before, after = (rows(one, "local", "FedAvg", 1, 15) for one in (run, hostile))
+    assert after["metric"].iloc[1] < 0.5 < before["metric"].iloc[1]
 
 
 @pytest.mark.bits
@@ -172,14 +145,14 @@ def test_regression_with_everything(tmp_path: Path) -> None:
         ],
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    assert run.metric == "mape"
-    assert not run.higher_is_better
-    for line in run.summary():
-        assert 0.2 < line.metric[0] < 0.7
-        assert line.macro_f1 == [None]
-        assert line.worst_client[0] >= line.metric[0] * 0.8
-    shapes = run.query("SELECT loss_shape FROM rounds WHERE lane = 2")
-    assert all(0.2 <= shape <= 2.0 for (shape,) in shapes)
+    assert run.facts.metric == "mape"
+    assert not run.facts.higher_is_better
+    assert "macro_f1" not in run.frame("rounds")
+    for method, error in last(run, "metric").items():
+        assert 0.2 < error < 0.7
+        assert rows(run, "local", method)["metric"].max() >= error * 0.8
+    adapted = rows(run, "rounds", run.methods[1])["loss_state"].dropna()
+    assert all(0.2 <= state["shape"] <= 2.0 for state in adapted)
 
 
 @pytest.mark.bits
@@ -216,8 +189,8 @@ def test_survival_with_everything(tmp_path: Path) -> None:
         ],
     }
     run = cw.Run(cw.run(config, tmp_path / "run", data=data))
-    assert (run.metric, run.higher_is_better) == ("concordance", True)
-    found = {line.method: line.metric[0] for line in run.summary()}
+    assert (run.facts.metric, run.facts.higher_is_better) == ("concordance", True)
+    found = last(run, "metric")
     assert (
         0.8 < min(found.values()) <= found["FedAvg"] < found["Evidence"] < 1
     )  # it sees who mirrors times
@@ -308,9 +281,9 @@ def test_commercial_targets_from_toml(tiny: dict[str, Any], tmp_path: Path) -> N
     """
     tiny |= tomllib.loads(text) | {"federation": {"fraction": 1.0}}
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    weights = "SELECT DISTINCT client, weight > 0 FROM participants JOIN lanes USING (lane) WHERE method = ? ORDER BY 1"
-    assert [held for _, held in run.query(weights, "members")] == [1, 0, 1, 1, 0, 1]
-    assert [held for _, held in run.query(weights, "jobs")] == [0, 1, 0, 1, 1, 1]
+    held = run.frame("weights").groupby(["method", "client"])["weight"].max() > 0
+    assert held["members"].tolist() == [True, False, True, True, False, True]
+    assert held["jobs"].tolist() == [False, True, False, True, True, True]
 
 
 def test_a_criterion_that_compares_clients_is_found_before_the_first_round(
@@ -351,12 +324,10 @@ def test_attributes_and_two_of_a_kind_from_toml(tiny: dict[str, Any], tmp_path: 
         }
     ]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    for client, raw in run.query("SELECT client, raw FROM criteria WHERE criterion = 'age'"):
-        assert raw == tiny["attributes"]["age"][client]
-    assert run.query("SELECT DISTINCT criterion FROM criteria ORDER BY 1") == [
-        ("age",),
-        ("attribute",),
-    ]
+    criteria = run.frame("criteria")
+    ages = criteria[criteria["criterion"] == "age"]
+    assert ages["raw"].tolist() == [tiny["attributes"]["age"][client] for client in ages["client"]]
+    assert set(criteria["criterion"]) == {"age", "attribute"}
     assert cw.run(
         run.folder / "config.toml", run.folder, resume=True
     )  # `as` is written out and read back
@@ -368,7 +339,7 @@ def test_fine_tuning_on_the_servers_set(tiny: dict[str, Any], tmp_path: Path) ->
         {"name": "tuned", "fine_tune": {"epochs": 3, "batch_size": 10}},
     ]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    plain, tuned = (dict(run.curve("metric", name, 1)) for name in run.methods)
+    plain, tuned = (curve(run, "metric", name) for name in run.methods)
     assert (
         tuned[1] > plain[1]
     )  # three clients of skewed data have seen little; the server's set has all classes
@@ -394,7 +365,7 @@ def test_the_server_tunes_only_as_far_as_its_samples_get_better(
         {"name": "all the way", "fine_tune": wild | {"line_search": False}},
     ]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    plain, searched, wildly = (dict(run.curve("loss", name, 1)) for name in run.methods)
+    plain, searched, wildly = (curve(run, "loss", name) for name in run.methods)
     assert wildly[1] > 2 * plain[1]
     assert searched[1] < 1.2 * plain[1]
 
@@ -410,12 +381,14 @@ def test_the_best_round_of_the_honest_is_kept_bit_by_bit(
     }
     tiny["hostile"] = [{"clients": [0], "attack": "wrong_labels"}]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    assert len(run.query("SELECT * FROM best")) == 1  # of every lane only the best remains
-    _, metric, right = run.best_round("FedAvg", 1)
-    (honest,) = run.query("SELECT SUM(num_test) FROM clients WHERE hostile IS NULL")[0]
-    assert len(right) == honest
-    assert metric == max(value for _, value in run.curve("metric", "FedAvg", 1))
-    assert right.mean() == pytest.approx(metric)
+    round_num, right = run.right("FedAvg", 1)
+    clients = run.frame("clients")
+    assert len(right) == clients.loc[clients["hostile"].isna(), "num_test"].sum()
+    metrics = curve(run, "metric", "FedAvg")
+    assert metrics[round_num] == max(metrics.values()) == pytest.approx(right.mean())
+    with reading(run.folder) as database:  # of every lane only the best remains
+        kept = database.execute("SELECT COUNT(*) FROM frames WHERE name = 'right'").fetchone()
+    assert kept == (1,)
 
 
 def test_two_classes_take_one_output(tmp_path: Path, tiny: dict[str, Any]) -> None:
@@ -434,7 +407,7 @@ def test_two_classes_take_one_output(tmp_path: Path, tiny: dict[str, Any]) -> No
     folder = cw.run(tiny, tmp_path / "run", data=data)
     model = load_file(folder / "checkpoints" / "lane-1.safetensors")["model"]
     assert len(model) == 20 * 30 + 30 + 30 + 1
-    assert cw.Run(folder).summary()[0].metric == [1.0]
+    assert last(cw.Run(folder), "metric") == {"FedAvg": 1.0}
 
 
 def test_errors_of_an_image_that_sums_to_a_count(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -448,7 +421,7 @@ def test_errors_of_an_image_that_sums_to_a_count(tiny: dict[str, Any], tmp_path:
     tiny["model"] = {"name": "fully_convolutional", "channels": [2], "middle": [2]}
     del tiny["data"], tiny["partition"]
     run = cw.Run(cw.run(tiny, tmp_path / "run", data=data))
-    (mape,) = run.summary()[0].metric
+    mape = last(run, "metric")["FedAvg"]
     network = MODELS.get("fully_convolutional")((1, 8, 8), 64, channels=[2], middle=[2])
     model = FlatModel(network, torch.device("cpu"))
     model.load(load_file(run.folder / "checkpoints" / "lane-1.safetensors")["model"])
@@ -475,13 +448,13 @@ def test_hostile_clients_lose_their_weight_under_adafed(
         "score": {"name": "product", "powers": {"server_performance": 3}},
     }
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    fedavg, adafed = run.summary()
-    assert adafed.hostile_influence[0] < 0.1 * fedavg.hostile_influence[0]
-    assert adafed.metric[0] > fedavg.metric[0]
-    assert fedavg.refused == adafed.refused == [8]  # the broken one, every round
-    assert run.query("SELECT DISTINCT refusal FROM participants WHERE refusal IS NOT NULL") == [
-        ("model has NaN or Inf",)
-    ]
+    influence = run.frame("rounds").groupby("method")["hostile_influence"].mean()
+    assert influence["AdaFed"] < 0.1 * influence["FedAvg"]
+    metric = last(run, "metric")
+    assert metric["AdaFed"] > metric["FedAvg"]
+    refusals = run.frame("refusals")
+    assert refusals["method"].value_counts().to_dict() == {"FedAvg": 8, "AdaFed": 8}
+    assert set(refusals["reason"]) == {"model has NaN or Inf"}
 
 
 @pytest.mark.parametrize("source", ["clients", "contributed"])
@@ -497,8 +470,9 @@ def test_adafed_without_a_server_set(tiny: dict[str, Any], tmp_path: Path, sourc
         "criteria": ["server_performance"],
         "adapt_loss": "class_weights",
     }
-    fedavg, adafed = cw.Run(cw.run(tiny, tmp_path / "run")).summary()
-    assert adafed.hostile_influence[0] < fedavg.hostile_influence[0]
+    rounds = cw.Run(cw.run(tiny, tmp_path / "run")).frame("rounds")
+    influence = rounds.groupby("method")["hostile_influence"].mean()
+    assert influence["AdaFed"] < influence["FedAvg"]
 
 
 # Going on ----------------------------------------------------------------------------------------------------------
@@ -585,13 +559,13 @@ import locale, os, signal, sys
 locale.setlocale(locale.LC_ALL, "")
 assert locale.setlocale(locale.LC_ALL) == os.environ["LC_ALL"]
 import clientwise as cw
-from clientwise.record.writer import Store
-inner = Store._insert
-def insert(store, table, lane, round_num, rows):
-    inner(store, table, lane, round_num, rows)
+from clientwise.record.store import Store
+inner = Store._write_frame
+def write(store, lane, round_num, name, columns):
+    inner(store, lane, round_num, name, columns)
     if round_num == 7:
         os.kill(os.getpid(), signal.SIGKILL)
-Store._insert = insert
+Store._write_frame = write
 cw.run(sys.argv[1], sys.argv[2])
 """
 
@@ -607,9 +581,8 @@ def test_killed_in_a_round_in_turkish_it_has_whole_rounds_only(
     killed = processes.run(HALF_A_ROUND, config, folder, env=turkish)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     run = cw.Run(folder)
-    for table in ("rounds", "participants", "criteria"):
-        found = run.query(f"SELECT DISTINCT round_num FROM {table} ORDER BY 1")
-        assert found == [(1,), (2,), (3,), (4,), (5,), (6,)], table
+    for name in ("rounds", "weights", "criteria"):
+        assert sorted(run.frame(name)["round"].unique()) == [1, 2, 3, 4, 5, 6], name
     in_locale = "import locale; locale.setlocale(locale.LC_ALL, ''); " + processes.COMMAND
     processes.run(in_locale, "run", folder, "--resume", env=turkish).check_returncode()
     assert content(folder) == expected
@@ -753,20 +726,13 @@ def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_p
 
 def grown(folder: Path) -> dict[str, Any]:
     """All that a run left by method and seed, however its lanes are numbered."""
-    run, found = cw.Run(folder), content(folder)
-    lanes = {lane: (method, seed) for lane, method, seed in run.lanes}
-    tables = {
-        name: sorted(((lanes[row[0]], *row[1:]) for row in found[name]), key=repr)
-        for name in ("rounds", "participants", "criteria", "local", "best")
-    }
-    models = {lanes[lane]: found["checkpoints"][f"lane-{lane}.safetensors"] for lane in lanes}
-    return {
-        **tables,
-        "models": models,
-        "clients": found["clients"],
-        "finished": run.finished,
-        "methods": run.methods,
-    }
+    run = cw.Run(folder)
+    found = content(folder)
+    models = {}
+    for lane in run.lanes.itertuples():
+        key = (lane.method, lane.seed)
+        models[key] = found["checkpoints"][f"lane-{lane.lane}.safetensors"]
+    return {**found, "checkpoints": models, "finished": run.finished, "methods": run.methods}
 
 
 @pytest.mark.bits
@@ -778,9 +744,7 @@ def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(
     expected = grown(cw.run(tiny, tmp_path / "whole"))
     first = tiny | {"rounds": 1, "seeds": [1], "methods": tiny["methods"][:2]}
     folder = cw.run(first, tmp_path / "grown")
-    assert cw.Run(folder).query("SELECT COUNT(*) FROM local WHERE round_num = 1") == [
-        (12,)
-    ]  # the last one, so far
+    assert len(rows(cw.Run(folder), "local", round_num=1)) == 12  # the last one, so far
     seen: list[tuple[int, int]] = []
     cw.run(tiny, folder, resume=True, on_round=lambda step: seen.append((step.done, step.total)))
     assert (len(seen), seen[-1]) == (16, (18, 18))  # what was there is not computed again
@@ -878,8 +842,8 @@ def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path
     folder = cw.run(tiny, tmp_path / "own", data=data(2))
     with pytest.raises(RunError, match=r"other data \(seed 1\): 3 clients, not 2"):
         cw.run(tiny, folder, data=data(3), resume=True)
-    alter("DELETE FROM rounds WHERE round_num = 2")
-    alter("UPDATE lanes SET finished = 0")
+    alter("DELETE FROM rounds WHERE round = 2")
+    alter("UPDATE lanes SET finished = NULL")
     with pytest.raises(RunError, match="2 of the 3 rounds"):
         cw.run(tiny, folder, data=data(2), resume=True)
     alter("PRAGMA user_version = 99")

@@ -233,8 +233,8 @@ def test_class_weights_of_p3_change_a_focal_loss(tmp_path: Path) -> None:
     (method,) = load_experiment(config).build_methods()
     assert method.loss is not None
     assert method.first_loss(None) == FocalLoss(2.0)  # type: ignore[arg-type]
-    rows = folder.query("SELECT class_weights FROM rounds ORDER BY round_num")
-    assert len({weights for (weights,) in rows}) == 3
+    states = folder.frame("rounds")["loss_state"]
+    assert len({tuple(state["class_weights"]) for state in states}) == 3
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

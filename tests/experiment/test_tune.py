@@ -31,7 +31,7 @@ from clientwise.experiment.tune.tune import (
     tune,
 )
 from clientwise.experiment.tune.written import changed_values, tuned_toml
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.report.about import about
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline

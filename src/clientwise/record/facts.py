@@ -115,6 +115,8 @@ class RunFacts(BaseModel, strict=True, frozen=True):
     same_start: bool = False  # whether all seeds begin with a given network
     functions: dict[str, str] = {}  # parts given in Python, by kind and name: the module of each
     data: dict[int, str] = {}  # a fingerprint of the data by seed
+    # By seed: rounds, and the honest clients with other data from then on
+    new_data: dict[int, list[tuple[int, list[int]]]] = {}
 
 
 def facts_of_run(name: str, problem: Problem, *, num_values: int, **others: Any) -> dict[str, Any]:

@@ -17,7 +17,14 @@ from torch import Tensor
 from ..errors import NotBegunError, RunError, shortened
 from ..registry import suggest
 from .checkpoint import load_model
-from .facts import DATA_OF_SEED, MODEL_OF_SEED, MethodFacts, ModelFacts, RunFacts
+from .facts import (
+    DATA_OF_SEED,
+    MODEL_OF_SEED,
+    NEW_DATA_OF_SEED,
+    MethodFacts,
+    ModelFacts,
+    RunFacts,
+)
 from .files import CONFIG, checkpoint_path, is_locked, kept_path, kept_rounds
 from .frames import unpack
 from .store import CLIENTS, DATABASE, RIGHT, reading
@@ -188,7 +195,7 @@ class RunFolder:
         columns = COLUMNS[name]
         if name == CLIENTS:
             clients = self._unpacked(CLIENTS).rename(columns={"lane": "seed"})
-            return _ordered(clients.drop(columns="round", errors="ignore"), ["seed", *columns])
+            return clients.reindex(columns=["seed", *columns])
         change = _a_row_for_each_criterion if name == CRITERIA else None
         found = self._read_rounds() if name == ROUNDS else self._unpacked(name, change)
         if name == WEIGHTS:
@@ -207,8 +214,10 @@ class RunFolder:
             found = found.merge(clients, "left", ["seed", "client"])
             columns = ["client", "name", "hostile", *columns[1:]]
             order.append("client")
-        found = found.sort_values(order, kind="stable", ignore_index=True)
-        return _ordered(found, [*KEYS, *columns])
+        found = found.sort_values(order, kind="stable", ignore_index=True).drop(columns="lane")
+        first = [*KEYS, *columns]
+        others = [column for column in found if column not in first]
+        return found.reindex(columns=[*first, *others])
 
     def _read_rounds(self) -> pandas.DataFrame:
         with self._reading() as database:
@@ -289,8 +298,10 @@ class RunFolder:
         if not {key for key, _ in rows} >= NEEDED:
             raise NotBegunError(f"{self.folder}: nothing is recorded yet; resume the run")
         found = {key: json.loads(value) for key, value in rows}
-        data = {key: value for key, value in found.items() if key.startswith(DATA_OF_SEED)}
-        found["data"] = {int(key.removeprefix(DATA_OF_SEED)): value for key, value in data.items()}
+        found |= {
+            "data": _by_seed(found, DATA_OF_SEED),
+            "new_data": _by_seed(found, NEW_DATA_OF_SEED),
+        }
         known = {key: value for key, value in found.items() if key in RunFacts.model_fields}
         self.facts = _FACTS.validate_json(json.dumps(known), strict=True)
 
@@ -323,6 +334,11 @@ def refuse_damaged(folder: Path, lanes: Collection[tuple[str, int]]) -> None:
             raise run._damage(f"{known} of {run.facts.rounds} rounds of {method}, seed {seed}")
 
 
+def _by_seed(facts: dict[str, Any], prefix: str) -> dict[int, Any]:
+    own = [(key, value) for key, value in facts.items() if key.startswith(prefix)]
+    return {int(key.removeprefix(prefix)): value for key, value in own}
+
+
 def _lanes(database: sqlite3.Connection) -> pandas.DataFrame:
     """How far every lane is."""
     rows = database.execute(
@@ -346,9 +362,3 @@ def _a_row_for_each_criterion(part: pandas.DataFrame) -> pandas.DataFrame:
     ]
     return cast(pandas.DataFrame, pandas.concat(found).sort_index(kind="stable"))
 
-
-def _ordered(found: pandas.DataFrame, columns: list[str]) -> pandas.DataFrame:
-    """These columns first, of those that there are; others behind them, without the lane."""
-    first = [column for column in columns if column in found]
-    others = [column for column in found if column not in {*columns, "lane"}]
-    return found[[*first, *others]]
