@@ -316,13 +316,6 @@ def test_no_sql_outside_of_runs() -> None:
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     assert not SQL.search(node.value), f"{path}:{node.lineno}"
-                asks = (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Attribute)
-                    and node.func.attr == "query"
-                    and bool(node.args)  # Flower's `app.query()` has none
-                )
-                assert not asks, f"{path}: .query(...) is for users"
 
 
 # Words with another meaning that are also names of parts: "step" is an event in the ledger of a node.

@@ -16,6 +16,7 @@ from clientwise.core.aggregation.before import (
     nearest_neighbours,
 )
 from clientwise.core.types import Gathered, Layer, ModelSpec
+from recorded import rows
 
 byzfl = oracles.byzfl("aggregators")
 needs_byzfl = pytest.mark.skipif(
@@ -132,12 +133,11 @@ def test_steps_are_named_in_toml_and_influence_follows_them(
     ]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
     for method, changed in (("clipped", True), ("unclipped", False)):
-        rows = run.participants(method, 1, 3)
-        assert all(row.influence <= row.weight + 1e-9 for row in rows)
-        assert any(row.influence < row.weight - 1e-3 for row in rows) == changed
-    assert all(
-        0.1 - 1e-9 <= row.weight <= 0.5 + 1e-9 for row in run.participants("all of it", 1, 3)
-    )
+        found = rows(run, "weights", method, 1, 3)
+        assert (found["influence"] <= found["weight"] + 1e-9).all()
+        assert (found["influence"] < found["weight"] - 1e-3).any() == changed
+    bounded = rows(run, "weights", "all of it", 1, 3)["weight"]
+    assert bounded.between(0.1 - 1e-9, 0.5 + 1e-9).all()
 
 
 def test_every_layer_has_its_own_largest_norm() -> None:

@@ -16,6 +16,7 @@ from clientwise.core.evidence.history import (
     sketch,
 )
 from clientwise.core.evidence.protocol import enlist
+from recorded import everything, rows
 
 SIZE = 5_000
 
@@ -129,19 +130,15 @@ def test_honest_clients_of_a_converged_small_model_keep_their_weights(tmp_path) 
         "methods": ["Recommended"],
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    weights = [row.weight for row in run.participants("Recommended", 1, 20)]
-    assert min(weights) > 0.02
+    assert rows(run, "weights", "Recommended", 1, 20)["weight"].min() > 0.02
 
 
 def test_copies_are_not_merged_without_held_out_samples(tmp_path) -> None:
     config = CONFIG | {"rounds": 2, "server_set": {"fraction": 0.3, "report_fraction": 0.99}}
     config |= {"hostile": [{"clients": [1, 4, 8], "attack": "alie"}]}
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    rows = run.participants("Recommended", 1, 1)
-    assert all(row.copies is None for row in rows)
-    assert any(
-        "fewer than 8" in note for row in run.query("SELECT notes FROM rounds") for note in row
-    )
+    assert rows(run, "weights", "Recommended", 1, 1)["copies"].isna().all()
+    assert "fewer than 8" in str(run.frame("rounds")["notes"].tolist())
 
 
 def test_the_larger_z_counts_and_agreement_is_no_merit() -> None:
@@ -168,12 +165,11 @@ def test_a_client_that_turns_loses_its_weight_and_the_audit_says_why(tmp_path) -
     attack = {"name": "sign_flip", "strength": 2.0}
     hostile = [{"clients": [2, 5], "attack": attack, "from_round": 7}]
     run = cw.Run(cw.run(CONFIG | {"hostile": hostile}, tmp_path / "run"))
-    rows = {row.client: row for row in run.participants("Recommended", 1, 8)}
-    for client in (2, 5):
-        assert rows[client].history_z > 3
-        assert rows[client].weight < 0.01
-    honest = [row for client, row in rows.items() if client not in (2, 5)]
-    assert max(row.history_z for row in honest) < 0
+    weights = rows(run, "weights", "Recommended", 1, 8).set_index("client")
+    turned = weights.loc[[2, 5]]
+    assert turned["history_z"].min() > 3
+    assert turned["weight"].max() < 0.01
+    assert weights.drop([2, 5])["history_z"].max() < 0
     from clientwise.report.audit.explanation import explain
 
     for one in explain(run, "Recommended", 1, 8, [2, 5]):
@@ -181,17 +177,15 @@ def test_a_client_that_turns_loses_its_weight_and_the_audit_says_why(tmp_path) -
         assert (one.evidence.witness, one.is_harmful, one.is_significant) == ("past", False, True)
         assert "points against its own earlier updates" in one.by_evidence()
         assert "raise" not in one.by_evidence()
-    frame = run.frame("weights")
-    assert frame["history_z"].notna().any()
 
 
 def test_clients_that_send_the_same_count_as_one(tmp_path) -> None:
     hostile = [{"clients": [1, 4, 8], "attack": "alie"}]
     run = cw.Run(cw.run(CONFIG | {"rounds": 3, "hostile": hostile}, tmp_path / "run"))
-    rows = {row.client: row for row in run.participants("Recommended", 1, 1)}
-    assert [rows[client].copies for client in (1, 4, 8)] == [3, 3, 3]
+    weights = rows(run, "weights", "Recommended", 1, 1).set_index("client")
+    assert weights.loc[[1, 4, 8], "copies"].tolist() == [3, 3, 3]
     # Their share is a third of what dataset sizes alone would give, before it is renormalised.
-    ratio = {client: row.weight / row.prior for client, row in rows.items()}
+    ratio = weights["weight"] / weights["prior"]
     assert ratio[1] / ratio[0] == pytest.approx(1 / 3)
 
 
@@ -200,10 +194,7 @@ def test_history_survives_a_checkpoint_to_the_bit(tmp_path) -> None:
     whole = cw.Run(cw.run(CONFIG, tmp_path / "whole"))
     cw.run(CONFIG | {"rounds": 5}, tmp_path / "parts")
     parts = cw.Run(cw.run(CONFIG, tmp_path / "parts", resume=True))
-    for round_num in (6, 10):
-        assert parts.participants("Recommended", 1, round_num) == whole.participants(
-            "Recommended", 1, round_num
-        )
+    assert everything(parts) == everything(whole)
 
 
 def test_clients_are_enlisted_in_the_order_in_which_they_are_first_seen() -> None:

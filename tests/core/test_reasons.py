@@ -14,6 +14,7 @@ from clientwise.errors import RunError
 from clientwise.experiment.running.resume import ConfigDifference
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
+from recorded import rows
 
 CONFIG: dict[str, Any] = {
     "name": "words",
@@ -41,14 +42,19 @@ def test_every_cause_has_a_sentence() -> None:
     assert SENTENCES.keys() == {*get_args(Cause)}
 
 
+def kept(run: cw.Run, method: str) -> list[Any]:
+    """Cause and detail of the rounds that kept the model of the round before."""
+    return rows(run, "rounds", method)["kept"].dropna().tolist()
+
+
 def facts(run: cw.Run) -> list[Any]:
     """What code asks of a run, and what it concludes; no sentence."""
     found: list[Any] = []
     for method in run.methods:
-        arrived = run.arrived(method)
-        usual = arrived.usual and (arrived.usual.kind, arrived.usual.refused, arrived.usual.honest)
-        counts = sorted(count for _, count in run.refusal_counts(method))
-        found.append((method, run.kept(method), arrived[:3], usual, counts))
+        refusals = rows(run, "refusals", method)
+        counts = sorted(refusals["reason"].value_counts())
+        kinds = refusals["kind"].value_counts().to_dict()
+        found.append((method, kept(run, method), counts, kinds))
     lines = headline(series_of([run]))
     found += [sum(part in line for line in lines) for part in (LIKELY, "did not change", "policy")]
     return found
@@ -57,7 +63,7 @@ def facts(run: cw.Run) -> list[Any]:
 def test_other_words_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = cw.Run(cw.run(CONFIG, tmp_path / "before", progress=False))
     wanted = facts(before)
-    causes = {kept.cause for method in before.methods for kept in before.kept(method)}
+    causes = {cause for method in before.methods for cause, _ in kept(before, method)}
     assert causes == {"no update", "bounds", "zero criteria"}
     assert wanted[-3:] == [1, 1, 1], headline(series_of([before]))
     changed = {cause: f"{number}: {{}}" for number, cause in enumerate(SENTENCES)}
@@ -74,7 +80,7 @@ def test_other_words_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("clientwise.engine.wrappers.timed.DROPPED_OUT", clock.DROPPED_OUT)
     after = cw.Run(cw.run(CONFIG, tmp_path / "after", progress=False))
     assert facts(after) == wanted
-    assert {reason for reason, _ in after.refusal_counts("in time")} == {
+    assert {*rows(after, "refusals", "in time")["reason"]} == {
         "in other words LATE",
         "in other words DROPPED_OUT",
     }

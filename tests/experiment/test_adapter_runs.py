@@ -168,17 +168,17 @@ def test_a_run_goes_on_to_the_bit_and_not_with_another_base(tmp_path: Path) -> N
     for method in ("FedAvg", "momentum"):
         one, other = (run.trained(method, 1)[1] for run in (whole, part))
         assert all(torch.equal(one[name], other[name]) for name in one)
-        assert whole.residuals(method, 1) == part.residuals(method, 1)
+        assert curve(whole, "residual", method) == curve(part, "residual", method)
 
 
 def test_the_residual_is_recorded_and_shown(tmp_path: Path) -> None:
     config = CONFIG | {"methods": ["FedAvg", {"name": "factors", "adapters": "factors"}]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
-    residuals = dict(run.residuals("FedAvg", 1))
+    residuals = curve(run, "residual", "FedAvg")
     assert list(residuals) == [1, 2, 3, 4]
     assert all(0 <= value < 1 for value in residuals.values())
-    assert run.residuals("factors", 1) == []
-    assert any('factors: adapters = "factors" takes means' in one for one in run.warnings)
+    assert curve(run, "residual", "factors") == {}
+    assert any('factors: adapters = "factors" takes means' in one for one in run.facts.warnings)
     (section,) = (one for one in overview([run]).sections if one.id == "adapters")
     (chart,) = section.items
     assert "Residual" in chart.title
@@ -189,7 +189,7 @@ def test_one_factor_for_all_needs_no_products(tmp_path: Path) -> None:
     methods = ["FedAvg", {"name": "median", "rule": "median"}]
     config = CONFIG | {"methods": [*methods, {"name": "secure", "secure_aggregation": {}}]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=sharing))
-    assert run.residuals("FedAvg", 1) == []
+    assert "residual" not in run.frame("rounds")
     assert "lora_A.weight" not in dict(run.model_facts(1).tensors)
 
 
@@ -239,7 +239,7 @@ def test_what_is_refused_goes_with_factors(tmp_path: Path) -> None:
 def test_rules_that_choose_clients_average_products_by_influence(rule: str, tmp_path: Path) -> None:
     config = CONFIG | {"methods": [{"name": rule, "rule": rule, "before": ["clip"]}]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
-    residuals = dict(run.residuals(rule, 1))
+    residuals = curve(run, "residual", rule)
     assert len(residuals) == 4
     if rule == "krum":  # one client's adapters have their rank
         assert max(residuals.values()) < 1e-6

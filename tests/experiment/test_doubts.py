@@ -96,13 +96,13 @@ def test_what_is_probably_not_meant_is_said(
     samples: Any, config: dict[str, Any], model: Any, said: str, tmp_path: Path, caplog: Any
 ) -> None:
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=model))
-    assert any(re.search(said, warning) for warning in run.warnings), run.warnings
+    assert any(re.search(said, warning) for warning in run.facts.warnings), run.facts.warnings
     assert re.search(said, caplog.text)
 
 
 def test_scaled_pixels_are_not_doubted(tmp_path: Path) -> None:
     run = cw.run(CONFIG, tmp_path / "run", data=pixels(scale=1 / 255))
-    assert not any("pixels" in warning for warning in run.warnings)
+    assert not any("pixels" in warning for warning in run.facts.warnings)
 
 
 def test_one_class_clients_are_said_and_sound_runs_are_not(tmp_path: Path, caplog: Any) -> None:
@@ -113,8 +113,8 @@ def test_one_class_clients_are_said_and_sound_runs_are_not(tmp_path: Path, caplo
     )
     run = cw.Run(cw.run(CONFIG, tmp_path / "run", data=data))
     said = "2 of 3 clients train on samples of one class only: client 1 (south), client 2 (west)"
-    assert said in run.warnings
-    assert cw.Run(cw.run(CONFIG, tmp_path / "other", data=clients())).warnings == []
+    assert said in run.facts.warnings
+    assert cw.Run(cw.run(CONFIG, tmp_path / "other", data=clients())).facts.warnings == []
 
 
 def test_check_says_it_too() -> None:
@@ -285,7 +285,7 @@ def test_units_of_two_clients_are_said_in_one_line(
     if is_table:
         held = {name: rows.assign(ill=labels) for name, (rows, labels) in held.items()}
     run = cw.fit("linear", held, target="ill" if is_table else None, rounds=1, device="cpu")
-    (said,) = [text for text in run.warnings if "units" in text]
+    (said,) = [text for text in run.facts.warnings if "units" in text]
     names = ("'kg'", "'dose'") if is_table else ("0", "1")
     north, south = r"client 0 \(north\)", r"client 1 \(south\)"
     kg = rf"column {names[0]} is about \d\.\d+e\+04 with {south}, \d\d\.\d+ with {north}"
@@ -305,12 +305,12 @@ def test_classes_that_the_held_out_samples_lack_are_named(tmp_path: Path) -> Non
     held_out = pandas.concat([frames["north"], frames["south"]])
     given = {"target": "ill", "rounds": 1, "device": "cpu", "test": held_out}
     run = cw.fit("linear", frames, held_out=held_out, **given)
-    (said,) = [text for text in run.warnings if "weighs by is of class" in text]
+    (said,) = [text for text in run.facts.warnings if "weighs by is of class" in text]
     count = sum(row[3] == "perhaps" for row in rare)
     assert "no sample that the server weighs by is of class 'perhaps'" in said
     assert f"1 of 3 clients has {count} training samples: client 2 (west)" in said
     run = cw.fit("linear", frames, held_out=whole.drop(columns="site"), **given)
-    assert not [text for text in run.warnings if "weighs by is of class" in text]
+    assert not [text for text in run.facts.warnings if "weighs by is of class" in text]
 
 
 def federation(targets: list[Tensor], held_out: Tensor, problem: str | None = None) -> Any:

@@ -17,7 +17,7 @@ import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.hosts.best import BestModel
 from clientwise.hosts.best_file import Best
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 
 
 def model(value: float) -> dict[str, numpy.ndarray]:

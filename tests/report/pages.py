@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from clientwise.record.writer import Store
+
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
-from clientwise.record.writer import Store
 
 CONFIG: dict[str, Any] = {
     "name": "small",

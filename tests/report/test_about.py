@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import tomli_w
+from clientwise.record.reading.folder import RunFolder
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about, differences
 from clientwise.report.run_list import chosen, list_runs
 from clientwise.report.views import overview

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clientwise.record.reading.folder import RunFolder
 from pages import HOSTILE_NAME, write_run
 
 import clientwise as cw
 import processes
-from clientwise.record.reading.folder import RunFolder
 from clientwise.report.document import (
     Cell,
     Document,

@@ -11,11 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from clientwise.record.reading.folder import RunFolder
 from pages import carried, write_run
 from rich.console import Console
 
 import clientwise as cw
-from clientwise.record.reading.folder import RunFolder
 from clientwise.report.document import Cell, Column, Table, tabulate
 from clientwise.report.output.export import as_csv, as_latex, as_markdown
 from clientwise.report.output.html import as_file

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy
 import pytest
+from clientwise.record.writer import Store
 
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
-from clientwise.record.writer import Store
 from clientwise.report import sections, views
 from clientwise.report.differences import all_differences
 from clientwise.report.document import Cell, Chart, Table

@@ -17,11 +17,11 @@ from typing import Any
 import numpy
 import pages
 import pytest
+from clientwise.record.lock import locked
+from clientwise.record.writer import Store
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.record.lock import locked
-from clientwise.record.writer import Store
 from clientwise.report import run_list, sections, views
 from clientwise.report.audit.explanation import explain
 from clientwise.report.audit.parameters import UNKNOWN
