@@ -30,7 +30,6 @@ from works import WORKS
 W4 = WORKS["W4"]
 FEATURES, HIDDEN, CLASSES = W4.layers
 COHORT = 100
-RECORDED = 1_000  # clients with rows of their own
 MOST_TESTED = 20  # samples of a client
 
 
@@ -77,7 +76,6 @@ def evaluate(data: FederatedData, rounds: int, sample: int | None) -> Evaluated:
         "training": {"epochs": W4.epochs, "batch_size": W4.batch, "learning_rate": W4.rate},
         "federation": {"clients_per_round": min(COHORT, data.num_clients)},
         "evaluation": {} if sample is None else {"clients_sample": sample},
-        "record": {"clients": min(RECORDED, data.num_clients)},
         "methods": ["FedAvg"],
     }
     used: list[float] = []
@@ -85,8 +83,8 @@ def evaluate(data: FederatedData, rounds: int, sample: int | None) -> Evaluated:
         place = Path(folder) / "run"
         cw.run(config, place, data=data, on_round=lambda _: used.append(time.process_time()))
         run = cw.Run(place)
-        means = [mean for _, mean in run.curve("local_mean", "FedAvg", 1)]
-        errors = [error for _, error in run.sampling_errors("FedAvg", 1) if error is not None]
+        means = run.frame("rounds")["local_mean"].tolist()
+        errors = run.frame("rounds")["sampling_error"].dropna().tolist()
     seconds = statistics.median(after - before for before, after in pairwise(used))
     return Evaluated(means, errors, seconds)
 

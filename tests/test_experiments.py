@@ -455,11 +455,9 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     ]
     assert [*rows] == ["DS, published", "DS", "MW>LD>DS", "mean of both, published", "mean of both"]
     first = {}  # the first round in which 75% of the six clients, which are five, reach the target
-    for seed, round_num in run.query(
-        """SELECT seed, round_num FROM local JOIN lanes USING (lane) WHERE method = 'DS' AND metric >= ?
-           GROUP BY seed, round_num HAVING COUNT(*) >= 5 ORDER BY seed, round_num""",
-        target,
-    ):
+    local = rows(run, "local", "DS")
+    reached = local[local["metric"] >= target].groupby(["seed", "round"]).size()
+    for seed, round_num in reached[reached >= 5].index:
         first.setdefault(seed, round_num)
     assert rows["DS"][7] == make_reproduction.reached([first.get(1), first.get(2)])
     assert first  # or nothing was compared

@@ -338,7 +338,7 @@ def test_a_relative_error_is_refused_near_zero(change: Any, said: str) -> None:
         with pytest.raises(ConfigError, match=said) as caught:
             cw.fit(nn.Linear(10, 1), parts, rounds=1, **given)
         assert "\n" not in str(caught.value)
-    assert cw.fit(nn.Linear(10, 1), parts, rounds=1).metric == "rmse"
+    assert cw.fit(nn.Linear(10, 1), parts, rounds=1).facts.metric == "rmse"
 
 
 def test_mape_weighs_and_scores_where_it_is_named(tmp_path: Path) -> None:

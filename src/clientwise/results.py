@@ -52,7 +52,7 @@ class Run(RunFolder):
     - `run.report()`: one HTML page with figures and tables beside it.
     - `run.model("AdaFed")`: the trained network of one of several methods.
     - `run.predictor("AdaFed").predict(frame)`: predictions for new rows of a table.
-    - `run.frame("rounds")`: everything that was recorded, as pandas frames (docs/analysis.md).
+    - `run.frame("rounds")`: everything that was recorded, as pandas frames (docs/frames.md).
     - `run.facts`, `run.lanes`, `run.methods`, `run.config`: about the whole run.
     - `run.figure()`: a figure. A notebook shows a run as a table and a figure, a Python session
       as text.

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import clientwise as cw
+import recorded
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import digits
@@ -111,7 +112,7 @@ def test_side_by_side_or_one_after_the_other_is_the_same_run(
     monkeypatch.setattr(runner._RunSession, "_lanes_that_fit", lambda *given: 1)
     apart = cw.Run(cw.run(tiny, tmp_path / "apart"))
     assert joined == [4, 1, 1, 1, 1]
-    assert everything(together) == everything(apart)
+    assert recorded.everything(together) == recorded.everything(apart)
 
 
 def test_no_more_jobs_are_made_than_are_worked_on(executor: DeviceExecutor) -> None:

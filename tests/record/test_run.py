@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -22,6 +23,7 @@ from clientwise.errors import NotBegunError, RunError
 from clientwise.record.files import locked
 from clientwise.record.run import COLUMNS, is_finished, refuse_damaged
 from clientwise.record.store import VERSION, Store, recorded_fact
+from clientwise.record.tables import VALUES
 
 ADJUSTED = "all of it"
 KEYS = ["method", "seed", "round"]
@@ -102,6 +104,13 @@ def test_every_frame_begins_with_its_keys(recorded: tuple[cw.Run, Any]) -> None:
     assert run.frame("rounds")["metric"].gt(0).any()
     with pytest.raises(RunError, match="no frame 'weigths'; did you mean 'weights'"):
         run.frame("weigths")
+
+
+def test_the_page_on_frames_names_every_value() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "frames.md").read_text("utf-8")
+    named = {*re.findall(r"`(\w+)`", page)}
+    recorded = {*VALUES, *COLUMNS, *(column for columns in COLUMNS.values() for column in columns)}
+    assert recorded - named == set()
 
 
 def test_a_run_says_what_it_is(recorded: tuple[cw.Run, Any]) -> None:

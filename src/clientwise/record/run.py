@@ -96,7 +96,7 @@ class RunFolder:
         return int(own["lane"].iloc[0])
 
     def frame(self, name: str) -> pandas.DataFrame:
-        """All rows of a kind, a new frame each time; docs/analysis.md lists the columns.
+        """All rows of a kind, a new frame each time; docs/frames.md lists the columns.
 
         Args:
             name: "rounds", "weights", "criteria", "local", "refusals", "clients", "steps" or "other_weights".
@@ -361,4 +361,3 @@ def _a_row_for_each_criterion(part: pandas.DataFrame) -> pandas.DataFrame:
         for name in names
     ]
     return cast(pandas.DataFrame, pandas.concat(found).sort_index(kind="stable"))
-
