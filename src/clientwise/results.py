@@ -24,7 +24,6 @@ from .record.files import plain_name
 from .record.models import (
     ENDING,
     ModelHeader,
-    header_of,
     metadata_of,
     write_model,
 )
@@ -356,8 +355,20 @@ class Run(RunFolder):
     def _model_header(self, method: str, seed: int, round_num: int) -> ModelHeader:
         facts = self.model_facts(seed)
         network = self.config.get("model")
-        return header_of(
-            facts, network, run=self.facts.name, method=method, seed=seed, round_num=round_num
+        return ModelHeader(
+            run=self.facts.name,
+            method=method,
+            seed=seed,
+            round=round_num,
+            model=facts.name,
+            input_shape=facts.input_shape,
+            outputs=facts.outputs,
+            input_scale=facts.scale,
+            network=network,
+            kind=facts.kind,
+            table=facts.table,
+            named_shapes=facts.named_shapes,
+            frozen=facts.frozen,
         )
 
 

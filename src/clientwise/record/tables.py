@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy
@@ -25,6 +26,9 @@ from .frames import Quotient
 SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 90, 75)
 NOBODY = -1  # in `without` of other weights
 REPORTED = -1  # in `tested` of other weights: the samples that the run reports on
+
+
+Get = Callable[["Round"], Any]
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,10 @@ class Round:
         return _own_results(self.record.local)
 
     @cached_property
-    def other_weights(self) -> list[list[Any]]:
+    def other_weights(self) -> list[Any]:
         """The columns of the frame."""
         rows = [row for one in self.record.counterfactuals for row in self._tested(one)]
-        return [list(column) for column in zip(*rows, strict=True)] or [[]] * 6
+        return list(zip(*rows, strict=True)) or [()] * 6
 
     def _tested(self, one: Counterfactual) -> list[tuple[Any, ...]]:
         """On the samples that the run reports on, then on every client's own."""
@@ -85,7 +89,27 @@ class Round:
         return [first, *((one.kind, without, *values, None) for values in own)]
 
 
-VALUES_OF_CLIENTS: dict[str, Callable[[Round], Any]] = {  # in rounds that evaluate the clients
+def _same(*names: str) -> dict[str, Get]:
+    """What `RoundRecord` has under the same name."""
+    return {name: attrgetter(f"record.{name}") for name in names}
+
+
+def _columns(of: str, *names: str) -> dict[str, Get]:
+    """The columns of a list of columns of `Round`."""
+    return {name: lambda r, place=place: getattr(r, of)[place] for place, name in enumerate(names)}
+
+
+def _rows(of: str, **attributes: str) -> dict[str, Get]:
+    """A column for each attribute of the rows that `RoundRecord` has."""
+    return {
+        name: lambda r, attribute=attribute: [
+            getattr(one, attribute) for one in getattr(r.record, of)
+        ]
+        for name, attribute in attributes.items()
+    }
+
+
+VALUES_OF_CLIENTS: dict[str, Get] = {  # in rounds that evaluate the clients
     "local_mean": lambda r: r.honest and float(r.honest.overall()[0]),
     "local_p10": lambda r: r.honest and _quantile(r.honest.values[0], 0.1),
     "local_p90": lambda r: r.honest and _quantile(r.honest.values[0], 0.9),
@@ -93,7 +117,7 @@ VALUES_OF_CLIENTS: dict[str, Callable[[Round], Any]] = {  # in rounds that evalu
     "sampled": lambda r: r.record.local and r.record.local.drawn,
     "sampling_error": lambda r: r.record.local and _sampling_error(r.record.local, r.hostile),
 }
-VALUES: dict[str, Callable[[Round], Any]] = {
+VALUES: dict[str, Get] = {
     "metric": lambda r: r.shown and float(r.shown.overall()[0]),
     "loss": lambda r: r.shown and float(r.shown.overall_loss()[0]),
     "macro_f1": lambda r: None if r.class_counts is None else float(macro_f1(r.class_counts)),
@@ -101,72 +125,44 @@ VALUES: dict[str, Callable[[Round], Any]] = {
         None if r.class_counts is None else per_class_f1(r.class_counts).tolist()
     ),
     **VALUES_OF_CLIENTS,
-    "attack_success": lambda r: r.record.attack_success,
-    "held_out_change": lambda r: r.record.held_out_change,
-    "held_out_loss": lambda r: r.held_out_loss,
-    "priority": lambda r: r.record.priority,
+    **_same("attack_success", "held_out_change", "priority", "testing_rounds", "no_effect"),
+    **_same("models_moved", "evaluations", "ended", "residual"),
+    "held_out_loss": attrgetter("held_out_loss"),
     "candidates": lambda r: r.record.candidates or None,
-    "testing_rounds": lambda r: r.record.testing_rounds,
     "loss_state": lambda r: _changed_loss(r.record, r.problem),
-    "no_effect": lambda r: r.record.no_effect,
     "notes": lambda r: [*r.record.notes, *_not_evaluated(r.record.local, r.names)],
-    "models_moved": lambda r: r.record.models_moved,
-    "evaluations": lambda r: r.record.evaluations,
-    "ended": lambda r: r.record.ended,
     "epsilon": lambda r: r.record.released and r.record.released.epsilon,
     "clip": lambda r: r.record.released and r.record.released.clip,
     "deviation": lambda r: r.record.released and r.record.released.deviation,
-    "residual": lambda r: r.record.residual,
     "kept": lambda r: r.record.kept and [r.record.kept.cause, r.record.kept.detail],
     "participants": lambda r: len(r.record.client_ids) + len(r.record.refusals),
     "refused": lambda r: len(r.record.refusals),
     "without_weight": lambda r: int((r.record.weights == 0).sum()),
     "hostile_influence": lambda r: _sum_over(r.hostile, r.record.client_ids, r.influence),
-    "seconds": lambda r: r.seconds,
-    "machine": lambda r: r.machine,
-    "policy": lambda r: r.policy,
+    "seconds": attrgetter("seconds"),
+    "machine": attrgetter("machine"),
+    "policy": attrgetter("policy"),
 }
-FRAMES: dict[str, dict[str, Callable[[Round], Any]]] = {
+FRAMES: dict[str, dict[str, Get]] = {
     "weights": {  # a row for each accepted update
         "client": lambda r: numpy.array(r.record.client_ids, numpy.int64),
-        "score": lambda r: r.record.scores,
+        "score": attrgetter("record.scores"),
         "prior": lambda r: Quotient(r.record.prior, of=("score",)),
-        "z": lambda r: r.record.z,
-        "harm": lambda r: r.record.harm,
-        "harm_error": lambda r: r.record.harm_error,
-        "posterior": lambda r: r.record.posterior,
+        **_same("z", "harm", "harm_error", "posterior"),
         "weight": lambda r: Quotient(r.record.weights, of=("posterior", "prior")),
         "influence": lambda r: Quotient(r.influence, of=("weight",)),
-        "history_z": lambda r: r.record.look_back.z,
-        "copies": lambda r: r.record.look_back.copies,
+        "history_z": attrgetter("record.look_back.z"),
+        "copies": attrgetter("record.look_back.copies"),
         "shapley": lambda r: r.record.contributions and r.record.contributions.values,
         "shapley_error": lambda r: r.record.contributions and r.record.contributions.errors,
-        "training_loss": lambda r: r.record.training_loss,
-        "seconds": lambda r: r.record.seconds,
+        **_same("training_loss", "seconds"),
     },
-    "local": {  # a row for each client with test data
-        "client": lambda r: r.own_results[0],
-        "metric": lambda r: r.own_results[1],
-        "loss": lambda r: r.own_results[2],
-    },
-    "other_weights": {
-        "kind": lambda r: r.other_weights[0],
-        "without": lambda r: r.other_weights[1],
-        "tested": lambda r: r.other_weights[2],
-        "metric": lambda r: r.other_weights[3],
-        "loss": lambda r: r.other_weights[4],
-        "reason": lambda r: r.other_weights[5],
-    },
-    "steps": {
-        "step": lambda r: [one.name for one in r.record.steps],
-        "loss": lambda r: [one.loss for one in r.record.steps],
-        "used": lambda r: [one.used for one in r.record.steps],
-    },
-    "refusals": {
-        "client": lambda r: [one.client_id for one in r.record.refusals],
-        "reason": lambda r: [one.reason for one in r.record.refusals],
-        "kind": lambda r: [one.kind for one in r.record.refusals],
-    },
+    "local": _columns("own_results", "client", "metric", "loss"),
+    "other_weights": _columns(
+        "other_weights", "kind", "without", "tested", "metric", "loss", "reason"
+    ),
+    "steps": _rows("steps", step="name", loss="loss", used="used"),
+    "refusals": _rows("refusals", client="client_id", reason="reason", kind="kind"),
 }
 CRITERIA = "criteria"  # a frame with two columns for each criterion, whose names begin so:
 RAW = "raw "
