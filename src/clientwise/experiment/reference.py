@@ -45,11 +45,11 @@ from .config.named import METHODS, method_toml
 from .config.schema import Experiment
 from .config.settings import TrainingOverride
 from .config.tables import ConfigTable, table_in
-from .config_file import PARTS_FILE
 from .matrix.grid import MatrixSettings
 from .trackers import TRACKERS
 from .tune.tune import TuneSettings
 
+PARTS_FILE = Path(__file__).with_name("parts.json")  # all that `clientwise list` prints
 _REGISTRIES = (
     CRITERIA,
     NORMALISERS,

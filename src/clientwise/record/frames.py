@@ -124,7 +124,7 @@ def _numbers(values: Any) -> tuple[Any, Array]:
     return list(codes), numpy.array([codes[text] for text in values], "<i8")
 
 
-def _values(kind: Any, words: Array) -> Array:
+def _values(kind: Any, words: Array) -> Any:
     if kind == FLOAT:
         return words.view("<f8")
     numbers = words.view("<i8")
@@ -146,6 +146,6 @@ def _scale(base: Array, values: Array) -> float | None:
     return None
 
 
-def _divided(base: Array, scale: Any) -> Array:
+def _divided(base: Array, scale: Any) -> Any:
     with numpy.errstate(all="ignore"):
         return base / scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -304,34 +304,6 @@ class RunFolder:
         }
         known = {key: value for key, value in found.items() if key in RunFacts.model_fields}
         self.facts = _FACTS.validate_json(json.dumps(known), strict=True)
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether all lanes of a run have ended."""
-    try:
-        return RunFolder(folder).finished
-    except RunError:
-        return False  # not begun, or damaged: resuming it says so
-
-
-def refuse_damaged(folder: Path, lanes: Collection[tuple[str, int]]) -> None:
-    """RunError where a finished run cannot be read, or lacks a lane or its rounds.
-
-    Args:
-        folder: the run folder.
-        lanes: method and seed of every lane that it has to have.
-    """
-    run = RunFolder(folder)
-    with reading(folder) as database:
-        (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-        ended = dict(database.execute("SELECT lane, finished FROM lanes"))
-    if found != "ok":
-        raise run._damage(found)
-    rounds = run.lanes.set_index(["method", "seed"])["rounds"].to_dict()
-    for method, seed in lanes:
-        known = rounds.get((method, seed), 0)
-        if not known or ended[run.lane(method, seed)] != known:
-            raise run._damage(f"{known} of {run.facts.rounds} rounds of {method}, seed {seed}")
 
 
 def _by_seed(facts: dict[str, Any], prefix: str) -> dict[int, Any]:

@@ -13,7 +13,7 @@ import secrets
 import sqlite3
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,38 @@ def recorded_fact(folder: Path, key: str) -> str | None:
             return None
         row = database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
     return None if row is None else str(row[0])
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether all lanes of a run have ended."""
+    try:
+        planned = recorded_fact(folder, "lanes")
+        with reading(folder) as database:
+            return database.execute("SELECT COUNT(finished) FROM lanes").fetchone() == (
+                int(planned or -1),
+            )
+    except (RunError, ValueError):
+        return False  # not begun, or damaged: resuming it says so
+
+
+def refuse_damaged(folder: Path, lanes: Collection[tuple[str, int]]) -> None:
+    """RunError where a finished run cannot be read, or lacks a lane or its rounds.
+
+    Args:
+        folder: the run folder.
+        lanes: method and seed of every lane that it has to have.
+    """
+    with reading(folder) as database:
+        (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+        rounds = "(SELECT COUNT(*) FROM rounds WHERE rounds.lane = lanes.lane)"
+        rows = database.execute(f"SELECT method, seed, finished, {rounds} FROM lanes").fetchall()
+    ended = {(method, seed): (finished, known) for method, seed, finished, known in rows}
+    for method, seed in lanes:
+        finished, known = ended.get((method, seed), (None, 0))
+        if finished != known:
+            found = f"{known} of {finished} rounds of {method}, seed {seed}"
+    if found != "ok":
+        raise RunError(f"{folder}: its database is damaged ({shortened(found, 200)})")
 
 
 class Store:
@@ -166,7 +198,7 @@ class Store:
         self._names[seed] = dict(enumerate(names or ()))
         columns = {
             "client": list(clients),
-            "name": list(names or [None] * len(clients)),
+            "name": [*(names or [None for _ in clients])],
             "num_train": list(num_train),
             "num_test": list(num_test),
             "hostile": [hostile.get(client) for client in clients],

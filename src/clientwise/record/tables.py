@@ -96,17 +96,20 @@ def _same(*names: str) -> dict[str, Get]:
 
 def _columns(of: str, *names: str) -> dict[str, Get]:
     """The columns of a list of columns of `Round`."""
-    return {name: lambda r, place=place: getattr(r, of)[place] for place, name in enumerate(names)}
+
+    def at(place: int) -> Get:
+        return lambda r: getattr(r, of)[place]
+
+    return {name: at(place) for place, name in enumerate(names)}
 
 
 def _rows(of: str, **attributes: str) -> dict[str, Get]:
     """A column for each attribute of the rows that `RoundRecord` has."""
-    return {
-        name: lambda r, attribute=attribute: [
-            getattr(one, attribute) for one in getattr(r.record, of)
-        ]
-        for name, attribute in attributes.items()
-    }
+
+    def column(attribute: str) -> Get:
+        return lambda r: [getattr(one, attribute) for one in getattr(r.record, of)]
+
+    return {name: column(attribute) for name, attribute in attributes.items()}
 
 
 VALUES_OF_CLIENTS: dict[str, Get] = {  # in rounds that evaluate the clients

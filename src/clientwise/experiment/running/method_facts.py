@@ -30,7 +30,7 @@ def method_facts(settings: MethodSettings, table: Mapping[str, Any] | None = Non
     table = settings.to_dict() if table is None else table
     evidence: Any = make_if_named(EVIDENCE, settings.evidence)
     sampling = make_if_named(SAMPLINGS, settings.sampling)
-    needs = set()
+    needs: set[str] = set()
     for key, registry, part in settings.parts():
         if key not in CHANGING_NO_MODEL:
             needs |= registry.needs(part)

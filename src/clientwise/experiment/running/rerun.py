@@ -89,7 +89,7 @@ def _number_of(run: RunFolder, experiment: Experiment, client: str) -> int:
         found.add(numbers[0])
     if len(found) > 1:
         raise RunError(f"{run.folder}: {client!r} is another client number in every seed")
-    return found.pop()
+    return int(found.pop())
 
 
 def _changed(before: Experiment, changes: dict[str, Any]) -> list[MethodSettings]:

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from ...errors import ConfigError, RunError
 from ...record.facts import BY_HOST
 from ...record.files import CONFIG
-from ...record.run import is_finished
-from ...record.store import recorded_fact
+from ...record.store import is_finished, recorded_fact
 from ...record.toml_text import dotted_keys, parse_toml, read_table
 from ..config.schema import Experiment
 from ..load import load_experiment
