@@ -14,9 +14,6 @@ from .config.messages import dotted
 from .config.named import pick, write_out
 from .config.presets import apply_preset
 
-PARTS_FILE = Path(__file__).with_name(
-    "parts.json"
-)  # all that `clientwise list` prints; see `reference.py`
 DATA_FOLDER = "CLIENTWISE_DATA"  # environment variable: the data folder where no key names one
 
 
