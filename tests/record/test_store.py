@@ -151,3 +151,14 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="another clientwise process"), locked(tmp_path):
             pass
     assert not is_locked(tmp_path)
+
+
+def test_a_run_is_read_while_it_is_written(tiny: dict[str, Any], tmp_path: Path) -> None:
+    seen = []
+
+    def look(_: cw.Progress) -> None:
+        run = cw.Run(tmp_path / "run")
+        seen.append((run.finished, len(run.frame("rounds")), run.frame("weights")["round"].max()))
+
+    cw.run(tiny | {"methods": ["FedAvg"]}, tmp_path / "run", on_round=look)
+    assert seen == [(False, 1, 1), (False, 2, 2), (False, 3, 3)]
