@@ -20,7 +20,8 @@ import torch
 import clientwise as cw
 from clientwise.core.objective.problem import Classification
 from clientwise.core.types import RoundRecord
-from clientwise.record.store import DATABASE, Store
+from clientwise.record.database import DATABASE
+from clientwise.record.store import Store
 
 DIFFERENT = 50  # rounds
 FRAMES = ("rounds", "weights", "criteria")

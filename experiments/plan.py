@@ -27,7 +27,7 @@ from clientwise.experiment.build.clients import build_data
 from clientwise.experiment.build.network import build_module
 from clientwise.experiment.build.samples import load_samples
 from clientwise.models.call import outputs_of
-from clientwise.record.store import is_finished
+from clientwise.record.database import is_finished
 from clientwise.report.document import in_time
 
 HERE = Path(__file__).parent

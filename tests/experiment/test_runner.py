@@ -30,8 +30,8 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.running import folders, runner
 from clientwise.models.flat import FlatModel
 from clientwise.models.networks import MODELS
+from clientwise.record.database import reading
 from clientwise.record.files import locked
-from clientwise.record.store import reading
 from locales import in_turkish
 from recorded import curve, everything, last, rows
 

@@ -17,7 +17,7 @@ from clientwise.errors import RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.held_out import HeldOut
-from clientwise.record.store import refuse_damaged
+from clientwise.record.database import refuse_damaged
 from clientwise.report.about import about
 from clientwise.report.document import Chart
 from clientwise.report.marks import Line, Lines

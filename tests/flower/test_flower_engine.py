@@ -43,7 +43,8 @@ from clientwise.hosts.flower.wire import (
     unpack,
 )
 from clientwise.models.networks import MODELS
-from clientwise.record.store import Store, reading
+from clientwise.record.database import reading
+from clientwise.record.store import Store
 
 pytestmark = pytest.mark.usefixtures("clock")
 METHODS: dict[str, dict[str, Any]] = {

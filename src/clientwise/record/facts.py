@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel, PositiveInt
 
-from ..core.objective.problem import Problem
 from ..data.encoding import Encoding
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ..core.objective.problem import Problem
 
 BY_HOST = "by the host's clients"  # the fact `computed` of a run that `cw.Aggregator` recorded
 DATA_OF_SEED = "data of seed "  # before a seed: the fingerprint of its data
@@ -128,9 +129,10 @@ def facts_of_run(name: str, problem: Problem, *, num_values: int, **others: Any)
         num_values: size of a model.
         others: see `RunFacts`.
     """
+    target = others.get("target")
     known = {
         "name": name,
-        "target": None,
+        "target": target,
         "metric": problem.metric,
         "higher_is_better": problem.higher_is_better,
         "is_share": problem.is_share,
@@ -138,6 +140,7 @@ def facts_of_run(name: str, problem: Problem, *, num_values: int, **others: Any)
         "num_classes": problem.num_classes,
         "model_bytes": FLOAT_BYTES * num_values,
         **others,
+        "client_targets": others.get("client_targets") or ([target] if target else []),
     }
     return RunFacts(**known).model_dump(exclude_unset=True)
 

@@ -113,7 +113,9 @@ def _unpacked(header: bytes, members: list[tuple[int, int, bytes]]) -> dict[str,
 
 def _numbers(values: Any) -> tuple[Any, Array]:
     """The kind of a column, and its values as numbers of eight bytes; for texts, the kind lists them."""
-    array = numpy.asarray(values)
+    array = numpy.asarray(
+        values.cpu() if hasattr(values, "cpu") else values
+    )  # a tensor may lie on a GPU
     if array.dtype.kind == "f":
         return FLOAT, array.astype("<f8")
     if array.dtype.kind == "b":

@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import pandas
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
 
 from ..errors import NotBegunError, RunError, shortened
 from ..registry import suggest
-from .checkpoint import load_model
+from .database import CLIENTS, DATABASE, RIGHT, reading
 from .facts import (
     DATA_OF_SEED,
     MODEL_OF_SEED,
@@ -27,9 +26,11 @@ from .facts import (
 )
 from .files import CONFIG, checkpoint_path, is_locked, kept_path, kept_rounds
 from .frames import unpack
-from .store import CLIENTS, DATABASE, RIGHT, reading
 from .tables import CRITERIA, FRAMES, NORMALISED, RAW
 from .toml_text import read_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 After = int | Literal["best"] | None  # the round of a model; None is the last one
 ROUNDS = "rounds"
@@ -161,6 +162,8 @@ class RunFolder:
             raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
         if path.is_symlink() or path.parent.is_symlink():
             raise RunError(f"{path}: leads out of the run folder, through a link")
+        from .checkpoint import load_model  # PyTorch, which no other reader needs
+
         round_num, vector = load_model(path, best=not isinstance(after, int))
         if vector.numel() != about.size:
             raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")

@@ -11,16 +11,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
-import torch
-from torch import Tensor
 
-from ..core.objective.metrics import macro_f1, per_class_f1
-from ..core.objective.problem import Problem
-from ..core.types import Counterfactual, Evaluation, RoundRecord
 from .frames import Quotient
+
+if TYPE_CHECKING:  # reading a run needs no PyTorch
+    from torch import Tensor
+
+    from ..core.objective.problem import Problem
+    from ..core.types import Counterfactual, Evaluation, RoundRecord
 
 # Shares of the clients in percent: what each share reaches is recorded (P1's tables; 75: P2's Table 1).
 SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 90, 75)
@@ -68,7 +69,7 @@ class Round:
         return self.record.weights if found is None else found
 
     @cached_property
-    def own_results(self) -> list[Tensor]:
+    def own_results(self) -> list[Any]:
         """Client, metric and loss of clients that have test data."""
         return _own_results(self.record.local)
 
@@ -84,7 +85,7 @@ class Round:
         shown = _reported(one, self.hostile)
         metric = math.nan if shown is None else float(shown.overall()[0])
         loss = math.nan if shown is None else float(shown.overall_loss()[0])
-        own = zip(*(column.tolist() for column in _own_results(one.local)), strict=True)
+        own = zip(*map(numpy.ndarray.tolist, _own_results(one.local)), strict=True)
         first = (one.kind, without, REPORTED, metric, loss, one.reason)
         return [first, *((one.kind, without, *values, None) for values in own)]
 
@@ -123,10 +124,8 @@ VALUES_OF_CLIENTS: dict[str, Get] = {  # in rounds that evaluate the clients
 VALUES: dict[str, Get] = {
     "metric": lambda r: r.shown and float(r.shown.overall()[0]),
     "loss": lambda r: r.shown and float(r.shown.overall_loss()[0]),
-    "macro_f1": lambda r: None if r.class_counts is None else float(macro_f1(r.class_counts)),
-    "per_class_f1": lambda r: (
-        None if r.class_counts is None else per_class_f1(r.class_counts).tolist()
-    ),
+    "macro_f1": lambda r: _f1(r.class_counts, "macro_f1"),
+    "per_class_f1": lambda r: _f1(r.class_counts, "per_class_f1"),
     **VALUES_OF_CLIENTS,
     **_same("attack_success", "held_out_change", "priority", "testing_rounds", "no_effect"),
     **_same("models_moved", "evaluations", "ended", "residual"),
@@ -213,16 +212,28 @@ def _of_honest(local: Evaluation, hostile: Collection[int]) -> Evaluation | None
     right = None
     if local.right is not None:
         right = local.right[:, counted.repeat_interleave(local.num_samples)]
-    values = local.values[:, counted]
-    losses = local.losses[:, counted]
-    return Evaluation(local.num_samples[counted], values, losses, local.counts, right=right)
+    return replace(
+        local,
+        num_samples=local.num_samples[counted],
+        values=local.values[:, counted],
+        losses=local.losses[:, counted],
+        right=right,
+    )
 
 
-def _own_results(local: Evaluation | None) -> list[Tensor]:
+def _own_results(local: Evaluation | None) -> list[Any]:
     if local is None:
-        return [torch.zeros(0)] * 3
+        return [numpy.empty(0)] * 3
     clients = local.num_samples.nonzero().flatten()
-    return [clients, local.values[0, clients], local.losses[0, clients]]
+    return [
+        one.cpu().numpy() for one in (clients, local.values[0, clients], local.losses[0, clients])
+    ]
+
+
+def _f1(counts: Tensor | None, name: str) -> Any:
+    from ..core.objective import metrics
+
+    return None if counts is None else getattr(metrics, name)(counts).tolist()
 
 
 def _sampling_error(local: Evaluation, hostile: Collection[int]) -> float | None:
@@ -234,7 +245,7 @@ def _sampling_error(local: Evaluation, hostile: Collection[int]) -> float | None
 
 
 def _quantile(values: Tensor, share: float) -> float:
-    return float(torch.quantile(values, torch.tensor(share, dtype=values.dtype)))
+    return float(values.quantile(share))
 
 
 def _reached(values: Tensor, problem: Problem) -> list[float]:

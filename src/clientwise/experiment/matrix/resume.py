@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from ...record.store import is_finished, refuse_damaged
+from ...record.database import is_finished, refuse_damaged
 from ..build.clients import build_data
 from ..checks.against_data import validate
 from ..config.schema import Experiment

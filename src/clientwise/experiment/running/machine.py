@@ -14,8 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 from ...engine.device import thread_count
 from ...engine.executor import DeviceExecutor
 from ...errors import RunError
+from ...record.database import recorded_fact
 from ...record.facts import MachineRow, changed_facts, current_minute
-from ...record.store import Store, recorded_fact
+from ...record.store import Store
 
 FACT = "machines"
 SETTINGS = (

@@ -19,8 +19,9 @@ from ...data.federated import FederatedData
 from ...errors import RunError
 from ...models.flat import frozen_digest, same_frozen
 from ...models.own import OwnModel
+from ...record.database import recorded_fact
 from ...record.facts import DATA_OF_SEED, Change, current_minute
-from ...record.store import Store, recorded_fact
+from ...record.store import Store
 from ..build.network import build_module
 from ..config.schema import Experiment
 from .code import bound_values, function_code, network_code

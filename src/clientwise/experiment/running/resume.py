@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ConfigError, RunError
+from ...record.database import is_finished, recorded_fact
 from ...record.facts import BY_HOST
 from ...record.files import CONFIG
-from ...record.store import is_finished, recorded_fact
 from ...record.toml_text import dotted_keys, parse_toml, read_table
 from ..config.schema import Experiment
 from ..load import load_experiment
