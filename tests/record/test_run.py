@@ -6,6 +6,8 @@ import json
 import random
 import re
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing, suppress
 from math import nan
@@ -17,7 +19,6 @@ import pytest
 import torch
 
 import clientwise as cw
-import processes
 from clientwise.core.types import RoundRecord
 from clientwise.errors import NotBegunError, RunError
 from clientwise.record.database import VERSION, is_finished, recorded_fact, refuse_damaged
@@ -255,11 +256,12 @@ def test_reading_changes_nothing_and_runs_nothing(altered: Callable[..., Path]) 
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     read_all(folder)
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
-    done = processes.run(
+    program = (
         "import sys; from clientwise.record.run import RunFolder; run = RunFolder(sys.argv[1])\n"
-        "run.frame('weights'); run.config; assert not {'harm', 'torch'} & sys.modules.keys()",
-        folder,
+        "run.frame('weights'); run.config; assert not {'harm', 'torch'} & sys.modules.keys()"
     )
+    command = [sys.executable, "-c", program, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
