@@ -45,13 +45,13 @@ from torch import Tensor, nn
 
 import gpu_memory
 from clientwise.core import cohort, round
+from clientwise.core.cohort import Judge
 from clientwise.core.evaluation import Evaluations
 from clientwise.core.evidence import history, significance
-from clientwise.core.judging import Judge
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import return_unused_gpu_memory
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.build.network import build_module
+from clientwise.experiment.build.engine import build_module
 from evidence import SAMPLES, with_server_set
 from ours import config, seconds_per_round
 from works import WORKS, Work

@@ -25,9 +25,9 @@ from torch import Tensor
 from clientwise.core.aggregation import robust
 from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
-from clientwise.core.counterfactuals import MOST_CLIENTS
 from clientwise.core.evidence import EVIDENCE, fldetector
 from clientwise.core.objective.problem import Classification
+from clientwise.core.other_weights import MOST_CLIENTS
 from clientwise.core.round import first_state, run_round
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.engine import evaluation
@@ -35,7 +35,7 @@ from clientwise.engine.device import threads_for
 from clientwise.engine.jobs import TrainJob, TrainResult
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked import backend
-from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.data import build_data
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.checks.round_memory import round_bytes
 from clientwise.experiment.config.named import METHODS

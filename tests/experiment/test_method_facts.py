@@ -12,12 +12,12 @@ import pytest
 from clientwise.core.sampling import ByScore
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment, load_method
-from clientwise.experiment.running.method_facts import method_facts
+from clientwise.experiment.running.about import about_method
 from clientwise.record.facts import MethodFacts
 
 
 def facts(**table: Any) -> MethodFacts:
-    return method_facts(load_method({"name": "A", "like": "FedAvg", **table}, "method"))
+    return about_method(load_method({"name": "A", "like": "FedAvg", **table}, "method"))
 
 
 def test_names_options_and_bounds() -> None:
@@ -60,6 +60,6 @@ def test_whether_drawn_clients_have_equal_weights(options: dict[str, Any]) -> No
 
 def test_facts_of_every_method_come_back_from_json(tiny: dict[str, Any]) -> None:
     for settings in load_experiment(tiny | {"devices": {}, "methods": [*METHODS]}).methods:
-        found = method_facts(settings)
+        found = about_method(settings)
         assert MethodFacts(**json.loads(json.dumps(found.plain()))) == found
         assert asdict(found)["criteria"]

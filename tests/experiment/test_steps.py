@@ -12,14 +12,13 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.core.types import LocalTraining
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.checks.steps import count_steps, total_steps
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load_matrix, open_matrix
-from clientwise.experiment.running.method_facts import method_facts
+from clientwise.experiment.running.about import about_method
 from clientwise.record.run import RunFolder
 from clientwise.report.about import about
 from clientwise.report.output.export import as_latex
@@ -92,7 +91,7 @@ def test_a_run_records_its_steps_and_marks_who_trains_on_the_server(
 
 def test_the_mark_follows_from_what_a_method_needs(tiny: dict[str, Any]) -> None:
     methods = load_experiment(tiny | {"devices": {}, "methods": list(METHODS)}).methods
-    marked = [one.name for one in methods if method_facts(one).trains_on_server]
+    marked = [one.name for one in methods if about_method(one).trains_on_server]
     assert sorted(marked) == sorted(ON_SERVER)
 
 

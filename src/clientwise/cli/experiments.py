@@ -33,10 +33,7 @@ from .options import (
     SetOption,
     load,
     load_tuning,
-    parse_seeds,
-    parse_spaces,
     try_data,
-    tuned_toml,
 )
 from .results import print_matrix, print_results
 
@@ -87,39 +84,7 @@ TrackersOption = Annotated[
         help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
     ),
 ]
-# Options of `tune`
-OverOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[METHOD:]KEY=VALUES",
-        help="A key to search: training.learning_rate=0.01,0.1 or brake=1..5. Replaces the table `tune`.",
-        show_default=False,
-    ),
-]
-TrialsOption = Annotated[
-    int | None, typer.Option(help="Trials of every method. Default: 20.", show_default=False)
-]
-TrialRoundsOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Rounds of every trial; the written config keeps its own.", show_default=False
-    ),
-]
-TrialSeedsOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Seeds of the trials, not those of the config. Default: 1001-1003.",
-        show_default=False,
-    ),
-]
-ByOption = Annotated[
-    str | None,
-    typer.Option(
-        help="metric: the best in the last round. rounds: half of the clients reach the target first.",
-        show_default=False,
-    ),
-]
-SamplerOption = Annotated[str | None, typer.Option(help="random or optuna.", show_default=False)]
+# Option of `tune`
 TunedFileOption = Annotated[
     Path | None,
     typer.Option(
@@ -235,12 +200,6 @@ def check(
 
 def tune(
     file: ConfigArgument,
-    over: OverOption = None,
-    trials: TrialsOption = None,
-    seeds: TrialSeedsOption = None,
-    by: ByOption = None,
-    sampler: SamplerOption = None,
-    rounds: TrialRoundsOption = None,
     out_file: TunedFileOption = None,
     device: DeviceOption = None,
     methods: MethodsOption = None,
@@ -252,48 +211,34 @@ def tune(
 
     Trials are compared on training samples that every client holds back, never on test samples, and
     under seeds that the config does not report. The table `tune` in the config says what is searched.
+    The same command goes on with an interrupted search.
 
-    Example: clientwise tune my.toml --over training.learning_rate=0.01..1 --trials 10
+    Example: clientwise tune my.toml --set tune.trials=10
     """
-    from ..experiment.tune.tune import tune as search
-    from ..experiment.tune.written import changed_values
+    from ..experiment.tune import tune as search
     from ..report.output.terminal import trials_table
     from ..report.units import Unit
     from ..writing import write_atomically
 
-    options = {
-        "trials": trials,
-        "seeds": parse_seeds(seeds) if seeds else None,
-        "by": by,
-        "sampler": sampler,
-        **parse_spaces(over or []),
-    }
-    keys = {"device": device, "rounds": rounds, "methods": methods, "data_dir": data_dir}
-    experiment, settings = load_tuning(file, changes, preset, options, **keys)
+    keys = {"device": device, "methods": methods, "data_dir": data_dir}
+    experiment, settings, table = load_tuning(file, changes, preset, **keys)
     path = out_file or Path(f"{file.stem}-tuned.toml")
     if path.exists():
         fail(f"{path}: exists already; name another file with --out")
-    with stop_politely(), err.status("Tuning") as status:
+    with stop_politely(), writing_to(path), err.status("Tuning") as status:
 
         def on_trial(method: str, number: int, seed: int) -> None:
             status.update(f"{escape(method)}: trial {number} of {settings.trials}, seed {seed}")
 
-        found = search(experiment, settings, on_trial)
+        found = search(experiment, settings, on_trial, path.with_suffix(".trials.jsonl"))
+        write_atomically(path, found.as_toml(table).encode())
     seeds_tried = ", ".join(map(str, found.seeds))
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
     for method, own in found.trials.items():
-        out.print(trials_table(own, found.best[method], settings.by, Unit(found.is_share)))
+        out.print(trials_table(own, found.best[method], Unit(found.is_share)))
     print_lines(f"Failed: {line}" for line in found.failed)
     for line in found.at_an_end():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
-    if rounds is not None:  # of the trials only
-        keys["rounds"] = None
-        as_written, _ = load_tuning(file, changes, preset, options, **keys)
-        found = found.applied_to(as_written)
-    with writing_to(path):
-        toml = tuned_toml(found, file, changes, preset, **keys)
-        write_atomically(path, toml.encode())
-    print_lines(changed_values(experiment, found.best))
     print_lines([f"Written to {path}. Run it with: {command_name()} run {path}"])
 
 
@@ -414,9 +359,9 @@ def _check_matrix(matrix: Matrix) -> None:
         first, *others = [cell for cell in matrix.cells if cell.data == name]
         with problems.noted(first.source):
             print_lines(describe(first.experiment, columns=_columns_of(matrix, name)))
-        one_per_column = {(cell.attack, cell.setting): cell for cell in others}
+        one_per_attack = {cell.attack: cell for cell in others}
         with err.status(f"Checking the columns of {escape(name)}"):
-            for cell in one_per_column.values():
+            for cell in one_per_attack.values():
                 with problems.noted(cell.source):
                     validate(cell.experiment, None)
     problems.refuse()

@@ -53,7 +53,7 @@ def export(
 
     Example: clientwise export runs/mine --method FedAvg --round best
     """
-    from ..experiment.running.folders import newest_run
+    from ..experiment.running.resume import newest_run
     from ..results import Run
 
     wanted = parse_round(after)

@@ -16,7 +16,7 @@ from .console import fail
 if TYPE_CHECKING:
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix
-    from ..experiment.tune.tune import TuneSettings, Tuning
+    from ..experiment.tune import TuneSettings
 
 ConfigArgument = Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)]
 SetOption = Annotated[
@@ -106,7 +106,7 @@ def try_data(
         where, table = read_config(file, changes or [], _values(keys), preset)
     except ConfigError:
         return  # it was said
-    from ..experiment.build.samples import load_samples
+    from ..experiment.build.data import load_samples
     from ..experiment.load import known_part
 
     known = known_part(where, table)
@@ -116,26 +116,12 @@ def try_data(
 
 
 def load_tuning(
-    file: Path,
-    changes: Sequence[str] | None,
-    preset: str | None,
-    options: dict[str, Any],
-    **keys: Any,
-) -> tuple[Experiment, TuneSettings]:
-    """The experiment of a config file and its [tune], in which `options` replace keys; see `load`."""
-    from ..experiment.tune.tune import load_tuning as load_both
+    file: Path, changes: Sequence[str] | None, preset: str | None, **keys: Any
+) -> tuple[Experiment, TuneSettings, dict[str, Any]]:
+    """The experiment of a config file, its [tune], and the table that both are from; see `load`."""
+    from ..experiment.tune import load_tuning as load_both
 
-    given = {key: value for key, value in options.items() if value is not None}
-    return load_both(file, changes or [], _values(keys), preset, given)
-
-
-def tuned_toml(
-    found: Tuning, file: Path, changes: Sequence[str] | None, preset: str | None, **keys: Any
-) -> str:
-    """The config file with the values that a search found; see `load`."""
-    from ..experiment.tune.written import tuned_toml as written
-
-    return written(found, file, changes or [], _values(keys), preset)
+    return load_both(file, changes or [], _values(keys), preset)
 
 
 def _values(keys: dict[str, Any]) -> dict[str, Any]:
@@ -152,62 +138,9 @@ def _values(keys: dict[str, Any]) -> dict[str, Any]:
 
 def parse_seeds(text: str) -> list[int]:
     """Seeds from "1,2,3" or "1-5"; another text ends the command."""
-    from ..experiment.config import values
+    from ..experiment.config import tables
 
     try:
-        return values.parse_seeds(text)
+        return tables.parse_seeds(text)
     except ValueError as error:
         fail(f"--seeds {text}: {error}")
-
-
-def parse_spaces(texts: Sequence[str]) -> dict[str, Any]:
-    """`over` and `methods` of [tune] from texts of --over.
-
-    >>> parse_spaces(["rule=krum,median", "attribute='ward, bed','site'"])["over"]
-    {'rule': ['krum', 'median'], 'attribute': ['ward, bed', 'site']}
-    >>> parse_spaces(["brake=2,3", "FedYogi:server_step.learning_rate=0.001..1"])
-    {'over': {'brake': [2, 3]}, \
-'methods': {'FedYogi': {'server_step': {'learning_rate': {'low': 0.001, 'high': 1}}}}}
-    """
-    found: dict[str, Any] = {"over": {}, "methods": {}} if texts else {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        method, colon, key = name.rpartition(":")
-        if not equals or not key.strip():
-            fail(f"--over {text}: write KEY=VALUE,VALUE or KEY=LOW..HIGH, or METHOD:KEY=...")
-        here = found["over"]
-        if colon:
-            here = found["methods"].setdefault(method.strip(), {})
-        *tables, last = key.strip().split(".")
-        for step in tables:
-            here = here.setdefault(step, {})
-            if not isinstance(here, dict):
-                fail(f"--over {text}: {step} has values of its own in another --over")
-        here[last] = _values_of(text, values)
-    return found
-
-
-def _values_of(text: str, values: str) -> Any:
-    """The list or the range that stands behind a key of --over."""
-    from ..record.toml_text import parse_toml
-
-    low, dots, high = values.partition("..")
-    if not dots:
-        try:  # values in quotes may have commas
-            return parse_toml(f"values = [{values}]")["values"]
-        except ValueError:  # bare words
-            return [_value(one) for one in values.split(",")]
-    ends = {"low": _value(low), "high": _value(high)}
-    if any(isinstance(end, str) for end in ends.values()):
-        fail(f"--over {text}: {values} is no range of numbers: write 0.01..1")
-    return ends
-
-
-def _value(text: str) -> Any:
-    """A value as TOML has it; a bare word is text."""
-    from ..record.toml_text import parse_toml
-
-    try:
-        return parse_toml(f"value = {text}")["value"]
-    except ValueError:
-        return text.strip()

@@ -55,7 +55,7 @@ def show(
     Example: clientwise show runs/mine --round 10 --method FedAvg --seed 2
     """
     from ..experiment.matrix.grid import is_matrix
-    from ..experiment.running.folders import newest_run
+    from ..experiment.running.resume import newest_run
     from ..record.run import RunFolder
     from ..report.about import about
     from ..report.output.terminal import audit_tables
@@ -189,7 +189,7 @@ def report(
     Example: clientwise report runs/one runs/two --figures pdf,svg
     """
     from ..experiment.matrix.grid import is_matrix
-    from ..experiment.running.folders import newest_run
+    from ..experiment.running.resume import newest_run
     from ..record.run import RunFolder
     from ..report.arena.report import write_arena
     from ..report.document import counted

@@ -31,14 +31,7 @@ MODEL = "model"
 ENGINE = "engine"
 BEST = f"{ENGINE}.lane.best"  # the model of the best round, where `keep` says so
 BEST_ROUND = f"{ENGINE}.lane.best_round"
-POLICY = "policy"  # what the bounds remember
-BY_CLIENT = (
-    "memory",
-    "evidence",
-    "privacy",
-    "sampling",
-    POLICY,
-)  # fields with a row for each client
+BY_CLIENT = ("memory", "evidence", "privacy", "sampling")  # fields with a row for each client
 FIELDS = (*BY_CLIENT, "step_state", "rule_state")  # of a state, with tensors by name
 
 
@@ -77,7 +70,7 @@ def save_checkpoint(
     tensors = _tensors(state) | _named(ENGINE, engine_state)
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
-    text = json.dumps(asdict(scalars) | {"loss": scalars.loss.plain()})
+    text = json.dumps(asdict(scalars))
     header = {
         "version": str(CHECKPOINT_VERSION),
         "state": text,
@@ -109,12 +102,10 @@ def load_checkpoint(
     _refuse_damage(path, content)
     for name, expected in _tensors(first).items():
         saved = tensors.get(name, expected).to(expected.device)
-        # Which clients joined since tells the bounds who is a newcomer.
-        is_whole = saved.shape == expected.shape or name.startswith(f"{POLICY}.")
-        tensors[name] = saved if is_whole else torch.cat([saved, expected[len(saved) :]])
+        if saved.shape != expected.shape:  # clients have joined since
+            saved = torch.cat([saved, expected[len(saved) :]])
+        tensors[name] = saved
     fields: dict[str, Any] = {field: _under(field, tensors) for field in FIELDS}
-    if not first.policy:
-        fields[POLICY] = {}
     scalars = vars(content.scalars)
     try:
         loss = content.scalars.loss.loss()
@@ -169,8 +160,6 @@ def _refuse_misfits(path: Path, content: _Content, first: ServerState) -> None:
     """RunError where a checkpoint is of another lane than the one that began with `first`."""
     for name, expected in _tensors(first).items():
         saved = content.tensors.get(name)
-        if saved is None and name.startswith(f"{POLICY}."):
-            continue  # the bounds have changed since
         shape = list(expected.shape)
         if saved is None:
             raise _refused(

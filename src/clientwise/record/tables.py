@@ -257,7 +257,7 @@ def _reached(values: Tensor, problem: Problem) -> list[float]:
 def _changed_loss(record: RoundRecord, problem: Problem) -> dict[str, Any] | None:
     """The loss of the next round, where it is another than the problem's own."""
     loss = record.loss.record()
-    return loss.plain() if loss != problem.loss.record() else None
+    return {"kind": loss.kind, **loss.options} if loss != problem.loss.record() else None
 
 
 def _sum_over(hostile: Collection[int], clients: tuple[int, ...], weights: Tensor) -> float | None:

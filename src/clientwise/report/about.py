@@ -140,8 +140,8 @@ def _tuned(own: Mapping[str, Any]) -> str:
     seeds = own.get("seeds")
     budget = f"{own.get('trials', UNKNOWN)} trials of {own.get('rounds', UNKNOWN)} rounds"
     return (
-        f"{', '.join(keys)} ({budget} on seeds {_text(seeds)}, by {own.get('by', UNKNOWN)} on "
-        f"held-back training samples, {own.get('sampler', UNKNOWN)})"
+        f"{', '.join(keys)} ({budget} on seeds {_text(seeds)}, by the metric on "
+        "held-back training samples)"
     )
 
 

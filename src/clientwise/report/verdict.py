@@ -106,7 +106,7 @@ def _least_reported(series: Sequence[Series]) -> float:
 
 
 def _stayed(series: Sequence[Series]) -> Iterator[str]:
-    """Methods whose model stayed in most rounds, or because of the policy; the usual reason."""
+    """Methods whose model stayed in most rounds, or because of the bounds; the usual reason."""
     for one in series:
         found = one.run.kept(one.method)
         stayed = len(found)
@@ -124,7 +124,7 @@ def _stayed(series: Sequence[Series]) -> Iterator[str]:
         if unmet:
             ((reason, _),) = Counter(unmet).most_common(1)
             yield (
-                f"{one.label}: {len(unmet)} of {rounds} rounds could not meet the policy and "
+                f"{one.label}: {len(unmet)} of {rounds} rounds could not meet the bounds and "
                 f"kept the model ({reason})."
             )
 

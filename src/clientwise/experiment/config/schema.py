@@ -23,8 +23,7 @@ from ..trackers import TRACKERS
 from .messages import refuse
 from .methods import MethodSettings
 from .named import unmeant
-from .objects import GivenPart, with_zeros
-from .parts import PartOf, read_part
+from .parts import GivenPart, PartOf, read_part, with_zeros
 from .settings import (
     Cohorts,
     DeviceSettings,
@@ -35,8 +34,7 @@ from .settings import (
     StopEarly,
     Training,
 )
-from .tables import ConfigTable
-from .values import MOST_PLUGINS, Count, DeviceName, Name, Note, Seeds, Tags
+from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Note, Seeds, Tags
 
 
 def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
@@ -263,12 +261,6 @@ class Experiment(ConfigTable):
         changed = self.model_copy()
         changed._given = {**other._given, **self._given}
         return changed
-
-    @property
-    def reads_files(self) -> bool:
-        """Whether the samples are the members' files (`flower.files`), not a divided dataset."""
-        has_samples = self.data is not None or self._own_samples is not None
-        return not has_samples and self.flower.files is not None
 
     @property
     def model_name(self) -> str:

@@ -74,7 +74,7 @@ class Evidence:
 class Bound:
     """A bound that changed a weight."""
 
-    kind: Literal["cap", "floor", "probation", "other"]
+    kind: Literal["cap", "floor", "other"]
     before: float
     limit: float | None  # None where several bounds together changed it
 
@@ -250,8 +250,7 @@ class Explanation:
         limit = f"{100 * self.bound.limit:.4g}%"
         if self.bound.kind == "floor":
             return f"The floor of {limit} raises the weight from {before}."
-        whose = " for newcomers" if self.bound.kind == "probation" else ""
-        return f"The cap of {limit}{whose} lowers the weight from {before}."
+        return f"The cap of {limit} lowers the weight from {before}."
 
     def by_rule(self) -> str:
         """What clipping and the rule did."""
@@ -572,11 +571,8 @@ class _How:
         if before is None or after is None or math.isclose(before, after):
             return None
         bounds = self.parts.bounds if self.parts else None
-        if bounds is not None and after < before:
-            if math.isclose(after, bounds.cap):
-                return Bound("cap", before, bounds.cap)
-            if bounds.probation and math.isclose(after, bounds.probation.cap):
-                return Bound("probation", before, bounds.probation.cap)
+        if bounds is not None and after < before and math.isclose(after, bounds.cap):
+            return Bound("cap", before, bounds.cap)
         if bounds is not None and after > before and math.isclose(after, bounds.floor):
             return Bound("floor", before, bounds.floor)
         return Bound("other", before, None) if _differ(before, after) else None

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...core.weights.policy import Group, Policy
+from ...core.weights.bounds import Bounds
 from ...record.known_parts import known_part
 from ...record.reading.config_view import RecordedMethod
 from ...record.reading.folder import RunFolder
 from ...record.reading.rows import ParticipantRow, StepRow
 from ...registry import Part
-from ..document import counted
 from .explanation import method_at
 
 UNKNOWN = "How the weights were computed is unknown: the config cannot be read."
@@ -69,7 +68,7 @@ def _by_evidence(parts: RecordedMethod, rows: Sequence[ParticipantRow]) -> Itera
         yield HISTORY_MEANS
 
 
-def _by_bounds(bounds: Policy | None, since: int | None) -> Iterator[str]:
+def _by_bounds(bounds: Bounds | None, since: int | None) -> Iterator[str]:
     if bounds is None:
         return
     when = f"Bounds since round {since}" if since else "Bounds"
@@ -98,30 +97,13 @@ def _by_steps(tried: Sequence[StepRow]) -> Iterator[str]:
     )
 
 
-def _in_words(bounds: Policy) -> str:
+def _in_words(bounds: Bounds) -> str:
     limits = []
     if bounds.cap < 1 or not bounds.floor:
         limits.append(f"cap {_share(bounds.cap)}")
     if bounds.floor:
         limits.append(f"floor {_share(bounds.floor)}")
-    clauses = [", ".join(limits)]
-    clauses += [f"{group.called}: {_group_in_words(group)}" for group in bounds.groups]
-    if bounds.probation:
-        rounds = counted(bounds.probation.rounds, "round")
-        clauses.append(f"newcomers: cap {_share(bounds.probation.cap)} for {rounds}")
-    if bounds.quorum > 1:
-        clauses.append(f"quorum: {bounds.quorum} updates")
-    return "; ".join(clauses)
-
-
-def _group_in_words(group: Group) -> str:
-    limits = []
-    if group.cap is not None:
-        limits.append(f"cap {_share(group.cap)}")
-    if group.floor is not None:
-        limits.append(f"floor {_share(group.floor)}")
-    together = " together" if len(group.clients) > 1 else ""
-    return f"{', '.join(limits) or 'no bounds'}{together}"
+    return ", ".join(limits)
 
 
 def _share(value: float) -> str:

@@ -34,7 +34,6 @@ from ..marks import Lines
 from ..sections.curves import metric_chart
 from ..sections.privacy import privacy_in_words
 from ..sections.result import brief_notes, result_table
-from ..sections.targets import rounds_cell
 from ..series import Series, series_of
 from ..units import Unit
 from ..verdict import headline
@@ -225,28 +224,22 @@ class TriedValues(Protocol):
         """The method."""
 
     @property
-    def values(self) -> Mapping[tuple[str, ...], Any]:
+    def values(self) -> Mapping[str, Any]:
         """The values by key."""
 
     @property
     def metrics(self) -> Sequence[float]:
         """By seed, the metric in the last round, over all samples that were held back."""
 
-    @property
-    def rounds(self) -> Sequence[int | None]:
-        """By seed, the rounds until half of the clients reached the target; None if they did not."""
 
-
-def trials_table(trials: Sequence[TriedValues], best: TriedValues, by: str, unit: Unit) -> Table:
+def trials_table(trials: Sequence[TriedValues], best: TriedValues, unit: Unit) -> Table:
     """One line per trial of a method, the best first: its values, and what came of them."""
 
-    def value_in(path: tuple[str, ...]) -> Callable[[TriedValues], str]:
-        return lambda trial: _value_text(trial.values[path])
+    def value_of(key: str) -> Callable[[TriedValues], str]:
+        return lambda trial: _value_text(trial.values[key])
 
-    columns = [Column(".".join(path), value_in(path)) for path in best.values]
+    columns = [Column(key, value_of(key)) for key in best.values]
     columns.append(Column("metric", lambda trial: unit.spread(trial.metrics)))
-    if by == "rounds":
-        columns.append(Column("rounds to the target", lambda trial: rounds_cell(trial.rounds)))
     others = [trial for trial in trials if trial is not best]
     title = f"{best.method}: {counted(len(trials), 'trial')}"
     shown = tabulate("trials", title, columns, [best, *others][:MOST_LINES], "")

@@ -1,0 +1,273 @@
+"""The data of an experiment: its samples, the clients of a seed, their devices, and those that are hostile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...attacks import ATTACKS, Hostile, Several
+from ...attacks.backdoors import plant
+from ...attacks.new_data import swap
+from ...core.criteria import fact_columns
+from ...core.seeding import generator
+from ...data.datasets import DATASETS, DataError
+from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, draw_devices, read_traces
+from ...data.division import Division, client_names, contribute, divide, hand_out
+from ...data.features import with_features
+from ...data.federated import FederatedData, Holdings, Samples
+from ...data.partition import PARTITIONS
+from ...engine.device import pick_device
+from ...errors import ClientwiseError, ConfigError
+from ...registry import Need, Part
+from ..config.parts import make
+from ..config.schema import Experiment
+from ..config.settings import HostileClients
+from ..config_file import DATA_FOLDER
+
+MISSING = {
+    "data": "is missing; it may be left out only where arrays are passed to `cw.run`",
+    "partition": 'is missing; write partition = "by_id" where the data names its clients (a table does, by its '
+    'files or its `client` column), or let clientwise divide it: partition = { name = "iid", clients = 10 }',
+}
+
+
+def load_samples(experiment: Experiment) -> Samples:
+    """The dataset, before it is divided among clients."""
+    if experiment.own_samples is not None:
+        return scored(experiment, experiment.own_samples)
+    missing = [key for key in MISSING if getattr(experiment, key) is None]
+    if missing or experiment.data is None:
+        raise ConfigError(experiment.source, [(key, MISSING[key]) for key in missing])
+    folder = data_folder(experiment)
+    where = f"{experiment.source}: data"
+    try:
+        samples = _loaded(experiment, experiment.data, folder)
+        if samples.after_partition is None:
+            samples.check_finite()
+        return scored(experiment, samples)
+    except DataError as error:  # it names the file, but not the config
+        raise DataError(f"{where}: {error}{_beside_config(experiment)}") from None
+    except (ClientwiseError, OSError, MemoryError):
+        raise
+    except Exception as error:  # a user's own dataset may raise anything
+        message = f"{where}: {experiment.data.name}: {type(error).__name__}: {error}"
+        if folder is None:
+            message += (
+                "; no data folder is set: `data_dir` in the config, --data-dir or CLIENTWISE_DATA"
+            )
+        raise DataError(message) from error
+
+
+def data_folder(experiment: Experiment) -> Path | None:
+    """The data folder, if one is set."""
+    given = experiment.data_dir or os.environ.get(DATA_FOLDER)
+    return Path(given) if given else None
+
+
+def _beside_config(experiment: Experiment) -> str:
+    """What to do where the files are not in the data folder, but beside the config."""
+    files = experiment.data.options.get("files") if experiment.data else None
+    if not isinstance(files, str) or not Path(experiment.source).is_file():
+        return ""
+    folder = Path(experiment.source).parent
+    searched = data_folder(experiment) or Path()
+    if _matches(searched, files) or not _matches(folder, files):
+        return ""
+    return f'; {folder / files} is beside the config: add data_dir = "." to it'
+
+
+def _matches(folder: Path, pattern: str) -> bool:
+    """Whether a folder has files of this pattern; not where it is an absolute path, or no pattern."""
+    try:
+        return any(folder.glob(pattern))
+    except (ValueError, NotImplementedError, OSError):
+        return False
+
+
+def _loaded(experiment: Experiment, data: Part, folder: Path | None) -> Samples:
+    load: Callable[[], Samples] = partial(make(DATASETS, data), folder)
+    if experiment.features is None:
+        return load()
+    return with_features(data, experiment.features, folder, pick_device(experiment.device), load)
+
+
+def scored(experiment: Experiment, samples: Samples) -> Samples:
+    """The samples with the metric that the experiment asks for."""
+    return replace(samples, problem=samples.problem.by(experiment.evaluation.metric))
+
+
+def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, ...]:
+    """The names of the clients, where they have names."""
+    if isinstance(divided, FederatedData):
+        return divided.names
+    return client_names(samples, divided.train)
+
+
+def count_clients(experiment: Experiment) -> int:
+    """The number of clients, under the seed that has most."""
+    samples = load_samples(experiment)
+    return max(len(divide_samples(experiment, samples, seed).train) for seed in experiment.seeds)
+
+
+def divide_samples(experiment: Experiment, samples: Samples, seed: int) -> Division:
+    """Divide the samples among the clients under this seed."""
+    assert experiment.partition is not None
+    wanted = experiment.partition.options.get("clients") or 0
+    if wanted > len(samples.targets):  # checked before anything of that size is made
+        message = f"too many clients for {len(samples.targets)} samples"
+        raise ConfigError(experiment.source, [(f"partition.clients = {wanted}", message)])
+    official = experiment.evaluation.official_test
+    if official != "pooled" and samples.test_from is None:
+        key = f"evaluation.official_test = {official!r}"
+        message = 'must be "pooled": this dataset has no official test split'
+        raise ConfigError(experiment.source, [(key, message)])
+    try:
+        return divide(
+            samples,
+            make(PARTITIONS, experiment.partition),
+            seed,
+            test_fraction=experiment.evaluation.test_fraction,
+            server_fraction=experiment.server_set.fraction,
+            official_test=official,
+        )
+    except ValueError as error:
+        raise ConfigError(experiment.source, [("partition", str(error))]) from None
+
+
+Relabel = Callable[[int, Tensor], Tensor]
+
+
+def choose_hostile(
+    experiment: Experiment, num_clients: int, seed: int, names: Sequence[str] = ()
+) -> dict[int, Hostile]:
+    """The clients of [[hostile]]: those listed, or a number drawn by the seed among the others."""
+    wanted = [group.wanted(num_clients, names) for group in experiment.hostile]
+    listed: set[int] = set()
+    for members in wanted:
+        listed.update(members if isinstance(members, list) else [])
+    chosen: dict[int, Hostile] = {}
+    for index, group in enumerate(experiment.hostile):
+        members = wanted[index]
+        if isinstance(members, int):
+            taken = {*chosen, *listed}
+            free = [client for client in range(num_clients) if client not in taken]
+            order = torch.randperm(len(free), generator=generator(seed, "hostile", index))
+            members = [free[place] for place in order[:members].tolist()]
+        chosen |= dict.fromkeys(members, _hostile(group, members))
+    return chosen
+
+
+def _hostile(group: HostileClients, members: Sequence[int]) -> Hostile:
+    """What the members of a group do."""
+    attacks = [make(ATTACKS, part) for part in group.attack]
+    needs = frozenset[Need]().union(*(ATTACKS.needs(part) for part in group.attack))
+    return Hostile(
+        attacks[0] if len(attacks) == 1 else Several(attacks),
+        group.ignore_global,
+        name=", ".join(part.name for part in group.attack),
+        needs=needs,
+        from_round=group.from_round,
+        probability=group.probability,
+        leader=min(members) if group.collude and members else None,
+    )
+
+
+def build_data(
+    experiment: Experiment,
+    samples: Samples,
+    seed: int,
+    divided: FederatedData | Division | None = None,
+) -> tuple[FederatedData, dict[int, Hostile]]:
+    """The data of every client under this seed, and the hostile clients.
+
+    Hostile clients may change their labels.
+
+    Args:
+        experiment: the experiment.
+        samples: its dataset.
+        seed: the seed that divides it.
+        divided: arrays of the user's own, or a division that is already known.
+    """
+    divided = divided or divide_samples(experiment, samples, seed)
+    chosen = choose_hostile(experiment, len(divided.train), seed, names_of(divided, samples))
+    hostile = {client: one for client, one in chosen.items() if not one.attack.honest}
+
+    def relabel(client: int, targets: Tensor) -> Tensor:
+        one = hostile.get(client)
+        if one is None or not one.always:
+            return targets
+        return one.attack.relabel(targets, samples.problem, one.draws(seed, "relabel", 0, client))
+
+    if isinstance(divided, FederatedData):
+        divided.check_finite()
+        data = _adopt(experiment, divided, seed, hostile, relabel)
+    else:
+        data = _hand_out(experiment, samples, divided, seed, relabel)
+    known = {**data.attributes, **fact_columns(experiment.attributes)}
+    data = _with_devices(experiment, replace(data, attributes=known), seed)
+    return plant(swap(data, chosen), hostile, seed), hostile
+
+
+def _with_devices(experiment: Experiment, data: FederatedData, seed: int) -> FederatedData:
+    """The data with the clients' devices under this seed; without them where all are alike."""
+    settings = experiment.devices
+    if settings is None:
+        return data
+    parts: dict[str, Part] = {name: getattr(settings, name) for name in DEVICE_FACTS}
+    distributions = {name: make(DISTRIBUTIONS, part) for name, part in parts.items()}
+    try:
+        traced: dict[str, Tensor] = {}
+        if settings.traces:
+            traced = read_traces(Path(settings.traces), data.num_clients, seed)
+        devices = draw_devices(data.num_clients, seed, distributions, traced)
+    except DataError as error:
+        raise ConfigError(experiment.source, [("devices", str(error))]) from None
+    drawn = {
+        name: f"seed {seed}: {part.name} {dict(part.options)}"
+        for name, part in parts.items()
+        if name not in traced
+    }
+    return replace(data, devices=devices, drawn=drawn)
+
+
+def _hand_out(
+    experiment: Experiment, samples: Samples, division: Division, seed: int, relabel: Relabel
+) -> FederatedData:
+    settings = experiment.server_set
+    by_clients = settings.source == "clients"
+    contributed = settings.source == "contributed"
+    return hand_out(
+        samples,
+        division,
+        seed,
+        report_fraction=1.0 if by_clients else settings.report_fraction,
+        shared_set=settings.shared_set,
+        contributed_fraction=settings.contributed_fraction if contributed else None,
+        relabel=relabel,
+    )
+
+
+def _adopt(
+    experiment: Experiment, data: FederatedData, seed: int, hostile: Iterable[int], relabel: Relabel
+) -> FederatedData:
+    """Arrays of the user's own, in which hostile clients change their labels."""
+
+    def relabelled(shares: Holdings) -> Holdings:
+        targets = shares.targets.clone()
+        for client in hostile:
+            mine = shares.slice(client)
+            targets[mine] = relabel(client, targets[mine])
+        return replace(shares, targets=targets)
+
+    settings = experiment.server_set
+    train = relabelled(data.train)
+    weigh = data.report if settings.shared_set else data.weigh
+    if settings.source == "contributed":
+        weigh = contribute(train, settings.contributed_fraction, seed)
+    return replace(data, train=train, test=relabelled(data.test), weigh=weigh)
