@@ -37,7 +37,7 @@ from clientwise.experiment.matrix.grid import (
     open_matrix,
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, find_unfinished_matrix, run_matrix
-from clientwise.record.run import is_finished
+from clientwise.record.database import is_finished
 from clientwise.report.arena.report import arena
 from clientwise.report.arena.standings import (
     Federation,

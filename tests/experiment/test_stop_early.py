@@ -16,7 +16,7 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.settings import StopEarly
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.lanes import HeldOut, is_watched
-from clientwise.record.run import refuse_damaged
+from clientwise.record.database import refuse_damaged
 from clientwise.report.about import about
 from clientwise.report.document import Chart
 from clientwise.report.marks import Line, Lines
