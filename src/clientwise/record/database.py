@@ -73,11 +73,10 @@ def recorded_fact(folder: Path, key: str) -> str | None:
 def is_finished(folder: Path) -> bool:
     """Whether all lanes of a run have ended."""
     try:
-        planned = recorded_fact(folder, "lanes")
+        planned = int(recorded_fact(folder, "lanes") or -1)
         with reading(folder) as database:
-            return database.execute("SELECT COUNT(finished) FROM lanes").fetchone() == (
-                int(planned or -1),
-            )
+            (ended,) = database.execute("SELECT COUNT(finished) FROM lanes").fetchone()
+            return bool(ended == planned)
     except (RunError, ValueError):
         return False  # not begun, or damaged: resuming it says so
 

@@ -114,10 +114,11 @@ class Store:
             names: the clients' names, where they have any.
         """
         clients = range(len(num_train))
+        called: Sequence[str | None] = names or [None for _ in clients]
         self._names[seed] = dict(enumerate(names or ()))
         columns = {
             "client": list(clients),
-            "name": [*(names or [None for _ in clients])],
+            "name": list(called),
             "num_train": list(num_train),
             "num_test": list(num_test),
             "hostile": [hostile.get(client) for client in clients],
