@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from clientwise.core.sampling import ByScore
 from clientwise.experiment.config.named import METHODS
@@ -27,7 +28,7 @@ def test_names_options_and_bounds() -> None:
         bounds={"cap": 0.2},
         rule="median",
     )
-    assert found.criteria == ["size", "label_diversity"]
+    assert found.criteria == ("size", "label_diversity")
     assert (found.score, found.rule, found.has_rule) == ("prioritized", "median", True)
     assert (found.evidence, found.threshold, found.margin) == ("significance", 2.0, 0.1)
     assert found.bounds is not None
@@ -61,5 +62,6 @@ def test_whether_drawn_clients_have_equal_weights(options: dict[str, Any]) -> No
 def test_facts_of_every_method_come_back_from_json(tiny: dict[str, Any]) -> None:
     for settings in load_experiment(tiny | {"devices": {}, "methods": [*METHODS]}).methods:
         found = about_method(settings)
-        assert MethodFacts(**json.loads(json.dumps(found.plain()))) == found
+        text = json.dumps(found.plain())
+        assert TypeAdapter(MethodFacts).validate_json(text, strict=True) == found
         assert asdict(found)["criteria"]

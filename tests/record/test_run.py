@@ -133,7 +133,8 @@ def test_a_run_says_what_it_is(recorded: tuple[cw.Run, Any]) -> None:
     assert (about.evidence, about.threshold, about.has_rule) == ("significance", 4.0, False)
     assert about.trains_on_server
     assert not about.is_control
-    assert run.about(ADJUSTED).criteria == ["server_performance", "label_diversity", "dataset_size"]
+    criteria = ("server_performance", "label_diversity", "dataset_size")
+    assert run.about(ADJUSTED).criteria == criteria
     with pytest.raises(RunError, match="no method 'FedAgv'; did you mean 'FedAvg'"):
         run.about("FedAgv")
     round_num, right = run.right("FedAvg", 2) or (0, None)

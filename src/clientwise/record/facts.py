@@ -57,22 +57,22 @@ class MethodFacts:
     """What a method is, as readers need it: they import neither its parts nor its plugins."""
 
     name: str
-    criteria: list[str]  # labels
-    score: str
-    rule: str
-    evidence: str | None
-    control: str | None  # see `MethodSettings`
-    bounds: dict[str, Any] | None  # [methods.bounds]
-    privacy: dict[str, Any]  # [methods.privacy]; empty without
-    tuned: dict[str, Any]  # how its values were found; see `Tuned`
-    is_secret: bool  # secure aggregation: the server does not know single weights
-    has_rule: bool  # another than the mean
-    is_control: bool  # only a reference: it uses who is hostile, or is not federated
-    is_available: bool  # in practice: it uses neither who is hostile nor the samples of all clients
-    trains_on_server: bool  # on the server's samples, which other methods do not
-    averages_equally: bool  # clients are drawn by their score, and have equal weights then
+    criteria: tuple[str, ...] = ()  # labels
+    score: str | None = None
+    rule: str | None = None
+    evidence: str | None = None
+    control: str | None = None  # see `MethodSettings`
+    bounds: dict[str, Any] | None = None  # [methods.bounds]
+    privacy: dict[str, Any] = field(default_factory=dict)  # [methods.privacy]; empty without
+    tuned: dict[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
+    is_secret: bool = False  # secure aggregation: the server does not know single weights
+    has_rule: bool = False  # another than the mean
+    is_control: bool = False  # only a reference: it uses who is hostile, or is not federated
+    is_available: bool = True  # without knowing who is hostile, and without pooling all samples
+    trains_on_server: bool = False  # on the server's samples, which other methods do not
+    averages_equally: bool = False  # clients are drawn by their score, and have equal weights then
     margin: float = (
-        0.0  # how large a harm must be to count, as a share of what the round changed of the loss
+        0.0  # how large a harm must be, as a share of what the round changed of the loss
     )
     threshold: float = math.inf  # the z above which evidence is significant against a client
 

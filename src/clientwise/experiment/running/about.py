@@ -45,7 +45,7 @@ def about_method(settings: MethodSettings, table: Mapping[str, Any] | None = Non
     learns_there = settings.fine_tune is not None or settings.control == "server_only"
     return MethodFacts(
         name=settings.name,
-        criteria=[one.get("as") or one["name"] for one in table["criteria"]],
+        criteria=tuple(one.get("as") or one["name"] for one in table["criteria"]),
         score=table["score"]["name"],
         rule=settings.rule.name,
         evidence=settings.evidence.name if settings.evidence else None,
