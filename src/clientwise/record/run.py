@@ -203,7 +203,8 @@ class RunFolder:
         found = self._read_rounds() if name == ROUNDS else self._unpacked(name, change)
         if name == WEIGHTS:
             refused = self._unpacked("refusals").rename(columns={"reason": "refusal"})
-            found = pandas.concat([found, refused.drop(columns="kind", errors="ignore")])
+            refused = refused.drop(columns="kind", errors="ignore")
+            found = pandas.concat([found.assign(refusal=None), refused])
             columns = ["client", "refusal", *columns[1:]]
         if found.empty:
             return pandas.DataFrame(columns=[*KEYS, *columns])
