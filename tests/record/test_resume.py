@@ -263,7 +263,7 @@ def test_a_disk_that_is_full(
     done = processes.run(FULL, "run", stopped, "--resume", "--set", "rounds=6", size + more)
     assert done.returncode == 2 or more > 0
     if done.returncode:
-        assert done.stderr.startswith(f"error: {stopped}: its files cannot be used ("), done.stderr
+        assert done.stderr.startswith(f"error: {stopped}"), done.stderr  # or a file in it
         assert done.stderr.count("\n") == 1
     assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
 

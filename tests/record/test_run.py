@@ -107,6 +107,14 @@ def test_every_frame_begins_with_its_keys(recorded: tuple[cw.Run, Any]) -> None:
         run.frame("weigths")
 
 
+def test_a_frame_without_rows_has_its_columns(tiny: dict[str, Any], tmp_path: Path) -> None:
+    run = cw.Run(cw.run(tiny | {"methods": ["FedAvg"], "rounds": 1}, tmp_path / "run"))
+    columns = [*KEYS, "client", "name", "hostile", "reason", "kind"]
+    assert list(run.frame("refusals")) == columns
+    assert run.frame("refusals").empty
+    assert list(run.frame("steps")) == [*KEYS, "step", "loss", "used"]
+
+
 def test_the_page_on_frames_names_every_value() -> None:
     page = (Path(__file__).parents[2] / "docs" / "frames.md").read_text("utf-8")
     named = {*re.findall(r"`(\w+)`", page)}

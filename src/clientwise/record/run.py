@@ -206,6 +206,9 @@ class RunFolder:
             refused = refused.drop(columns="kind", errors="ignore")
             found = pandas.concat([found.assign(refusal=None), refused])
             columns = ["client", "refusal", *columns[1:]]
+        by_client = "client" in columns
+        if by_client:
+            columns = ["client", "name", "hostile", *columns[1:]]
         if found.empty:
             return pandas.DataFrame(columns=[*KEYS, *columns])
         lanes = self.lanes.set_index("lane")
@@ -213,10 +216,9 @@ class RunFolder:
         found["method"] = found["lane"].map(lanes["method"])
         found["seed"] = found["lane"].map(lanes["seed"])
         order = ["lane", "round"]
-        if "client" in columns:
+        if by_client:
             clients = self.frame(CLIENTS)[["seed", "client", "name", "hostile"]]
             found = found.merge(clients, "left", ["seed", "client"])
-            columns = ["client", "name", "hostile", *columns[1:]]
             order.append("client")
         found = found.sort_values(order, kind="stable", ignore_index=True).drop(columns="lane")
         first = [*KEYS, *columns]
