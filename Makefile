@@ -70,7 +70,7 @@ test-fire-quick: test-fire
 # The algorithm, data, experiments, run folders and commands with other versions of Python. Those that
 # are not installed are left out. An environment takes 6 GB where pip installs PyTorch with CUDA.
 PYTHONS ?= python3.12 python3.13
-PORTABLE := tests/core tests/data tests/experiment tests/runs tests/test_cli.py
+PORTABLE := tests/core tests/data tests/experiment tests/record tests/test_cli.py
 test-pythons:
 	for python in $(PYTHONS); do \
 		$$python --version || { echo "$$python is not installed: left out"; continue; }; \

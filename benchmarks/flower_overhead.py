@@ -49,7 +49,7 @@ def measure(config: dict[str, Any]) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         run = cw.Run(cw.run(config, Path(folder) / "run"))
-        seconds = [seconds for _, seconds in run.curve("seconds", "prioritized", 1)]
+        seconds = run.frame("rounds")["seconds"].tolist()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {
         "seconds": statistics.median(seconds[1:]),

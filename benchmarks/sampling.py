@@ -83,8 +83,8 @@ def evaluate(data: FederatedData, rounds: int, sample: int | None) -> Evaluated:
         place = Path(folder) / "run"
         cw.run(config, place, data=data, on_round=lambda _: used.append(time.process_time()))
         run = cw.Run(place)
-        means = [mean for _, mean in run.curve("local_mean", "FedAvg", 1)]
-        errors = [error for _, error in run.sampling_errors("FedAvg", 1) if error is not None]
+        means = run.frame("rounds")["local_mean"].tolist()
+        errors = run.frame("rounds")["sampling_error"].dropna().tolist()
     seconds = statistics.median(after - before for before, after in pairwise(used))
     return Evaluated(means, errors, seconds)
 

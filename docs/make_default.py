@@ -26,8 +26,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from clientwise.experiment.matrix.grid import MatrixCell, look_at
-from clientwise.record.reading.config_view import RecordedConfig, recorded_config
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.report.arena.standings import (
     Federation,
     MeanDifference,
@@ -143,38 +142,41 @@ def read_raw(name: str, folder: Path = RAW) -> pandas.DataFrame:
 
 def _cell_rows(folder: Path, cell: MatrixCell) -> pandas.DataFrame:
     run = RunFolder(folder / cell.folder)
-    config = recorded_config(run.folder)
-    rounds = pandas.DataFrame(run.columns("rounds"))
+    rounds = run.frame("rounds")
     kept = rounds[(rounds["round"] <= EVERY_ROUND) | (rounds["round"] % STEP == 0)]
     rows = kept.pivot_table(index=["method", "seed"], columns="round", values="metric")
     rows = rows.round(5).rename(columns=str)
-    last = rounds[rounds["round"] == run.rounds].set_index(["method", "seed"])
-    rows["backdoor_success"] = last["attack_success"].astype(float)
-    alarms = {}
-    for _, method, seed in run.lanes:
-        found = run.false_alarms(method, seed)
-        if found.honest:
-            alarms[method, seed] = found
-    for position, label in enumerate(("lowered_clients", "honest_clients")):
-        counts = {lane: found[position] for lane, found in alarms.items()}
-        rows[label] = pandas.Series(counts, dtype=float)
+    last = rounds[rounds["round"] == run.facts.rounds].set_index(["method", "seed"])
+    rows["backdoor_success"] = last.get("attack_success", numpy.nan)
+    ever = _ever_lowered(run.frame("weights")).groupby(["method", "seed"])
+    rows["lowered_clients"] = ever.sum().astype(float)
+    rows["honest_clients"] = ever.size().astype(float)
     rows = rows.reset_index()
     rows["federation"] = cell.data
     rows["kept_aside"] = int(cell.data in KEPT_ASIDE)
-    rows["measure"] = run.metric
-    rows["higher_is_better"] = int(run.higher_is_better)
+    rows["measure"] = run.facts.metric
+    rows["higher_is_better"] = int(run.facts.higher_is_better)
     rows["column"] = cell.attack
     rows["share"] = cell.share
-    rows["hostile"] = int(run.has_hostile)
-    rows["kind"] = [_recorded_kind(config, method) for method in rows["method"]]
+    rows["hostile"] = int(run.frame("clients")["hostile"].notna().any())
+    rows["kind"] = [_recorded_kind(run, method) for method in rows["method"]]
     return rows
 
 
-def _recorded_kind(config: RecordedConfig, method: str) -> str:
-    """Whether a method is federated and available, as its config says."""
-    found = config.method(method)
-    if found is None or found.is_available:
-        return "not federated" if found is not None and found.is_control else "federated"
+def _ever_lowered(weights: pandas.DataFrame) -> pandas.Series:
+    """Whether evidence ever lowered an honest client below half of the most favoured one of a round."""
+    judged = weights[weights["posterior"].notna() & weights["hostile"].isna()]
+    factor = judged["posterior"] * judged["copies"].fillna(1) / judged["prior"]
+    most = factor.groupby([judged[key] for key in ("method", "seed", "round")]).transform("max")
+    lowered = judged.assign(lowered=factor < 0.5 * most)
+    return lowered.groupby(["method", "seed", "client"])["lowered"].any()
+
+
+def _recorded_kind(run: RunFolder, method: str) -> str:
+    """Whether a method is federated and available."""
+    about = run.about(method)
+    if about.is_available:
+        return "not federated" if about.is_control else "federated"
     return "not available"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas
 
 from clientwise.experiment.matrix.grid import look_at
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 
 ROUND = ["method", "seed", "round"]
 
@@ -30,7 +30,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     found = {}
     for cell in look_at(folder).cells:
-        weights = pandas.DataFrame(RunFolder(folder / cell.folder).columns("weights"))
+        weights = RunFolder(folder / cell.folder).frame("weights")
         for method, share in false_alarms(weights[weights["hostile"].isna()]).items():
             found[int(cell.data), (method, f"{100 * cell.share:.0f}% lying")] = share
     table = pandas.Series(found).unstack()

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from playwright.sync_api import Browser, sync_playwright
 
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.report.output.export import write_report
 
 DOCS = Path(__file__).parent
@@ -41,8 +41,9 @@ def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
 def audit(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
     """The audit of the last round of a run's last method."""
     run = RunFolder(folder)
-    _, method, seed = next(lane for lane in reversed(run.lanes) if lane.seed == run.lanes[0].seed)
-    last = run.last_round(method, seed)
+    seed = run.lanes["seed"].iloc[0]
+    lane = run.lanes[run.lanes["seed"] == seed].iloc[-1]
+    method, last = lane["method"], lane["rounds"]
     place = f"#round/{quote(method, safe='')}/{seed}/{last}"
     shoot(folder, out, scheme, [("audit", 1360, 1500, place)])
 

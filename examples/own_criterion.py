@@ -40,13 +40,11 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         run = cw.Run(cw.run(CONFIG, Path(folder) / "run", data=data))
-        for line in run.summary():
-            print(f"{line.method:16} accuracy {line.metric[0]:.1%}")
-        weights = run.query(
-            "SELECT client, weight FROM participants JOIN lanes USING (lane) "
-            "WHERE method = 'batteries first' AND round_num = 5 ORDER BY client"
-        )
-        print("weights by battery:", ", ".join(f"{weight:.3f}" for _, weight in weights))
+        for method, metric in run.frame("rounds").groupby("method")["metric"].last().items():
+            print(f"{method:16} accuracy {metric:.1%}")
+        weights = run.frame("weights").set_index(["method", "round"])["weight"]
+        shown = ", ".join(f"{weight:.3f}" for weight in weights.loc["batteries first", 5])
+        print("weights by battery:", shown)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ needs of every run, without the models, into a folder small enough to be sent; `
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from pathlib import Path
 
 import clientwise as cw
 from clientwise.experiment.running.runner import Progress
-from clientwise.record.pack import pack
-from clientwise.record.reading.reader import is_finished
+from clientwise.record.database import is_finished
 
 HERE = Path(__file__).parent
 
@@ -71,7 +71,9 @@ def main() -> None:
         else:
             print(f"{folder.name}: finished before", flush=True)
         if options.pack and (folder / "run.sqlite").exists():
-            pack(folder, options.pack / folder.name)
+            packed = options.pack / folder.name
+            shutil.rmtree(packed, ignore_errors=True)
+            shutil.copytree(folder, packed, ignore=shutil.ignore_patterns("checkpoints", ".lock"))
         print(f"{folder.name}: {time.monotonic() - began:.0f} s", flush=True)
         if interrupted:
             sys.exit(130)

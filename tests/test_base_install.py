@@ -118,7 +118,7 @@ def test_extras_name_extras_that_exist() -> None:
                     "torch._dynamo",
                     "functorch",
                 ),
-                *("clientwise.experiment.running.runner", "clientwise.record.writer"),
+                *("clientwise.experiment.running.runner", "clientwise.record.store"),
                 "clientwise.report.document",
             },
         ),

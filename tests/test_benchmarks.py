@@ -111,11 +111,11 @@ def test_overhead_compares_rounds_with_their_training() -> None:
     assert all(wall > 0 and processor > 0 for wall, processor in whole + bare)
 
 
-def test_record_measures_disk_and_page(tmp_path: Path) -> None:
-    result = record.measure(tmp_path, clients=200, cohort=50, rounds=3, recorded=20, hostile=0.1)
-    assert result["participants"] == 150
-    assert result["disk_mib"] > 0
-    assert 0 < result["page_seconds"] < 60
+def test_record_measures_disk_and_reading(tmp_path: Path) -> None:
+    """Large rounds take no more bytes than they did as packed columns of SQLite."""
+    result = record.measure(tmp_path, cohort=1_000, rounds=30, lanes=1, hostile=0.1)
+    assert 0 < result["bytes_per_participant"] < 45
+    assert 0 < result["weights_seconds"] < 60
 
 
 def test_commands_counts_the_time_of_a_process_that_ended(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from clientwise.experiment.config_file import read_config
 from clientwise.experiment.matrix.grid import Matrix, load_matrix, make
 from clientwise.experiment.matrix.runs import run_matrix
 from clientwise.report.arena.standings import read_results, standings
+from recorded import curve, last
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "docs" / "make_default.py"
@@ -108,9 +109,8 @@ def test_the_shipped_matrix_gives_what_its_figure_shows(script: ModuleType, tmp_
     raw = script.read_raw("arena-quick")
     for method in methods:
         rows = raw[(raw["method"] == method) & (raw["seed"] == 1) & (raw["share"] == 0.4)]
-        (recorded,) = rows.loc[rows["column"] == "sign flip", str(run.rounds)]
-        curve = dict(run.curve("metric", method, 1))
-        assert abs(curve[run.rounds] - recorded) < MOST_OFF, method
+        (recorded,) = rows.loc[rows["column"] == "sign flip", str(run.facts.rounds)]
+        assert abs(last(run, "metric")[method] - recorded) < MOST_OFF, method
 
 
 def test_a_wrong_number_in_a_page_is_noticed(script: ModuleType) -> None:
@@ -146,9 +146,9 @@ def test_parts_of_a_matrix_are_collected_into_one_file(
             numpy.testing.assert_allclose(getattr(one, field), values, rtol=0, atol=6e-6)
     first = cw.Run(parts[0] / "one--flip--40")
     row = raw[(raw["federation"] == "one") & (raw["column"] == "flip") & (raw["seed"] == 2)]
-    curve = row[row["method"] == "FedAvg"][["1", "2"]].to_numpy()[0]
-    expected = [value for _, value in first.curve("metric", "FedAvg", 2)]
-    numpy.testing.assert_allclose(curve, expected, rtol=0, atol=6e-6)
+    found = row[row["method"] == "FedAvg"][["1", "2"]].to_numpy()[0]
+    expected = list(curve(first, "metric", "FedAvg", 2).values())
+    numpy.testing.assert_allclose(found, expected, rtol=0, atol=6e-6)
 
 
 def test_every_table_is_made_from_the_raw_file(

@@ -21,6 +21,7 @@ import processes
 from clientwise.data.datasets import digits
 from clientwise.experiment.build.data import build_data
 from clientwise.experiment.load import load_experiment
+from clientwise.record.store import Store
 
 
 def clientwise(
@@ -263,8 +264,9 @@ def test_texts_of_a_record_are_no_commands_to_the_terminal(
 ) -> None:
     folder = tmp_path / "run"
     cw.run({**tiny, "rounds": 1}, folder, progress=False)
-    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
-        database.execute("UPDATE clients SET name = 'ward' || client || char(27) || '[2J'")
+    store = Store(folder)
+    store.set_clients(1, [9] * 6, [9] * 6, {}, [f"ward{number}\x1b[2J" for number in range(6)])
+    store.close()
     output = clientwise("show", folder)
     assert "ward" in output
     assert "\x1b" not in output
@@ -339,7 +341,7 @@ def test_resume_finds_the_run_of_a_config(config: Path, tmp_path: Path) -> None:
         "run", config, "--resume", cwd=tmp_path, expect=2
     )
     with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
-        database.execute("UPDATE lanes SET finished = 0 WHERE lane = 2")
+        database.execute("UPDATE lanes SET finished = NULL WHERE lane = 2")
     assert folder.name in clientwise("run", config, "--resume", cwd=tmp_path)
     assert "there is a run already" in clientwise("run", config, "--out", folder, expect=2)
 
@@ -357,9 +359,9 @@ def test_a_plugin_beside_the_config(config: Path, tmp_path: Path, tiny: dict[str
         "run", tmp_path / "out", "--resume", cwd=Path("/")
     )  # the run folder knows where its plugins are
     run = cw.Run(tmp_path / "out")
-    sizes = dict(run.query("SELECT client, num_train FROM clients"))
-    for client, raw in run.query("SELECT client, raw FROM criteria"):
-        assert raw == sizes[client] ** 2
+    sizes = run.frame("clients")["num_train"]
+    criteria = run.frame("criteria")
+    assert criteria["raw"].tolist() == (sizes[criteria["client"]] ** 2).tolist()
 
 
 def test_in_a_terminal_there_is_a_live_bar(config: Path, tmp_path: Path) -> None:
@@ -454,7 +456,7 @@ def test_damaged_runs_and_unwritable_places_are_one_line(config: Path, tmp_path:
     clientwise("run", config, "--out", tmp_path / "run")
     assert str(config) in clientwise("report", tmp_path / "run", "--out", config, expect=2)
     for sql, reason in (
-        ("UPDATE rounds SET notes = 'not json'", "damaged"),
+        ("UPDATE rounds SET value = 'not json'", "damaged"),
         ("UPDATE facts SET value = 'not json'", "damaged"),
         ("PRAGMA user_version = 99", "another version"),
     ):

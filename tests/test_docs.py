@@ -28,8 +28,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.experiment.config.named import METHODS
-from clientwise.experiment.reference import KINDS, markdown, parts_list
-from clientwise.record.known_parts import listed_parts
+from clientwise.experiment.reference import KINDS, PARTS_FILE, markdown, parts_list
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,7 +47,7 @@ def test_the_config_reference_is_current() -> None:
 
 
 def test_what_list_prints_is_current() -> None:
-    assert listed_parts() == parts_list(), "run `make docs`"
+    assert json.loads(PARTS_FILE.read_text("utf-8")) == parts_list(), "run `make docs`"
 
 
 def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +75,7 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     drawn, own = blocks("data.md", "python")
     monkeypatch.chdir(tmp_path)
     exec(
-        f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.data.values())) == 3 and run.finished",
+        f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.facts.data.values())) == 3 and run.finished",
         {},
     )
     exec(f"{own}\nassert cw.Run(folder).finished and data.num_clients == 2", {})
@@ -161,7 +160,7 @@ def test_the_page_on_hugging_face_is_true(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     scope: dict[str, Any] = {}
     exec("\n".join([program, saved, sharing]), scope)
-    assert dict(scope["run"].residuals("FedAvg", 1)).keys() == {1, 2}
+    assert scope["run"].frame("rounds")["residual"].notna().tolist() == [True] * 2
     inputs, _ = scope["texts"](3)
     expected = scope["run"].model("FedAvg", module=scope["network"])(**inputs).logits
     assert numpy.allclose(

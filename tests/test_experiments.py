@@ -32,6 +32,7 @@ from clientwise.models.networks import MODELS
 from clientwise.report.document import counted
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Difference
+from recorded import curve, last
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 MATRICES = [
@@ -203,11 +204,10 @@ def test_p2_runs_on_files_in_leafs_format(tmp_path: Path) -> None:
     assert "femnist: 262 samples, classification; 2 of them unused" in checked.output
 
     run = cw.run(cw.load(path, changes, given, "femnist"), tmp_path / "run")
-    clients = run.clients(1)
-    assert [(one.num_train, one.num_test) for one in clients] == [(16, 4)] * 13
-    assert len(run.curve("metric", "DS", 1)) == 2
+    assert run.frame("clients")[["num_train", "num_test"]].to_numpy().tolist() == [[16, 4]] * 13
+    assert len(curve(run, "metric", "DS")) == 2
     assert [*run.model("DS").parameters()][-1].shape == (62,)
-    assert run.client_targets == [0.75, 0.8]
+    assert run.facts.client_targets == [0.75, 0.8]
 
     for split in ("train", "test"):
         shutil.rmtree(tmp_path / "femnist" / split)
@@ -218,7 +218,7 @@ def test_p2_runs_on_files_in_leafs_format(tmp_path: Path) -> None:
     (folder / "all_data_0.json").write_text(leaf_file(classes))
     changes += ["evaluation.official_test='pooled'"]
     whole = cw.run(cw.load(path, changes, given, "femnist"), tmp_path / "whole")
-    assert [(one.num_train, one.num_test) for one in whole.clients(1)] == [(16, 4)] * 13
+    assert whole.frame("clients")[["num_train", "num_test"]].to_numpy().tolist() == [[16, 4]] * 13
 
 
 # What the quick size of an experiment must show, whatever the machine: (better, worse, by so much at the last round).
@@ -258,7 +258,7 @@ QUICK_SIZES = [as_slow(name, name == "p3-1a") if name in SHOWS else name for nam
 @pytest.mark.parametrize("name", TWO_ROUNDS)
 def test_every_experiment_runs(name: str, tmp_path: Path) -> None:
     run = run_quick(name, tmp_path / "run", "rounds=2", "seeds=[1]")
-    assert {len(run.curve("metric", method, seed)) for _, method, seed in run.lanes} == {2}
+    assert set(run.frame("rounds").groupby(["method", "seed"])["metric"].count()) == {2}
 
 
 @pytest.mark.experiments
@@ -266,18 +266,19 @@ def test_every_experiment_runs(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", QUICK_SIZES)
 def test_the_quick_size_shows_what_the_experiment_shows(name: str, tmp_path: Path) -> None:
     run = run_quick(name, tmp_path / "run")
-    last = {line.method: statistics.fmean(line.metric) for line in run.summary()}
-    for _, method, seed in run.lanes:  # everything learns something, if not in every single round
-        first, *_ = curve = [value for _, value in run.curve("metric", method, seed)]
-        late = statistics.fmean(curve[-5:])
-        assert late >= first if run.higher_is_better else late <= first
+    rounds = run.frame("rounds")
+    curves = rounds.groupby(["method", "seed"])["metric"]
+    last = curves.last().groupby("method").mean()
+    for _, metric in curves:  # everything learns something, if not in every single round
+        first, late = metric.iloc[0], metric.iloc[-5:].mean()
+        assert late >= first if run.facts.higher_is_better else late <= first
     if name in SHOWS:
         better, worse, by = SHOWS[name]
         assert last[better] > last[worse] + by
     if name.startswith("p1-mnist"):  # no criterion matters
-        assert max(last.values()) - min(last.values()) < 0.05
+        assert last.max() - last.min() < 0.05
     if name == "p3-1c":
-        weight = {line.method: statistics.fmean(line.hostile_influence) for line in run.summary()}
+        weight = rounds.groupby("method")["hostile_influence"].mean()
         assert weight["AdaFed, adapted loss"] < weight["FedAvg"]
 
 
@@ -366,8 +367,7 @@ def test_the_verdict_on_operators_follows_the_protocol(tmp_path: Path) -> None:
     found = judge.accuracies(series)
     assert len(found) == 10
     ends = [
-        run.curve("metric", first, seed)[-1][1] - run.curve("metric", "OWA most", seed)[-1][1]
-        for seed in (1, 2)
+        last(run, "metric", seed)[first] - last(run, "metric", seed)["OWA most"] for seed in (1, 2)
     ]
     assert found[first, "OWA most"].mean == pytest.approx(statistics.fmean(ends))
     assert found[first, "OWA most"].tests == 10
@@ -431,10 +431,7 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
 
     run = cw.Run(folder)
     longer = cw.Run(cw.run(tiny | {"name": "p3-1c", "rounds": 4}, tmp_path / "runs" / "p3-1c"))
-    lost = [
-        run.curve("metric", "DS", seed)[-1][1] - longer.curve("metric", "DS", seed)[-1][1]
-        for seed in (1, 2)
-    ]
+    lost = [last(run, "metric", seed)["DS"] - last(longer, "metric", seed)["DS"] for seed in (1, 2)]
     assert f"| DS | {50 * sum(lost):+.1f} ± " in make_reproduction.between(run, longer)
     series, target = series_of([cw.Run(tmp_path / "packed" / folder.name)]), 0.3
     printed = {"DS": [22, 29, 25.5, 39, 62, 50.5, 304, 0, 0], "mean of both": [*range(1, 10)]}
@@ -458,18 +455,16 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     ]
     assert [*rows] == ["DS, published", "DS", "MW>LD>DS", "mean of both, published", "mean of both"]
     first = {}  # the first round in which 75% of the six clients, which are five, reach the target
-    for seed, round_num in run.query(
-        """SELECT seed, round_num FROM local JOIN lanes USING (lane) WHERE method = 'DS' AND metric >= ?
-           GROUP BY seed, round_num HAVING COUNT(*) >= 5 ORDER BY seed, round_num""",
-        target,
-    ):
+    local = rows(run, "local", "DS")
+    reached = local[local["metric"] >= target].groupby(["seed", "round"]).size()
+    for seed, round_num in reached[reached >= 5].index:
         first.setdefault(seed, round_num)
     assert rows["DS"][7] == make_reproduction.reached([first.get(1), first.get(2)])
     assert first  # or nothing was compared
 
     losses = make_reproduction.results(series, {"DS": 152.6, "MW>LD>DS": 150.6})
     assert "| loss, published | loss, round 3 | loss vs. baseline |" in losses
-    ends = [run.curve("loss", "DS", seed)[-1][1] for seed in (1, 2)]
+    ends = [last(run, "loss", seed)["DS"] for seed in (1, 2)]
     assert f"| 152.6 | {statistics.fmean(ends):.4g} ± " in losses
 
 

@@ -31,6 +31,7 @@ from torch.utils.data import (
 import clientwise as cw
 from clientwise.errors import ClientwiseError, ConfigError, RunError
 from clientwise.report.views import overview
+from recorded import last, rows
 
 QUICK: dict[str, Any] = {"rounds": 2, "device": "cpu", "learning_rate": 0.3, "batch_size": 20}
 NAMES = ("north", "south", "west")
@@ -139,7 +140,7 @@ def test_clients_have_data_of_any_kind(kind: str, fitted: cw.Run) -> None:
     found = cw.fit(
         network, clients, held_out=KINDS[kind](*part(50)), test=KINDS[kind](*part(80)), **QUICK
     )
-    assert [one.name for one in found.clients(1)] == list(NAMES)
+    assert found.frame("clients")["name"].tolist() == list(NAMES)
     assert torch.allclose(found.module.weight, fitted.module.weight, atol=1e-6)
     assert not torch.allclose(found.module.weight, network.weight)  # the user's own is as it was
 
@@ -162,7 +163,9 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
     inputs, targets = part(80)
     predicted = run.predict(inputs)
     assert predicted.tolist() == run.module(inputs).argmax(1).tolist()
-    assert (predicted == targets.numpy()).mean() == pytest.approx(run.summary()[0].metric[0])
+    assert (predicted == targets.numpy()).mean() == pytest.approx(
+        last(run, "metric")["Recommended"]
+    )
     assert run.predict(TensorDataset(inputs, targets)).tolist() == predicted.tolist()
     for value, said in {
         "weast": "there is no client 'weast'; did you mean 'west'",
@@ -296,11 +299,10 @@ def test_samples_that_are_given_are_used_and_others_set_apart(
     assert "Method: Recommended (the default)." in said
     assert "Optimizer: sgd, learning rate 0.3." in said
     assert f"Run folder: {run.folder}, which is removed at exit; out='runs/mine' keeps it." in said
-    sizes = run.clients(1)
-    assert sum(one.num_train + one.num_test for one in sizes) == 210 - 21
+    assert run.frame("clients")[["num_train", "num_test"]].to_numpy().sum() == 210 - 21
     tests = {name: part(20 + place) for place, name in enumerate(NAMES)}
     run = cw.fit(net(), sites(), test=tests, method="FedAvg", progress=True, **QUICK)
-    assert [one.num_test for one in run.clients(1)] == [20, 21, 22]
+    assert run.frame("clients")["num_test"].tolist() == [20, 21, 22]
     said = capsys.readouterr().err
     assert (
         "Set apart, drawn by seed 1, the same for all seeds: 21 samples to weigh by "
@@ -314,7 +316,7 @@ def test_samples_that_are_given_are_used_and_others_set_apart(
 
 
 def train_and_test_sizes(run: cw.Run) -> list[tuple[int, int]]:
-    return [(one.num_train, one.num_test) for one in run.clients(1)]
+    return [*run.frame("clients")[["num_train", "num_test"]].itertuples(index=False, name=None)]
 
 
 def test_clients_train_on_all_samples_where_test_is_given(
@@ -330,7 +332,7 @@ def test_clients_train_on_all_samples_where_test_is_given(
     assert "Clients train on all their other samples and have no test sets of their own." in said
     assert train_and_test_sizes(run) == [(60, 0), (70, 0), (80, 0)]
     assert "dataset_size 80 " in run.why("west", "Recommended")
-    assert run.client_metrics("FedAvg") == []
+    assert run.frame("local").empty
     text = str(overview([run]))
     assert "No client has results on test data of its own." in text
     assert "worst client" not in text
@@ -817,14 +819,14 @@ def test_functions_and_scores_stand_for_names(tmp_path: Path) -> None:
     page = given.report(tmp_path / "report").read_text(encoding="utf-8")
     assert "criterion labels_seen was given in Python as a function" in page
     assert page.count("south") > 1
-    assert named.functions == {}
+    assert named.facts.functions == {}
     product = fit_with(criteria=criteria, score=cw.product(), normalise="sum")
     of_labels = fit_with(criteria=[labels_seen, "dataset_size"], score=both)
     assert numpy.allclose(of_labels.weights, product.weights)
-    assert of_labels.functions.keys() == {"criterion labels_seen", "score both"}
+    assert of_labels.facts.functions.keys() == {"criterion labels_seen", "score both"}
     assert "Score: both." in of_labels.why("west", details=True)
     of_matrix = fit_with(criteria=["dataset_size"], score=squared)
-    sizes = numpy.array([one.num_train for one in of_matrix.clients(1)]) ** 2
+    sizes = of_matrix.frame("clients")["num_train"].to_numpy() ** 2
     assert numpy.allclose(of_matrix.weights[2], sizes / sizes.sum())
     of_class = fit_with(criteria=["dataset_size"], score=Powers(2.0))
     assert numpy.allclose(of_class.weights, of_matrix.weights)
@@ -983,16 +985,16 @@ def test_keywords_change_a_config(tmp_path: Path) -> None:
         partition={"clients": 3},
     )
     assert run.config["name"] == "first"
-    assert (run.methods, run.seeds("FedAdam"), run.rounds) == (["FedAdam"], [3, 4], 1)
+    assert (run.methods, run.seeds("FedAdam"), run.facts.rounds) == (["FedAdam"], [3, 4], 1)
     assert run.config["training"]["epochs"] == 2
     assert run.config["training"]["learning_rate"] == 0.25
-    assert len(run.clients(3)) == 3
+    assert len(rows(run, "clients", seed=3)) == 3
     assert run.predict(torch.zeros(2, 1, 8, 8)).shape == (2,)
     again = cw.run(cw.load(file), tmp_path / "again", rounds=1, seeds=[3])
-    assert (again.rounds, again.config["training"]["epochs"]) == (1, 2)
+    assert (again.facts.rounds, again.config["training"]["epochs"]) == (1, 2)
 
 
 def test_attacks_are_keywords() -> None:
     run = cw.fit(net(), sites(), hostile={"clients": ["west"], "attack": "sign_flip"}, **QUICK)
-    assert [one.hostile for one in run.clients(1)] == [None, None, "sign_flip"]
+    assert run.frame("clients")["hostile"].fillna("").tolist() == ["", "", "sign_flip"]
     assert "The client is hostile (sign_flip)." in run.why("west")

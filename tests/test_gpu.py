@@ -20,6 +20,7 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix import runs as matrix_runs
+from recorded import curve
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -38,7 +39,7 @@ def small(tiny: dict[str, Any]) -> dict[str, Any]:
 def losses(config: dict[str, Any], device: str, folder: Path) -> dict[str, list[float]]:
     """Of every method after each round."""
     run = cw.Run(cw.run(config | {"device": device}, folder / device, progress=False))
-    return {name: [loss for _, loss in run.curve("loss", name, 1)] for name in run.methods}
+    return {name: list(curve(run, "loss", name).values()) for name in run.methods}
 
 
 def assert_same_on_both(config: dict[str, Any], folder: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_network_that_no_graph_can_hold(mode: str, small: dict[str, Any], tmp_
     for device in ("cpu", "cuda"):
         given = config | {"device": device, "mode": mode if device == "cuda" else "auto"}
         folder = cw.run(given, tmp_path / device, model=Reads, progress=False)
-        results.append([loss for _, loss in cw.Run(folder).curve("loss", "FedAvg", 1)])
+        results.append(list(curve(cw.Run(folder), "loss", "FedAvg").values()))
     assert results[1] == pytest.approx(results[0], rel=1e-3)
     samples = cw.Samples.from_clients([(torch.zeros(4, 64), torch.arange(4) % 2)])
     executor = DeviceExecutor(samples, Reads(), torch.device("cuda"), mode=mode)

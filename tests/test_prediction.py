@@ -26,6 +26,7 @@ from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.prediction import load_predictor
 from clientwise.report.about import about
 from clientwise.report.views import overview
+from recorded import last
 
 MODEL = {"name": "mlp", "hidden": [8]}
 TRAINING = {"epochs": 1, "batch_size": 16, "learning_rate": 0.05}
@@ -111,7 +112,7 @@ def test_predictions_are_those_of_the_runs_evaluation(
         assert found["prediction"].tolist() == chosen.tolist()
         if held == "report":
             accuracy = (found["prediction"] == rows["y"]).mean()
-            assert accuracy == pytest.approx(run.summary()[0].metric[0])
+            assert accuracy == pytest.approx(last(run, "metric")["FedAvg"])
     else:
         column = "prediction" if kind == "regression" else "risk"
         numpy.testing.assert_allclose(found[column], outputs[:, 0], rtol=1e-6)

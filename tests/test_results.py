@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, ConfigError, RunError
+from recorded import last, rows
 
 
 class Net(nn.Module):
@@ -66,7 +67,7 @@ def accuracy(network: nn.Module) -> float:
 def test_a_network_of_ones_own_comes_back_trained(run: cw.Run) -> None:
     for seed in (1, 2):
         network = run.model("FedAvg", seed, module=Net)
-        assert accuracy(network) == run.summary()[0].metric[seed - 1]
+        assert accuracy(network) == last(run, "metric", seed)["FedAvg"]
         assert not network.training
     filled = Net()
     assert run.model("FedAvg", 2, module=filled) is filled
@@ -86,7 +87,7 @@ def test_a_terminal_shows_the_result(run: cw.Run, tmp_path: Path) -> None:
     first, headline, *methods = repr(run).splitlines()
     assert first == f"Run({str(run.folder)!r}): finished, 2 methods, 2 seeds, 3 rounds"
     assert "has the highest accuracy" in headline
-    values = [100 * value for value in run.summary()[0].metric]
+    values = [100 * last(run, "metric", seed)["FedAvg"] for seed in (1, 2)]
     (fedavg,) = [line for line in methods if line.startswith("  FedAvg ")]
     assert f"accuracy {sum(values) / 2:.1f}%" in fedavg
     copy = cw.Run(shutil.copytree(run.folder, tmp_path / "copy"))
@@ -107,10 +108,9 @@ def test_the_metric_is_what_was_asked_for(
         "macro_f1": lambda: reference.f1_score(targets, scores.argmax(1), average="macro"),
         "auc": lambda: reference.roc_auc_score(targets, scores.softmax(1), multi_class="ovr"),
     }[metric]()
-    first = run.summary()[0]
-    assert (run.metric, first.rounds_to_target) == (metric, [1])
-    assert first.metric[0] == pytest.approx(expected, abs=1e-6)
-    local = run.client_curve("FedAvg", 1, 0)[-1][1]
+    assert (run.facts.metric, run.facts.target) == (metric, 0.01)
+    assert last(run, "metric")["FedAvg"] == pytest.approx(expected, abs=1e-6)
+    local = rows(run, "local", "FedAvg", 1, 2)["metric"].iloc[0]
     inputs, targets = share(20)
     if metric == "balanced_accuracy":  # of every client, too
         predictions = run.model("FedAvg", module=Net)(inputs).argmax(1)
@@ -142,10 +142,10 @@ def test_samples_of_ones_own_are_split_anew_with_every_seed(tmp_path: Path) -> N
             CONFIG | {"rounds": 1, "methods": ["FedAvg"]}, tmp_path / "run", data=samples, model=Net
         )
     )
-    assert [row.name for row in run.clients(1)] == ["north", "south"]
-    assert run.data[1] != run.data[2]
-    sizes = [(row.num_train + row.num_test) for row in run.clients(1)]
-    assert 60 < sum(sizes) < 90  # the server has its part, and of both
+    assert rows(run, "clients", seed=1)["name"].tolist() == ["north", "south"]
+    assert run.facts.data[1] != run.facts.data[2]
+    sizes = rows(run, "clients", seed=1)[["num_train", "num_test"]]
+    assert 60 < sizes.to_numpy().sum() < 90  # the server has its part, and of both
     with pytest.raises(ConfigError, match="engine: other processes cannot use your samples"):
         cw.run(CONFIG | {"engine": "flower", "methods": ["FedAvg"]}, data=samples, model=None)
     with pytest.raises(ValueError, match="no clients: give a pair of arrays"):
@@ -155,10 +155,8 @@ def test_samples_of_ones_own_are_split_anew_with_every_seed(tmp_path: Path) -> N
 
 
 def test_frames_hold_every_row(run: cw.Run) -> None:
-    rounds, clients, weights = (run.frame(name) for name in ("rounds", "clients", "weights"))
+    rounds, clients, weights = (run.frame(name) for name in ("rounds", "local", "weights"))
     assert (len(rounds), len(clients), len(weights)) == (12, 36, 36)
-    last = rounds[(rounds.method == "FedAvg") & (rounds["round"] == 3)]
-    assert last.metric.tolist() == run.summary()[0].metric
     assert weights.groupby(["method", "seed", "round"]).weight.sum().round(9).eq(1).all()
     assert {"method", "seed", "round", "client", "criterion", "raw", "normalised"} < {
         *run.frame("criteria").columns
@@ -312,6 +310,6 @@ class MyNet(nn.Module):
     run = cw.Run(cw.run(config, tmp_path / "run", data=data))
     network = run.model("FedAvg")
     assert network.first.weight.shape == (6, 5)
-    assert accuracy(network) == run.summary()[0].metric[0]
+    assert accuracy(network) == last(run, "metric")["FedAvg"]
     with pytest.raises(ConfigError, match=r"model\.hiden: unknown option; did you mean 'hidden'"):
         cw.load(config | {"model": {"name": "my_net", "hiden": 6}})

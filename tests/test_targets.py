@@ -30,6 +30,7 @@ from clientwise.experiment.tune import TuneSettings, tune
 from clientwise.report.output.export import as_csv
 from clientwise.report.output.terminal import run_text
 from clientwise.report.views import overview
+from recorded import last
 
 Array = NDArray[Any]
 NAMES = ("north", "east", "south", "west")
@@ -136,12 +137,11 @@ def value_of(kind: Kind, run: cw.Run) -> float:
 
 def test_a_model_learns_and_is_scored_as_others_score_it(fitted: tuple[Kind, cw.Run]) -> None:
     kind, run = fitted
-    (line,) = run.summary()
-    assert run.metric == kind.metric
-    assert run.higher_is_better == (kind.better == "higher")
-    assert line.metric[0] == pytest.approx(value_of(kind, run), abs=1e-5)
-    first = run.frame("rounds")["metric"].iloc[0]
-    assert line.metric[0] > 0.7 if run.higher_is_better else line.metric[0] < min(0.8, first + 0.1)
+    assert run.facts.metric == kind.metric
+    assert run.facts.higher_is_better == (kind.better == "higher")
+    first, *_, end = run.frame("rounds")["metric"]
+    assert end == pytest.approx(value_of(kind, run), abs=1e-5)
+    assert end > 0.7 if run.facts.higher_is_better else end < min(0.8, first + 0.1)
 
 
 def test_the_client_with_mirrored_targets_loses_its_weight(fitted: tuple[Kind, cw.Run]) -> None:
@@ -189,8 +189,8 @@ def test_commands_take_such_runs(fitted: tuple[Kind, cw.Run], tmp_path: Path) ->
     assert (tmp_path / "models" / "Recommended-seed1.safetensors").exists()
     rounds = run.frame("rounds")
     assert rounds["metric"].notna().all()
-    assert rounds["macro_f1"].isna().all()  # it is of classes
-    assert run.summary()[0].worst_client[0] is not None
+    assert "macro_f1" not in rounds  # it is of classes
+    assert run.frame("local")["metric"].notna().all()
     assert kind.metric in CliRunner().invoke(app, ["show", str(run.folder)]).output
 
 
@@ -210,17 +210,16 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(name: str, tmp_path: 
     whole = cw.fit(**given | {"rounds": 3}, out=tmp_path / "whole")
     cw.fit(**given | {"rounds": 1}, out=tmp_path / "resumed")
     resumed = cw.fit(**given | {"rounds": 3}, out=tmp_path / "resumed", resume=True)
-    assert resumed.summary()[0].metric == whole.summary()[0].metric
+    assert last(resumed, "metric") == last(whole, "metric")
     assert torch.equal(*(next(one.module.parameters()) for one in (whole, resumed)))
 
 
 @pytest.mark.parametrize("name", ["multilabel", "two", "three"])
 def test_the_loop_and_the_stacked_engine_agree(name: str, tmp_path: Path) -> None:
     given = KINDS[name].fitted | {"method": "FedAvg", "rounds": 2}
-    runs = [
-        cw.fit(**given, mode=mode, out=tmp_path / mode).summary()[0] for mode in ("loop", "stacked")
-    ]
-    assert runs[0].metric == pytest.approx(runs[1].metric, abs=2e-3)
+    runs = [cw.fit(**given, mode=mode, out=tmp_path / mode) for mode in ("loop", "stacked")]
+    one, other = (last(run, "metric") for run in runs)
+    assert one == pytest.approx(other, abs=2e-3)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -233,13 +232,13 @@ def test_methods_and_attacks(name: str, tmp_path: Path) -> None:
         {"clients": ["east"], "attack": {"name": "mirrored_labels", "fraction": 0.5}},
     ]
     run = cw.fit(**given, methods=methods, hostile=hostile, out=tmp_path / "run")
-    assert len(run.summary()) == len(methods)
-    assert all(0 < line.metric[0] < 10 for line in run.summary())
+    assert run.methods == methods
+    assert run.frame("rounds")["metric"].between(0, 10, inclusive="neither").all()
     del given["held_out"], given["test"]
     judged = {"source": "clients", "fraction": 0.0}
     lying = {"clients": ["west"], "attack": "lying_judge"}
     run = cw.fit(**given, method="AdaFed", server_set=judged, hostile=lying, out=tmp_path / "lies")
-    assert run.summary()[0].refused == [0]
+    assert run.frame("refusals").empty
     for changes, said in (
         ({"method": {"name": "own", "criteria": ["label_diversity"]}}, "label_diversity needs cl"),
         ({"hostile": {"clients": 1, "attack": "one_label"}}, "one_label needs classes to predict"),
@@ -280,8 +279,8 @@ def test_another_metric(name: str, metric: str, tmp_path: Path) -> None:
         "label_accuracy": lambda: 1 - reference.hamming_loss(targets, found),
         "iou": lambda: reference.jaccard_score(targets.ravel(), found.ravel(), average="macro"),
     }[metric]()
-    assert run.summary()[0].metric[0] == pytest.approx(float(wanted), abs=1e-4)
-    assert run.higher_is_better == (metric != "mae")
+    assert run.frame("rounds")["metric"].iloc[-1] == pytest.approx(float(wanted), abs=1e-4)
+    assert run.facts.higher_is_better == (metric != "mae")
 
 
 def test_values_are_searched_by_the_metric(tmp_path: Path) -> None:
@@ -309,7 +308,7 @@ def test_values_are_searched_by_the_metric(tmp_path: Path) -> None:
             found = tune(load_experiment(config), TuneSettings(trials=6, over=rates))
             assert found.trials["FedAvg"][0].values == {"training.learning_rate": 0.02}
         run = cw.Run(cw.run(config, tmp_path / f"run {name}"))
-        assert run.metric == kind.metric
+        assert run.facts.metric == kind.metric
         file = tmp_path / f"{name}.toml"
         file.write_text(tomli_w.dumps(config))
         for command in ("check", "data"):
@@ -338,7 +337,7 @@ def test_a_relative_error_is_refused_near_zero(change: Any, said: str) -> None:
         with pytest.raises(ConfigError, match=said) as caught:
             cw.fit(nn.Linear(10, 1), parts, rounds=1, **given)
         assert "\n" not in str(caught.value)
-    assert cw.fit(nn.Linear(10, 1), parts, rounds=1).metric == "rmse"
+    assert cw.fit(nn.Linear(10, 1), parts, rounds=1).facts.metric == "rmse"
 
 
 def test_mape_weighs_and_scores_where_it_is_named(tmp_path: Path) -> None:
@@ -349,7 +348,10 @@ def test_mape_weighs_and_scores_where_it_is_named(tmp_path: Path) -> None:
         for metric in ("mape", "rmse")
     }
     raw = {
-        metric: run.query("SELECT raw FROM criteria WHERE criterion = 'server_performance'")[0][0]
+        metric: run.frame("criteria")
+        .set_index("criterion")
+        .loc["server_performance", "raw"]
+        .iloc[0]
         for metric, run in runs.items()
     }
     assert raw["mape"] != raw["rmse"]
@@ -386,8 +388,8 @@ def test_frames_of_survival(signed: bool, tmp_path: Path) -> None:
         out=tmp_path / "run",
         **given,
     )
-    assert run.metric == "concordance"
-    assert run.summary()[0].metric[0] > 0.75
+    assert run.facts.metric == "concordance"
+    assert run.frame("rounds")["metric"].iloc[-1] > 0.75
     risks = run.predict(pandas.DataFrame({"age": [40.0, 80.0]}))["risk"]
     assert risks[0] < risks[1]
 

@@ -20,6 +20,7 @@ import processes
 from clientwise.experiment.running.lanes import Progress
 from clientwise.experiment.running.resume import find_unfinished
 from clientwise.experiment.trackers import Log
+from recorded import rows
 
 ROOT = Path(__file__).parents[1]
 Curves = dict[str, list[tuple[int, float]]]
@@ -36,30 +37,12 @@ def _leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def stored(folder: Path, method: str, seed: int = 1) -> Curves:
     """The curves of a lane by run.sqlite, written down independently of the code under test."""
-    run = cw.Run(folder)
-    lane = {(name, its_seed): number for number, name, its_seed in run.lanes}[method, seed]
-    columns = [
-        "macro_f1",
-        "loss",
-        "local_mean",
-        "local_p10",
-        "local_p90",
-        "testing_rounds",
-        "seconds",
-    ]
-    curves: Curves = {}
-    for name, column in [(run.metric, "metric"), *zip(columns, columns, strict=True)]:
-        rows = run.query(f"SELECT round_num, {column} FROM rounds WHERE lane = ? ORDER BY 1", lane)
-        curves[name] = [(step, value) for step, value in rows if value is not None]
-    people = run.query("SELECT round_num, refusal, weight FROM participants WHERE lane = ?", lane)
-    steps = [step for step, _ in curves["seconds"]]
-    curves["refused"] = [
-        (step, sum(r == step and why is not None for r, why, _ in people)) for step in steps
-    ]
-    curves["without_weight"] = [
-        (step, sum(r == step and weight == 0 for r, _, weight in people)) for step in steps
-    ]
-    return {name: points for name, points in curves.items() if points}
+    rounds = rows(cw.Run(folder), "rounds", method, seed).set_index("round")
+    numbers = rounds.select_dtypes("number").drop(columns="seed")
+    numbers = numbers.rename(columns={"metric": cw.Run(folder).facts.metric})
+    weights = rows(cw.Run(folder), "weights", method, seed).groupby("round")
+    assert numbers["refused"].tolist() == weights["refusal"].count().tolist()
+    return {name: [*column.dropna().items()] for name, column in numbers.items()}
 
 
 def tensorboard(folder: Path) -> Curves:

@@ -9,7 +9,7 @@ from typing import Any
 from .experiment.load import load_experiment
 from .models.modules import OwnNetwork
 from .prediction import load_predictor
-from .record.model_file import ENDING
+from .record.models import ENDING
 
 
 def load(

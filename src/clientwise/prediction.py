@@ -25,8 +25,8 @@ from .limits import gigabytes, memory
 from .models.flat import fill
 from .models.modules import OwnModel, OwnNetwork, check_parameters, described, outputs_of
 from .models.networks import MODELS
-from .record.model_file import ModelHeader, read_model
-from .record.reading.rows import ModelFacts
+from .record.facts import ModelFacts
+from .record.models import ModelHeader, read_model
 
 log = logging.getLogger("clientwise")
 BATCH = 4096  # rows

@@ -1,4 +1,4 @@
-"""A run in Python: what `record/reading/folder.py` reads, as frames and figures too, and the trained network."""
+"""A run in Python: what `record/run.py` reads, figures too, and the trained network."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Collection
 from functools import partial
 from importlib import import_module
-from importlib.util import find_spec
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,22 +20,15 @@ from .models.flat import fill
 from .models.modules import OwnModel, OwnNetwork
 from .models.networks import MODELS, initialised
 from .prediction import Predictor, predict_samples, predictor
-from .record.files import CONFIG, plain_name
-from .record.model_file import (
+from .record.files import plain_name
+from .record.models import (
     ENDING,
     ModelHeader,
-    header_of,
     metadata_of,
     write_model,
 )
-from .record.reading.config_view import recorded_config
-from .record.reading.folder import RunFolder
-from .record.reading.frames import FrameName
-from .record.reading.models import After
-from .record.toml_text import read_table
+from .record.run import After, RunFolder
 from .registry import listed, suggest
-from .report.document import Chart
-from .report.views import overview, result_charts
 from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
@@ -57,15 +49,12 @@ class Run(RunFolder):
     - `run.why("west")`: why a client has its weight, in words.
     - `run.module`: the trained network; `run.predict(x)`: its predictions.
     - `run.report()`: one HTML page with figures and tables beside it.
-    - `run.summary()`: one line per method.
-    - `run.curve("metric", "AdaFed", seed=1)`: (round, value) for every round.
-    - `run.participants("AdaFed", seed=1, round_num=10)`: the clients of a round, and their weights.
     - `run.model("AdaFed")`: the trained network of one of several methods.
     - `run.predictor("AdaFed").predict(frame)`: predictions for new rows of a table.
-    - `run.frame("rounds")`: a table for pandas.
+    - `run.frame("rounds")`: everything that was recorded, as pandas frames (docs/frames.md).
+    - `run.facts`, `run.lanes`, `run.methods`, `run.config`: about the whole run.
     - `run.figure()`: a figure. A notebook shows a run as a table and a figure, a Python session
       as text.
-    - `run.query(sql)`: your own query; `clientwise/record/schema.py` describes the tables.
     """
 
     def __init__(
@@ -187,24 +176,6 @@ class Run(RunFolder):
             )
         return self.methods[0]
 
-    @property
-    def config(self) -> dict[str, Any]:
-        """The resolved config with every default; empty where it cannot be read."""
-        return read_table(self.folder / CONFIG)
-
-    def frame(self, what: FrameName, library: Literal["pandas", "polars"] = "pandas") -> Any:
-        """All rows of a kind as a frame.
-
-        Args:
-            what: "rounds", "clock" (where clients take time), "clients" (metrics on their own test
-                data), "weights" or "criteria".
-            library: the library of the frame.
-        """
-        columns = self.columns(what)
-        if library == "polars" and not find_spec(library):
-            raise ClientwiseError("run.frame needs polars: pip install polars")
-        return import_module(library).DataFrame(columns)
-
     def figure(self, chart: str | None = None) -> Figure:
         """A chart of the report as a matplotlib figure, which you can change and save.
 
@@ -212,7 +183,9 @@ class Run(RunFolder):
             chart: the chart, "curves-metric" say; by default the result.
         """
         with needing("report", "run.figure"):
+            from .report.document import Chart
             from .report.output.picture import Picture
+            from .report.views import overview, result_charts
 
         if chart is None:
             return Picture(result_charts(self))
@@ -287,7 +260,6 @@ class Run(RunFolder):
         """
         if seed is None:
             seed = self.first_seed(method)
-        self.lane(method, seed)  # RunError where there is none
         about = self.model_facts(seed)
         network = self.model(method, seed, module, after=after)
         try:
@@ -340,15 +312,12 @@ class Run(RunFolder):
 
     def first_seed(self, method: str) -> int:
         """The seed that a method ran first."""
-        found = self.seeds(method)
-        if not found:
-            self.lane(method, -1)  # RunError: there is none
-        return found[0]
+        self._refuse_unknown(method)
+        return self.seeds(method)[0]
 
     def has_model(self, method: str) -> bool:
         """Whether a method trains one model for all clients, not one for each."""
-        recorded = recorded_config(self.folder).method(method)
-        return recorded is None or recorded.control != "alone"
+        return self.about(method).control != "alone"
 
     def _trained(self, method: str, seed: int, after: After) -> tuple[int, dict[str, Tensor]]:
         if not self.has_model(method):
@@ -386,8 +355,20 @@ class Run(RunFolder):
     def _model_header(self, method: str, seed: int, round_num: int) -> ModelHeader:
         facts = self.model_facts(seed)
         network = self.config.get("model")
-        return header_of(
-            facts, network, run=self.name, method=method, seed=seed, round_num=round_num
+        return ModelHeader(
+            run=self.facts.name,
+            method=method,
+            seed=seed,
+            round=round_num,
+            model=facts.name,
+            input_shape=facts.input_shape,
+            outputs=facts.outputs,
+            input_scale=facts.scale,
+            network=network,
+            kind=facts.kind,
+            table=facts.table,
+            named_shapes=facts.named_shapes,
+            frozen=facts.frozen,
         )
 
 

@@ -16,6 +16,7 @@ from clientwise.core.evidence.history import (
     larger,
     sketch,
 )
+from recorded import everything, rows
 
 SIZE = 5_000
 
@@ -98,11 +99,8 @@ def test_copies_are_not_merged_without_held_out_samples(tmp_path) -> None:
     config = CONFIG | {"rounds": 2, "server_set": {"fraction": 0.3, "report_fraction": 0.99}}
     config |= {"hostile": [{"clients": [1, 4, 8], "attack": "alie"}]}
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    rows = run.participants("Recommended", 1, 1)
-    assert all(row.copies is None for row in rows)
-    assert any(
-        "fewer than 8" in note for row in run.query("SELECT notes FROM rounds") for note in row
-    )
+    assert rows(run, "weights", "Recommended", 1, 1)["copies"].isna().all()
+    assert "fewer than 8" in str(run.frame("rounds")["notes"].tolist())
 
 
 def test_the_larger_z_counts_and_agreement_is_no_merit() -> None:
@@ -128,10 +126,10 @@ CONFIG = {
 def test_clients_that_send_the_same_count_as_one(tmp_path) -> None:
     hostile = [{"clients": [1, 4, 8], "attack": "alie"}]
     run = cw.Run(cw.run(CONFIG | {"rounds": 3, "hostile": hostile}, tmp_path / "run"))
-    rows = {row.client: row for row in run.participants("Recommended", 1, 1)}
-    assert [rows[client].copies for client in (1, 4, 8)] == [3, 3, 3]
+    weights = rows(run, "weights", "Recommended", 1, 1).set_index("client")
+    assert weights.loc[[1, 4, 8], "copies"].tolist() == [3, 3, 3]
     # Their share is a third of what dataset sizes alone would give, before it is renormalised.
-    ratio = {client: row.weight / row.prior for client, row in rows.items()}
+    ratio = weights["weight"] / weights["prior"]
     assert ratio[1] / ratio[0] == pytest.approx(1 / 3)
 
 
@@ -140,10 +138,7 @@ def test_history_survives_a_checkpoint_to_the_bit(tmp_path) -> None:
     whole = cw.Run(cw.run(CONFIG, tmp_path / "whole"))
     cw.run(CONFIG | {"rounds": 5}, tmp_path / "parts")
     parts = cw.Run(cw.run(CONFIG, tmp_path / "parts", resume=True))
-    for round_num in (6, 10):
-        assert parts.participants("Recommended", 1, round_num) == whole.participants(
-            "Recommended", 1, round_num
-        )
+    assert everything(parts) == everything(whole)
 
 
 def test_clients_are_enlisted_in_the_order_in_which_they_are_first_seen() -> None:

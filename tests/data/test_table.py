@@ -234,9 +234,8 @@ def test_a_table_by_toml_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='partition: is missing; write partition = "by_id"'):
         cw.run({**config, "partition": None}, tmp_path / "run")
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    assert [row.name for row in run.clients(1)] == ["north", "south"]
-    assert {row.name for row in run.participants("FedAvg", 1, 2)} == {"north", "south"}
-    assert [row.name for row in run.client_metrics("FedAvg")] == ["north", "south"]
+    for frame in ("clients", "weights", "local"):
+        assert run.frame(frame)["name"].unique().tolist() == ["north", "south"]
 
 
 def test_categories_with_more_digits_than_their_names_are_found_again(tmp_path: Path) -> None:

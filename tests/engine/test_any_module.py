@@ -84,7 +84,7 @@ class TakesDictionary(Attending):
 
 
 def last_metric(run: cw.Run) -> float:
-    return run.curve("metric", "FedAvg", 1)[-1][1]
+    return run.frame("rounds")["metric"].iloc[-1]
 
 
 @pytest.mark.parametrize("network", [Attending, TakesDictionary])
@@ -95,7 +95,7 @@ def test_several_inputs_by_name(network: type[nn.Module], tmp_path: Any) -> None
     }
     run = cw.Run(cw.run(config, tmp_path / "run", data=named_texts(), model=network))
     assert last_metric(run) > 0.8
-    assert "cannot be stacked: it takes several inputs" in run.computed
+    assert "cannot be stacked: it takes several inputs" in run.facts.computed
     assert isinstance(run.model("FedAvg", 1, network), network)
 
 
@@ -216,7 +216,7 @@ def test_numbers_that_are_integers_by_chance_are_floats(tmp_path: Any) -> None:
         [(torch.arange(60).reshape(20, 3) % 5, torch.arange(20) % 2)] * 3
     )
     run = cw.Run(cw.run(CONFIG | {"model": "linear"}, tmp_path / "run", data=counts))
-    assert run.rounds_done() == 2
+    assert len(run.frame("rounds")) == 2
 
 
 # Batch norm, frozen layers, other types -------------------------------------------------------------------------
@@ -239,12 +239,12 @@ def rows(sizes: list[int]) -> cw.FederatedData:
 
 def test_a_last_batch_of_one_does_not_lose_the_client(tmp_path: Any) -> None:
     run = cw.Run(cw.run(CONFIG, tmp_path / "run", data=rows([17, 16, 25]), model=normed))
-    assert run.refusals("FedAvg", 10) == []
+    assert run.frame("refusals").empty
 
 
 def test_a_client_of_one_sample_and_batches_of_one(tmp_path: Any) -> None:
     run = cw.Run(cw.run(CONFIG, tmp_path / "run", data=rows([16, 1]), model=normed))
-    assert "batches and clients need two or more" in run.refusals("FedAvg", 10)[0].reason
+    assert "batches and clients need two or more" in run.frame("refusals")["reason"].iloc[0]
     one = CONFIG | {"training": {"batch_size": 1}}
     with pytest.raises(ConfigError, match="batch_size = 1: must be at least 2: batch norm"):
         cw.run(one, tmp_path / "other", data=rows([16, 16]), model=normed)

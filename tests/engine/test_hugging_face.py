@@ -72,7 +72,7 @@ def test_adapters_are_trained_and_loaded_by_peft(tmp_path: Path) -> None:
     sent = [name for name, _ in run.model_facts(1).tensors]
     assert all("lora_" in name or "classifier" in name for name in sent)
     assert len(sent) == 6
-    assert [round_num for round_num, _ in run.residuals("FedAvg", 1)] == [1, 2, 3]
+    assert run.frame("rounds")["residual"].notna().tolist() == [True] * 3
 
     trained: Any = run.model("FedAvg", module=adapted)
     trained.save_pretrained(tmp_path / "adapter")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import clientwise as cw
+import recorded
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import digits
@@ -111,12 +112,7 @@ def test_side_by_side_or_one_after_the_other_is_the_same_run(
     monkeypatch.setattr(runner._Session, "_lanes_that_fit", lambda *given: 1)
     apart = cw.Run(cw.run(tiny, tmp_path / "apart"))
     assert joined == [4, 1, 1, 1, 1]
-    for query in (
-        "SELECT method, seed, round_num, metric, loss FROM rounds JOIN lanes USING (lane) ORDER BY 1, 2, 3",
-        "SELECT method, seed, round_num, client, weight, training_loss FROM participants JOIN lanes USING (lane) "
-        "ORDER BY 1, 2, 3, 4",
-    ):
-        assert together.query(query) == apart.query(query)
+    assert recorded.everything(together) == recorded.everything(apart)
 
 
 def test_no_more_jobs_are_made_than_are_worked_on(executor: DeviceExecutor) -> None:

@@ -26,26 +26,23 @@ from clientwise.engine.local import LocalEngine
 from clientwise.engine.shards import ShardedEngine
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
+from recorded import everything
 from shards_here import AllHere
 
 pytestmark = pytest.mark.bits
 
 NODES = 3
-COLUMNS = "lane, round_num, client, refusal, score, weight, training_loss"
 
 
 def participants(folder: Path) -> Any:
     """What is recorded of every participant, but for the times."""
-    return cw.Run(folder).query(f"SELECT {COLUMNS} FROM participants ORDER BY 1, 2, 3")
+    return everything(cw.Run(folder))["weights"]
 
 
 def metrics(folder: Path) -> Any:
     """What is recorded of the models, on the server's samples and on the clients'."""
-    run = cw.Run(folder)
-    reported = run.query(
-        "SELECT lane, round_num, metric, loss, local_mean, priority FROM rounds ORDER BY 1, 2"
-    )
-    return reported, run.query("SELECT * FROM local ORDER BY 1, 2, 3")
+    found = everything(cw.Run(folder))
+    return found["rounds"], found["local"]
 
 
 def models(folder: Path) -> dict[str, torch.Tensor]:

@@ -61,14 +61,12 @@ def rounds_of(config: dict[str, Any], name: str, count: int = 6) -> list[RoundRe
 
 def outcome(folder: Path) -> list[Any]:
     """What was recorded of every lane, and what its checkpoint holds, without real times."""
-    asked = "SELECT method, round_num, client, refusal, weight, p.seconds FROM participants p JOIN lanes USING (lane)"
-    rounds = (
-        "SELECT method, round_num, metric, loss, models_moved FROM rounds JOIN lanes USING (lane)"
-    )
     run = cw.Run(folder)
+    asked = run.frame("weights")[["method", "round", "client", "refusal", "weight", "seconds"]]
+    rounds = run.frame("rounds")[["method", "round", "metric", "loss", "models_moved"]]
     kept = [load_file(path) for path in sorted((folder / "checkpoints").iterdir())]
     bits = [{name: tensor.numpy().tobytes() for name, tensor in one.items()} for one in kept]
-    return [sorted(run.query(asked), key=str), sorted(run.query(rounds), key=str), bits]
+    return [asked.to_csv(), rounds.to_csv(), bits]
 
 
 def test_devices_that_are_all_alike_change_no_bit(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -159,11 +157,9 @@ def test_timeliness_is_kept_over_a_resume_and_falls_for_the_slow(
     cw.run(config | {"rounds": 3}, tmp_path / "run")
     cw.run(config, tmp_path / "run", resume=True)
     memory = load_file(tmp_path / "run" / "checkpoints/lane-1.safetensors")["memory.timeliness"]
-    refused = cw.Run(tmp_path / "run").query(
-        "SELECT DISTINCT client FROM participants WHERE refusal IS NOT NULL"
-    )
-    assert refused
-    assert all(memory[client] < 1 for (client,) in refused)
+    refused = cw.Run(tmp_path / "run").frame("refusals")["client"].unique()
+    assert len(refused)
+    assert all(memory[client] < 1 for client in refused)
     assert outcome(tmp_path / "run") == outcome(cw.run(config, tmp_path / "whole"))
 
 
@@ -205,13 +201,12 @@ def test_however_it_is_computed_the_same_updates_come_at_the_same_time(
     }
     found = {name: outcome(cw.run(config | way, tmp_path / name)) for name, way in ways.items()}
     assert found["alone"][:2] == found["two workers"][:2]
-    for one, other in zip(found["alone"][0], found["stacked lanes"][0], strict=True):
-        assert one[:4] == other[:4]
-        assert (
-            one[4:] == pytest.approx(other[4:], abs=1e-6)
-            if one[3] is None
-            else one[4:] == other[4:]
-        )
+    one, other = (cw.Run(tmp_path / name).frame("weights") for name in ("alone", "stacked lanes"))
+    same = ["method", "round", "client", "refusal"]
+    assert one[same].equals(other[same])
+    for value in ("weight", "seconds"):
+        near = pytest.approx(other[value].tolist(), abs=1e-6, nan_ok=True)
+        assert one[value].tolist() == near
 
 
 def test_a_late_model_of_another_size_is_refused_like_any_other(config: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.models.modules import OwnModel
 from clientwise.report.views import overview
+from recorded import curve
 
 CLIENTS = 4
 RANK = 2
@@ -132,8 +133,7 @@ def test_only_what_is_trained_is_sent(tmp_path: Path) -> None:
     names = [name for name, _ in run.model_facts(1).tensors]
     assert names == ["lora_A.weight", "lora_B.weight", "head.weight", "head.bias"]
     assert run.model_facts(1).frozen
-    (row,) = run.query("SELECT value FROM facts WHERE key = 'model_bytes'")
-    assert int(row[0]) == 4 * (2 * 6 + 8 * 2 + 8 * 3 + 3)
+    assert run.facts.model_bytes == 4 * (2 * 6 + 8 * 2 + 8 * 3 + 3)
     experiment = load_experiment(CONFIG).with_model(OwnModel(network))
     lines = describe(experiment, samples())
     (line,) = (one for one in lines if one.startswith("model"))
@@ -150,7 +150,7 @@ def test_the_trained_network_has_the_frozen_parameters_of_the_run(tmp_path: Path
     assert data.report is not None
     inputs = data.samples.inputs[data.report.indices]
     right = (first(inputs).argmax(1) == data.report.targets).double().mean()
-    (metric,) = (value for round_num, value in run.curve("metric", "FedAvg", 5) if round_num == 4)
+    metric = curve(run, "metric", "FedAvg", 5)[4]
     assert float(right) == pytest.approx(metric)
     with pytest.raises(RunError, match="its frozen parameters are not those of the run"):
         run.model("FedAvg", 5, Adapted(seed=7))
@@ -168,16 +168,16 @@ def test_a_run_goes_on_to_the_bit_and_not_with_another_base(tmp_path: Path) -> N
     for method in ("FedAvg", "momentum"):
         one, other = (run.trained(method, 1)[1] for run in (whole, part))
         assert all(torch.equal(one[name], other[name]) for name in one)
-        assert whole.residuals(method, 1) == part.residuals(method, 1)
+        assert curve(whole, "residual", method) == curve(part, "residual", method)
 
 
 def test_the_residual_is_recorded_and_shown(tmp_path: Path) -> None:
     config = CONFIG | {"methods": ["FedAvg", {"name": "factors", "adapters": "factors"}]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
-    residuals = dict(run.residuals("FedAvg", 1))
+    residuals = curve(run, "residual", "FedAvg")
     assert list(residuals) == [1, 2, 3, 4]
     assert all(0 <= value < 1 for value in residuals.values())
-    assert run.residuals("factors", 1) == []
+    assert curve(run, "residual", "factors") == {}
     (section,) = (one for one in overview([run]).sections if one.id == "adapters")
     (chart,) = section.items
     assert "Residual" in chart.title
@@ -188,7 +188,7 @@ def test_one_factor_for_all_needs_no_products(tmp_path: Path) -> None:
     methods = ["FedAvg", {"name": "median", "rule": "median"}]
     config = CONFIG | {"methods": [*methods, {"name": "secure", "secure_aggregation": {}}]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=sharing))
-    assert run.residuals("FedAvg", 1) == []
+    assert "residual" not in run.frame("rounds")
     assert "lora_A.weight" not in dict(run.model_facts(1).tensors)
 
 
@@ -238,7 +238,7 @@ def test_what_is_refused_goes_with_factors(tmp_path: Path) -> None:
 def test_rules_that_choose_clients_average_products_by_influence(rule: str, tmp_path: Path) -> None:
     config = CONFIG | {"methods": [{"name": rule, "rule": rule, "before": ["clip"]}]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
-    residuals = dict(run.residuals(rule, 1))
+    residuals = curve(run, "residual", rule)
     assert len(residuals) == 4
     if rule == "krum":  # one client's adapters have their rank
         assert max(residuals.values()) < 1e-6
@@ -252,9 +252,8 @@ def test_evidence_and_fine_tuning_go_with_adapters(tmp_path: Path) -> None:
     config["evaluation"] = {"counterfactuals": True}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
     for method in ("Recommended", "AdaFed"):
-        assert len(run.residuals(method, 1)) == 4
-        metrics = [value for _, value in run.curve("metric", method, 1)]
-        assert max(metrics) > 0.5
+        assert len(curve(run, "residual", method)) == 4
+        assert max(curve(run, "metric", method).values()) > 0.5
 
 
 def test_check_counts_the_models_that_products_need(monkeypatch: pytest.MonkeyPatch) -> None:

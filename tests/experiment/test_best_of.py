@@ -15,6 +15,7 @@ from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
 from clientwise.registry import Part
 from clientwise.report.audit.round_audit import audit
+from recorded import everything
 
 STEPS = [{"name": "momentum", "momentum": 0.8}, {"name": "adam", "learning_rate": 0.1}]
 METHOD = {
@@ -75,17 +76,17 @@ def test_the_record_and_the_audit_say_which_step_was_used(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     run = cw.run(config, tmp_path / "run")
-    rows = run.query("SELECT round_num, step, loss, used FROM server_steps ORDER BY 1, position")
-    assert len(rows) == 5 * 2
-    ((_, _, seed),) = run.lanes
+    steps = run.frame("steps")
+    assert len(steps) == 5 * 2
+    (seed,) = run.seeds("best")
     sums = [0.0, 0.0]
     for round_num in range(1, 6):
-        tried = [row for row in rows if row[0] == round_num]
-        sums = [0.9 * before + loss for before, (_, _, loss, _) in zip(sums, tried, strict=True)]
+        tried = steps[steps["round"] == round_num]
+        sums = [0.9 * before + loss for before, loss in zip(sums, tried["loss"], strict=True)]
         lowest = min(range(2), key=lambda index: sums[index])
-        assert [used for *_, used in tried] == [int(index == lowest) for index in range(2)]
+        assert tried["used"].tolist() == [index == lowest for index in range(2)]
         said = " ".join(audit(run, "best", seed, round_num).parameters)
-        assert f"The server tried 2 steps and used {tried[lowest][1]}." in said
+        assert f"The server tried 2 steps and used {tried['step'].iloc[lowest]}." in said
 
 
 def test_it_differs_from_either_step_and_resumes_to_the_bit(
@@ -101,8 +102,7 @@ def test_it_differs_from_either_step_and_resumes_to_the_bit(
     with pytest.raises(KeyboardInterrupt):
         cw.run(config, tmp_path / "stopped", on_round=stop)
     resumed = cw.run(config, tmp_path / "stopped", resume=True)
-    sql = "SELECT round_num, metric, loss FROM rounds ORDER BY 1"
-    assert resumed.query(sql) == whole.query(sql)
+    assert everything(resumed) == everything(whole)
 
 
 def test_a_loss_that_overflows_after_fine_tuning_counts_as_the_worst_of_the_others(
@@ -123,7 +123,7 @@ def test_a_loss_that_overflows_after_fine_tuning_counts_as_the_worst_of_the_othe
         progress=False,
     )
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("lane-*.safetensors")
-    first, second = load_file(checkpoint)["step.sums"].tolist()
+    first, second = load_file(checkpoint)["step_state.sums"].tolist()
     assert first == second < 100
 
 

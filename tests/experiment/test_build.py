@@ -47,7 +47,7 @@ def test_p3_clients_train_on_a_table_and_the_server_has_the_official_test_split(
     }
     run = cw.Run(cw.run(split, tmp_path / "run"))
     assert run.finished
-    assert run.query("SELECT num_train, num_test FROM clients ORDER BY client") == [(200, 0)] * 3
+    assert run.frame("clients")[["num_train", "num_test"]].to_numpy().tolist() == [[200, 0]] * 3
     data, _ = build_data(cw.load(split), load_samples(cw.load(split)), 1)
     assert sorted(data.report.indices.tolist()) == list(range(1500, 1797))
     assert cw.load(tmp_path / "run" / "config.toml").partition.options["counts"] == counts
@@ -61,8 +61,9 @@ def test_p1_clients_test_on_the_official_test_split(split: dict[str, Any], tmp_p
         "methods": [{"name": "FedAvg"}],
     }
     run = cw.Run(cw.run(split, tmp_path / "run"))
-    assert {size for (size,) in run.query("SELECT num_train FROM clients")} == {50}
-    assert {size for (size,) in run.query("SELECT num_test FROM clients")} == {9, 10}
+    clients = run.frame("clients")
+    assert set(clients["num_train"]) == {50}
+    assert set(clients["num_test"]) == {9, 10}
 
 
 def test_by_id_the_data_say_how_many_clients_there_are(
@@ -72,7 +73,7 @@ def test_by_id_the_data_say_how_many_clients_there_are(
         "partition": {"name": "by_id", "minimum": 5},
         "hostile": [{"clients": [29], "attack": "sign_flip"}],
     }
-    assert len(cw.Run(cw.run(split, tmp_path / "run")).query("SELECT * FROM clients")) == 30
+    assert len(cw.Run(cw.run(split, tmp_path / "run")).frame("clients")) == 30
     split["hostile"] = [{"clients": [30], "attack": "sign_flip"}]
     with pytest.raises(ConfigError, match="there are 0 to 29"):
         cw.run(split, tmp_path / "other")

@@ -15,8 +15,8 @@ from clientwise.core.sampling import ByScore
 from clientwise.errors import ConfigError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
-from clientwise.record.reading.folder import RunFolder
 from clientwise.report.audit.pages import audit_round
+from recorded import rows
 
 LANE = "checkpoints/lane-1.safetensors"
 BY_SCORE: dict[str, Any] = {"name": "by_score", "floor": 0.1}
@@ -36,8 +36,8 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
 
 
 def cohorts(folder: Path, name: str = "drawn") -> list[list[int]]:
-    run = RunFolder(folder)
-    return [[row.client for row in run.participants(name, 1, number)] for number in range(1, 13)]
+    weights = rows(cw.Run(folder), "weights", name, 1)
+    return [clients.tolist() for _, clients in weights.groupby("round")["client"]]
 
 
 @pytest.mark.bits
@@ -61,10 +61,8 @@ def test_a_resumed_run_is_the_same_to_the_bit(config: dict[str, Any], tmp_path: 
 
 
 def test_drawn_clients_weigh_the_same(config: dict[str, Any], tmp_path: Path) -> None:
-    run = RunFolder(cw.run(config, tmp_path / "run"))
-    for round_num in range(1, 13):
-        for row in run.participants("drawn", 1, round_num):
-            assert row.weight == pytest.approx(1 / 3)
+    run = cw.run(config, tmp_path / "run")
+    assert run.frame("weights")["weight"].tolist() == pytest.approx([1 / 3] * 36)
     text = str(audit_round(run, "drawn", 1, 12))
     assert "Clients were drawn by their score, so their weights are equal." in text
 
@@ -87,16 +85,16 @@ def test_clients_are_drawn_as_their_last_criteria_say(
     rounds = 80
     changes = {"rounds": rounds, "methods": [method(criteria=["dataset_size"])]}
     cw.run(config | changes | {"training": {"batch_size": "full"}}, tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
+    run = cw.Run(tmp_path / "run")
     drawn = Counter[int]()
     sizes: dict[int, float] = {}
     known_from = 0
     for number in range(1, rounds + 1):
-        rows = run.criteria("drawn", 1, number)
+        found = rows(run, "criteria", "drawn", 1, number)
         if len(sizes) == 12:
-            drawn.update(row.client for row in rows)
+            drawn.update(found["client"])
         else:
-            sizes |= {row.client: row.raw for row in rows}
+            sizes |= dict(zip(found["client"], found["raw"], strict=True))
             known_from = number
     assert known_from < 40  # the mean score of unseen clients, and the floor
     count = rounds - known_from
@@ -115,8 +113,8 @@ def test_with_weights_by_score_a_criterion_counts_twice(
     # The search evaluates on the clients' test sets
     run = config | {"methods": [twice], "rounds": 4, "evaluation": {"clients_every": 1}}
     cw.run(run, tmp_path / "run")
-    rows = RunFolder(tmp_path / "run").participants("drawn", 1, 4)
-    assert len({row.weight for row in rows}) > 1
+    weights = rows(cw.Run(tmp_path / "run"), "weights", "drawn", 1, 4)
+    assert weights["weight"].nunique() > 1
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_an_added_method_and_more_rounds_are_run(stopped: Path) -> None:
     edit(stopped, lambda table: table["methods"].append({"name": "more", "criteria": ["uniform"]}))
     edit(stopped, lambda table: table.update(rounds=5))
     run = cw.Run(cw.run(stopped / "config.toml", stopped, resume=True))
-    assert (run.methods, run.rounds, run.finished) == (["FedAvg", "more"], 5, True)
+    assert (run.methods, run.facts.rounds, run.finished) == (["FedAvg", "more"], 5, True)
     edit(
         stopped, lambda table: table["methods"][1].update(criteria=["dataset_size"])
     )  # recorded like the others

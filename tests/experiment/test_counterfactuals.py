@@ -22,11 +22,12 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.rerun import with_policy, without_client
-from clientwise.record.reading.folder import RunFolder
-from clientwise.record.reading.other_weights import NOBODY, REPORTED
+from clientwise.record.run import RunFolder
+from clientwise.record.tables import NOBODY, REPORTED
 from clientwise.report.audit.what_if import round_table
 from clientwise.report.output.export import as_csv
 from clientwise.report.views import audit_round, overview
+from recorded import curve, everything, rows
 
 CONFIG: dict[str, Any] = {
     "name": "otherwise",
@@ -101,22 +102,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cw.run(config, tmp_path_factory.mktemp("runs") / "run")
 
 
+def chosen(run: RunFolder, method: str) -> list[float]:
+    """The metric of the weights of the method, on the reported samples, round by round."""
+    others = rows(run, "other_weights", method, 1)
+    is_wanted = (others["kind"] == "chosen") & (others["tested"] == REPORTED)
+    return others.loc[is_wanted, "metric"].tolist()
+
+
 def test_the_record_the_page_and_the_files_agree(folder: Path) -> None:
     run = RunFolder(folder)
     for method in ("FedAvg", "Median"):
-        curve = dict(run.curve("metric", method, 1))
-        for row in run.reported_counterfactuals(method, 1):
-            if row.kind == "chosen":
-                assert row.metric == curve[row.round_num]
+        assert chosen(run, method) == list(curve(run, "metric", method).values())
     # Fine-tuning comes after the aggregate that is compared.
-    tuned = [row for row in run.reported_counterfactuals("tuned", 1) if row.kind == "chosen"]
-    assert [row.metric for row in tuned] != [value for _, value in run.curve("metric", "tuned", 1)]
-    rows = run.counterfactuals("FedAvg", 1, 2)
-    own = {row.tested: row.metric for row in rows if row.kind == "chosen"}
-    own.pop(REPORTED)
-    stored = run.query("SELECT client, metric FROM local WHERE lane = 1 AND round_num = 2")
-    assert own == dict(stored)
-    assert len(rows) == 7 * 5  # candidates, and the server's set with four clients
+    assert chosen(run, "tuned") != list(curve(run, "metric", "tuned").values())
+    others = rows(run, "other_weights", "FedAvg", 1, 2)
+    own = others[(others["kind"] == "chosen") & (others["tested"] != REPORTED)]
+    stored = rows(run, "local", "FedAvg", 1, 2)
+    assert own["tested"].tolist() == stored["client"].tolist()
+    assert own["metric"].tolist() == stored["metric"].tolist()
+    assert len(others) == 7 * 5  # candidates, and the server's set with four clients
     (table,) = round_table(run, "FedAvg", 1, 2)
     written = list(csv.DictReader(as_csv(table).splitlines()))
     assert [line["weights"] for line in written[:4]] == [
@@ -125,14 +129,14 @@ def test_the_record_the_page_and_the_files_agree(folder: Path) -> None:
         "weights by size",
         "without client 0",
     ]
-    by_place = {(row.kind, row.excluded, row.tested): row.metric for row in rows}
+    by_place = others.set_index(["kind", "without", "tested"])["metric"]
     assert float(written[3]["accuracy"]) == by_place["without", 0, REPORTED]
     assert float(written[1]["accuracy of client 3"]) == by_place["uniform", NOBODY, 3]
     page = audit_round(run, "FedAvg", 1, 2)
     assert page.sections[0].items[-1] == table
     (section,) = [one for one in overview([run]).sections if one.id == "counterfactuals"]
     assert len(section.items) == 3
-    assert len(cw.Run(folder).frame("counterfactuals")) == 3 * 3 * 7 * 5
+    assert len(cw.Run(folder).frame("other_weights")) == 3 * 3 * 7 * 5
 
 
 @pytest.mark.parametrize(
@@ -178,19 +182,19 @@ def test_a_whole_run_without_a_client_is_paired_and_resumed(folder: Path) -> Non
     assert done.exit_code == 0, done.output
     other = RunFolder(target)
     for method in ("FedAvg", "tuned", "Median"):
-        assert {row.client for row in other.participants(method, 1, 1)} == {0, 1, 3}
+        assert {*rows(other, "weights", method, 1, 1)["client"]} == {0, 1, 3}
         # It still evaluates: the model without it, on its own data.
-        assert {row.client for row in other.client_metrics(method)} == {0, 1, 2, 3}
+        assert {*rows(other, "local", method)["client"]} == {0, 1, 2, 3}
     # In the first round, both runs have the same updates.
-    without = RunFolder(folder).reported_counterfactuals("FedAvg", 1)
-    (first,) = [row for row in without if (row.round_num, row.excluded) == (1, 2)]
-    assert dict(other.curve("metric", "FedAvg", 1))[1] == pytest.approx(first.metric)
+    without = rows(RunFolder(folder), "other_weights", "FedAvg", 1, 1)
+    first = without.set_index(["without", "tested"]).loc[(2, REPORTED), "metric"]
+    assert curve(other, "metric", "FedAvg")[1] == pytest.approx(first)
     assert "FedAvg: accuracy is" in done.output
     assert "With one seed" in done.output
-    before = other.query("SELECT * FROM rounds")
+    before = everything(other)
     again = runner.invoke(app, ["counterfactual", str(folder), "--without", "2"])
     assert again.exit_code == 0
-    assert RunFolder(target).query("SELECT * FROM rounds") == before
+    assert everything(RunFolder(target)) == before
 
 
 def test_a_whole_run_with_equal_weights_and_under_another_policy(
@@ -201,8 +205,8 @@ def test_a_whole_run_with_equal_weights_and_under_another_policy(
     )
     assert done.exit_code == 0, done.output
     for method in ("FedAvg", "Median"):
-        rows = RunFolder(tmp_path / "equal").participants(method, 1, 3)
-        assert {row.weight for row in rows} == {0.25}
+        equal = rows(RunFolder(tmp_path / "equal"), "weights", method, 1, 3)
+        assert {*equal["weight"]} == {0.25}
     policy = tmp_path / "strict.toml"
     policy.write_text("cap = 0.3\n", encoding="utf-8")
     experiment = with_policy(folder, policy)

@@ -64,12 +64,12 @@ def test_what_is_probably_not_meant_is_said(
     change: Any, config: dict[str, Any], model: Any, said: str, tmp_path: Path, caplog: Any
 ) -> None:
     run = cw.Run(cw.run(config, tmp_path / "run", data=clients(change), model=model))
-    assert any(re.search(said, warning) for warning in run.warnings), run.warnings
+    assert any(re.search(said, warning) for warning in run.facts.warnings), run.facts.warnings
     assert re.search(said, caplog.text)
 
 
 def test_sound_runs_have_no_doubts(tmp_path: Path) -> None:
-    assert cw.Run(cw.run(CONFIG, tmp_path / "run", data=clients())).warnings == []
+    assert cw.Run(cw.run(CONFIG, tmp_path / "run", data=clients())).facts.warnings == []
 
 
 def test_arrays_with_mistakes_name_the_client() -> None:
@@ -187,7 +187,7 @@ def test_other_units_are_said_in_one_line(is_table: bool) -> None:
     if is_table:
         held = {name: rows.assign(ill=labels) for name, (rows, labels) in held.items()}
     run = cw.fit("linear", held, target="ill" if is_table else None, rounds=1, device="cpu")
-    (said,) = [text for text in run.warnings if "units" in text]
+    (said,) = [text for text in run.facts.warnings if "units" in text]
     names = ("'kg'", "'dose'") if is_table else ("0", "1")
     north, south = r"client 0 \(north\)", r"client 1 \(south\)"
     kg = rf"column {names[0]} is about \d\.\d+e\+04 with {south}, \d\d\.\d+ with {north}"
@@ -207,12 +207,12 @@ def test_classes_that_the_held_out_samples_lack_are_named(tmp_path: Path) -> Non
     held_out = pandas.concat([frames["north"], frames["south"]])
     given = {"target": "ill", "rounds": 1, "device": "cpu", "test": held_out}
     run = cw.fit("linear", frames, held_out=held_out, **given)
-    (said,) = [text for text in run.warnings if "weighs by is of class" in text]
+    (said,) = [text for text in run.facts.warnings if "weighs by is of class" in text]
     count = sum(row[3] == "perhaps" for row in rare)
     assert "no sample that the server weighs by is of class 'perhaps'" in said
     assert f"1 of 3 clients has {count} training samples: client 2 (west)" in said
     run = cw.fit("linear", frames, held_out=whole.drop(columns="site"), **given)
-    assert not [text for text in run.warnings if "weighs by is of class" in text]
+    assert not [text for text in run.facts.warnings if "weighs by is of class" in text]
 
 
 def federation(targets: list[Tensor], held_out: Tensor, problem: str | None = None) -> Any:

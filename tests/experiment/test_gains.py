@@ -13,8 +13,9 @@ import clientwise as cw
 from clientwise.errors import ConfigError
 from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.report.views import overview
+from recorded import curve, rows
 
 CONFIG: dict[str, Any] = {
     "name": "contributions",
@@ -46,30 +47,24 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def test_values_of_a_round_sum_to_its_gain(run: RunFolder) -> None:
-    rows = run.contributions("FedAvg", 1)
-    curve = dict(run.curve("metric", "FedAvg", 1))
-    second = [row for row in rows if row.round_num == 2]
-    assert sum(row.shapley for row in second) == pytest.approx(curve[2] - curve[1])
-    assert {row.error for row in rows} == {0.0}
-    names = {row.name: row.client for row in run.clients(1)}
-    totals = {
-        name: sum(row.shapley for row in rows if row.client == client)
-        for name, client in names.items()
-    }
+    weights = rows(run, "weights", "FedAvg", 1)
+    metric = curve(run, "metric", "FedAvg")
+    second = weights.loc[weights["round"] == 2, "shapley"]
+    assert second.sum() == pytest.approx(metric[2] - metric[1])
+    assert set(weights["shapley_error"]) == {0.0}
+    totals = weights.groupby("name")["shapley"].sum()
     assert totals["Odd"] < 0 < min(totals["North"], totals["South"])
-    assert not run.contributions("Alone", 1)
-    assert len(cw.Run(run.folder).frame("contributions")) == 5 * 2 * 3
+    assert rows(run, "weights", "Alone")["shapley"].isna().all()
+    assert rows(run, "weights", "FedAvg")["shapley"].notna().sum() == 5 * 2 * 3
 
 
 def test_the_report_says_who_contributes_and_who_is_better_off_alone(run: RunFolder) -> None:
     sections = {section.id: section for section in overview([run]).sections}
     (table,) = sections["contributions"].items
     by_name = {row[0]: row for row in table.rows}
-    rows = run.contributions("FedAvg", 1)
-    odd = next(row for row in run.clients(1) if row.name == "Odd").client
-    assert by_name["Odd"][4].value == pytest.approx(
-        sum(row.shapley for row in rows if row.client == odd)
-    )
+    weights = rows(run, "weights", "FedAvg", 1)
+    odd = weights.loc[weights["name"] == "Odd", "shapley"].sum()
+    assert by_name["Odd"][4].value == pytest.approx(odd)
     assert "They are not payments" in sections["contributions"].lead
     gains = sections["gains"]
     assert "Odd would be better off alone than with FedAvg: -" in gains.lead

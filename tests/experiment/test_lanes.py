@@ -15,6 +15,7 @@ import clientwise as cw
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.running import lanes
 from clientwise.experiment.running.runner import Progress
+from recorded import everything
 
 
 def alone(config: dict[str, Any]) -> dict[str, Any]:
@@ -22,8 +23,7 @@ def alone(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def rounds(folder: Path) -> list[int]:
-    query = "SELECT round_num FROM rounds JOIN lanes USING (lane) ORDER BY round_num"
-    return [number for (number,) in cw.Run(folder).query(query)]
+    return cw.Run(folder).frame("rounds")["round"].tolist()
 
 
 class Busy(LocalEngine):
@@ -71,8 +71,7 @@ def test_what_fails_in_a_round_leaves_those_before_it(
     assert rounds(tmp_path / "run") == told == [1, 2, 3]
     monkeypatch.setattr(LocalEngine, "evaluate_server", original)
     again = cw.Run(cw.run(alone(tiny), tmp_path / "run", resume=True))
-    query = "SELECT round_num, metric, loss FROM rounds ORDER BY round_num"
-    assert again.query(query) == whole.query(query)
+    assert everything(again) == everything(whole)
 
 
 def test_who_is_asked_next_is_known_before(
@@ -112,8 +111,8 @@ def test_the_time_of_a_round_and_of_its_clients_is_theirs(
 
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + spent)
     run = cw.Run(cw.run(alone(tiny), tmp_path / "run", on_round=look))
-    for table in ("rounds", "participants"):
-        assert max(seconds for (seconds,) in run.query(f"SELECT seconds FROM {table}")) < 60
+    for name in ("rounds", "weights"):
+        assert run.frame(name)["seconds"].max() < 60
 
 
 def test_interrupted_before_all_lanes_have_begun_nobody_waits_for_the_others(

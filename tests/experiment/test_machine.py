@@ -18,9 +18,9 @@ from clientwise.experiment.matrix.runs import run_matrix
 from clientwise.experiment.running import origin
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
+from recorded import curve
 
 pytestmark = pytest.mark.bits
-MACHINES = "SELECT round_num, machine FROM rounds ORDER BY lane, round_num"
 MEANING = (
     "They may differ in their last bits from those of an uninterrupted run; metrics stay "
     "comparable. The record has the machine of every round"
@@ -44,8 +44,8 @@ def test_a_run_on_one_machine_says_nothing(
     cw.run(config | {"rounds": 4}, folder, resume=True)
     run = cw.Run(folder)
     assert caplog.messages == []
-    assert run.query(MACHINES) == [(1, 1), (2, 1), (3, 1), (4, 1)]
-    (only,) = run.machines
+    assert curve(run, "machine", "FedAvg") == {1: 1, 2: 1, 3: 1, 4: 1}
+    (only,) = run.facts.machines
     assert only.rounds == 0
     assert only.facts["vector instructions"] == torch.backends.cpu.get_cpu_capability()
     assert only.facts["threads"] == "1"  # a small network
@@ -64,7 +64,7 @@ def test_another_machine_is_said_and_recorded(
     move(monkeypatch, "AVX512")
     cw.run(config, folder, resume=True)  # nothing is left to compute
     assert caplog.messages == []
-    assert len(cw.Run(folder).machines) == 1
+    assert len(cw.Run(folder).facts.machines) == 1
     cw.run(config | {"rounds": 3}, folder, resume=True)
     changed = "vector instructions AVX512, before AVX2"
     assert caplog.messages == [
@@ -75,11 +75,11 @@ def test_another_machine_is_said_and_recorded(
     cw.run(config | {"rounds": 4}, folder, resume=True)
     assert caplog.messages == []  # said once
     run = cw.Run(folder)
-    assert run.query(MACHINES) == [(1, 1), (2, 1), (3, 2), (4, 2)]
-    assert [one.rounds for one in run.machines] == [0, 2]
+    assert curve(run, "machine", "FedAvg") == {1: 1, 2: 1, 3: 2, 4: 2}
+    assert [one.rounds for one in run.facts.machines] == [0, 2]
     (line,) = (one for one in headline(series_of([run])) if "other conditions" in one)
     assert f"after 2 rounds in total: {changed}. Later rounds may differ in their last bits" in line
-    assert run.changes == []
+    assert run.facts.changes == []
 
 
 def test_a_run_without_rounds_has_no_machine_before(
@@ -96,8 +96,8 @@ def test_a_run_without_rounds_has_no_machine_before(
     move(monkeypatch, "AVX512")
     run = cw.Run(cw.run(config, tmp_path / "run", resume=True))
     assert caplog.messages == []
-    assert [one.facts["vector instructions"] for one in run.machines] == ["AVX512"]
-    assert run.query(MACHINES) == [(1, 1), (2, 1)]
+    assert [one.facts["vector instructions"] for one in run.facts.machines] == ["AVX512"]
+    assert curve(run, "machine", "FedAvg") == {1: 1, 2: 1}
 
 
 def test_threads_of_a_large_network_and_workers_count(
@@ -111,7 +111,7 @@ def test_threads_of_a_large_network_and_workers_count(
         cw.run(config | {"rounds": 3, "workers": 2}, folder, resume=True)
     finally:
         torch.set_num_threads(before)
-    facts = cw.Run(folder).machines[-1].facts
+    facts = cw.Run(folder).facts.machines[-1].facts
     assert (facts["threads"], facts["workers"]) == (str(before + 1), "2")
 
 
@@ -129,7 +129,7 @@ def test_a_matrix_says_it_once(
     (message,) = caplog.messages
     assert message.startswith(f"warning: {folder}: the next rounds are computed under other")
     cells = sorted(path.parent for path in folder.glob("*/run.sqlite"))
-    assert [len(cw.Run(cell).machines) for cell in cells] == [2, 2]
+    assert [len(cw.Run(cell).facts.machines) for cell in cells] == [2, 2]
 
 
 def test_a_setting_of_the_environment_is_said_by_the_command(

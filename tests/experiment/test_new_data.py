@@ -14,6 +14,7 @@ from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.report.audit.explanation import explain
+from recorded import curve, everything, rows
 
 CONFIG: dict[str, Any] = {
     "name": "new data",
@@ -50,17 +51,16 @@ def test_each_client_of_a_group_gets_the_samples_of_the_next(
 def test_clients_with_new_data_are_honest_and_the_audit_names_them(tmp_path: Path) -> None:
     run = cw.Run(cw.run(CONFIG, tmp_path / "run"))
     plain = cw.Run(cw.run(CONFIG | {"hostile": []}, tmp_path / "plain"))
-    assert run.hostile_clients(1) == set()
-    assert run.new_data(1) == dict.fromkeys([2, 5, 7], 4)
-    assert plain.new_data(1) == {}
-    curves = [one.curve("metric", "Recommended", 1) for one in (run, plain)]
+    clients = run.frame("clients").set_index("client")
+    assert clients["hostile"].isna().all()
+    assert run.facts.new_data == {1: [(4, [2, 5, 7])]}
+    assert plain.facts.new_data == {}
+    curves = [list(curve(one, "metric", "Recommended").values()) for one in (run, plain)]
     assert curves[0][:3] == curves[1][:3]
     assert curves[0][3:] != curves[1][3:]
-    weights = {row.client: row.weight for row in run.participants("KnowsHonestTuned", 1, 6)}
-    assert min(weights.values()) > 0
-    sizes = {row.client: row.num_train for row in run.clients(1)}
-    reported = {row.client: row.raw for row in run.criteria("Recommended", 1, 6)}
-    assert reported[2] == sizes[5]
+    assert rows(run, "weights", "KnowsHonestTuned", 1, 6)["weight"].min() > 0
+    reported = rows(run, "criteria", "Recommended", 1, 6).set_index("client")["raw"]
+    assert reported[2] == clients.loc[5, "num_train"]
     facts = {one.client: one for one in explain(run, "Recommended", 1, 4)}
     assert facts[2].new_data_since == 4
     assert "It has new data since round 4." in facts[2].known_facts()
@@ -74,15 +74,15 @@ def test_a_change_survives_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
     whole = cw.Run(cw.run(CONFIG, tmp_path / "whole"))
     cw.run(CONFIG | {"rounds": 4}, tmp_path / "parts")
     parts = cw.Run(cw.run(CONFIG, tmp_path / "parts", resume=True))
-    rows = [one.participants("Recommended", 1, 6) for one in (whole, parts)]
-    assert rows[0] == rows[1]
+    assert everything(whole) == everything(parts)
 
 
 def test_attackers_and_changed_clients_go_together(tmp_path: Path) -> None:
     poisoned = {"clients": [0, 1], "attack": "mirrored_labels", "from_round": 2}
     run = cw.Run(cw.run(CONFIG | {"hostile": [*CONFIG["hostile"], poisoned]}, tmp_path / "run"))
-    assert run.hostile_clients(1) == {0, 1}
-    assert run.refusal_counts("Recommended") == []
+    clients = run.frame("clients")
+    assert clients.loc[clients["hostile"].notna(), "client"].tolist() == [0, 1]
+    assert rows(run, "refusals", "Recommended").empty
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
-from clientwise.record.reading.folder import RunFolder
 from clientwise.report.views import audit_round
+from recorded import rows
 
 CONFIG: dict[str, Any] = {
     "name": "policy",
@@ -34,7 +33,8 @@ def config(bounds: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def weights(folder: Path, round_num: int) -> dict[int, float | None]:
-    return {row.client: row.weight for row in RunFolder(folder).participants("A", 1, round_num)}
+    found = rows(cw.Run(folder), "weights", "A", 1, round_num)
+    return dict(zip(found["client"], found["weight"], strict=True))
 
 
 def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
@@ -44,10 +44,8 @@ def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
         found = weights(folder, round_num)
         assert sum(found.values()) == pytest.approx(1)
         assert all(0.05 - 1e-9 <= one <= 0.4 + 1e-9 for one in found.values())
-    (policy,) = RunFolder(folder).policies("A", 1)
-    assert policy.round_num == 1
-    assert policy.policy["cap"] == 0.4
-    page = audit_round(RunFolder(folder), "A", 1, 2)
+    assert [one["cap"] for one in cw.Run(folder).frame("rounds")["policy"]] == [0.4] * 3
+    page = audit_round(cw.Run(folder), "A", 1, 2)
     assert "cap 40%, floor 5%" in page.lead[0]
     labels = [column.label for column in page.sections[0].items[1].columns]
     assert {"dataset_size", "model_divergence"} <= {*labels}
@@ -82,12 +80,11 @@ def test_a_policy_changes_with_a_note_only(tmp_path: Path) -> None:
     note = "The board raised the cap on 3 March"
     changed = config({"cap": 0.5, "note": note}, rounds=5)
     cw.run(changed, folder, resume=True)
-    first, second = RunFolder(folder).policies("A", 1)
-    assert (first.round_num, first.policy["cap"], first.note) == (1, 0.3, "")
-    assert (second.round_num, second.policy["cap"], second.note) == (4, 0.5, note)
+    policies = cw.Run(folder).frame("rounds")["policy"]
+    assert [(one["cap"], one["note"]) for one in policies] == [(0.3, "")] * 3 + [(0.5, note)] * 2
     assert max(weights(folder, 3).values()) == pytest.approx(0.3)
     assert max(weights(folder, 4).values()) > 0.3
-    run = RunFolder(folder)
+    run = cw.Run(folder)
     assert "cap 30%" in audit_round(run, "A", 1, 3).lead[0]
     assert (
         f"Bounds since round 4: cap 50%. Reason for the bounds: {note}."
@@ -110,8 +107,7 @@ def test_check_says_which_criteria_are_claims() -> None:
 
 def test_a_policy_is_recorded_as_it_was_given(tmp_path: Path) -> None:
     folder = cw.run(config({"cap": 0.5}) | {"rounds": 1}, tmp_path / "run")
-    rows = RunFolder(folder).query("SELECT policy FROM policies")
-    assert json.loads(rows[0][0]) == {
+    assert cw.Run(folder).frame("rounds")["policy"].iloc[0] == {
         "cap": 0.5,
         "floor": 0.0,
         "note": "",

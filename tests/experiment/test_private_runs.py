@@ -21,9 +21,10 @@ from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.named import merge
 from clientwise.experiment.running import lanes
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.registry import Part
 from clientwise.report.views import audit_round, overview
+from recorded import curve, rows
 
 LANE = "checkpoints/lane-1.safetensors"
 PRIVATE = {
@@ -214,36 +215,38 @@ def test_a_deployment_needs_secret_noise_and_one_lane() -> None:
     assert "one method and one seed" in issues["methods"]
 
 
+def spent(folder: Path, method: str) -> list[float]:
+    """What all rounds so far have spent, round by round."""
+    return list(curve(cw.Run(folder), "epsilon", method).values())
+
+
 def test_the_record_and_the_page_have_epsilon(tmp_path: Path) -> None:
     both = config() | {"methods": [PRIVATE, LOCAL, {"name": "FedAvg"}]}
     cw.run(both, tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     accountant = Accountant(1.5, 0.01, 20, probability=0.5)
-    rows = run.spent("private", 1)
-    assert [row.epsilon for row in rows] == [accountant.epsilon(number) for number in (1, 2, 3, 4)]
-    assert {(row.clip, row.deviation) for row in rows} == {(0.5, 1.5 * 2 * 0.5 * 0.2)}
-    assert run.spent("FedAvg", 1) == []
-    asked = cw.Run(tmp_path / "run").query(
-        """SELECT COUNT(*) FROM participants JOIN lanes USING (lane)
-           WHERE method = 'local' GROUP BY client ORDER BY 1 DESC LIMIT 1"""
-    )
-    ((most,),) = (tuple(row) for row in asked)
-    assert run.spent("local", 1)[-1].epsilon == Accountant(4.0, 0.01, 20).epsilon(most)
+    epsilon = spent(tmp_path / "run", "private")
+    assert epsilon == [accountant.epsilon(number) for number in (1, 2, 3, 4)]
+    private = rows(run, "rounds", "private")
+    assert set(private["clip"]) == {0.5}
+    assert set(private["deviation"]) == {1.5 * 2 * 0.5 * 0.2}
+    assert spent(tmp_path / "run", "FedAvg") == []
+    most = rows(run, "weights", "local")["client"].value_counts().max()
+    assert spent(tmp_path / "run", "local")[-1] == Accountant(4.0, 0.01, 20).epsilon(int(most))
     (section,) = [one for one in overview([run]).sections if one.id == "privacy"]
     shown = str(section)
     assert "simulated: known from the seed" in shown
     assert "add or remove one client" in shown
     assert "replace one client" in shown
     summary = CliRunner().invoke(app, ["show", str(tmp_path / "run")]).output.replace("\n", " ")
-    assert f"private: ε = {rows[-1].epsilon:.3f} at δ = 0.01 after all rounds so far" in summary
+    assert f"private: ε = {epsilon[-1]:.3f} at δ = 0.01 after all rounds so far" in summary
     assert "local: ε = " in summary
     assert "FedAvg: ε" not in summary
 
 
 def test_no_training_loss_leaves_a_client_with_noise(tmp_path: Path) -> None:
     cw.run(config(LOCAL), tmp_path / "run")
-    losses = cw.Run(tmp_path / "run").query("SELECT DISTINCT training_loss FROM participants")
-    assert [tuple(row) for row in losses] == [(0.0,)]
+    assert set(cw.Run(tmp_path / "run").frame("weights")["training_loss"]) == {0.0}
 
 
 def test_a_run_stops_before_it_exceeds_its_budget(tmp_path: Path) -> None:
@@ -255,17 +258,17 @@ def test_a_run_stops_before_it_exceeds_its_budget(tmp_path: Path) -> None:
     assert (steps[-1].done, steps[-1].is_last) == (steps[-1].total, True)  # a bar ends at 100%
     run = RunFolder(tmp_path / "run")
     assert run.finished
-    assert [row.round_num for row in run.spent("private", 1)] == [1, 2]
-    assert "the privacy budget is spent" in str(run.round("private", 1, 2).notes)
+    assert len(spent(tmp_path / "run", "private")) == 2
+    assert "the privacy budget is spent" in str(run.frame("rounds")["notes"].iloc[-1])
     cw.run(limited | {"rounds": 6}, tmp_path / "run", resume=True)  # nothing is left to do
-    assert len(RunFolder(tmp_path / "run").spent("private", 1)) == 2
+    assert len(spent(tmp_path / "run", "private")) == 2
 
 
 def test_an_early_stop_does_not_say_that_the_budget_is_spent(tmp_path: Path) -> None:
     stops = {"stop_early": {"rounds": 1, "min_delta": 1e6}}
     limited = config(changed(privacy={"epsilon": 1e3}), **stops)
     run = cw.run(limited, tmp_path / "run", progress=False)
-    notes = run.notes("private")[-1]
+    notes = run.frame("rounds")["notes"].iloc[-1]
     assert notes[-1].startswith("stopped early")
     assert "budget" not in str(notes)
 
@@ -304,9 +307,8 @@ def test_secret_noise_is_drawn_anew_and_lost_rounds_count(tmp_path: Path) -> Non
     cw.run(given, tmp_path / "lost", resume=True)
     (tmp_path / "lost" / LANE).write_bytes(before)
     cw.run(given | {"rounds": 5}, tmp_path / "lost", resume=True)
-    spent = RunFolder(tmp_path / "lost").spent("private", 1)
     accountant = Accountant(1.5, 0.01, 20, probability=0.5)
-    assert [row.epsilon for row in spent[3:]] == [accountant.epsilon(5), accountant.epsilon(6)]
+    assert spent(tmp_path / "lost", "private")[3:] == [accountant.epsilon(5), accountant.epsilon(6)]
 
 
 def test_another_framework_refuses_privacy() -> None:
@@ -336,8 +338,7 @@ def test_scales_of_the_cohort_round_no_score_to_zero(tmp_path: Path) -> None:
     given = config(method, rounds=1, federation={"fraction": 1.0})
     given["attributes"] = {"rating": [1e29, *[1e-30] * 19]}
     cw.run(given, tmp_path / "run")
-    rows = cw.Run(tmp_path / "run").query("SELECT client, weight FROM participants ORDER BY client")
-    weights = [weight for _, weight in rows]
+    weights = cw.Run(tmp_path / "run").frame("weights")["weight"].tolist()
     assert weights == pytest.approx([0.2, *[0.8 / 19] * 19])
 
 
@@ -362,7 +363,7 @@ def test_a_round_that_is_interrupted_counts_for_clients_that_add_secret_noise(
             with pytest.raises(RuntimeError, match="the power is cut"):
                 cw.run(given, tmp_path / "run", resume=resume)
     cw.run(given, tmp_path / "run", resume=True)
-    spent = RunFolder(tmp_path / "run").spent("local", 1)
     counted = [one + 2 * (one >= number) for one in (1, 2, 3, 4)]
     accountant = Accountant(4.0, 0.01, 20)
-    assert [row.epsilon for row in spent] == [accountant.epsilon(one) for one in counted]
+    found = spent(tmp_path / "run", "local")
+    assert found == [accountant.epsilon(one) for one in counted]

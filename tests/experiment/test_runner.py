@@ -25,33 +25,19 @@ import clientwise as cw
 import processes
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.running import resume, runner
-from clientwise.record.lock import locked
+from clientwise.record.database import reading
+from clientwise.record.files import locked
 from locales import in_turkish
-
-TABLES = {  # everything but how long it took
-    "lanes": "lane, method, seed, finished",
-    "clients": "*",
-    "rounds": "lane, round_num, metric, macro_f1, loss, local_mean, local_p10, local_p90, priority, candidates, "
-    "testing_rounds, class_weights, loss_shape, per_class_f1, no_effect, notes",
-    "participants": "lane, round_num, client, refusal, score, weight, training_loss",
-    "criteria": "*",
-    "local": "*",
-    "best": "*",
-}
+from recorded import curve, everything, last, rows
 
 
 def content(folder: Path) -> dict[str, Any]:
     """All that a run left, but for the times."""
-    run = cw.Run(folder)
-    tables = {
-        name: run.query(f"SELECT {columns} FROM {name} ORDER BY 1, 2, 3")
-        for name, columns in TABLES.items()
-    }
     models = {
         path.name: {key: value.numpy().tobytes() for key, value in load_file(path).items()}
         for path in sorted((folder / "checkpoints").glob("*.safetensors"))
     }
-    return {**tables, "checkpoints": models}
+    return {**everything(cw.Run(folder)), "checkpoints": models}
 
 
 def test_a_run_folder_holds_what_happened(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -68,17 +54,14 @@ def test_a_run_folder_holds_what_happened(tiny: dict[str, Any], tmp_path: Path) 
     assert [(step.done, step.total) for step in seen] == [(done, 6) for done in range(1, 7)]
     run = cw.Run(folder)
     assert run.finished
-    assert run.query("SELECT COUNT(*) FROM rounds") == [(6,)]
-    assert run.query("SELECT COUNT(*) FROM participants WHERE refusal IS NULL") == [(18,)]
-    assert run.query("SELECT COUNT(*) FROM criteria") == [(9 + 27,)]
-    assert run.query("SELECT COUNT(*) FROM local") == [(36,)]
-    for (total,) in run.query("SELECT SUM(weight) FROM participants GROUP BY lane, round_num"):
-        assert total == pytest.approx(1)
-    ((priority, candidates, tests, kappa),) = run.query(
-        "SELECT priority, candidates, testing_rounds, class_weights FROM rounds WHERE lane = 2 AND round_num = 3"
-    )
-    assert tests >= 1
-    assert None not in (priority, candidates, kappa)
+    sizes = {name: len(run.frame(name)) for name in ("rounds", "weights", "criteria", "local")}
+    assert sizes == {"rounds": 6, "weights": 18, "criteria": 9 + 27, "local": 36}
+    totals = run.frame("weights").groupby(["method", "seed", "round"])["weight"].sum()
+    assert totals.tolist() == pytest.approx([1] * 6)
+    (searched,) = rows(run, "rounds", "all of it", 1, 3).to_dict("records")
+    assert searched["testing_rounds"] == len(searched["candidates"]) >= 1
+    assert len(searched["priority"]) == 3
+    assert len(searched["loss_state"]["class_weights"]) == 10
 
 
 def test_methods_of_a_seed_meet_the_same_cohorts_and_start_alike(
@@ -86,21 +69,13 @@ def test_methods_of_a_seed_meet_the_same_cohorts_and_start_alike(
 ) -> None:
     tiny["seeds"] = [1, 2]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    cohorts = {
-        lane: run.query(
-            "SELECT round_num, client FROM participants WHERE lane = ? ORDER BY 1, 2", lane
-        )
-        for lane, _, _ in run.lanes
-    }
-    assert cohorts[1] == cohorts[2]
-    assert cohorts[3] == cohorts[4]
-    assert cohorts[1] != cohorts[3]
-    first = [
-        run.query(
-            "SELECT client, training_loss FROM participants WHERE lane = ? AND round_num = 1", lane
-        )
-        for lane in (1, 2)
-    ]
+    cohorts = {}
+    for key, weights in run.frame("weights").groupby(["method", "seed"]):
+        cohorts[key] = weights[["round", "client"]].to_numpy().tolist()
+    assert cohorts["FedAvg", 1] == cohorts["all of it", 1]
+    assert cohorts["FedAvg", 2] == cohorts["all of it", 2]
+    assert cohorts["FedAvg", 1] != cohorts["FedAvg", 2]
+    first = [rows(run, "weights", name, 1, 1)["training_loss"].tolist() for name in run.methods]
     assert first[0] == first[1]  # same model, same data, same batches
 
 
@@ -125,7 +100,7 @@ def test_your_own_arrays_run(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 15, "training": {"learning_rate": 1.0}}
     del tiny["data"], tiny["partition"]
     run = cw.Run(cw.run(tiny, tmp_path / "run", data=data))
-    assert all(line.metric[0] > 0.8 for line in run.summary())
+    assert min(last(run, "metric").values()) > 0.8
     with pytest.raises(ConfigError, match="data: is missing"):
         cw.run(tiny, tmp_path / "nothing")
 
@@ -133,12 +108,10 @@ def test_your_own_arrays_run(tiny: dict[str, Any], tmp_path: Path) -> None:
         {"clients": [1], "attack": "wrong_labels"}
     ]  # the hostile can be played on your arrays too
     hostile = cw.Run(cw.run(tiny, tmp_path / "hostile", data=data))
-    assert hostile.query("SELECT client FROM clients WHERE hostile IS NOT NULL") == [(1,)]
-    before, after = (
-        one.query("SELECT metric FROM local WHERE lane = 1 AND round_num = 15 AND client = 1")
-        for one in (run, hostile)
-    )
-    assert after[0][0] < 0.5 < before[0][0]
+    clients = hostile.frame("clients")
+    assert clients.loc[clients["hostile"].notna(), "client"].tolist() == [1]
+    before, after = (rows(one, "local", "FedAvg", 1, 15) for one in (run, hostile))
+    assert after["metric"].iloc[1] < 0.5 < before["metric"].iloc[1]
 
 
 @pytest.mark.bits
@@ -167,14 +140,14 @@ def test_regression_with_everything(tmp_path: Path) -> None:
         ],
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    assert run.metric == "mape"
-    assert not run.higher_is_better
-    for line in run.summary():
-        assert 0.2 < line.metric[0] < 0.7
-        assert line.macro_f1 == [None]
-        assert line.worst_client[0] >= line.metric[0] * 0.8
-    shapes = run.query("SELECT loss_shape FROM rounds WHERE lane = 2")
-    assert all(0.2 <= shape <= 2.0 for (shape,) in shapes)
+    assert run.facts.metric == "mape"
+    assert not run.facts.higher_is_better
+    assert "macro_f1" not in run.frame("rounds")
+    for method, error in last(run, "metric").items():
+        assert 0.2 < error < 0.7
+        assert rows(run, "local", method)["metric"].max() >= error * 0.8
+    adapted = rows(run, "rounds", run.methods[1])["loss_state"].dropna()
+    assert all(0.2 <= state["shape"] <= 2.0 for state in adapted)
 
 
 @pytest.mark.parametrize(
@@ -262,12 +235,14 @@ def test_the_best_round_of_the_honest_is_kept_bit_by_bit(
     }
     tiny["hostile"] = [{"clients": [0], "attack": "wrong_labels"}]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    assert len(run.query("SELECT * FROM best")) == 1  # of every lane only the best remains
-    _, metric, right = run.best_round("FedAvg", 1)
-    (honest,) = run.query("SELECT SUM(num_test) FROM clients WHERE hostile IS NULL")[0]
-    assert len(right) == honest
-    assert metric == max(value for _, value in run.curve("metric", "FedAvg", 1))
-    assert right.mean() == pytest.approx(metric)
+    round_num, right = run.right("FedAvg", 1)
+    clients = run.frame("clients")
+    assert len(right) == clients.loc[clients["hostile"].isna(), "num_test"].sum()
+    metrics = curve(run, "metric", "FedAvg")
+    assert metrics[round_num] == max(metrics.values()) == pytest.approx(right.mean())
+    with reading(run.folder) as database:  # of every lane only the best remains
+        kept = database.execute("SELECT COUNT(*) FROM frames WHERE name = 'right'").fetchone()
+    assert kept == (1,)
 
 
 # Going on ----------------------------------------------------------------------------------------------------------
@@ -354,13 +329,13 @@ import locale, os, signal, sys
 locale.setlocale(locale.LC_ALL, "")
 assert locale.setlocale(locale.LC_ALL) == os.environ["LC_ALL"]
 import clientwise as cw
-from clientwise.record.writer import Store
-inner = Store._insert
-def insert(store, table, lane, round_num, rows):
-    inner(store, table, lane, round_num, rows)
+from clientwise.record.store import Store
+inner = Store._write_frame
+def write(store, lane, round_num, name, columns):
+    inner(store, lane, round_num, name, columns)
     if round_num == 7:
         os.kill(os.getpid(), signal.SIGKILL)
-Store._insert = insert
+Store._write_frame = write
 cw.run(sys.argv[1], sys.argv[2])
 """
 
@@ -376,9 +351,8 @@ def test_killed_in_a_round_in_turkish_it_has_whole_rounds_only(
     killed = processes.run(HALF_A_ROUND, config, folder, env=turkish)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     run = cw.Run(folder)
-    for table in ("rounds", "participants", "criteria"):
-        found = run.query(f"SELECT DISTINCT round_num FROM {table} ORDER BY 1")
-        assert found == [(1,), (2,), (3,), (4,), (5,), (6,)], table
+    for name in ("rounds", "weights", "criteria"):
+        assert sorted(run.frame(name)["round"].unique()) == [1, 2, 3, 4, 5, 6], name
     in_locale = "import locale; locale.setlocale(locale.LC_ALL, ''); " + processes.COMMAND
     processes.run(in_locale, "run", folder, "--resume", env=turkish).check_returncode()
     assert content(folder) == expected
@@ -522,20 +496,13 @@ def test_a_folder_that_is_not_this_run_is_left_alone(tiny: dict[str, Any], tmp_p
 
 def grown(folder: Path) -> dict[str, Any]:
     """All that a run left by method and seed, however its lanes are numbered."""
-    run, found = cw.Run(folder), content(folder)
-    lanes = {lane: (method, seed) for lane, method, seed in run.lanes}
-    tables = {
-        name: sorted(((lanes[row[0]], *row[1:]) for row in found[name]), key=repr)
-        for name in ("rounds", "participants", "criteria", "local", "best")
-    }
-    models = {lanes[lane]: found["checkpoints"][f"lane-{lane}.safetensors"] for lane in lanes}
-    return {
-        **tables,
-        "models": models,
-        "clients": found["clients"],
-        "finished": run.finished,
-        "methods": run.methods,
-    }
+    run = cw.Run(folder)
+    found = content(folder)
+    models = {}
+    for lane in run.lanes.itertuples():
+        key = (lane.method, lane.seed)
+        models[key] = found["checkpoints"][f"lane-{lane.lane}.safetensors"]
+    return {**found, "checkpoints": models, "finished": run.finished, "methods": run.methods}
 
 
 @pytest.mark.bits
@@ -547,9 +514,7 @@ def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(
     expected = grown(cw.run(tiny, tmp_path / "whole"))
     first = tiny | {"rounds": 1, "seeds": [1], "methods": tiny["methods"][:2]}
     folder = cw.run(first, tmp_path / "grown")
-    assert cw.Run(folder).query("SELECT COUNT(*) FROM local WHERE round_num = 1") == [
-        (12,)
-    ]  # the last one, so far
+    assert len(rows(cw.Run(folder), "local", round_num=1)) == 12  # the last one, so far
     seen: list[tuple[int, int]] = []
     cw.run(tiny, folder, resume=True, on_round=lambda step: seen.append((step.done, step.total)))
     assert (len(seen), seen[-1]) == (16, (18, 18))  # what was there is not computed again
@@ -647,8 +612,8 @@ def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path
     folder = cw.run(tiny, tmp_path / "own", data=data(2))
     with pytest.raises(RunError, match=r"other data \(seed 1\)"):
         cw.run(tiny, folder, data=data(3), resume=True)
-    alter("DELETE FROM rounds WHERE round_num = 2")
-    alter("UPDATE lanes SET finished = 0")
+    alter("DELETE FROM rounds WHERE round = 2")
+    alter("UPDATE lanes SET finished = NULL")
     with pytest.raises(RunError, match="2 of the 3 rounds"):
         cw.run(tiny, folder, data=data(2), resume=True)
     alter("PRAGMA user_version = 99")

@@ -18,8 +18,8 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.checks.steps import count_steps
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
-from clientwise.record.reading.config_view import recorded_config
-from clientwise.record.reading.folder import RunFolder
+from clientwise.experiment.running.about import about_method
+from clientwise.record.run import RunFolder
 from clientwise.report.about import about
 from clientwise.report.output.export import as_latex
 from clientwise.report.output.terminal import remarks
@@ -91,14 +91,10 @@ def test_a_run_records_its_steps_and_marks_who_trains_on_the_server(
     assert "FedAvg &" in table
 
 
-def test_the_mark_follows_from_what_a_method_needs(tiny: dict[str, Any], tmp_path: Path) -> None:
-    tiny |= {"rounds": 1, "devices": {}, "methods": list(METHODS)}
-    experiment = load_experiment(tiny)
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "config.toml").write_text(experiment.to_toml())
-    config = recorded_config(folder)
-    assert sorted(one.name for one in config.methods if one.trains_on_server) == sorted(ON_SERVER)
+def test_the_mark_follows_from_what_a_method_needs(tiny: dict[str, Any]) -> None:
+    methods = load_experiment(tiny | {"devices": {}, "methods": list(METHODS)}).methods
+    marked = [one.name for one in methods if about_method(one).trains_on_server]
+    assert sorted(marked) == sorted(ON_SERVER)
 
 
 def test_a_run_goes_on_with_the_batches_it_began_with(

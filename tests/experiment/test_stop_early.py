@@ -16,7 +16,7 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.settings import StopEarly
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.lanes import HeldOut, is_watched
-from clientwise.record.reading.reader import refuse_damaged
+from clientwise.record.database import refuse_damaged
 from clientwise.report.about import about
 from clientwise.report.document import Chart
 from clientwise.report.marks import Line, Lines
@@ -26,6 +26,7 @@ from clientwise.report.sections.curves import metric_chart
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline
 from clientwise.report.views import overview
+from recorded import curve
 
 CONFIG: dict[str, Any] = {
     "data": "digits",
@@ -103,8 +104,8 @@ def test_a_lane_that_runs_all_its_rounds_has_not_stopped_early(tmp_path: Path) -
         config["rounds"] = rounds
         run = cw.run(config, tmp_path / "run", resume=rounds > 3, progress=False)
         assert len(run.frame("rounds")) == 3
-        (row,) = run.best_of_lanes.values()
-        assert row.stopped is stopped
+        assert run.finished
+        assert (run.lanes["rounds"].item() < run.facts.rounds) is stopped
         page = run.report(tmp_path / "page").read_text(encoding="utf-8")
         assert ("stopped early" in page) is stopped
     told: list[Any] = []
@@ -153,7 +154,9 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     best, _ = run.trained("FedAvg", 1)
     last = best + 3
     assert run.finished
-    (note,) = run.notes("FedAvg")[-1]
+    rounds = run.frame("rounds")
+    assert rounds.set_index("round")["held_out_loss"].idxmin() == best
+    (note,) = rounds["notes"].iloc[-1]
     assert note == (
         f"stopped early: the held-out loss did not fall for 3 rounds; it was lowest in round {best}"
     )
@@ -174,8 +177,7 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
 def test_clients_that_train_alone_have_no_model_to_keep(tmp_path: Path) -> None:
     config = {**STOPS, "methods": ["FedAvg", "Alone"]}
     run = cw.run(config, tmp_path / "run", progress=False)
-    kept = {lane.method: run.best_of_lanes[lane.lane].kept for lane in run.lanes}
-    assert kept == {"FedAvg": True, "Alone": False}
+    assert [run.has_model(method) for method in run.methods] == [True, False]
     assert not any("Alone: predictions" in line for line in headline(series_of([run])))
 
 
@@ -254,7 +256,7 @@ def test_best_is_by_the_held_out_loss_whatever_else_is_kept(
 ) -> None:
     run = cw.Run(cw.run({**STOPS, "keep_every": keep_every}, tmp_path / "run", progress=False))
     kept, _ = run.trained("FedAvg", 1)
-    metrics = dict(run.curve("metric", "FedAvg", 1))
+    metrics = curve(run, "metric", "FedAvg")
     assert max(metrics, key=metrics.__getitem__) != kept  # otherwise nothing is tested
     assert run.trained("FedAvg", 1, "best")[0] == kept
     (path,) = run.export("FedAvg", 1, tmp_path / "models", after="best")

@@ -26,7 +26,7 @@ from clientwise.experiment.tune import (
     read_space,
     tune,
 )
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.report.about import about
 from clientwise.report.series import series_of
 from clientwise.report.verdict import headline

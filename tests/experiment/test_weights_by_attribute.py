@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError
-from clientwise.record.reading.folder import RunFolder
+from recorded import rows
 
 WEIGHTS = [4.0, 2.0, 1.0, 1.0]
 STATED: dict[str, Any] = {"name": "stated", "criteria": [{"name": "attribute", "of": "weight"}]}
@@ -64,8 +64,8 @@ def test_a_function_of_criteria_is_a_score() -> None:
         return dataset_size.sqrt()
 
     run = fit(method={"name": "mine", "criteria": ["dataset_size"], "score": root})
-    rows = RunFolder(run.folder).criteria("mine", 1, 4)
-    roots = torch.tensor([row.raw for row in rows], dtype=torch.float64).sqrt()
+    measured = rows(run, "criteria", "mine", 1, 4)["raw"].tolist()
+    roots = torch.tensor(measured, dtype=torch.float64).sqrt()
     assert run.weights[4].tolist() == pytest.approx((roots / roots.sum()).tolist())
     assert len(set(roots.tolist())) > 1
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 import clientwise as cw
 import processes
 from fire_share import EVERY
+from recorded import everything
 
 KILLABLE = {
     "name": "killable",
@@ -50,13 +51,7 @@ def content(folder: Path) -> dict[str, Any]:
         path.name: {name: tensor.numpy().tobytes() for name, tensor in load_file(path).items()}
         for path in sorted((folder / "checkpoints").glob("*.safetensors"))
     }
-    rounds = run.query(
-        "SELECT lane, round_num, metric, loss, priority, class_weights FROM rounds ORDER BY 1, 2"
-    )
-    weights = run.query(
-        "SELECT lane, round_num, client, weight, training_loss FROM participants ORDER BY 1, 2, 3"
-    )
-    return {**left, "rounds": rounds, "weights": weights}
+    return {**left, **everything(run)}
 
 
 @pytest.mark.fire

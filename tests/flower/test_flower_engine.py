@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,7 +41,8 @@ from clientwise.hosts.flower.wire import (
     unpack,
 )
 from clientwise.models.networks import MODELS
-from clientwise.record.writer import Store
+from clientwise.record.database import reading
+from clientwise.record.store import Store
 
 pytestmark = pytest.mark.usefixtures("clock")
 METHODS: dict[str, dict[str, Any]] = {
@@ -443,9 +442,9 @@ def test_who_did_not_evaluate_is_in_the_notes_of_the_round(
     store.set_clients(1, [1] * 6, [1] * 6, {}, [f"ward-{letter}" for letter in "abcdef"])
     store.write_round(lane, replace(record, round_num=2), setup.flower.problem, {}, 1.0)
     store.close()
-    with closing(sqlite3.connect(tmp_path / "run.sqlite")) as database:
-        rows = database.execute("SELECT notes FROM rounds ORDER BY round_num").fetchall()
-    assert [json.loads(notes) for (notes,) in rows] == [
+    with reading(tmp_path) as database:
+        rows = database.execute("SELECT value FROM rounds ORDER BY round").fetchall()
+    assert [json.loads(value)["notes"] for (value,) in rows] == [
         ["client 0 did not evaluate: not connected"],
         ["ward-a did not evaluate: not connected"],  # by its name, where it has one
     ]

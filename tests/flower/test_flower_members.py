@@ -88,23 +88,20 @@ def sitting(config: dict[str, Any], tmp_path: Path) -> set[int]:
 
 def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_path: Path) -> None:
     assert sitting(config, tmp_path) == {0, 1, 2}
-    before = cw.Run(tmp_path / "run").query("SELECT * FROM participants ORDER BY 1, 2, 3")
+    before = cw.Run(tmp_path / "run").frame("weights")
 
     later = with_members(config, NAMES, left=("b",)) | {"rounds": 4}
     assert sitting(later, tmp_path) == {0, 2, 3}
     assert sitting(with_members(config, NAMES) | {"rounds": 5}, tmp_path) == {0, 1, 2, 3}
 
     found = cw.Run(tmp_path / "run")
-    assert found.query("SELECT * FROM participants WHERE round_num <= 2 ORDER BY 1, 2, 3") == before
-    rows = found.query(
-        "SELECT DISTINCT round_num, client FROM participants WHERE refusal IS NULL ORDER BY 1, 2"
-    )
-    took_part = {number: {client for one, client in rows if one == number} for number, _ in rows}
+    weights = found.frame("weights")
+    assert weights[weights["round"] <= 2].equals(before)
+    accepted = weights[weights["refusal"].isna()]
+    took_part = {number: {*clients} for number, clients in accepted.groupby("round")["client"]}
     assert took_part == {1: {0, 1, 2}, 2: {0, 1, 2}, 3: {0, 2, 3}, 4: {0, 2, 3}, 5: {0, 1, 2, 3}}
-    assert [row.name for row in found.clients(1)] == NAMES
-    assert not [
-        notes for (notes,) in found.query("SELECT notes FROM rounds") if "not connected" in notes
-    ]
+    assert found.frame("clients")["name"].tolist() == NAMES
+    assert "not connected" not in str(found.frame("rounds")["notes"].tolist())
     assert (
         dict(about(found))["clients"]
         == "4 with local data, sizes not recorded; cohort: all clients"

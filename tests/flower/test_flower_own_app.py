@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 
 from clientwise.core.sampling import ByScore
 from clientwise.flower import MethodStrategy, Weighted
-from clientwise.record.best_file import Best
-from clientwise.record.reading.folder import RunFolder
+from clientwise.hosts.best_file import Best
+from clientwise.record.run import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
 FIRST = 1000  # the first node's id

@@ -31,10 +31,7 @@ METHODS = [
 
 
 def weights(run: cw.Run) -> dict[tuple[str, int, int], float]:
-    rows = run.query(
-        "SELECT method, round_num, client, weight FROM participants JOIN lanes USING (lane)"
-    )
-    return {(method, round_num, client): weight for method, round_num, client, weight in rows}
+    return run.frame("weights").set_index(["method", "round", "client"])["weight"].to_dict()
 
 
 def models(folder: Path) -> dict[str, Any]:
@@ -112,14 +109,15 @@ def test_counterfactuals_of_a_simulation_are_those_of_the_local_engine(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     cw.run(config, tmp_path / "local")
-    sql = """SELECT round_num, kind, excluded, tested, metric, loss FROM counterfactuals
-             ORDER BY round_num, kind, excluded, tested"""
-    here = cw.Run(tmp_path / "local").query(sql)
-    there = cw.Run(tmp_path / "flower").query(sql)
-    assert {row[1] for row in here} >= {"uniform", "size", "without"}
-    assert [row[:4] for row in there] == [row[:4] for row in here]
-    for one, other in zip(there, here, strict=True):
-        assert one[4:] == pytest.approx(other[4:], rel=1e-4, abs=1e-5)
+    keys = ["round", "kind", "without", "tested"]
+    here, there = (
+        cw.Run(tmp_path / name).frame("other_weights").sort_values(keys)
+        for name in ("local", "flower")
+    )
+    assert {*here["kind"]} >= {"uniform", "size", "without"}
+    assert there[keys].to_numpy().tolist() == here[keys].to_numpy().tolist()
+    for value in ("metric", "loss"):
+        assert there[value].tolist() == pytest.approx(here[value].tolist(), rel=1e-4, abs=1e-5)
 
 
 def test_arrays_of_ones_own_stay_where_they_are(tiny: dict[str, Any], tmp_path: Path) -> None:

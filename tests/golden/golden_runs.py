@@ -1,4 +1,4 @@
-"""Short runs whose frames and headlines are kept as files.
+"""Short runs whose frames are kept as files.
 
 The runs are too short for differences in the last bits to grow: on every kind of CPU and with any number of
 threads, numbers agree up to `TOLERANCE`. Keys and texts are equal.
@@ -14,8 +14,6 @@ import pandas
 import clientwise as cw
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
-from clientwise.report.arena.report import arena
-from clientwise.report.views import overview
 
 FOLDER = Path(__file__).parent
 KEYS = ["method", "seed", "round"]
@@ -73,29 +71,17 @@ SIMULATED = "prioritized"  # by Flower, too, which must give the same numbers
 
 def frames_of(run: cw.Run) -> dict[str, pandas.DataFrame]:
     """The frames of a run that are kept, with the columns that are kept."""
-    rounds = run.frame("rounds")
-    spent = run.query(
-        "SELECT method, seed, round_num, epsilon FROM privacy JOIN lanes USING (lane)"
-    )
-    epsilon = pandas.DataFrame([tuple(row) for row in spent], columns=[*KEYS, "epsilon"])
-    clock = run.frame("clock").drop(columns="models_moved")
-    rounds = rounds.merge(epsilon, "left", KEYS).merge(clock, "left", KEYS)
-    frames = {
-        "rounds": rounds,
-        "weights": run.frame("weights"),
-        "criteria": run.frame("criteria"),
-    }
-    return {name: frame[COLUMNS[name]] for name, frame in frames.items()}
+    return {name: run.frame(name).reindex(columns=columns) for name, columns in COLUMNS.items()}
 
 
 def write_run(name: str, out: Path, folder: Path, engine: str = "local") -> None:
-    """Run one of `RUNS` in a folder, and write its frames and its headline."""
+    """Run one of `RUNS` in a folder, and write its frames."""
     run = cw.run(BASE | RUNS[name] | {"engine": engine}, out, progress=False)
-    _write(frames_of(run), overview([run]).lead, folder)
+    _write(frames_of(run), folder)
 
 
 def write_matrix(out: Path, folder: Path) -> None:
-    """Run the matrix in a folder, and write the frames of its cells and its headline."""
+    """Run the matrix in a folder, and write the frames of its cells."""
     matrix = load_matrix(BASE | MATRIX)
     run_matrix(matrix, out)
     cells = {cell.column: frames_of(cw.Run(out / cell.folder)) for cell in matrix.cells}
@@ -103,16 +89,14 @@ def write_matrix(out: Path, folder: Path) -> None:
     for name in COLUMNS:
         parts = {column: frames[name] for column, frames in cells.items()}
         together[name] = pandas.concat(parts, names=["cell"]).reset_index("cell")
-    _write(together, arena(out).lead, folder)
+    _write(together, folder)
 
 
-def _write(frames: dict[str, pandas.DataFrame], headline: list[str], folder: Path) -> None:
+def _write(frames: dict[str, pandas.DataFrame], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, frame in frames.items():
         keys = [key for key in ("cell", *KEYS, "client", "criterion") if key in frame]
         frame.sort_values(keys).to_csv(folder / f"{name}.csv", index=False, float_format="%.5g")
-    text = "".join(f"{line}\n" for line in headline)
-    (folder / "headline.txt").write_text(text, encoding="utf-8")
 
 
 def assert_equal(found: Path, kept: Path, leaving_out: str = "") -> None:
@@ -121,4 +105,3 @@ def assert_equal(found: Path, kept: Path, leaving_out: str = "") -> None:
         frames = [pandas.read_csv(folder / f"{name}.csv") for folder in (found, kept)]
         left, right = [frame.drop(columns=leaving_out, errors="ignore") for frame in frames]
         pandas.testing.assert_frame_equal(left, right, obj=f"{kept.name}/{name}", **TOLERANCE)
-    assert (found / "headline.txt").read_text("utf-8") == (kept / "headline.txt").read_text("utf-8")

@@ -23,8 +23,9 @@ from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
 from clientwise.hosts.methods import build, settings_of
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.report.views import overview
+from recorded import rows
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 6
@@ -115,12 +116,11 @@ def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
             sent = aggregator.aggregate(sent, updates, values).model
     run = RunFolder(folder)
     assert run.finished
-    assert run.rounds == 3
-    assert [(row.name, row.num_train) for row in run.clients(1)] == [
-        ("north", 30),
-        ("south", 10),
-        ("east", 0),
-    ]
+    assert run.facts.rounds == 3
+    clients = run.frame("clients")
+    assert clients["name"].tolist() == ["north", "south", "east"]
+    assert clients["num_train"].tolist() == [30, 10, 0]
+    assert run.about("FedAvg").criteria == ("dataset_size",)
     shown = CliRunner().invoke(app, ["show", str(folder), "--round", "2"]).output
     assert "0 north" in shown
     assert "75.0%" in shown
@@ -186,11 +186,10 @@ def test_the_record_says_what_its_metric_was_measured_on(tmp_path: Path, has_rep
     with cw.Aggregator("FedAvg", folder=tmp_path / "mine", **options) as aggregator:
         aggregator.aggregate(sent, {"a": sent}, sizes(a=1))
     run = RunFolder(tmp_path / "mine")
-    assert run.reported_on.startswith("held-out" if has_report else "the server's samples")
+    assert run.facts.reported_on.startswith("held-out" if has_report else "the server's samples")
     images, labels = options["report" if has_report else "weigh"]
     right = network()(images).argmax(1) == labels
-    ((metric,),) = run.query("SELECT metric FROM rounds")
-    assert metric == pytest.approx(float(right.double().mean()))
+    assert run.frame("rounds")["metric"].item() == pytest.approx(float(right.double().mean()))
 
 
 def test_the_result_has_the_form_of_the_global_model() -> None:
@@ -285,9 +284,8 @@ def test_a_second_update_and_a_function_for_no_criterion(tmp_path: Path) -> None
     assert done.model["bias"].tolist() == [1, 1]
     assert done.refusals == {"a": "second update of the same client"}
     assert done.remarks == ()
-    assert RunFolder(folder).notes("FedAvg") == [
-        ("a is refused: second update of the same client",)
-    ]
+    (notes,) = RunFolder(folder).frame("rounds")["notes"]
+    assert notes == ["a is refused: second update of the same client"]
     assert done.criteria["a"]["trust"] > 0
     with pytest.raises(ValueError, match="measured_here: age is none of the criteria"):
         cw.Aggregator("FedAvg", measured_here={"age": lambda arrays: 1.0})
@@ -372,13 +370,8 @@ def test_the_example_runs_and_weighs(tmp_path: Path, capsys: pytest.CaptureFixtu
     example = runpy.run_path(str(ROOT / "examples" / "aggregator.py"))
     example["main"](str(tmp_path / "run"))
     assert "'west': 0.0" in capsys.readouterr().out.splitlines()[4]
-    (row,) = (
-        row
-        for row in RunFolder(tmp_path / "run").participants("Recommended", 1, 5)
-        if row.client == 3
-    )
-    assert row.name == "west"
-    assert row.weight < 0.05
+    weights = rows(RunFolder(tmp_path / "run"), "weights", "Recommended", 1, 5)
+    assert weights.set_index("name").loc["west", "weight"] < 0.05
 
 
 def test_a_claim_about_data_stays_near_the_first_one() -> None:

@@ -16,8 +16,8 @@ from torch import nn
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.hosts.best import BestModel
-from clientwise.record.best_file import Best
-from clientwise.record.reading.folder import RunFolder
+from clientwise.hosts.best_file import Best
+from clientwise.record.run import RunFolder
 
 
 def model(value: float) -> dict[str, numpy.ndarray]:

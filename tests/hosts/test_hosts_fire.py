@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 import clientwise as cw
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from fire_share import EVERY
 from hostile_replies import GLOBAL, Net, hostile_arrays, hostile_metrics, server_samples
 
@@ -58,7 +58,7 @@ def test_hostile_updates_of_the_aggregator(method: str, tmp_path: Path) -> None:
             for client in set(done.weights) & set(done.refusals):
                 assert done.refusals[client] == "second update of the same client"
             check(done.model, dict(done.weights))
-    assert RunFolder(tmp_path / "run").rounds == ROUNDS
+    assert RunFolder(tmp_path / "run").facts.rounds == ROUNDS
 
 
 @pytest.mark.parametrize("method", ["FedAvg", "Median", "Recommended"])
@@ -96,5 +96,5 @@ def test_hostile_updates_of_nvflare(method: str, tmp_path: Path) -> None:
         assert all(numpy.isfinite(value) for value in (found.metrics or {}).values())
     aggregator.handle_event("_end_run", aggregator.fl_ctx)
     run = RunFolder(tmp_path / "run")
-    assert run.rounds == ROUNDS
+    assert run.facts.rounds == ROUNDS
     assert run.finished

@@ -11,7 +11,8 @@ import numpy
 import pytest
 
 import clientwise as cw
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
+from recorded import rows
 
 SENT = {"w": numpy.zeros(2, "float32")}
 
@@ -34,8 +35,8 @@ def test_an_absent_client_takes_no_share(tmp_path: Path) -> None:
         without = aggregator.aggregate(SENT, present)
     assert without.weights == pytest.approx({"site-1": 2 / 3, "site-3": 1 / 3})
     assert without.model["w"] == pytest.approx([3.0, 3.0])
-    run = RunFolder(folder)
-    shown = {row.name: row.weight for row in run.participants("FedAvg", 1, 2)}
+    found = rows(RunFolder(folder), "weights", "FedAvg", 1, 2)
+    shown = dict(zip(found["name"], found["weight"], strict=True))
     assert shown == pytest.approx({"site-1": 2 / 3, "site-3": 1 / 3})
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy
 import pytest
 
+from recorded import rows
+
 pytest.importorskip("nvflare", reason="needs clientwise[nvflare]")
 
 from nvflare.apis.event_type import EventType
@@ -28,7 +30,7 @@ from safetensors.torch import load_file
 import clientwise as cw
 import processes
 from clientwise.nvflare import MethodAggregator
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "nvflare_job"
@@ -87,7 +89,7 @@ def test_models_differences_metrics_and_meta_data_are_translated(tmp_path: Path)
     aggregator.handle_event(EventType.END_RUN, aggregator.fl_ctx)
     run = RunFolder(tmp_path / "run")
     assert run.finished
-    assert [row.name for row in run.clients(1)] == ["a", "b", "c", "d"]
+    assert run.frame("clients")["name"].tolist() == ["a", "b", "c", "d"]
 
 
 def test_a_round_without_a_usable_update_keeps_the_model(tmp_path: Path) -> None:
@@ -224,12 +226,12 @@ def run_example(tmp_path: Path, *options: str) -> RunFolder:
 def test_a_job_with_a_poisoned_site(options: tuple[str, ...], tmp_path: Path) -> None:
     run = run_example(tmp_path, *options)
     assert run.finished
-    assert run.rounds == 5
-    weights = {row.name: row.weight for row in run.participants("Recommended", 1, 5)}
+    assert run.facts.rounds == 5
+    found = rows(run, "weights", "Recommended", 1, 5)
+    weights = dict(zip(found["name"], found["weight"], strict=True))
     assert sorted(weights) == ["site-1", "site-2", "site-3", "site-4"]
     assert sum(weights.values()) == pytest.approx(1)
     assert weights["site-4"] < 0.05
     with safe_open(run.folder / "best.safetensors", "pt") as best:
         value = float(best.metadata()["value"])
-    metrics = [metric for _, metric in run.curve("metric", "Recommended", 1)]
-    assert value == pytest.approx(max(metrics))
+    assert value == pytest.approx(run.frame("rounds")["metric"].max())

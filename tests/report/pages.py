@@ -13,7 +13,7 @@ from typing import Any
 
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.load import load_experiment
-from clientwise.record.writer import Store
+from clientwise.record.store import Store
 
 CONFIG: dict[str, Any] = {
     "name": "small",

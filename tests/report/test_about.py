@@ -10,7 +10,7 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.report.about import about, differences
 from clientwise.report.run_list import chosen, list_runs
 from clientwise.report.views import overview

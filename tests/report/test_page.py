@@ -15,7 +15,7 @@ from pages import HOSTILE_NAME, write_run
 
 import clientwise as cw
 import processes
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.report.document import (
     Cell,
     Document,

@@ -15,7 +15,7 @@ from pages import carried, write_run
 from rich.console import Console
 
 import clientwise as cw
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.run import RunFolder
 from clientwise.report.document import Cell, Column, Table, tabulate
 from clientwise.report.output.export import as_csv, as_latex, as_markdown
 from clientwise.report.output.html import as_file

@@ -14,7 +14,7 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
-from clientwise.record.writer import Store
+from clientwise.record.store import Store
 from clientwise.report import sections, views
 from clientwise.report.differences import all_differences
 from clientwise.report.document import Cell, Chart, Table

@@ -20,8 +20,8 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.record.lock import locked
-from clientwise.record.writer import Store
+from clientwise.record.files import locked
+from clientwise.record.store import Store
 from clientwise.report import run_list, sections, views
 from clientwise.report.audit.explanation import explain
 from clientwise.report.audit.parameters import UNKNOWN

@@ -77,7 +77,7 @@ def _changed(folder: Path, without: str | None, policy: Path | None) -> tuple[Ex
 
 
 def _print_comparison(before: Path, after: Path) -> None:
-    from ..record.reading.folder import RunFolder
+    from ..record.run import RunFolder
     from ..report.output.terminal import plain_table
     from ..report.paired import comparison
 

@@ -251,7 +251,7 @@ def run_and_show(
     """Run an experiment with progress, then print its results; returns the run folder."""
     from ..errors import MissingPackageError
     from ..launch import run as run_experiment
-    from ..record.reading.folder import RunFolder
+    from ..record.run import RunFolder
     from ..report.output.figures import draw
     from ..report.output.progress import show_progress
     from ..report.views import result_charts

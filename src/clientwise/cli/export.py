@@ -17,7 +17,7 @@ from .console import (
 from .options import RunArgument
 
 if TYPE_CHECKING:
-    from ..record.reading.models import After
+    from ..record.run import After
     from ..results import Run
 
 
@@ -85,10 +85,10 @@ def parse_round(text: str | None) -> After:
 
 def _chosen_lanes(run: Run, method: str | None, seed: int | None) -> list[tuple[str, int]]:
     """The methods and seeds to write; an error that lists what there is where none fits."""
-    if not run.lanes:
+    if run.lanes.empty:
         fail(f"{run.folder}: has no model yet")
     chosen = []
-    for _, name, number in run.lanes:
+    for name, number in zip(run.lanes["method"], run.lanes["seed"].tolist(), strict=True):
         if method in (None, name) and seed in (None, number):
             chosen.append((name, number))
     if not chosen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,9 +145,8 @@ def list_parts(
 
     Examples: clientwise list criteria, clientwise list FedYogi, clientwise list --config my.toml
     """
-    from ..record.known_parts import listed_parts
-
-    listed = listed_parts()
+    file = Path(__file__).parents[1] / "experiment" / "parts.json"  # see `experiment/reference.py`
+    listed = json.loads(file.read_text("utf-8"))
     if config is not None:
         _add_own_parts(listed, config)
     methods = listed["methods"]

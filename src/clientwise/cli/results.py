@@ -18,7 +18,7 @@ from .console import (
 from .options import RunArgument
 
 if TYPE_CHECKING:
-    from ..record.reading.folder import RunFolder
+    from ..record.run import RunFolder
     from ..report.output.export import Format
 
 
@@ -56,7 +56,7 @@ def show(
     """
     from ..experiment.matrix.grid import is_matrix
     from ..experiment.running.resume import newest_run
-    from ..record.reading.folder import RunFolder
+    from ..record.run import RunFolder
     from ..report.about import about
     from ..report.output.terminal import audit_tables
 
@@ -138,7 +138,7 @@ def diff(
 
     Example: clientwise diff runs/one runs/two
     """
-    from ..record.reading.folder import RunFolder
+    from ..record.run import RunFolder
     from ..report.about import differences
     from ..report.output.export import unique_names
     from ..report.output.terminal import plain_table
@@ -190,7 +190,7 @@ def report(
     """
     from ..experiment.matrix.grid import is_matrix
     from ..experiment.running.resume import newest_run
-    from ..record.reading.folder import RunFolder
+    from ..record.run import RunFolder
     from ..report.arena.report import write_arena
     from ..report.document import counted
     from ..report.output.export import older_files, unique_names, write_report

@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
 from ..core.criteria import CRITERIA, CriterionDeclaration, source_of
-from ..record.known_parts import PARTS_FILE
 from ..registry import IMPORTED, Part, Registry
 from ..writing import write_atomically
 from .config.named import METHODS, method_toml
@@ -31,6 +30,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Every kind of part: the schema imports all of their registries
 KINDS: dict[str, Registry[Any]] = {plural: IMPORTED[plural] for plural in sorted(IMPORTED)}
 Schema = Mapping[str, Any]
+PARTS_FILE = Path(__file__).with_name("parts.json")  # all that `clientwise list` prints
 
 
 # The schema -------------------------------------------------------------------------------------------------------

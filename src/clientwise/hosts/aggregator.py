@@ -22,8 +22,9 @@ from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
 from ..core.weights.weighting import ScoreError
 from ..errors import plain
-from ..record.best_file import Best
+from ..experiment.running.about import about_method
 from .best import BestModel, KeepBest, mean_of_claims
+from .best_file import Best
 from .engine import Arrays, HostEngine, Layout, Pair, problem_of, server_set
 from .host_run import HostRecord, refuse_run
 from .methods import build, recorded_table, settings_of, with_criteria
@@ -140,6 +141,7 @@ class Aggregator:
             criteria = [WEIGHT]
         settings = settings_of(method)
         self._table = recorded_table(settings, criteria, score, normalise)
+        self._about = about_method(settings, self._table)
         self._server, self._spec = server_set(model, weigh, report, num_classes, seed)
         self._num_classes = num_classes
         self._method = build(settings, learning_rate, weigh is not None)
@@ -463,6 +465,7 @@ class Aggregator:
         return HostRecord(
             folder,
             config,
+            self._about,
             self._engine.problem,
             reported_on,
             num_values=self._engine.spec.size,

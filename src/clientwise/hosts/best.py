@@ -16,9 +16,9 @@ from torch import Tensor
 from ..core.criteria import ANY
 from ..core.objective.metrics import METRICS, measured
 from ..errors import RunError
-from ..record.best_file import Best, Shapes, read_best, write_best
 from ..record.files import BEST
 from ..registry import suggest
+from .best_file import Best, Shapes, read_best, write_best
 from .values import MAX_LISTED
 
 KeepBest = str | Mapping[str, Any]

@@ -15,10 +15,9 @@ from ..core.types import RoundRecord
 from ..errors import RunError
 from ..experiment.running.origin import machine_facts, record_machine, versions
 from ..experiment.running.resume import claim
-from ..record.facts import BY_HOST, current_minute, facts_of_run
-from ..record.files import CONFIG, VERSIONS
-from ..record.lock import locked
-from ..record.writer import Store
+from ..record.facts import BY_HOST, MethodFacts, current_minute, facts_of_run
+from ..record.files import CONFIG, VERSIONS, locked
+from ..record.store import Store
 from ..writing import write_atomically
 
 
@@ -36,6 +35,7 @@ class HostRecord:
     Args:
         folder: the run folder; it must be empty or new.
         config: what is known of the run, as a config has it: name, seeds, methods.
+        about: the method.
         problem: what the model predicts.
         reported_on: the samples that the metric is about, in words.
         num_values: size of a model.
@@ -46,6 +46,7 @@ class HostRecord:
         self,
         folder: Path,
         config: Mapping[str, Any],
+        about: MethodFacts,
         problem: Problem,
         reported_on: str,
         num_values: int,
@@ -65,7 +66,7 @@ class HostRecord:
             stack.callback(self._store.close)
             record_machine(self._store, machine_facts())
             self._lane = self._store.open_lane(method["name"], self._seed)
-            self._store.keep_policy(self._lane, 1, method.get("bounds"))
+            self._store.set_policy(self._lane, method.get("bounds"))
             facts = facts_of_run(
                 config["name"],
                 problem,
@@ -75,7 +76,7 @@ class HostRecord:
                 reported_on=reported_on,
                 computed=BY_HOST,
             )
-            self._store.set_facts(facts | {"begun": current_minute()})
+            self._store.set_facts(facts | {"begun": current_minute(), "methods": [about.plain()]})
             self._open = stack.pop_all()
 
     def write(

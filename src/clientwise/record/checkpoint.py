@@ -1,6 +1,6 @@
 """A checkpoint: all that a lane needs to go on, in one safetensors file.
 
-Tensors are tensors of the file. Scalars are JSON in its header.
+Tensors are tensors of the file, those of a state's field by the names `FIELD.NAME`. Scalars are JSON in its header.
 
 The header has a version. A file of another version is refused.
 """
@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Ge, Le
@@ -21,15 +21,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core.objective.loss import Loss, LossRecord
+from ..core.objective.loss import LossRecord
 from ..core.types import ServerState
 from ..errors import RunError
 from ..writing import write_atomically
 
-CHECKPOINT_VERSION = 2
-BEST = "engine.lane.best"  # the model of the best round, where `keep` says so
-BEST_ROUND = "engine.lane.best_round"
-BY_CLIENT = ("memory.", "evidence.", "privacy.", "sampling.")  # a row for each client
+CHECKPOINT_VERSION = 3
+MODEL = "model"
+ENGINE = "engine"
+BEST = f"{ENGINE}.lane.best"  # the model of the best round, where `keep` says so
+BEST_ROUND = f"{ENGINE}.lane.best_round"
+BY_CLIENT = ("memory", "evidence", "privacy", "sampling")  # fields with a row for each client
+FIELDS = (*BY_CLIENT, "step_state", "rule_state")  # of a state, with tensors by name
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,7 @@ class _Scalars:
     quality: float | None
 
 
-@dataclass(frozen=True)
-class _Content:
+class _Content(NamedTuple):
     """The content of a checkpoint file, before it is checked."""
 
     header: dict[str, str]
@@ -65,7 +67,7 @@ def save_checkpoint(
         engine_state: of its engine.
         owner: the lane and its run.
     """
-    tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
+    tensors = _tensors(state) | _named(ENGINE, engine_state)
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
     text = json.dumps(asdict(scalars))
@@ -100,28 +102,17 @@ def load_checkpoint(
     _refuse_damage(path, content)
     for name, expected in _tensors(first).items():
         saved = tensors.get(name, expected).to(expected.device)
-        tensors[name] = _with_joined(saved, expected)
-    state = ServerState(
-        round_num=content.scalars.round_num,
-        model=tensors["model"],
-        loss=_loss(path, content.scalars.loss),
-        memory=_under("memory.", tensors),
-        priority=content.scalars.priority,
-        quality=content.scalars.quality,
-        step_state=_under("step.", tensors),
-        evidence=_under("evidence.", tensors),
-        rule_state=_under("rule.", tensors),
-        privacy=_under("privacy.", tensors),
-        sampling=_under("sampling.", tensors),
-    )
-    return state, _under("engine.", tensors)
-
-
-def _loss(path: Path, record: LossRecord) -> Loss:
+        if saved.shape != expected.shape:  # clients have joined since
+            saved = torch.cat([saved, expected[len(saved) :]])
+        tensors[name] = saved
+    fields: dict[str, Any] = {field: _under(field, tensors) for field in FIELDS}
+    scalars = vars(content.scalars)
     try:
-        return record.loss()
+        loss = content.scalars.loss.loss()
     except ValueError as error:
         raise _refused(path, f"not a checkpoint of this run ({error})") from None
+    state = ServerState(model=tensors[MODEL], **{**scalars, **fields, "loss": loss})
+    return state, _under(ENGINE, tensors)
 
 
 def load_model(path: Path, *, best: bool = False) -> tuple[int, Tensor]:
@@ -131,12 +122,12 @@ def load_model(path: Path, *, best: bool = False) -> tuple[int, Tensor]:
     """
     content = _read(path, torch.device("cpu"))
     tensors = content.tensors
-    if "model" not in tensors:
+    if MODEL not in tensors:
         raise _refused(path, "not a checkpoint of clientwise (it has no model)")
     _refuse_damage(path, content)
     if best and {BEST, BEST_ROUND} <= tensors.keys():
         return int(tensors[BEST_ROUND]), tensors[BEST]
-    return content.scalars.round_num, tensors["model"]
+    return content.scalars.round_num, tensors[MODEL]
 
 
 def _read(path: Path, device: torch.device) -> _Content:
@@ -145,7 +136,7 @@ def _read(path: Path, device: torch.device) -> _Content:
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             header = file.metadata() or {}
-            _refuse_other_version(path, header)
+            _refuse_other_version(path, header.get("version", ""))
             scalars = _SCALARS.validate_json(header.get("state", ""), strict=True)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValidationError, OSError) as error:
@@ -154,8 +145,7 @@ def _read(path: Path, device: torch.device) -> _Content:
     return _Content(header, scalars, tensors)
 
 
-def _refuse_other_version(path: Path, header: Mapping[str, str]) -> None:
-    text = header.get("version", "")
+def _refuse_other_version(path: Path, text: str) -> None:
     is_number = text.isdecimal() and len(text) <= 9
     if is_number and int(text) > CHECKPOINT_VERSION:
         raise RunError(
@@ -169,37 +159,24 @@ def _refuse_other_version(path: Path, header: Mapping[str, str]) -> None:
 def _refuse_misfits(path: Path, content: _Content, first: ServerState) -> None:
     """RunError where a checkpoint is of another lane than the one that began with `first`."""
     for name, expected in _tensors(first).items():
+        saved = content.tensors.get(name)
         shape = list(expected.shape)
-        if name not in content.tensors:
-            misfit = f"{name} is missing, not of {shape}"
-            raise _refused(path, f"not a checkpoint of this run ({misfit})")
-        if not _fits(name, content.tensors[name], expected):
-            misfit = f"{name} is of {list(content.tensors[name].shape)}, not of {shape}"
+        if saved is None:
+            raise _refused(
+                path, f"not a checkpoint of this run ({name} is missing, not of {shape})"
+            )
+        if name.split(".")[0] in BY_CLIENT and saved.dim() > 0 and len(saved) < len(expected):
+            expected = expected[: len(saved)]  # clients have joined since
+        if saved.dtype != expected.dtype or saved.shape != expected.shape:
+            misfit = f"{name} is of {list(saved.shape)}, not of {shape}"
             raise _refused(path, f"not a checkpoint of this run ({misfit})")
     if sorted(content.scalars.priority or ()) != sorted(first.priority or ()):
         raise _refused(path, "not a checkpoint of this method (its criteria have other names)")
 
 
-def _fits(name: str, saved: Tensor, expected: Tensor) -> bool:
-    """Whether a tensor has the expected type and shape.
-
-    One with a value per client may be shorter: clients may have joined since.
-    """
-    if name.startswith(BY_CLIENT) and saved.dim() > 0 and len(saved) < len(expected):
-        expected = expected[: len(saved)]
-    return saved.dtype == expected.dtype and saved.shape == expected.shape
-
-
-def _with_joined(saved: Tensor, expected: Tensor) -> Tensor:
-    """A tensor as it was saved, with the first values of clients that have joined since."""
-    if saved.shape == expected.shape:
-        return saved
-    return torch.cat([saved, expected[len(saved) :]])
-
-
 def _refuse_damage(path: Path, content: _Content) -> None:
     """RunError where a file is not as it was written."""
-    if not bool(content.tensors["model"].isfinite().all()):
+    if not bool(content.tensors[MODEL].isfinite().all()):
         raise _refused(path, "damaged (its model has NaN or Inf)")
     expected = _fingerprint(content.header["state"], content.tensors)
     if content.header.get("fingerprint") != expected:
@@ -208,15 +185,10 @@ def _refuse_damage(path: Path, content: _Content) -> None:
 
 def _tensors(state: ServerState) -> dict[str, Tensor]:
     """The tensors of a state by their names in the file."""
-    return {
-        "model": state.model,
-        **_prefixed("memory.", state.memory),
-        **_prefixed("step.", state.step_state),
-        **_prefixed("evidence.", state.evidence),
-        **_prefixed("rule.", state.rule_state),
-        **_prefixed("privacy.", state.privacy),
-        **_prefixed("sampling.", state.sampling),
-    }
+    tensors = {MODEL: state.model}
+    for field in FIELDS:
+        tensors |= _named(field, getattr(state, field))
+    return tensors
 
 
 def _fingerprint(scalars: str, tensors: Mapping[str, Tensor]) -> str:
@@ -228,14 +200,15 @@ def _fingerprint(scalars: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+def _named(field: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{field}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with a prefix, without it."""
-    named = [(name, tensor) for name, tensor in tensors.items() if name.startswith(prefix)]
-    return {name.removeprefix(prefix): tensor for name, tensor in named}
+def _under(field: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a field, by their own names."""
+    prefix = f"{field}."
+    own = [(name, tensor) for name, tensor in tensors.items() if name.startswith(prefix)]
+    return {name.removeprefix(prefix): tensor for name, tensor in own}
 
 
 def _refused(path: Path, reason: str) -> RunError:

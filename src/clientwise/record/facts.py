@@ -1,154 +1,197 @@
-"""Facts about a whole run: their keys, those of a run that begins, and how single ones are read."""
+"""Facts about a whole run, each by its key: of the run, of its methods, of the models of a seed."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import BaseModel, Field, PositiveInt
+from pydantic import BaseModel, PositiveInt
 
-from ..errors import RunError
-from .database import DAMAGE, reading, refuse_links, refuse_other_format
-from .reading.rows import Change, MachineRow, StepsRow
-from .schema import DATABASE
+from ..data.encoding import Encoding
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..core.objective.problem import Problem
 
-BY_HOST = "by the host's clients"  # the fact "computed" of a run that `cw.Aggregator` recorded
-BEST_OF_LANE = "best of lane "  # before the lane's number: a fact that is a `BestRow`
+BY_HOST = "by the host's clients"  # the fact `computed` of a run that `cw.Aggregator` recorded
+DATA_OF_SEED = "data of seed "  # before a seed: the fingerprint of its data
+MODEL_OF_SEED = "model of seed "  # before a seed: `ModelFacts`
+NEW_DATA_OF_SEED = (
+    "new data of seed "  # before a seed: rounds, and the clients with other data from then on
+)
 FLOAT_BYTES = 4
 
 
-def _written(key: str, default: Any) -> Any:
-    """A fact whose key in the database is no name of Python."""
-    return Field(default, validation_alias=key, serialization_alias=key)
+class Change(NamedTuple):
+    """A change of data, code or versions that was accepted when a run was resumed."""
+
+    date: str
+    rounds: int  # done by then, in all lanes
+    what: list[str]
 
 
-class RunFacts(BaseModel, strict=True, populate_by_name=True):
-    """Facts about the whole run, each by its key in the database."""
+class MachineRow(NamedTuple):
+    """A machine that computed rounds of a run, from a time on."""
+
+    date: str  # "" where it is not known
+    rounds: int  # done by then, in all lanes
+    facts: dict[str, str]  # by name
+
+
+class StepsRow(NamedTuple):
+    """Training steps of a method in a round."""
+
+    method: str
+    least: int | None  # of a client; None where none trains, or its samples are elsewhere
+    median: float | None
+    most: int | None
+    server: int  # on the server's own samples
+
+
+@dataclass(frozen=True)
+class MethodFacts:
+    """What a method is, as readers need it: they import neither its parts nor its plugins."""
+
+    name: str
+    criteria: tuple[str, ...] = ()  # labels
+    score: str | None = None
+    rule: str | None = None
+    evidence: str | None = None
+    control: str | None = None  # see `MethodSettings`
+    bounds: dict[str, Any] | None = None  # [methods.bounds]
+    privacy: dict[str, Any] = field(default_factory=dict)  # [methods.privacy]; empty without
+    tuned: dict[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
+    is_secret: bool = False  # secure aggregation: the server does not know single weights
+    has_rule: bool = False  # another than the mean
+    is_control: bool = False  # only a reference: it uses who is hostile, or is not federated
+    is_available: bool = True  # without knowing who is hostile, and without pooling all samples
+    trains_on_server: bool = False  # on the server's samples, which other methods do not
+    averages_equally: bool = False  # clients are drawn by their score, and have equal weights then
+    margin: float = (
+        0.0  # how large a harm must be, as a share of what the round changed of the loss
+    )
+    threshold: float = math.inf  # the z above which evidence is significant against a client
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        table = asdict(self)
+        if math.isinf(self.threshold):
+            del table["threshold"]
+        return table
+
+
+class RunFacts(BaseModel, strict=True, frozen=True):
+    """Facts about the whole run. Those without a default are there as soon as it has begun."""
 
     name: str
     metric: str
-    higher_is_better: bool = _written("higher is better", True)
-    is_share: bool = _written("is a share", True)
-    shows: list[str] = []
+    higher_is_better: bool = True  # whether a larger metric is a better one
+    is_share: bool = True  # whether the metric is shown in percent
+    shows: list[str] = []  # values of this kind of problem: macro F1 is for classification alone
     target: float | None
-    client_targets: list[float] | None = _written("client targets", None)
-    rounds: PositiveInt
-    lanes: PositiveInt
+    client_targets: list[float] = []
+    rounds: PositiveInt  # planned, per lane
+    lanes: PositiveInt  # planned
     model_bytes: int = 0
-    reported_on: str = _written("reported on", "held-out samples")
-    report_samples: int | None = _written("reported samples", None)
-    report_rarest: int | None = _written("reported samples of the rarest class", None)
-    constant_metric: float | None = _written("metric of a constant prediction", None)
-    weigh_samples: int | None = _written("samples to weigh by", None)
-    num_classes: int | None = _written("classes", None)
-    changes: list[Change] = []
-    begun: str = ""
-    initial_model: str = _written("initial model", "")
-    same_start: bool = _written("all seeds begin with a given network", False)
-    computed: str = ""
-    warnings: list[str] = []
-    steps: list[StepsRow] = []
-    machines: list[MachineRow] = []
-    functions: dict[str, str] = {}
+    reported_on: str = "held-out samples"  # what the metric is about, in words
+    report_samples: int | None = None  # their number; of the first seed
+    report_rarest: int | None = None  # of the rarest class
+    constant_metric: float | None = None  # of predicting the same for all samples
+    weigh_samples: int | None = None  # held-out ones that weights may depend on
+    num_classes: int | None = None  # None where it is not known, or has none
+    changes: list[Change] = []  # of data, code or versions, accepted when it was resumed
+    machines: list[
+        MachineRow
+    ] = []  # that computed it; the value `machine` of a round counts them from 1
+    begun: str = ""  # date and time
+    computed: str = ""  # how clients were trained, in words
+    warnings: list[str] = []  # what was probably not meant, found when it began
+    steps: list[StepsRow] = []  # of a round, by method; runs of `cw.Aggregator` have none
+    methods: list[MethodFacts] = []
+    initial_model: str = ""  # the file it came from; "" is a random model
+    same_start: bool = False  # whether all seeds begin with a given network
+    functions: dict[str, str] = {}  # parts given in Python, by kind and name: the module of each
+    data: dict[int, str] = {}  # a fingerprint of the data by seed
+    # By seed: rounds, and the honest clients with other data from then on
+    new_data: dict[int, list[tuple[int, list[int]]]] = {}
 
 
-# Without these, a run has not begun.
-NEEDED = {name for name, field in RunFacts.model_fields.items() if field.is_required()}
-
-
-def facts_of_run(
-    name: str,
-    problem: Problem,
-    *,
-    rounds: int,
-    lanes: int,
-    num_values: int,
-    reported_on: str,
-    computed: str,
-    report_samples: int | None = None,
-    report_rarest: int | None = None,
-    constant_metric: float | None = None,
-    weigh_samples: int | None = None,
-    target: float | None = None,
-    client_targets: Sequence[float] = (),
-) -> dict[str, Any]:
+def facts_of_run(name: str, problem: Problem, *, num_values: int, **others: Any) -> dict[str, Any]:
     """What is known of a run when it begins, by key.
 
     Args:
         name: of the experiment.
         problem: what the model predicts.
-        rounds: planned, per lane.
-        lanes: planned.
         num_values: size of a model.
-        reported_on: the samples that the metric is about, in words.
-        computed: how clients are trained, in words.
-        report_samples: how many these samples are, where that is known.
-        report_rarest: of the class that has fewest of them.
-        constant_metric: what a model gets on these samples that predicts the same for all.
-        weigh_samples: how many held-out samples weights may depend on, where that is known.
-        target: value of the metric for rounds-to-target.
-        client_targets: values of the metric for the clients' own.
+        others: see `RunFacts`.
     """
-    facts = RunFacts(
-        name=name,
-        metric=problem.metric,
-        higher_is_better=problem.higher_is_better,
-        is_share=problem.is_share,
-        shows=list(problem.shows),
-        target=target,
-        client_targets=list(client_targets),
-        rounds=rounds,
-        lanes=lanes,
-        model_bytes=FLOAT_BYTES * num_values,
-        reported_on=reported_on,
-        report_samples=report_samples,
-        report_rarest=report_rarest,
-        constant_metric=constant_metric,
-        weigh_samples=weigh_samples,
-        num_classes=problem.num_classes,
-        computed=computed,
-    )
-    return facts.model_dump(by_alias=True, exclude_unset=True)
+    target = others.get("target")
+    known = {
+        "name": name,
+        "target": target,
+        "metric": problem.metric,
+        "higher_is_better": problem.higher_is_better,
+        "is_share": problem.is_share,
+        "shows": list(problem.shows),
+        "num_classes": problem.num_classes,
+        "model_bytes": FLOAT_BYTES * num_values,
+        **others,
+        "client_targets": others.get("client_targets") or ([target] if target else []),
+    }
+    return RunFacts(**known).model_dump(exclude_unset=True)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A network, and the tensors that its models (vectors [d]) consist of, in their order."""
+
+    name: str
+    input_shape: tuple[int, ...]  # of a sample
+    outputs: int
+    scale: float  # the model is given inputs · scale
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape
+    kind: str  # of problem
+    table: Encoding | None = None  # what the inputs are made from, where they come from a table
+    # Of several inputs by name, where the network takes several; `input_shape` is that of their columns
+    named_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    frozen: str = ""  # the digest of the frozen parameters, which are not among the tensors
+
+    @property
+    def network_shape(self) -> Any:
+        """What the function that makes the network is given; see `Samples.input_shape`."""
+        return self.named_shapes or self.input_shape
+
+    @property
+    def size(self) -> int:
+        """The length of the vector."""
+        return sum(math.prod(shape) for _, shape in self.tensors)
+
+    def named(self, vector: Tensor) -> dict[str, Tensor]:
+        """The tensors of a model [d] by their names."""
+        parts = vector.split_with_sizes([math.prod(shape) for _, shape in self.tensors])
+        return {
+            name: part.reshape(shape).clone()
+            for (name, shape), part in zip(self.tensors, parts, strict=True)
+        }
+
+
+def changed_facts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The facts that differ, of those that both have.
+
+    >>> changed_facts({"threads": "2", "CPU": "unknown"}, {"threads": "4", "GPU": "none"})
+    ['threads 4, before 2']
+    """
+    return [
+        f"{name} {value}, before {before[name]}"
+        for name, value in now.items()
+        if before.get(name, value) != value
+    ]
 
 
 def current_minute() -> str:
     """Date and time, as the facts have it."""
     return f"{datetime.now():%Y-%m-%d %H:%M}"
-
-
-def recorded_fact(folder: Path, key: str) -> str | None:
-    """A fact about the whole run, as JSON; None where there is none."""
-    if not (folder / DATABASE).exists():
-        return None
-    try:
-        with _unchanged(folder) as database:
-            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
-                return None
-            row = database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
-    except DAMAGE as error:
-        message = f"{folder}: its database cannot be read ({error})"
-        raise RunError(f"{message}; choose another output folder") from None
-    return None if row is None else str(row[0])
-
-
-@contextmanager
-def _unchanged(folder: Path) -> Iterator[sqlite3.Connection]:
-    """The database; where it has no log, SQLite is told to make no files beside it."""
-    refuse_links(folder)
-    path = folder / DATABASE
-    log = path.with_name(f"{DATABASE}-wal")
-    if log.exists() and log.stat().st_size > 0:
-        with reading(folder) as database:
-            yield database
-        return
-    uri = f"{path.resolve().as_uri()}?immutable=1"
-    with closing(sqlite3.connect(uri, uri=True)) as database:
-        refuse_other_format(folder, database)
-        yield database

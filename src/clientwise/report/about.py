@@ -10,7 +10,7 @@ from ..data.encoding import InputColumn
 from ..experiment.checks.steps import steps_in_words
 from ..record.files import VERSIONS, read_whole
 from ..record.reading.config_view import RecordedConfig, recorded_config
-from ..record.reading.folder import RunFolder
+from ..record.run import RunFolder
 from ..registry import Part, listed
 from .audit.parameters import described
 from .document import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..record.reading.folder import RunFolder
+from ..record.run import RunFolder
 from .differences import difference_between, in_words, signed
 from .document import (
     Cell,

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import RunError
+from ..record.database import DATABASE
 from ..record.files import CONFIG
-from ..record.reading.folder import RunFolder
-from ..record.schema import DATABASE
+from ..record.run import RunFolder
 from ..registry import listed, suggest
 from .about import data_name, labels
 from .document import (

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..record.reading.folder import RunFolder
+from ..record.run import RunFolder
 from .document import Chart, in_bytes, in_time
 from .marks import Axis, Line, Lines
 from .series import Series

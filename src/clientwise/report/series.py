@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..record.reading.config_view import recorded_config
-from ..record.reading.folder import RunFolder
 from ..record.reading.rows import ArrivedRow, MethodSummary
+from ..record.run import RunFolder
 from .marks import COLOURS, AuditLinks, Dash
 from .statistics import mean_of
 from .units import Unit

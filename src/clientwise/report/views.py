@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 from ..errors import RunError
 from ..record.database import reading
-from ..record.lock import is_locked
-from ..record.reading.folder import RunFolder
+from ..record.files import is_locked
+from ..record.run import RunFolder
 from ..registry import listed
 from . import sections
 from .about import about_section, config_section, data_line

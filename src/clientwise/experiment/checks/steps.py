@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ...record.reading.rows import StepsRow
+from ...record.facts import StepsRow
 from ...registry import listed
 
 if TYPE_CHECKING:  # reports of recorded steps need no PyTorch

@@ -22,8 +22,8 @@ from ...data.federated import FederatedData
 from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ...errors import ClientwiseError, ConfigError, Problems, RunError
 from ...limits import gigabytes
+from ...record.database import is_finished, refuse_damaged
 from ...record.files import CONFIG
-from ...record.reading.reader import is_finished, refuse_damaged
 from ...writing import left_behind, make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate

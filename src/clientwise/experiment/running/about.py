@@ -2,58 +2,66 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from ...attacks import Hostile
 from ...core.aggregation.rules import RULES
+from ...core.evidence import EVIDENCE
 from ...core.objective.problem import constant_metric
+from ...core.sampling import SAMPLINGS
 from ...data.federated import FederatedData, Samples
 from ...engine.executor import DeviceExecutor
 from ...models.flat import frozen_digest
-from ...record.facts import facts_of_run
-from ...registry import Need
+from ...record.facts import MethodFacts, facts_of_run
 from ..build.engine import count_outputs
 from ..config.methods import MethodSettings
+from ..config.parts import make_if_named
 from ..config.schema import Experiment
-from ..config.tables import to_plain
+
+CHANGING_NO_MODEL = (
+    "server_step",
+    "adapt_loss",
+)  # keys of parts that need samples to compare models
+POOLING = "pooled"  # a control that needs all clients' samples
 
 
-def about_methods(experiment: Experiment) -> dict[str, Any]:
-    """What a reader of the record needs to know of every method, from the parts themselves."""
-    return {method.name: _about_method(method) for method in experiment.methods}
+def about_method(settings: MethodSettings, table: Mapping[str, Any] | None = None) -> MethodFacts:
+    """Facts about a method, from its parts.
 
-
-def _about_method(method: MethodSettings) -> dict[str, Any]:
-    needs: set[Need] = set()
-    for key, registry, part in method.parts():
-        if key not in ("server_step", "adapt_loss"):
+    Args:
+        settings: of the method.
+        table: as the config of the run states it, where criteria were given otherwise.
+    """
+    table = settings.to_dict() if table is None else table
+    evidence: Any = make_if_named(EVIDENCE, settings.evidence)
+    sampling = make_if_named(SAMPLINGS, settings.sampling)
+    needs: set[str] = set()
+    for key, registry, part in settings.parts():
+        if key not in CHANGING_NO_MODEL:
             needs |= registry.needs(part)
-    evidence = method.evidence
-    options = evidence.options if evidence else {}
-    in_simulation = "simulation" in needs
-    return {
-        "is_control": method.control is not None or in_simulation,
-        "control": method.control,
-        "is_available": method.control != "pooled" and not in_simulation,
-        "trains_on_server": method.fine_tune is not None
-        or method.control == "server_only"
-        or "server_samples" in needs,
-        "has_rule": "models" in RULES.needs(method.rule),
-        "averages_equally": method.sampling is not None
-        and method.sampling.options.get("average") != "score",
-        "is_secret": method.secure_aggregation is not None,
-        "threshold": options.get("threshold"),  # None: nothing is significant
-        "margin": options.get("margin") or 0.0,
-        "criteria": [part.called for part in method.criteria],
-        "score": method.score.name,
-        "rule": method.rule.name,
-        "evidence": evidence.name if evidence else None,
-        "bounds": to_plain(method.bounds),
-        "privacy": to_plain(method.privacy) or {},
-        "tuned": to_plain(method.tuned) or {},
-    }
+    learns_there = settings.fine_tune is not None or settings.control == "server_only"
+    return MethodFacts(
+        name=settings.name,
+        criteria=tuple(one.get("as") or one["name"] for one in table["criteria"]),
+        score=table["score"]["name"],
+        rule=settings.rule.name,
+        evidence=settings.evidence.name if settings.evidence else None,
+        control=settings.control,
+        bounds=table.get("bounds"),
+        privacy=table.get("privacy") or {},
+        tuned=table.get("tuned") or {},
+        is_secret=settings.secure_aggregation is not None,
+        has_rule="models" in RULES.needs(settings.rule),
+        is_control=settings.control is not None or "simulation" in needs,
+        is_available=settings.control != POOLING and "simulation" not in needs,
+        trains_on_server=learns_there or "server_samples" in needs,
+        averages_equally=sampling is not None and sampling.averages_equally,
+        threshold=getattr(evidence, "threshold", math.inf),
+        margin=getattr(evidence, "margin", 0.0),
+    )
 
 
 def about_run(

@@ -21,8 +21,7 @@ from ...core.method import Method, Plan, accountant_of
 from ...core.round import first_state, run_round
 from ...core.types import RoundRecord, ServerState
 from ...engine.scheduler import Scheduler
-from ...record.facts import BEST_OF_LANE
-from ...record.writer import Store
+from ...record.store import Store
 from ..build.engine import build_plan
 from ..config.schema import Experiment
 from ..config.settings import StopEarly
@@ -188,7 +187,7 @@ class Lane:
         store.forget_after(self._lane, self.state.server.round_num)
         if not self.is_done:
             (bounds,) = (one.bounds for one in experiment.methods if one.name == method.name)
-            store.keep_policy(self._lane, self.state.server.round_num + 1, to_plain(bounds))
+            store.set_policy(self._lane, to_plain(bounds))
 
     @property
     def is_done(self) -> bool:
@@ -275,7 +274,7 @@ class Lane:
         record = done.record
         assert record is not None
         problem = self.engine.problem
-        self._store.write_round(self._lane, record, problem, self._hostile, done.seconds)
+        self._store.write_round(self._lane, record, problem, self._hostile, done.seconds, done.loss)
         if self._trackers:  # first: then an interruption leaves no gap in their curves
             values = self._store.round_values(self._lane, record.round_num, problem.metric)
             self._trackers.log_round(self._info, record, values)
@@ -300,17 +299,6 @@ class Lane:
     def end(self) -> None:
         """Save a checkpoint and end tracking, after the last round or an interruption."""
         self._save()
-        last = self.state.server.round_num
-        held_out = self.state.held_out
-        if held_out.losses:
-            stopped = last < self.rounds and held_out.stops(self._experiment.stop_early)
-            fact = {
-                "round": held_out.best,
-                "last": last,
-                "stopped": stopped,
-                "kept": self._keeps_best,
-            }
-            self._store.set_facts({f"{BEST_OF_LANE}{self._lane}": fact})
         self._trackers.end(self._info, self.is_done)
         if self.is_done:
             self._store.finish_lane(self._lane)

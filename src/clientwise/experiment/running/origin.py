@@ -32,10 +32,10 @@ from ...engine.device import thread_count
 from ...engine.executor import DeviceExecutor
 from ...errors import RunError
 from ...models.flat import frozen_digest, same_frozen
-from ...record.facts import current_minute, recorded_fact
+from ...record.database import recorded_fact
+from ...record.facts import DATA_OF_SEED, Change, MachineRow, changed_facts, current_minute
 from ...record.files import initial_path
-from ...record.reading.rows import Change, MachineRow, changed_facts
-from ...record.writer import Store
+from ...record.store import Store
 from ..build.engine import build_module
 from ..config.schema import Experiment
 
@@ -118,7 +118,7 @@ def record_origin(
         digests = origin[f"data (seed {seed})"]
         if before.get(f"data (seed {seed})") == digests:
             continue
-        key = f"data of seed {seed}"
+        key = f"{DATA_OF_SEED}{seed}"
         first = store.fact(key)
         whole = _digest("".join(digests).encode())
         # Changed data have both digests: they pair with neither.
@@ -130,7 +130,7 @@ def record_origin(
         store.set_facts({"functions": given})
     if experiment.initial_model:
         name = Path(experiment.initial_model).name
-        store.keep_fact("initial model", f"{name} (fingerprint {origin['initial model']})")
+        store.keep_fact("initial_model", f"{name} (fingerprint {origin['initial model']})")
 
 
 def with_initial_parameters(folder: Path, experiment: Experiment) -> tuple[Experiment, list[str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from ...record.reading.folder import RunFolder
+from ...record.run import RunFolder
 from ...registry import suggest
 from ..config.schema import Experiment
 from ..config_file import read_source
@@ -73,13 +73,17 @@ def _config_of(folder: Path, what: str) -> dict[str, Any]:
 def _number_of(run: RunFolder, seeds: Sequence[int], client: str) -> int:
     """The number that a client has under all seeds."""
     found = set()
+    clients = run.frame("clients")
     for seed in seeds:
-        rows = run.clients(seed)
-        numbers = [row.client for row in rows if client in (row.name, str(row.client))]
+        own = clients[clients["seed"] == seed]
+        called = own["name"].where(own["name"].notna(), own["client"].astype(str))
+        numbers = own.loc[
+            (called == client) | (own["client"].astype(str) == client), "client"
+        ].tolist()
         if not numbers:
-            names = [row.name or str(row.client) for row in rows]
+            names = called.tolist()
             raise RunError(f"{run.folder}: no client is called {client!r}{suggest(client, names)}")
         found.add(numbers[0])
     if len(found) > 1:
         raise RunError(f"{run.folder}: {client!r} is another client number in every seed")
-    return found.pop()
+    return int(found.pop())

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from ...record.facts import BY_HOST, recorded_fact
+from ...record.database import is_finished, recorded_fact
+from ...record.facts import BY_HOST
 from ...record.files import BEST, CONFIG, plain_name
-from ...record.reading.reader import is_finished
 from ...record.toml_text import dotted_keys, parse_toml, read_table
 from ...writing import left_behind, make_folder
 from ..config.schema import Experiment

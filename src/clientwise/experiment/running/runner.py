@@ -23,10 +23,9 @@ from ...engine.scheduler import LaneExecutor, Scheduler
 from ...engine.shards import slots
 from ...engine.wrapping import EmbeddedEngine
 from ...errors import RunError
-from ...record.facts import current_minute
-from ...record.files import CONFIG, VERSIONS
-from ...record.lock import locked
-from ...record.writer import Store
+from ...record.facts import MODEL_OF_SEED, NEW_DATA_OF_SEED, current_minute
+from ...record.files import CONFIG, VERSIONS, locked
+from ...record.store import Store
 from ...writing import write_atomically
 from ..build.data import build_data, data_folder, scored
 from ..build.engine import build_engine, build_executor, lanes_that_fit
@@ -35,7 +34,7 @@ from ..checks.doubts import doubts
 from ..checks.steps import count_steps
 from ..config.schema import Experiment
 from ..trackers import Trackers
-from .about import about_methods, about_model, about_run, reports_on_clients
+from .about import about_method, about_model, about_run, reports_on_clients
 from .lanes import Lane, Progress, run_lanes
 from .origin import (
     compare_origin,
@@ -166,11 +165,12 @@ def _record_config(store: Store, experiment: Experiment, before: Experiment | No
     if before is None or changed_keys(before.to_dict(), experiment.to_dict()):
         recorded = experiment
         write_atomically(store.folder / CONFIG, experiment.to_toml().encode())
-    store.set_facts({FACT: recorded.to_toml(), "methods": about_methods(recorded)})
+    methods = [about_method(one).plain() for one in recorded.methods]
+    store.set_facts({FACT: recorded.to_toml(), "methods": methods})
     own = experiment.own_model
     if own is not None and own.start is not None:
         store.keep_initial(own.start)
-        store.set_facts({"all seeds begin with a given network": True})
+        store.set_facts({"same_start": True})
 
 
 @dataclass(frozen=True)
@@ -226,10 +226,10 @@ class _Session:
             data.names or None,
         )
         about = about_model(self._experiment, data.samples, executor)
-        facts: dict[str, object] = {f"model of seed {seed}": about}
+        facts: dict[str, object] = {f"{MODEL_OF_SEED}{seed}": about}
         if data.new_data:
             swapped = [(one.from_round, one.clients) for one in data.new_data]
-            facts[f"new data of seed {seed}"] = swapped
+            facts[f"{NEW_DATA_OF_SEED}{seed}"] = swapped
         self._store.set_facts(facts)
         data = replace(data, samples=executor.samples).holdings_to(executor.device)
         return _Seed(data, hostile, executor)

@@ -19,7 +19,7 @@ from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...experiment.running.lanes import Progress
 from ...experiment.running.runner import Connect, run
-from ...record.lock import is_locked, wait_until_free
+from ...record.files import is_locked, wait_until_free
 from .data import Config, server_side
 from .engine import Claims, FlowerEngine
 from .exchange import Connected

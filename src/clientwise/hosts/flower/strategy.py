@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from ...core.criteria import ClientFacts, measure_clients
 from ...core.weights.scores import Score
 from ...errors import plain
-from ...record.best_file import Best
 from ...registry import Part
 from ..aggregator import MAX_CLIENTS, MAX_REASON, SIZE, Aggregate, Aggregator, AggregatorOptions
 from ..best import BestModel, KeepBest, in_bounds
+from ..best_file import Best
 from ..values import Metric, keep_common, number_in
 
 log = logging.getLogger("flwr.clientwise")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ...errors import RunError
 from ...experiment.matrix.grid import Matrix, look_at
 from ...record.reading.config_view import recorded_config
-from ...record.reading.folder import RunFolder
+from ...record.run import RunFolder
 from ..series import trains_on_server
 from ..statistics import Difference, holm, paired_difference
 from ..units import Unit

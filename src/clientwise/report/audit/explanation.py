@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...record.reading.config_view import RecordedMethod, read_bounds, recorded_config
-from ...record.reading.folder import RunFolder
 from ...record.reading.rows import CriterionRow, LoweredRow, ParticipantRow
+from ...record.run import RunFolder
 from ..document import counted, number, percent_of
 
 NOTABLE = 0.1  # relative change of a weight below which nothing is said

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from ...record.reading.config_view import recorded_config
-from ...record.reading.folder import RunFolder
 from ...record.reading.reader import thinned
 from ...record.reading.rows import ClientRoundRow
+from ...record.run import RunFolder
 from ..document import (
     AuditLink,
     Cell,

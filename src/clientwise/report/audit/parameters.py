@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from ...core.weights.bounds import Bounds
 from ...record.known_parts import known_part
 from ...record.reading.config_view import RecordedMethod
-from ...record.reading.folder import RunFolder
 from ...record.reading.rows import ParticipantRow, StepRow
+from ...record.run import RunFolder
 from ...registry import Part
 from .explanation import method_at
 

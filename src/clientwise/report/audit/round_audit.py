@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...record.reading.folder import RunFolder
 from ...record.reading.rows import CriterionRow, OmittedRow, ParticipantRow, RoundRow
+from ...record.run import RunFolder
 from .explanation import Explanation, explain
 from .parameters import parameters
 from .weight_steps import Stage, stages

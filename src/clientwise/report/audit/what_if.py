@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ...record.reading.folder import RunFolder
 from ...record.reading.other_weights import NOBODY, REPORTED
 from ...record.reading.rows import CounterfactualRow
+from ...record.run import RunFolder
 from ..document import (
     Cell,
     Content,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from ...errors import RunError
 from ...record.database import reading
-from ...record.reading.folder import RunFolder
 from ...record.reading.rows import ClientRoundRow, ClientRow
+from ...record.run import RunFolder
 from ...registry import suggest
 from ..document import counted
 from .explanation import Explanation, explain

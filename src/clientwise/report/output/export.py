@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...record.database import reading
-from ...record.reading.folder import RunFolder
+from ...record.run import RunFolder
 from ...writing import ENDING, make_folder, write_atomically
 from ..document import (
     Cell,

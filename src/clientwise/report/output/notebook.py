@@ -6,7 +6,7 @@ import base64
 from html import escape
 
 from ...errors import MissingPackageError, needing
-from ...record.reading.folder import RunFolder
+from ...record.run import RunFolder
 from ..document import Table
 from ..sections.result import result_table
 from ..series import series_of

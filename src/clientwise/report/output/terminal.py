@@ -17,7 +17,7 @@ from rich.table import Column as TableColumn
 from rich.table import Table
 
 from ...errors import RunError
-from ...record.reading.folder import RunFolder
+from ...record.run import RunFolder
 from ..audit.pages import audit_columns, reasons
 from ..audit.round_audit import Audit, audit
 from ..audit.what_if import round_table

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import NotBegunError
-from ...record.lock import is_locked
-from ...record.schema import DATABASE
+from ...record.database import DATABASE
+from ...record.files import is_locked
 
 SECONDS = 3.0  # between two looks at a run folder
 REST = 10  # times as long as writing took: reading must not slow the run

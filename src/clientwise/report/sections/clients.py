@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...record.reading.folder import RunFolder
+from ...record.run import RunFolder
 from ..document import (
     Cell,
     Chart,

@@ -5,12 +5,13 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import clientwise as cw
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "name": "finished",
     "rounds": 3,
     "seeds": [1, 2],
@@ -33,6 +34,11 @@ CONFIG = {
 
 
 @pytest.fixture(scope="session")
+def config() -> dict[str, Any]:
+    return CONFIG
+
+
+@pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small real run: two methods, two seeds, one hostile client, one whose updates are refused."""
     return cw.run(CONFIG, tmp_path_factory.mktemp("runs") / "finished")
@@ -43,7 +49,9 @@ def altered(finished: Path, tmp_path: Path) -> Callable[..., Path]:
     """Makes a copy of that run in which some SQL was executed."""
 
     def alter(*statements: str) -> Path:
-        folder = Path(shutil.copytree(finished, tmp_path / "altered"))
+        folder = Path(
+            shutil.copytree(finished, tmp_path / f"altered-{len(list(tmp_path.iterdir()))}")
+        )
         with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
             for statement in statements:
                 database.execute(statement)

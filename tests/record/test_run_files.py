@@ -5,15 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import clientwise as cw
 import processes
 from clientwise import writing
 from clientwise.record.files import read_whole
@@ -160,31 +156,3 @@ def test_what_is_too_long_to_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not a file of at most 3 bytes") as caught:
         read_whole(path, 3)
     assert caught.value.filename == str(path)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 64 kB; only root can make one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
-    try:
-        mounted = subprocess.run(mount, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("a small disk needs root")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def test_a_report_on_a_full_disk_is_one_line_with_the_file(
-    tiny: dict[str, Any], tmp_path: Path, request: Any
-) -> None:
-    folder = cw.run(tiny | {"rounds": 1}, tmp_path / "run")
-    disk = request.getfixturevalue("small_disk")
-    done = processes.run(processes.COMMAND, "report", folder, "--out", disk / "report")
-    assert done.returncode == 2, done.stderr
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"error: {disk}{os.sep}report{os.sep}"), done.stderr
-    assert last.endswith(": No space left on device")

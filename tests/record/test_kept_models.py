@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,7 +15,6 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.errors import ConfigError, RunError
-from clientwise.report.about import about
 
 pytestmark = pytest.mark.bits
 
@@ -30,7 +30,11 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
 
 
 def best_round(run: cw.Run) -> int:
-    return max(run.curve("metric", "FedAvg", 1), key=lambda pair: pair[1])[0]
+    return int(metrics(run).idxmax())
+
+
+def metrics(run: cw.Run) -> pandas.Series[float]:
+    return run.frame("rounds").set_index("round")["metric"]
 
 
 def tensors(run: cw.Run, after: Any = None) -> dict[str, bytes]:
@@ -67,8 +71,7 @@ def test_a_smaller_error_is_the_better_one(config: dict[str, Any], tmp_path: Pat
         "keep_every": 100,
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    errors = dict(run.curve("metric", "FedAvg", 1))
-    assert run.kept_rounds("FedAvg", 1) == [min(errors, key=errors.__getitem__)]
+    assert run.kept_rounds("FedAvg", 1) == [metrics(run).idxmin()]
 
 
 def test_what_was_kept_after_the_checkpoint_is_run_again(
@@ -97,14 +100,10 @@ def test_a_run_begins_with_the_model_of_another(config: dict[str, Any], tmp_path
 
     still = config | {"rounds": 1, "initial_model": str(file), "training": {"learning_rate": 1e-30}}
     second = cw.Run(cw.run(still, tmp_path / "second"))
-    assert (
-        dict(second.curve("metric", "FedAvg", 1))[1]
-        == dict(cw.Run(first).curve("metric", "FedAvg", 1))[best_round(cw.Run(first))]
-    )
-    assert second.initial_model.startswith(
+    assert metrics(second)[1] == metrics(cw.Run(first)).max()
+    assert second.facts.initial_model.startswith(
         f"{file.name} (round {best_round(cw.Run(first))} of FedAvg in tiny, "
     )
-    assert dict(about(second))["warm start"] == second.initial_model
 
     # It goes on with the same, wherever that lies by then, and with no other.
     moved = file.rename(tmp_path / "moved.safetensors")

@@ -15,9 +15,8 @@ import pytest
 
 import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.record.files import read_whole
-from clientwise.record.lock import is_locked, locked, wait_until_free
-from clientwise.record.writer import Store
+from clientwise.record.files import is_locked, locked, read_whole, wait_until_free
+from clientwise.record.store import Store
 
 FACTS = {"name": "made", "metric": "accuracy", "target": None, "rounds": 1, "lanes": 1}
 
@@ -28,12 +27,10 @@ def test_clients_may_have_names(tmp_path: Path) -> None:
     store.set_clients(1, [5, 6], [1, 2], {1: "boast"}, names=["Oslo", "Turin"])
     store.set_clients(2, [5, 6], [1, 2], {})
     store.close()
-    run = cw.Run(tmp_path)
-    assert [(row.name, row.num_train, row.num_test, row.hostile) for row in run.clients(1)] == [
-        ("Oslo", 5, 1, None),
-        ("Turin", 6, 2, "boast"),
-    ]
-    assert [row.name for row in run.clients(2)] == [None, None]
+    clients = cw.Run(tmp_path).frame("clients")
+    assert clients["name"].fillna("").tolist() == ["Oslo", "Turin", "", ""]
+    assert clients["hostile"].fillna("").tolist() == ["", "boast", "", ""]
+    assert clients["num_train"].tolist() == [5, 6, 5, 6]
 
 
 def test_facts(tmp_path: Path) -> None:
@@ -125,7 +122,7 @@ def test_a_lock_is_waited_for(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from clientwise.record.lock import locked\n"
+        "from clientwise.record.files import locked\n"
         "with locked(Path(sys.argv[1])):\n"
         "    print('locked', flush=True)\n"
         "    sys.stdin.read()\n"
@@ -154,3 +151,14 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="another clientwise process"), locked(tmp_path):
             pass
     assert not is_locked(tmp_path)
+
+
+def test_a_run_is_read_while_it_is_written(tiny: dict[str, Any], tmp_path: Path) -> None:
+    seen = []
+
+    def look(_: cw.Progress) -> None:
+        run = cw.Run(tmp_path / "run")
+        seen.append((run.finished, len(run.frame("rounds")), run.frame("weights")["round"].max()))
+
+    cw.run(tiny | {"methods": ["FedAvg"]}, tmp_path / "run", on_round=look)
+    assert seen == [(False, 1, 1), (False, 2, 2), (False, 3, 3)]

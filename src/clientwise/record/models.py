@@ -16,7 +16,6 @@ from torch import Tensor
 from ..data.encoding import Encoding
 from ..errors import ClientwiseError
 from ..writing import write_atomically
-from .reading.rows import ModelFacts
 
 ENDING = ".safetensors"
 
@@ -45,34 +44,6 @@ class ModelHeader:
 
 
 _HEADER = TypeAdapter(ModelHeader)
-_TEXTS = {"run", "method", "model", "kind", "frozen"}
-
-
-def header_of(
-    facts: ModelFacts,
-    network: Mapping[str, Any] | None,
-    *,
-    run: str,
-    method: str,
-    seed: int,
-    round_num: int,
-) -> ModelHeader:
-    """The header of a method's model after a round."""
-    return ModelHeader(
-        run=run,
-        method=method,
-        seed=seed,
-        round=round_num,
-        model=facts.name,
-        input_shape=facts.input_shape,
-        outputs=facts.outputs,
-        input_scale=facts.scale,
-        network=None if network is None else dict(network),
-        kind=facts.kind,
-        table=facts.table,
-        named_shapes=facts.named_shapes,
-        frozen=facts.frozen,
-    )
 
 
 def write_model(path: Path, tensors: Mapping[str, Tensor], header: ModelHeader) -> None:
@@ -82,10 +53,9 @@ def write_model(path: Path, tensors: Mapping[str, Tensor], header: ModelHeader) 
 
 def metadata_of(header: ModelHeader) -> dict[str, str]:
     """A header as texts by name."""
-    values = asdict(header)
     return {
-        key: value if key in _TEXTS else json.dumps(value, ensure_ascii=False)
-        for key, value in values.items()
+        key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        for key, value in asdict(header).items()
     }
 
 
