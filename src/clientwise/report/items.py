@@ -1,0 +1,161 @@
+"""What a report consists of: tables, charts and texts, and the sections that yield them.
+
+An item is made from a tidy frame: a row for each thing, a column for each of its values. `page.py` shows items on the
+page, `files.py` writes them (CSV, LaTeX, Markdown, PDF, SVG, PNG), `terminal.py` prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import pandas
+
+Kind = Literal["lines", "dots", "bars", "cells"]
+Text = str  # a paragraph
+Format = Callable[..., str]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A frame, its title, and what stands beneath it.
+
+    A cell's text is `formats[column](value)`; without a format, `plain` of the value. Columns that `within` lists for
+    a column stand in its cells: the format is given their values, too, and only the CSV has them as columns.
+    """
+
+    id: str
+    title: str
+    frame: pandas.DataFrame  # the index is not shown
+    note: str = ""
+    lower: tuple[str, ...] = ()  # columns in which less is better
+    formats: Mapping[str, Format] = field(default_factory=dict)
+    within: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    bold: tuple[int, ...] = ()  # positions of rows
+    secondary: tuple[str, ...] = ()  # columns that a narrow terminal leaves out
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that people read."""
+        inner = {name for names in self.within.values() for name in names}
+        return [str(name) for name in self.frame.columns if name not in inner]
+
+    def texts(self) -> list[list[str]]:
+        """What people read, row by row."""
+        columns = []
+        for name in self.columns:
+            show = self.formats.get(name, plain)
+            values = [self.frame[one].tolist() for one in (name, *self.within.get(name, ()))]
+            columns.append([show(*row) for row in zip(*values, strict=True)])
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def is_numeric(self, column: str) -> bool:
+        """Whether a column has numbers, which stand to the right."""
+        return self.frame[column].dtype.kind in "iuf"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of a tidy frame.
+
+    - "lines": `y` over `x`, one line for each `colour`, with a band from `low` to `high`.
+    - "dots": `x` for each `y` (a name), with an interval from `low` to `high`.
+    - "bars": a bar for each `y` (a name): its length is `x`, or it goes from `low` to `high`.
+    - "cells": a heat map: a cell at `x` and `y`, whose colour is the value of `colour`.
+    """
+
+    id: str
+    title: str
+    frame: pandas.DataFrame
+    kind: Kind
+    x: str
+    y: str
+    colour: str = ""
+    low: str = ""
+    high: str = ""
+    facet: str = ""  # a chart of its own for each of its values
+    format: str = ".3~g"  # of the values, as d3-format has it
+    reference: float | None = None  # a line across, such as a target
+    alt: str = ""  # what it shows, in words
+
+
+Item = Table | Chart | Text
+Section = Callable[[Any], Iterator[Item]]
+SECTIONS: dict[str, Section] = {}
+
+
+def section(title: str) -> Callable[[Section], Section]:
+    """Decorator: a section of the report, in the order of their definition; left out where it yields nothing."""
+
+    def register(function: Section) -> Section:
+        SECTIONS[title] = function
+        return function
+
+    return register
+
+
+def plain(value: Any) -> str:
+    """A value without a format of its own: at most four digits, and a dash for what is absent.
+
+    >>> plain(0.123456), plain(12), plain(3.0), plain(None), plain(float("nan")), plain("west")
+    ('0.1235', '12', '3', '–', '–', 'west')
+    """
+    if value is None or value != value:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def percent(value: float | None) -> str:
+    """A fraction in percent; an error beyond all use is not spelt out.
+
+    >>> percent(0.1234), percent(3.4e8), percent(None)
+    ('12.3%', '> 999%', '–')
+    """
+    if value is None or value != value:
+        return "–"
+    return "> 999%" if value > 9.99 else f"{value:.1%}"
+
+
+def fixed(digits: int) -> Format:
+    """A number with that many decimals.
+
+    >>> fixed(2)(0.127), fixed(2)(None)
+    ('0.13', '–')
+    """
+    return lambda value: "–" if value is None or value != value else f"{value:,.{digits}f}"
+
+
+def in_bytes(size: float) -> str:
+    """A number of bytes.
+
+    >>> in_bytes(12_345_678)
+    '12.3 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.1f} {unit}"
+        size /= 1000
+    return "–" if size != size else f"{size:.1f} TB"
+
+
+def in_time(seconds: float) -> str:
+    """A duration.
+
+    >>> in_time(42.0), in_time(150.0), in_time(7_000_000.0)
+    ('42 s', '2.5 min', '81 d')
+    """
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 10 * size:
+            return f"{seconds / size:.0f} {unit}"
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return "–" if seconds != seconds else f"{seconds:.3g} s"
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """`1 seed`, `2 seeds`, `2 classes`."""
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
