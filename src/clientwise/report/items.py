@@ -129,6 +129,86 @@ def fixed(digits: int) -> Format:
     return lambda value: "–" if value is None or value != value else f"{value:,.{digits}f}"
 
 
+@dataclass(frozen=True)
+class Unit:
+    """How a metric is written: a share in percent, and its differences in percentage points."""
+
+    percent: bool
+
+    @property
+    def points(self) -> str:
+        """What follows the size of a difference."""
+        return " points" if self.percent else ""
+
+    @property
+    def in_points(self) -> str:
+        """The unit of differences, for notes; empty where it is that of the metric."""
+        return ", in percentage points" if self.percent else ""
+
+    @property
+    def axis(self) -> str:
+        """The format of an axis."""
+        return ".0%" if self.percent else "~g"
+
+    def text(self, value: float | None) -> str:
+        """A value.
+
+        >>> Unit(True).text(0.1234), Unit(False).text(12.3456), Unit(False).text(None)
+        ('12.3%', '12.35', '–')
+        """
+        if self.percent:
+            return percent(value)
+        return "–" if value is None or value != value else digits_of(value, 4)
+
+    def size(self, difference: float, digits: int = 3) -> str:
+        """The size of a difference, without a sign where it has none.
+
+        >>> Unit(True).size(0.0123), Unit(False).size(1.234)
+        ('1.2', '1.23')
+        """
+        return f"{100 * difference:.1f}" if self.percent else digits_of(difference, digits)
+
+    def signed(self, difference: float) -> str:
+        """A difference with its sign, and without −0.
+
+        >>> Unit(True).signed(0.0126), Unit(True).signed(-0.0001), Unit(False).signed(-1.234)
+        ('+1.3', '+0.0', '-1.23')
+        """
+        if difference != difference:
+            return "–"
+        if self.percent:
+            return f"{round(100 * difference, 1) + 0.0:+.1f}"
+        text = digits_of(difference + 0.0, 3)
+        return text if text.startswith("-") else f"+{text}"
+
+    def spread(self, mean: float | None, deviation: float | None) -> str:
+        """Mean and standard deviation.
+
+        >>> Unit(True).spread(0.55, 0.0707), Unit(False).spread(12.0, None)
+        ('55.0% ± 7.1', '12')
+        """
+        if deviation is None or deviation != deviation:
+            return self.text(mean)
+        return f"{self.text(mean)} ± {self.size(deviation)}"
+
+    def target(self, value: float) -> str:
+        """A target.
+
+        >>> Unit(True).target(0.9), Unit(False).target(12.5)
+        ('90%', '12.5')
+        """
+        return f"{value:.0%}" if self.percent else f"{value:g}"
+
+
+def digits_of(value: float, digits: int) -> str:
+    """A number with that many significant digits; between 1,000 and a million, without decimals.
+
+    >>> digits_of(0.123456, 4), digits_of(123456.7, 4), digits_of(3.4e8, 4)
+    ('0.1235', '123457', '3.4e+08')
+    """
+    return f"{value:.0f}" if 1000 <= abs(value) < 1_000_000 else f"{value:.{digits}g}"
+
+
 def in_bytes(size: float) -> str:
     """A number of bytes.
 
