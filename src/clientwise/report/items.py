@@ -6,7 +6,7 @@ page, `files.py` writes them (CSV, LaTeX, Markdown, PDF, SVG, PNG), `terminal.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,40 +20,74 @@ Format = Callable[..., str]
 
 @dataclass(frozen=True)
 class Table:
-    """A frame, its title, and what stands beneath it.
-
-    A cell's text is `formats[column](value)`; without a format, `plain` of the value. Columns that `within` lists for
-    a column stand in its cells: the format is given their values, too, and only the CSV has them as columns.
-    """
+    """A frame, its title, and what stands beneath it; `table` makes one column by column."""
 
     id: str
     title: str
     frame: pandas.DataFrame  # the index is not shown
     note: str = ""
     lower: tuple[str, ...] = ()  # columns in which less is better
-    formats: Mapping[str, Format] = field(default_factory=dict)
-    within: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # The texts of a column, or the function that makes one from a value; without it, `plain`
+    formats: Mapping[str, Format | Sequence[str]] = field(default_factory=dict)
+    within: tuple[str, ...] = ()  # columns that stand in the texts of others: only a CSV has them
     bold: tuple[int, ...] = ()  # positions of rows
     secondary: tuple[str, ...] = ()  # columns that a narrow terminal leaves out
 
     @property
     def columns(self) -> list[str]:
         """The columns that people read."""
-        inner = {name for names in self.within.values() for name in names}
-        return [str(name) for name in self.frame.columns if name not in inner]
+        return [name for name in self.frame.columns if name not in self.within]
 
     def texts(self) -> list[list[str]]:
         """What people read, row by row."""
         columns = []
         for name in self.columns:
             show = self.formats.get(name, plain)
-            values = [self.frame[one].tolist() for one in (name, *self.within.get(name, ()))]
-            columns.append([show(*row) for row in zip(*values, strict=True)])
+            columns.append([show(value) for value in self.frame[name]] if callable(show) else show)
         return [list(row) for row in zip(*columns, strict=True)]
 
     def is_numeric(self, column: str) -> bool:
         """Whether a column has numbers, which stand to the right."""
         return self.frame[column].dtype.kind in "iuf"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: a value for each row, and how people read it."""
+
+    name: str
+    values: Sequence[Any]
+    text: Format | Sequence[str] = plain
+    within: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what its texts say, too, by name
+    lower: bool = False
+    secondary: bool = False
+
+
+def table(id: str, title: str, columns: Iterable[Column], note: str = "", bold: tuple[int, ...] = ()) -> Table:
+    """A table of these columns; without those that have no value in any row."""
+    import pandas
+
+    found: dict[str, Column] = {}
+    values: dict[str, Sequence[Any]] = {}
+    within = []
+    for one in columns:
+        if any(value is not None and value == value for value in one.values):
+            found[one.name] = one
+            values[one.name] = one.values
+            inner = {f"{one.name} {name}": own for name, own in one.within.items()}
+            values |= inner
+            within += [*inner]
+    return Table(
+        id,
+        title,
+        pandas.DataFrame(values),
+        note,
+        lower=tuple(name for name, one in found.items() if one.lower),
+        formats={name: one.text for name, one in found.items()},
+        within=tuple(within),
+        bold=bold,
+        secondary=tuple(name for name, one in found.items() if one.secondary),
+    )
 
 
 @dataclass(frozen=True)
@@ -75,7 +109,6 @@ class Chart:
     colour: str = ""
     low: str = ""
     high: str = ""
-    facet: str = ""  # a chart of its own for each of its values
     format: str = ".3~g"  # of the values, as d3-format has it
     reference: float | None = None  # a line across, such as a target
     alt: str = ""  # what it shows, in words
