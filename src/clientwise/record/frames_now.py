@@ -178,7 +178,9 @@ class RunFolder:
         frame = self._queried(ROUNDS)
         frame = frame.loc[:, ~frame.columns.duplicated()]
         for column in LISTS:
-            frame[column] = [None if one is None else json.loads(one) for one in frame[column]]
+            frame[column] = [
+                json.loads(one) if isinstance(one, str) else None for one in frame[column]
+            ]
         frame["loss_state"] = [
             _LOSS | {"class_weights": weights, "shape": 2.0 if shape is None else shape}
             for weights, shape in zip(
@@ -186,7 +188,9 @@ class RunFolder:
             )
         ]
         causes = zip(frame.pop("cause"), frame.pop("detail"), strict=True)
-        frame["kept"] = [None if cause is None else [cause, detail] for cause, detail in causes]
+        frame["kept"] = [
+            [cause, detail] if isinstance(cause, str) else None for cause, detail in causes
+        ]
         keys = ["method", "seed", "round"]
         frame = frame.merge(
             pandas.DataFrame(self._sums(), columns=[*keys, *SUMS]), on=keys, how="left"

@@ -14,7 +14,7 @@ from ..core.reasons import likely_cause
 from ..experiment.checks.steps_in_words import unequal_steps
 from ..record.reading.config_view import recorded_config
 from ..record.reading.rows import changed_facts
-from .audit.explanation import Explanation, explain
+from .audit.explanation_today import Explanation, explain
 from .differences import (
     Differences,
     all_differences,

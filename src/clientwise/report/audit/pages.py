@@ -42,7 +42,7 @@ from ..marks import (
     value_axis,
 )
 from ..units import Unit
-from .explanation import Explanation, explain
+from .explanation_today import Explanation, explain
 from .round_audit import MAX_BARS, Audit, Candidate, Participant, audit
 from .weight_steps import INFLUENCE, PRIOR, WEIGHT, Stage, Z, stages
 from .what_if import round_table

@@ -11,7 +11,7 @@ from ...record.reading.folder import RunFolder
 from ...record.reading.rows import ParticipantRow, StepRow
 from ...registry import Part
 from ..document import counted
-from .explanation import method_at
+from .explanation_today import method_at
 
 UNKNOWN = "How the weights were computed is unknown: the config cannot be read."
 HARM_MEANS = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...record.reading.folder import RunFolder
 from ...record.reading.rows import CriterionRow, OmittedRow, ParticipantRow, RoundRow
-from .explanation import Explanation, explain
+from .explanation_today import Explanation, explain
 from .parameters import parameters
 from .weight_steps import Stage, stages
 
