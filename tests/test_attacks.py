@@ -41,7 +41,7 @@ from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.document import Table
-from clientwise.report.output.terminal import summary_table
+from clientwise.report.terminal import summary_table
 from clientwise.report.views import overview
 
 TINY = {

@@ -33,7 +33,7 @@ from .models.own import OwnNetwork
 from .record.files import plain_name
 from .registry import suggest
 from .report.document import counted
-from .report.output.progress import somebody_watches
+from .report.progress import somebody_watches
 from .results import FinishedRun, Run
 
 log = logging.getLogger("clientwise")

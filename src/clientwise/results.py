@@ -228,7 +228,7 @@ class Run(RunFolder):
         return Picture([charts[chart]])
 
     def __repr__(self) -> str:
-        from .report.output.terminal import run_text
+        from .report.terminal import run_text
 
         try:
             return run_text(self)

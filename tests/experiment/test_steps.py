@@ -23,9 +23,9 @@ from clientwise.record.reading.config_view import recorded_config
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about
 from clientwise.report.output.export import as_latex
-from clientwise.report.output.terminal import remarks
 from clientwise.report.sections.result import result_section
 from clientwise.report.series import series_of
+from clientwise.report.terminal import remarks
 from clientwise.report.verdict import headline
 
 ON_SERVER = ["BR-DRAG", "FLTrust", "FedLAW", "KnowsHonestTuned", "Recommended", "ServerOnly"]

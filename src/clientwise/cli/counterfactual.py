@@ -52,7 +52,7 @@ def counterfactual(
     """
     from ..launch import run as run_experiment
     from ..record.files import plain_name
-    from ..report.output.progress import show_progress
+    from ..report.progress import show_progress
 
     if [without is not None, uniform, policy is not None].count(True) != 1:
         fail("give one of --without CLIENT, --uniform and --policy FILE")
@@ -78,8 +78,8 @@ def _changed(folder: Path, without: str | None, policy: Path | None) -> tuple[Ex
 
 def _print_comparison(before: Path, after: Path) -> None:
     from ..record.reading.folder import RunFolder
-    from ..report.output.terminal import plain_table
     from ..report.paired import comparison
+    from ..report.terminal import plain_table
 
     sentences, tables = comparison(RunFolder(before), RunFolder(after))
     for found in tables:

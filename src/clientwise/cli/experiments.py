@@ -257,7 +257,7 @@ def tune(
     """
     from ..experiment.tune.tune import tune as search
     from ..experiment.tune.written import changed_values
-    from ..report.output.terminal import trials_table
+    from ..report.terminal import trials_table
     from ..report.units import Unit
     from ..writing import write_atomically
 
@@ -308,7 +308,7 @@ def run_and_show(
     from ..launch import run as run_experiment
     from ..record.reading.folder import RunFolder
     from ..report.output.figures import draw
-    from ..report.output.progress import show_progress
+    from ..report.progress import show_progress
     from ..report.views import result_charts
 
     with stop_politely(folder if resume else None), show_progress(out) as on_round:
@@ -367,7 +367,7 @@ def _run_matrix(
     """Run the cells of a matrix with progress, then print and report their results."""
     from ..experiment.matrix.runs import CellsFailedError, run_matrix
     from ..report.arena.report import write_arena
-    from ..report.output.progress import show_progress
+    from ..report.progress import show_progress
 
     def on_cell(cell: MatrixCell, number: int, count: int) -> None:
         print_lines([f"{number} of {count}: {cell.name}"])

@@ -58,7 +58,7 @@ def show(
     from ..experiment.running.folders import newest_run
     from ..record.reading.folder import RunFolder
     from ..report.about import about
-    from ..report.output.terminal import audit_tables
+    from ..report.terminal import audit_tables
 
     if method is not None and round_num is None:
         fail("--method goes with --round; add the number of a round")
@@ -115,8 +115,8 @@ def runs(
     Example: clientwise runs --with thesis --sort best
     """
     from ..report.document import counted
-    from ..report.output.terminal import plain_table
     from ..report.run_list import chosen, list_runs
+    from ..report.terminal import plain_table
 
     for folder in folders or ():
         if not folder.is_dir():
@@ -141,7 +141,7 @@ def diff(
     from ..record.reading.folder import RunFolder
     from ..report.about import differences
     from ..report.output.export import unique_names
-    from ..report.output.terminal import plain_table
+    from ..report.terminal import plain_table
 
     if len(folders) < 2:
         fail("name two or more run folders")
@@ -195,8 +195,8 @@ def report(
     from ..report.document import counted
     from ..report.output.export import older_files, unique_names, write_report
     from ..report.output.paper import COLUMN, PAGE
-    from ..report.output.progress import show_drawing
     from ..report.output.watch import write_while_running
+    from ..report.progress import show_drawing
 
     width = PAGE if wide else COLUMN
     formats = parse_formats(figures or ("pdf" if wide else ""))
@@ -250,8 +250,8 @@ def parse_formats(text: str) -> list[Format]:
 
 def print_results(run: RunFolder) -> None:
     """A run's table, and what it shows in a few sentences."""
-    from ..report.output.terminal import remarks, summary_table
     from ..report.series import series_of
+    from ..report.terminal import remarks, summary_table
     from ..report.views import headline
 
     out.print(summary_table(run))
@@ -261,9 +261,9 @@ def print_results(run: RunFolder) -> None:
 
 def print_fairness(run: RunFolder) -> None:
     """The worst tenth of the clients, their spread, and gaps between groups."""
-    from ..report.output.terminal import plain_table
     from ..report.sections.clients import fairness_of
     from ..report.series import series_of
+    from ..report.terminal import plain_table
 
     tables = fairness_of(series_of([run]))
     for table in tables:
@@ -276,7 +276,7 @@ def print_fairness(run: RunFolder) -> None:
 def print_matrix(folder: Path) -> None:
     """A matrix's tables, and what they show in a few sentences."""
     from ..report.arena.report import arena
-    from ..report.output.terminal import matrix_tables
+    from ..report.terminal import matrix_tables
 
     document = arena(folder)
     for table in matrix_tables(document):

@@ -19,11 +19,11 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from ..units import Unit
-from .markup import escape
+from .output.markup import escape
+from .units import Unit
 
 if TYPE_CHECKING:
-    from ...experiment.running.lanes import Progress
+    from ..experiment.running.lanes import Progress
 
 OnRound = Callable[["Progress"], None]
 QUIET_SECONDS = 10.0  # between two lines where no bar is shown

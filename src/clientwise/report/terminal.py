@@ -16,12 +16,12 @@ from rich.markup import render
 from rich.table import Column as TableColumn
 from rich.table import Table
 
-from ...errors import RunError
-from ...record.reading.folder import RunFolder
-from ..audit.pages import audit_columns, reasons
-from ..audit.round_audit import Audit, audit
-from ..audit.what_if import round_table
-from ..document import (
+from ..errors import RunError
+from ..record.reading.folder import RunFolder
+from .audit.pages import audit_columns, reasons
+from .audit.round_audit import Audit, audit
+from .audit.what_if import round_table
+from .document import (
     Chart,
     Column,
     Document,
@@ -29,17 +29,17 @@ from ..document import (
     counted,
     tabulate,
 )
-from ..document import Table as DocumentTable
-from ..marks import Lines
-from ..sections.curves import metric_chart
-from ..sections.privacy import privacy_in_words
-from ..sections.result import brief_notes, result_table
-from ..sections.targets import rounds_cell
-from ..series import Series, series_of
-from ..units import Unit
-from ..verdict import headline
-from ..views import run_state
-from .markup import escape
+from .document import Table as DocumentTable
+from .marks import Lines
+from .output.markup import escape
+from .sections.curves import metric_chart
+from .sections.privacy import privacy_in_words
+from .sections.result import brief_notes, result_table
+from .sections.targets import rounds_cell
+from .series import Series, series_of
+from .units import Unit
+from .verdict import headline
+from .views import run_state
 
 MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
 BARS = "▁▂▃▄▅▆▇█"
