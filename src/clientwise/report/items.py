@@ -6,7 +6,7 @@ page, `files.py` writes them (CSV, LaTeX, Markdown, PDF, SVG, PNG), `terminal.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,40 +20,74 @@ Format = Callable[..., str]
 
 @dataclass(frozen=True)
 class Table:
-    """A frame, its title, and what stands beneath it.
-
-    A cell's text is `formats[column](value)`; without a format, `plain` of the value. Columns that `within` lists for
-    a column stand in its cells: the format is given their values, too, and only the CSV has them as columns.
-    """
+    """A frame, its title, and what stands beneath it; `table` makes one column by column."""
 
     id: str
     title: str
     frame: pandas.DataFrame  # the index is not shown
     note: str = ""
     lower: tuple[str, ...] = ()  # columns in which less is better
-    formats: Mapping[str, Format] = field(default_factory=dict)
-    within: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # The texts of a column, or the function that makes one from a value; without it, `plain`
+    formats: Mapping[str, Format | Sequence[str]] = field(default_factory=dict)
+    within: tuple[str, ...] = ()  # columns that stand in the texts of others: only a CSV has them
     bold: tuple[int, ...] = ()  # positions of rows
     secondary: tuple[str, ...] = ()  # columns that a narrow terminal leaves out
 
     @property
     def columns(self) -> list[str]:
         """The columns that people read."""
-        inner = {name for names in self.within.values() for name in names}
-        return [str(name) for name in self.frame.columns if name not in inner]
+        return [name for name in self.frame.columns if name not in self.within]
 
     def texts(self) -> list[list[str]]:
         """What people read, row by row."""
         columns = []
         for name in self.columns:
             show = self.formats.get(name, plain)
-            values = [self.frame[one].tolist() for one in (name, *self.within.get(name, ()))]
-            columns.append([show(*row) for row in zip(*values, strict=True)])
+            columns.append([show(value) for value in self.frame[name]] if callable(show) else show)
         return [list(row) for row in zip(*columns, strict=True)]
 
     def is_numeric(self, column: str) -> bool:
         """Whether a column has numbers, which stand to the right."""
         return self.frame[column].dtype.kind in "iuf"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: a value for each row, and how people read it."""
+
+    name: str
+    values: Sequence[Any]
+    text: Format | Sequence[str] = plain
+    within: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what its texts say, too, by name
+    lower: bool = False
+    secondary: bool = False
+
+
+def table(id: str, title: str, columns: Iterable[Column], note: str = "", bold: tuple[int, ...] = ()) -> Table:
+    """A table of these columns; without those that have no value in any row."""
+    import pandas
+
+    found: dict[str, Column] = {}
+    values: dict[str, Sequence[Any]] = {}
+    within = []
+    for one in columns:
+        if any(value is not None and value == value for value in one.values):
+            found[one.name] = one
+            values[one.name] = one.values
+            inner = {f"{one.name} {name}": own for name, own in one.within.items()}
+            values |= inner
+            within += [*inner]
+    return Table(
+        id,
+        title,
+        pandas.DataFrame(values),
+        note,
+        lower=tuple(name for name, one in found.items() if one.lower),
+        formats={name: one.text for name, one in found.items()},
+        within=tuple(within),
+        bold=bold,
+        secondary=tuple(name for name, one in found.items() if one.secondary),
+    )
 
 
 @dataclass(frozen=True)
@@ -75,7 +109,6 @@ class Chart:
     colour: str = ""
     low: str = ""
     high: str = ""
-    facet: str = ""  # a chart of its own for each of its values
     format: str = ".3~g"  # of the values, as d3-format has it
     reference: float | None = None  # a line across, such as a target
     alt: str = ""  # what it shows, in words
@@ -127,6 +160,86 @@ def fixed(digits: int) -> Format:
     ('0.13', '–')
     """
     return lambda value: "–" if value is None or value != value else f"{value:,.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a metric is written: a share in percent, and its differences in percentage points."""
+
+    percent: bool
+
+    @property
+    def points(self) -> str:
+        """What follows the size of a difference."""
+        return " points" if self.percent else ""
+
+    @property
+    def in_points(self) -> str:
+        """The unit of differences, for notes; empty where it is that of the metric."""
+        return ", in percentage points" if self.percent else ""
+
+    @property
+    def axis(self) -> str:
+        """The format of an axis."""
+        return ".0%" if self.percent else "~g"
+
+    def text(self, value: float | None) -> str:
+        """A value.
+
+        >>> Unit(True).text(0.1234), Unit(False).text(12.3456), Unit(False).text(None)
+        ('12.3%', '12.35', '–')
+        """
+        if self.percent:
+            return percent(value)
+        return "–" if value is None or value != value else digits_of(value, 4)
+
+    def size(self, difference: float, digits: int = 3) -> str:
+        """The size of a difference, without a sign where it has none.
+
+        >>> Unit(True).size(0.0123), Unit(False).size(1.234)
+        ('1.2', '1.23')
+        """
+        return f"{100 * difference:.1f}" if self.percent else digits_of(difference, digits)
+
+    def signed(self, difference: float) -> str:
+        """A difference with its sign, and without −0.
+
+        >>> Unit(True).signed(0.0126), Unit(True).signed(-0.0001), Unit(False).signed(-1.234)
+        ('+1.3', '+0.0', '-1.23')
+        """
+        if difference != difference:
+            return "–"
+        if self.percent:
+            return f"{round(100 * difference, 1) + 0.0:+.1f}"
+        text = digits_of(difference + 0.0, 3)
+        return text if text.startswith("-") else f"+{text}"
+
+    def spread(self, mean: float | None, deviation: float | None) -> str:
+        """Mean and standard deviation.
+
+        >>> Unit(True).spread(0.55, 0.0707), Unit(False).spread(12.0, None)
+        ('55.0% ± 7.1', '12')
+        """
+        if deviation is None or deviation != deviation:
+            return self.text(mean)
+        return f"{self.text(mean)} ± {self.size(deviation)}"
+
+    def target(self, value: float) -> str:
+        """A target.
+
+        >>> Unit(True).target(0.9), Unit(False).target(12.5)
+        ('90%', '12.5')
+        """
+        return f"{value:.0%}" if self.percent else f"{value:g}"
+
+
+def digits_of(value: float, digits: int) -> str:
+    """A number with that many significant digits; between 1,000 and a million, without decimals.
+
+    >>> digits_of(0.123456, 4), digits_of(123456.7, 4), digits_of(3.4e8, 4)
+    ('0.1235', '123457', '3.4e+08')
+    """
+    return f"{value:.0f}" if 1000 <= abs(value) < 1_000_000 else f"{value:.{digits}g}"
 
 
 def in_bytes(size: float) -> str:
