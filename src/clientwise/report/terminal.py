@@ -1,266 +1,108 @@
-"""Tables for the terminal."""
+"""Items of a report in the terminal, the list of runs, and a run in a Python session or a notebook."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any
 
+import pandas
 from rich import box
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.markup import render
-from rich.table import Column as TableColumn
-from rich.table import Table
+from rich.console import Console
+from rich.table import Table as RichTable
 
 from ..errors import RunError
-from ..record.reading.folder import RunFolder
-from .audit.pages import audit_columns, reasons
-from .audit.round_audit import Audit, audit
-from .audit.what_if import round_table
-from .document import (
-    Chart,
-    Column,
-    Document,
-    client_cell,
-    counted,
-    tabulate,
-)
-from .document import Table as DocumentTable
-from .marks import Lines
+from ..record.files import CONFIG
+from ..record.frames_now import RunFolder
+from ..record.schema import DATABASE
+from ..registry import listed, suggest
+from .items import Item, Table, counted
 from .output.markup import escape
-from .sections.curves import metric_chart
-from .sections.privacy import privacy_in_words
-from .sections.result import brief_notes, result_table
-from .sections.targets import rounds_cell
-from .series import Series, series_of
-from .units import Unit
+from .results import Results, run_state
+from .sections import brief_notes, privacy_in_words, result_table
 from .verdict import headline
-from .views import run_state
 
-MOST_LINES = 1_000  # of a table: the terminal takes a millisecond for each
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
-MAX_WIDTH = 40  # of a column
-NAME_WIDTH = 16  # characters of a method's name that other columns make room for
 
 
-def run_text(run: RunFolder) -> str:
-    """A run in a Python session: its state, its headline, and one line per method."""
-    series = series_of([run])
-    methods = counted(len(run.methods), "method")
-    seeds = counted(len({lane.seed for lane in run.lanes}), "seed")
-    size = f"{methods}, {seeds}, {counted(run.rounds, 'round')}"
-    lines = [f"Run({str(run.folder)!r}): {run_state(run)}, {size}", *headline(series)]
-    width = max((len(one.label) for one in series), default=0)
-    for one in series:
-        lines.append(f"  {one.label:<{width}}  {run.metric} {one.unit.spread(one.summary.metric)}")
-    return "\n".join(lines)
+def print_items(console: Console, items: Iterable[Item]) -> None:
+    """Print tables and texts; charts are for pages."""
+    for item in items:
+        if isinstance(item, Table):
+            console.print(_fitting(console, item))
+            if item.note:
+                console.print(escape(item.note))
+        elif isinstance(item, str):
+            console.print(escape(item))
 
 
-def summary_table(run: RunFolder) -> Table:
-    """The table of results, with the curve of every method."""
-    series = series_of([run])
-    title = _summary_title(run, series)
-    if not series:
-        return _table(title)
-    curves = sparklines(metric_chart(series))
-    curve = Column[Series](
-        "curve", lambda one: curves.get(one.label), numeric=False, is_secondary=True
-    )
-    return plain_table(result_table(series, curve), title)
-
-
-def _summary_title(run: RunFolder, series: Sequence[Series]) -> str:
-    rounds = max((max(one.summary.rounds, default=0) for one in series), default=0)
-    seeds = max((len(one.summary.seeds) for one in series), default=1)
-    title = f"{run.id}: {counted(rounds, 'round')}"
-    return f"{title}, mean ± SD of {seeds} seeds" if seeds > 1 else title
-
-
-def matrix_tables(document: Document) -> Iterator[Table]:
-    """The standings of all methods in a matrix: a table for each metric."""
-    metrics = [section for section in document.sections if section.id.startswith("standings-")]
-    for section in metrics:
-        found = section.items[0]
-        assert not isinstance(found, Chart)
-        title = found.title if len(metrics) > 1 else document.subtitle
-        shown = plain_table(found, f"{document.title}: {title}")
-        shown.caption = escape(found.note)
-        shown.caption_justify = "left"
-        yield shown
-
-
-def plain_table(found: DocumentTable, title: str) -> Table:
-    """A table of a document, without its empty columns."""
-    table = _table(title)
-    rows = _texts(found)
-    kept = [place for place in range(len(found.columns)) if any(row[place] for row in rows)]
-    for place in kept:
-        column = found.columns[place]
-        side: Literal["left", "right"] = "right" if column.numeric else "left"
-        table.add_column(escape(column.label), justify=side, overflow="fold")
-        if column.is_secondary:
-            table.secondary.append(table.columns[-1])
-    for row in rows:
-        table.add_row(*(row[place] for place in kept))
+def _fitting(console: Console, item: Table) -> RichTable:
+    """A table; without its secondary columns where it would not fit."""
+    table = _rich(item, item.columns)
+    if console.measure(table).maximum > console.width and item.secondary:
+        shown = [name for name in item.columns if name not in item.secondary]
+        table = _rich(item, shown)
+        left_out = [name for name in item.columns if name in item.secondary]
+        table.caption = escape(f"Not shown in {console.width} columns: {', '.join(left_out)}.")
+        table.caption_justify = "left"
     return table
 
 
-class _FittingTable(Table):
-    """A table that fits: without secondary columns, the last first, then with narrower columns."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.secondary: list[TableColumn] = []
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The lines of the table."""
-        every = self.columns
-        kept, left_out = self._divide(options.max_width)
-        self.columns = [replace(column, _index=index) for index, column in enumerate(kept)]
-        labels = [_label(column) for column in self.columns]
-        widths, whole, words = zip(*map(_widths, self.columns), strict=True) if labels else [()] * 3
-        room = _room(options.max_width, len(widths))
-        least_name = [*widths[:1]] if widths[:1] <= (NAME_WIDTH,) else [1]
-        for least in (whole, words, least_name + [1] * len(widths)):
-            widths = tuple(_fitted(widths, least, room))
-        for column, label, width in zip(self.columns, labels, widths, strict=True):
-            column.width = width
-            column.header = escape(_heading(label, width))
-        yield from super().__rich_console__(console, options)
-        yield ""  # a line between the table and what follows
-        if left_out:
-            names = ", ".join(_label(column) for column in left_out)
-            yield escape(f"Not shown in {options.max_width} columns: {names}.")
-        self.columns = every
-
-    def _divide(self, width: int) -> tuple[list[TableColumn], list[TableColumn]]:
-        """Columns that fit without a break in a value, as far as possible, and those left out."""
-        kept = self.columns
-        left_out: list[TableColumn] = []
-        for candidate in reversed(self.secondary):
-            if sum(_widths(column)[1] for column in kept) <= _room(width, len(kept)):
-                break
-            kept = [column for column in kept if column is not candidate]
-            left_out.append(candidate)
-        return kept, left_out
+def _rich(item: Table, shown: Sequence[str]) -> RichTable:
+    table = RichTable(
+        title=escape(item.title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # so that tables fit into 80 columns
+        pad_edge=False,
+    )
+    for name in shown:
+        side: Any = "right" if item.is_numeric(name) else "left"
+        table.add_column(escape(name), justify=side, overflow="fold")
+    for number, texts in enumerate(item.texts()):
+        named = dict(zip(item.columns, texts, strict=True))
+        style = "bold" if number in item.bold else None
+        table.add_row(*(escape(named[name]) for name in shown), style=style)
+    return table
 
 
-def _label(column: TableColumn) -> str:
-    return render(str(column.header)).plain
+def run_items(run: RunFolder) -> Iterator[Item]:
+    """A run in the terminal: its results with the curve of every method, and what they show in sentences."""
+    results = Results([run])
+    found = result_table(results)
+    curves = [sparkline(one.metric.mean(axis=1).tolist()) for one in results.ranked]
+    rounds = max(one.last_round for one in results.methods)
+    seeds = len(results.seeds)
+    spread = f", mean ± SD of {seeds} seeds" if seeds > 1 else ""
+    yield replace(
+        found,
+        title=f"{run.id}: {counted(rounds, 'round')}{spread}",
+        note="",
+        frame=found.frame.assign(curve=curves),
+        secondary=(*found.secondary, "curve"),
+    )
+    yield from headline(results)
+    yield from brief_notes(results)
+    yield from privacy_in_words(results)
+    for one in results.methods:
+        rounds_of_it = counted(len(one.rounds), "round")
+        for name, count in _counts(one.rounds, "no_effect").items():
+            yield f"{one.label}: {name} was constant across clients in {count} of {rounds_of_it} and had no effect there."
+        for note, count in _counts(one.rounds, "notes").items():
+            yield f"{one.label}: {note} ({counted(count, 'round')})"
+        for reason, count in one.refusals["reason"].value_counts().items():
+            yield f"{one.label}: {counted(count, 'update')} refused: {reason}"
+    if not run.finished:
+        yield "This run is not finished."
 
 
-def _room(width: int, columns: int) -> int:
-    return width - 2 * (columns - 1)  # two spaces between columns
-
-
-def _widths(column: TableColumn) -> tuple[int, int, int]:
-    """Of a column: its width; the least that breaks no value; the least that breaks no word."""
-    texts = "\n".join(render(str(cell)).plain for cell in column.cells if cell)
-    head = max(cell_len(word.rstrip()) for word in _words(_label(column)))
-    # A deviation and a mark belong to what stands before them.
-    values = re.split(r"\s(?![±†‡])(?<!±\s)", texts)
-    parts = (texts.split("\n"), values, texts.split())
-    longest, whole, word = (max([head, *map(cell_len, part)]) for part in parts)
-    return min(MAX_WIDTH, longest), min(MAX_WIDTH, whole), min(MAX_WIDTH, word)
-
-
-def _fitted(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
-    """Widths that fit into the room: the widest become smaller, no column than its least width.
-
-    >>> _fitted([9, 5, 3], [1, 5, 1], 12), _fitted([9, 5], [8, 5], 4)
-    ([4, 5, 3], [8, 5])
-    """
-    widths = [*widths]
-    while sum(widths) > room:
-        wide = [place for place, width in enumerate(widths) if width > least[place]]
-        if not wide:
-            break
-        widths[max(wide, key=widths.__getitem__)] -= 1
-    return widths
-
-
-def _texts(found: DocumentTable) -> list[list[str]]:
-    """The cells with markup; numbers have line breaks before brackets."""
-    rows = found.texts(escape, lambda text: f"[bold]{text}[/]")
-    for row in rows:
-        for place, column in enumerate(found.columns):
-            if column.numeric:
-                row[place] = re.sub(r" (?=\\?[\[(])", "\n", row[place])
-    return rows
-
-
-def _heading(label: str, width: int) -> str:
-    """A label in lines of that width, if no word is wider.
-
-    >>> _heading("influence of hostile clients", 12)
-    'influence of\\nhostile\\nclients'
-    """
-    lines = [""]
-    for word in _words(label):
-        if lines[-1] and cell_len((lines[-1] + word).rstrip()) > width:
-            lines.append("")
-        lines[-1] += word
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _words(label: str) -> list[str]:
-    """Where a label can be broken: between words, and in names of criteria and keys.
-
-    >>> _words("rounds to 0.5"), _words("training.learning_rate")
-    (['rounds ', 'to ', '0.5'], ['training.', 'learning_', 'rate'])
-    """
-    return re.split(r"(?<= )|(?<=[._])(?=[A-Za-z])", label)
-
-
-class TriedValues(Protocol):
-    """Values of a method that were tried under some seeds."""
-
-    @property
-    def method(self) -> str:
-        """The method."""
-
-    @property
-    def values(self) -> Mapping[tuple[str, ...], Any]:
-        """The values by key."""
-
-    @property
-    def metrics(self) -> Sequence[float]:
-        """By seed, the metric in the last round, over all samples that were held back."""
-
-    @property
-    def rounds(self) -> Sequence[int | None]:
-        """By seed, the rounds until half of the clients reached the target; None if they did not."""
-
-
-def trials_table(trials: Sequence[TriedValues], best: TriedValues, by: str, unit: Unit) -> Table:
-    """One line per trial of a method, the best first: its values, and what came of them."""
-
-    def value_in(path: tuple[str, ...]) -> Callable[[TriedValues], str]:
-        return lambda trial: _value_text(trial.values[path])
-
-    columns = [Column(".".join(path), value_in(path)) for path in best.values]
-    columns.append(Column("metric", lambda trial: unit.spread(trial.metrics)))
-    if by == "rounds":
-        columns.append(Column("rounds to the target", lambda trial: rounds_cell(trial.rounds)))
-    others = [trial for trial in trials if trial is not best]
-    title = f"{best.method}: {counted(len(trials), 'trial')}"
-    shown = tabulate("trials", title, columns, [best, *others][:MOST_LINES], "")
-    return plain_table(shown, title)
-
-
-def _value_text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def sparklines(chart: Chart) -> dict[str, str]:
-    """The lines of a chart by their names, each as a line of bars."""
-    assert isinstance(chart.mark, Lines)
-    return {line.name: sparkline(line.y) for line in chart.mark.lines}
+def _counts(rounds: pandas.DataFrame, column: str) -> Counter[str]:
+    """How often rounds have each text of a column of lists."""
+    lists = rounds[column].dropna() if column in rounds else ()
+    return Counter(text for texts in lists for text in texts)
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -269,123 +111,103 @@ def sparkline(values: Sequence[float]) -> str:
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
     """
-    if not values:
-        return ""
     count = min(SPARK_WIDTH, len(values))
     picked = [values[index * (len(values) - 1) // max(1, count - 1)] for index in range(count)]
-    low = min(picked)
-    span = (max(picked) - low) or 1.0
-    if not math.isfinite(span):
-        return ""
-    levels = [int((value - low) / span * len(BARS)) for value in picked]
-    return "".join(BARS[min(len(BARS) - 1, level)] for level in levels)
+    low = min(picked, default=0.0)
+    span = max(picked, default=0.0) - low or 1.0
+    levels = [(value - low) / span * len(BARS) for value in picked]
+    return "".join(BARS[min(len(BARS) - 1, int(level))] for level in levels if level >= 0)
 
 
-def remarks(run: RunFolder) -> list[str]:
-    """Notes on the summary table: its samples and marks, and what was unusual in the run."""
-    series = series_of([run])
-    found = [*brief_notes(series), *privacy_in_words(series)] if series else []
-    for method in run.methods:
-        found += _on_method(run, method)
-    if not run.finished:
-        found.append("This run is not finished.")
-    return found
+def run_text(run: RunFolder) -> str:
+    """A run in a Python session: its state, its headline, and one line per method."""
+    size = _size(run)
+    lines = [f"Run({str(run.folder)!r}): {run_state(run)}, {size}"]
+    results = Results([run])
+    lines += headline(results)
+    width = max((len(one.label) for one in results.methods), default=0)
+    for one in results.ranked:
+        metric = one.last("metric")
+        spread = results.unit.spread(metric.mean(), metric.std())
+        lines.append(f"  {one.label:<{width}}  {run.facts.metric} {spread}")
+    return "\n".join(lines)
 
 
-def _on_method(run: RunFolder, method: str) -> Iterator[str]:
-    """Criteria without effect, notes and refusals of a method's rounds, each counted."""
-    rounds = run.no_effect(method)
-    for criterion, count in _count(rounds).items():
-        yield (
-            f"{method}: {criterion} was constant across clients in {count} of {len(rounds)} rounds "
-            "and had no effect there."
-        )
-    for note, count in _count(run.notes(method, stops=False)).items():
-        yield f"{method}: {note} ({counted(count, 'round')})"
-    for reason, count in run.refusal_counts(method):
-        yield f"{method}: {counted(count, 'update')} refused: {reason}"
+def _size(run: RunFolder) -> str:
+    seeds = counted(run.lanes["seed"].nunique(), "seed")
+    return f"{counted(len(run.methods), 'method')}, {seeds}, {counted(run.facts.rounds, 'round')}"
 
 
-def _count(rounds: Sequence[Sequence[str]]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for texts in rounds:
-        found.update(texts)
-    return found
+def run_html(run: RunFolder) -> str:
+    """A run in a notebook: its state, its headline, and one row per method."""
+    from html import escape as quoted
+
+    results = Results([run])
+    found = result_table(results)
+    lines = [f"<strong>{quoted(f'{run.id}: {run_state(run)}')}</strong>"]
+    lines += [f"<div>{quoted(line)}</div>" for line in headline(results)]
+    frame = pandas.DataFrame(found.texts(), columns=found.columns)
+    return "".join([*lines, frame.to_html(index=False)])
 
 
-def audit_tables(
-    run: RunFolder,
-    round_num: int,
-    method: str | None = None,
-    seed: int | None = None,
-    *,
-    details: bool = False,
-) -> list[Group]:
-    """The weights of a round and their reasons: a table per method and seed, with sentences.
+# ------------------------------------------------------------------------ the list of runs
+
+
+def list_runs(folders: Sequence[Path], containing: str = "", sort: str | None = None) -> Table:
+    """All runs in folders, the newest first.
 
     Args:
-        run: the run.
-        round_num: the round.
-        method: only this one.
-        seed: only this one.
-        details: whether to add how weights are computed, with all parameters.
+        folders: run folders, or folders of them.
+        containing: only runs whose line contains this text.
+        sort: a column to sort by; the start of its name is enough.
     """
-    if method is not None:
-        run.lane(method, next(iter(run.seeds(method)), -1))  # RunError if there is no such method
-    lanes = [
-        lane
-        for lane in run.lanes_with_round(round_num)
-        if method in (None, lane.method) and seed in (None, lane.seed)
-    ]
-    if not lanes:
-        which = "" if seed is None else f" of seed {seed}"
-        raise RunError(f"{run.folder}: has no round {round_num}{which} (yet)")
-    shown = []
-    for lane in lanes:
-        found = audit(run, lane.method, lane.seed, round_num)
-        remarks = _audit_remarks(found, details)
-        parts: list[RenderableType] = [_audit_table(found), *map(escape, remarks)]
-        for others in round_table(run, lane.method, lane.seed, round_num):
-            parts += [plain_table(others, others.title), escape(others.note)]
-        shown.append(Group(*parts))
-    return shown
+    found = sorted(find_runs(folders), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    rows = pandas.DataFrame([_line(folder) for folder in found])
+    texts = [" ".join(map(str, row)).lower() for row in rows.itertuples(index=False)]
+    rows = rows[[containing.lower() in text for text in texts]]
+    if sort is not None and len(rows):
+        columns = [name for name in rows if name.startswith(sort)]
+        if len(columns) != 1:
+            raise RunError(f"--sort {sort}: no such column{suggest(sort, list(rows))}")
+        is_text = rows[columns[0]].dtype == object
+        rows = rows.sort_values(columns[0], ascending=is_text, kind="stable")
+    return Table("runs", counted(len(rows), "run"), rows)
 
 
-def _audit_table(found: Audit) -> Table:
-    title = f"{found.method}, seed {found.seed}, round {found.round_num}"
-    if found.priority and len(found.priority) > 1:
-        title += f", priority {' > '.join(found.priority)}"
-    columns = [column for column in audit_columns(found) if column.label != "reason"]
-    return plain_table(
-        tabulate("audit", title, columns, found.participants[:MOST_LINES], ""), title
-    )
+def _line(folder: Path) -> dict[str, Any]:
+    """A run in the list; for a folder that cannot be read, the reason."""
+    try:
+        run = RunFolder(folder)
+        results = Results([run])
+        best = next((one for one in results.ranked if one.mean_metric is not None), None)
+        data = run.config.get("data", "")
+        return {
+            "run": run.id,
+            "state": run_state(run),
+            "begun": run.facts.begun,
+            "data": data.get("name", "") if isinstance(data, dict) else str(data),
+            "methods": listed(run.methods),
+            "seeds": run.lanes["seed"].nunique(),
+            "rounds": f"{run.lanes['rounds'].sum()} of {run.facts.lanes * run.facts.rounds}",
+            "best": best and results.unit.text(best.mean_metric),
+            "by": best and best.label,
+            "tags": listed(run.config.get("tags", [])),
+            "note": run.config.get("note", ""),
+        }
+    except RunError as error:
+        reason = str(error).replace(f"{folder}: ", "")
+        return {"run": folder.name, "state": "unreadable", "note": reason}
 
 
-def _audit_remarks(found: Audit, details: bool) -> Iterator[str]:
-    """Why each weight is what it is, notes on the round and, on request, the parameters."""
-    more = len(found.participants) - MOST_LINES
-    if more > 0:
-        yield (
-            f"{more:,} more clients are not shown: they have less weight, or were refused. "
-            "`Run.participants` in Python returns all of them."
-        )
-    for one in found.participants[:MOST_LINES]:
-        why = one.why
-        said = why.answer() if why.refusal is not None else reasons(why)
-        if said:
-            yield f"{client_cell(one.client, why.name).text}: {said}"
-    yield from found.notes
-    if details:
-        yield from found.parameters
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """All run folders: the given folders that are runs, and the runs inside the others."""
+    found: list[Path] = []
+    for folder in folders:
+        # Links may lead out of the folder and are not followed. To see such a run, name it.
+        inside = [one for one in sorted(folder.iterdir()) if not one.is_symlink() and one.name[0] != "."]
+        found += [one for one in ([folder] if _is_run(folder) else inside) if _is_run(one)]
+    return found
 
 
-def _table(title: str) -> _FittingTable:
-    narrow = (0, 1, 0, 0)  # so that tables fit into 80 columns
-    return _FittingTable(
-        title=escape(title),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=narrow,
-        pad_edge=False,
-        show_edge=False,
-    )
+def _is_run(folder: Path) -> bool:
+    return (folder / DATABASE).exists() or (folder / CONFIG).exists()
