@@ -32,9 +32,8 @@ from clientwise.data.federated import Samples
 from clientwise.engine.wrappers.engine import EmbeddedEngine
 from clientwise.engine.wrappers.hostile import HostileEngine
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
-from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.load import load_experiment

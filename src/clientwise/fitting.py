@@ -19,8 +19,8 @@ from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
 from .errors import ClientwiseError, ConfigError, shortened
 from .experiment.checks.describe import optimizers_in_words
-from .experiment.config.objects import loss_with
-from .experiment.config.presets import merge
+from .experiment.config.named import merge
+from .experiment.config.parts import loss_with
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
 from .experiment.config.tables import ConfigTable

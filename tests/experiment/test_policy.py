@@ -12,7 +12,7 @@ import pytest
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.presets import merge
+from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.audit.explanation import explain

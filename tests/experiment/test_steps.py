@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.core.types import LocalTraining
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.checks.steps import count_steps, total_steps
 from clientwise.experiment.config.named import METHODS

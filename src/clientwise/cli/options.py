@@ -106,7 +106,7 @@ def try_data(
         where, table = read_config(file, changes or [], _values(keys), preset)
     except ConfigError:
         return  # it was said
-    from ..experiment.build.samples import load_samples
+    from ..experiment.build.data import load_samples
     from ..experiment.load import known_part
 
     known = known_part(where, table)
@@ -152,10 +152,10 @@ def _values(keys: dict[str, Any]) -> dict[str, Any]:
 
 def parse_seeds(text: str) -> list[int]:
     """Seeds from "1,2,3" or "1-5"; another text ends the command."""
-    from ..experiment.config import values
+    from ..experiment.config import tables
 
     try:
-        return values.parse_seeds(text)
+        return tables.parse_seeds(text)
     except ValueError as error:
         fail(f"--seeds {text}: {error}")
 

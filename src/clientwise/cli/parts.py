@@ -55,8 +55,7 @@ def data(
     """
     from ..data.hints import column_hints
     from ..data.summary import summarise
-    from ..experiment.build.clients import build_data
-    from ..experiment.build.samples import load_samples
+    from ..experiment.build.data import build_data, load_samples
     from ..report.data_tables import (
         class_table,
         column_table,
@@ -120,8 +119,8 @@ def schema(
     """
     import json
 
-    from ..experiment.json_schema import config_schema
     from ..experiment.load import load_experiment
+    from ..experiment.reference import config_schema
 
     if plugins is not None:
         load_experiment(plugins)
