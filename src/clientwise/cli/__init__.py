@@ -12,18 +12,9 @@ import typer
 
 from ..errors import ClientwiseError
 from .console import fail, out, print_in_any_locale, reason
-from .counterfactual import counterfactual
-from .demo import demo
-from .experiments import check, run, tune
-from .export import export
+from .experiments import check, counterfactual, demo, run, tune
 from .parts import data, list_parts, schema
-from .predict import predict
-from .results import (
-    diff,
-    report,
-    runs,
-    show,
-)
+from .results import diff, export, predict, report, runs, show
 
 __all__ = ["app", "main"]
 
@@ -62,9 +53,7 @@ def main() -> None:
         app()
     except ClientwiseError as error:
         fail(str(error))
-    except (
-        OSError
-    ) as error:  # the name is too long, the disk is full, the folder belongs to another user
+    except OSError as error:  # the disk is full, the folder belongs to another user
         fail(reason(error))
 
 
