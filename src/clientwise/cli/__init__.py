@@ -5,7 +5,6 @@ Commands import what they need when they run, so that `clientwise --help` does n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -26,24 +25,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
-    "run": run,
-    "check": check,
-    "tune": tune,
-    "data": data,
-    "schema": schema,
-    "list": list_parts,
-    "show": show,
-    "runs": runs,
-    "diff": diff,
-    "report": report,
-    "counterfactual": counterfactual,
-    "export": export,
-    "predict": predict,
-    "demo": demo,
-}
-for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+for _command in (  # in the order of --help
+    run,
+    check,
+    tune,
+    data,
+    schema,
+    list_parts,
+    show,
+    runs,
+    diff,
+    report,
+    counterfactual,
+    export,
+    predict,
+    demo,
+):
+    app.command(_command.__name__.removesuffix("_parts"))(_command)
 
 
 def main() -> None:

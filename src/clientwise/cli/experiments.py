@@ -10,7 +10,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from ..report.output.markup import escape
 from .console import (
@@ -52,14 +52,12 @@ same data and the same clients in every round.
 
 
 def run(
-    file: Annotated[Path, typer.Argument(help="A TOML file; with --resume also a run folder.")],
-    engine: Annotated[
-        str | None, typer.Option(help="Where the clients run: local or flower.")
-    ] = None,
+    file: Annotated[Path, Argument(help="A TOML file; with --resume also a run folder.")],
+    engine: Annotated[str | None, Option(help="Where the clients run: local or flower.")] = None,
     device: DeviceOption = None,
     workers: Annotated[
         str | None,
-        typer.Option(help="CPU cores to train on, or ray: distribute methods and seeds over Ray."),
+        Option(help="CPU cores to train on, or ray: distribute methods and seeds over Ray."),
     ] = None,
     seeds: SeedsOption = None,
     rounds: RoundsOption = None,
@@ -69,18 +67,18 @@ def run(
     data_dir: DataDirOption = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Continue an interrupted run, or add to a finished one."),
+        Option("--resume", help="Continue an interrupted run, or add to a finished one."),
     ] = False,
     accept_changes: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--accept-changes",
             help="Resume although data, plugins or versions have changed; the run records it.",
         ),
     ] = False,
     jobs: Annotated[
         int,
-        typer.Option(
+        Option(
             help="Number of matrix cells to run in parallel, each in its own process.",
             min=1,
             max=256,
@@ -88,7 +86,7 @@ def run(
     ] = 1,
     trackers: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--tracker",
             metavar="NAME",
             help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
@@ -143,7 +141,7 @@ def check(
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     server_data: Annotated[
-        Path | None, typer.Option(help="For a deployment: the samples of the server (.npz).")
+        Path | None, Option(help="For a deployment: the samples of the server (.npz).")
     ] = None,
     changes: SetOption = None,
 ) -> None:
@@ -182,7 +180,7 @@ def check(
 def tune(
     file: ConfigArgument,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The config to write. Default: NAME-tuned.toml.")
+        Path | None, Option("--out", help="The config to write. Default: NAME-tuned.toml.")
     ] = None,
     device: DeviceOption = None,
     methods: MethodsOption = None,
@@ -228,23 +226,21 @@ def tune(
 
 
 def counterfactual(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    folder: Annotated[Path, Argument(metavar="RUN", help="A run folder.")],
     without: Annotated[
         str | None,
-        typer.Option(metavar="CLIENT", help="Never ask this client, by its name or number."),
+        Option(metavar="CLIENT", help="Never ask this client, by its name or number."),
     ] = None,
-    uniform: Annotated[
-        bool, typer.Option("--uniform", help="Give all clients equal weights.")
-    ] = False,
+    uniform: Annotated[bool, Option("--uniform", help="Give all clients equal weights.")] = False,
     policy: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FILE", help="Use the bounds of this TOML file: the keys of methods.bounds."
         ),
     ] = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--out",
             help="Run folder. Default: beside RUN, named after the change. A run there is resumed.",
         ),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from .console import fail
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix
 
-ConfigArgument = Annotated[Path, typer.Argument(help="A TOML file.")]
+ConfigArgument = Annotated[Path, Argument(help="A TOML file.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
         help="Change a key of the config: training.epochs=5, methods.0.name=X.",
@@ -27,30 +27,26 @@ SetOption = Annotated[
 ]
 MethodsOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         metavar="NAME,NAME",
         help="Use only these methods: names in the config, or of `clientwise list methods`.",
     ),
 ]
 PresetOption = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Use a preset of the config, for example quick."),
+    Option(metavar="NAME", help="Use a preset of the config, for example quick."),
 ]
 DataDirOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder with the datasets in their published layouts. Default: $CLIENTWISE_DATA."
-    ),
+    Option(help="Folder with the datasets in their published layouts. Default: $CLIENTWISE_DATA."),
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or auto.")]
-SeedsOption = Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.")]
-RoundsOption = Annotated[int | None, typer.Option(help="Rounds per method and seed.")]
+DeviceOption = Annotated[str | None, Option(help="cpu, cuda or auto.")]
+SeedsOption = Annotated[str | None, Option(help="Seeds: 1,2,3 or 1-5.")]
+RoundsOption = Annotated[int | None, Option(help="Rounds per method and seed.")]
 NewRunOption = Annotated[
-    Path | None, typer.Option("--out", help="Run folder. Default: runs/NAME-DATE-TIME.")
+    Path | None, Option("--out", help="Run folder. Default: runs/NAME-DATE-TIME.")
 ]
-RunArgument = Annotated[
-    Path | None, typer.Argument(help="A run folder. Default: the newest in runs/.")
-]
+RunArgument = Annotated[Path | None, Argument(help="A run folder. Default: the newest in runs/.")]
 
 
 def load(
@@ -77,12 +73,12 @@ def load_single(
     file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any
 ) -> Experiment:
     """The experiment of a config file, for commands that do not take a matrix; see `load`."""
-    from ..experiment.config_file import read_config
+    from ..experiment.matrix.grid import Matrix
 
-    where, table = read_config(file, changes or [], values_of(keys), preset)
-    from ..experiment.load import make_experiment
-
-    return make_experiment(where, table)
+    loaded = load(file, changes, preset, **keys)
+    if isinstance(loaded, Matrix):
+        fail(f"{file}: has a matrix of experiments; this command takes a config without one")
+    return loaded
 
 
 def values_of(keys: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ..report.output.markup import escape
 from .console import (
@@ -28,11 +28,11 @@ PLURALS = {"criterion": "criteria", "loss": "losses"}  # of kinds; others end in
 def data(
     file: ConfigArgument,
     picture: Annotated[
-        Path | None, typer.Option("--out", help="Also draw it into a PNG or SVG file.")
+        Path | None, Option("--out", help="Also draw it into a PNG or SVG file.")
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
+        Option(
             help="Seed of the partition. Default: the first seed of the config.",
             min=0,
             max=2**63 - 1,
@@ -77,7 +77,7 @@ def data(
 def schema(
     plugins: Annotated[
         Path | None,
-        typer.Argument(help="A TOML file; the parts of its plugins are included."),
+        Argument(help="A TOML file; the parts of its plugins are included."),
     ] = None,
 ) -> None:
     """Print the JSON schema of a config, with which editors complete and check TOML files.
@@ -97,13 +97,13 @@ def schema(
 def list_parts(
     kind: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="A kind of part (criteria, datasets, methods ...), the name of a part, which is "
             "shown with its options, or of a method, which is shown as TOML. Default: all kinds."
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A TOML file; also list the parts of its plugins.")
+        Path | None, Option(help="A TOML file; also list the parts of its plugins.")
     ] = None,
 ) -> None:
     """List the parts and named methods with their descriptions and options.

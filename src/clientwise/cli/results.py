@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from ..report.output.markup import escape
 from .console import (
@@ -27,24 +27,24 @@ def show(
     folder: RunArgument = None,
     round_num: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--round",
             help="Show the weight of every client in this round, and why.",
             min=0,
             max=10**9,
         ),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="With --round: only this method.")] = None,
+    method: Annotated[str | None, Option(help="With --round: only this method.")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="With --round: only this seed. Default: all seeds.")
+        int | None, Option(help="With --round: only this seed. Default: all seeds.")
     ] = None,
     details: Annotated[
         bool,
-        typer.Option("--details", help="With --round: also how weights are computed."),
+        Option("--details", help="With --round: also how weights are computed."),
     ] = False,
     fairness: Annotated[
         bool,
-        typer.Option("--fairness", help="Show how the clients' results differ, method by method."),
+        Option("--fairness", help="Show how the clients' results differ, method by method."),
     ] = False,
 ) -> None:
     """Show the results of a run, finished or running, in the terminal.
@@ -88,18 +88,18 @@ def show(
 def runs(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUNS]...", help="Folders of runs. Default: runs/"),
+        Argument(metavar="[RUNS]...", help="Folders of runs. Default: runs/"),
     ] = None,
     containing: Annotated[
         str,
-        typer.Option(
+        Option(
             "--with",
             help="List only runs that contain this word: a tag, a method, a dataset.",
         ),
     ] = "",
     sort: Annotated[
         str | None,
-        typer.Option(help="Sort by a column, for example data or best. Default: the newest first."),
+        Option(help="Sort by a column, for example data or best. Default: the newest first."),
     ] = None,
 ) -> None:
     """List runs with data, methods, seeds, rounds, date, best result, notes and tags.
@@ -116,9 +116,7 @@ def runs(
 
 
 def diff(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="RUN RUN", help="Two or more run folders.")
-    ],
+    folders: Annotated[list[Path], Argument(metavar="RUN RUN", help="Two or more run folders.")],
 ) -> None:
     """Show how runs differ: config, versions, data.
 
@@ -136,31 +134,29 @@ def diff(
 def report(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders. Default: the newest in runs/."),
+        Argument(help="Run folders. Default: the newest in runs/."),
     ] = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--out",
             help="Folder of the report. Default: report in the run; for several runs, here.",
         ),
     ] = None,
     figures: Annotated[
         str,
-        typer.Option(
+        Option(
             metavar="FORMAT,FORMAT",
             help="Also draw all figures as files: pdf (for papers), png, svg.",
         ),
     ] = "",
     wide: Annotated[
         bool,
-        typer.Option("--wide", help="PDF figures for two columns: 6.8 in wide instead of 3.3 in."),
+        Option("--wide", help="PDF figures for two columns: 6.8 in wide instead of 3.3 in."),
     ] = False,
     watch: Annotated[
         bool,
-        typer.Option(
-            "--watch", help="Write the report anew every few seconds while a run goes on."
-        ),
+        Option("--watch", help="Write the report anew every few seconds while a run goes on."),
     ] = False,
 ) -> None:
     """Write a report: one HTML file, all tables (CSV, Markdown, LaTeX), and figures if asked for.
@@ -216,15 +212,15 @@ def report(
 
 def export(
     folder: RunArgument = None,
-    method: Annotated[str | None, typer.Option(help="Only this method.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Only this seed.")] = None,
+    method: Annotated[str | None, Option(help="Only this method.")] = None,
+    seed: Annotated[int | None, Option(help="Only this seed.")] = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option("--out", help="Folder of the models. Default: models in the run."),
+        Option("--out", help="Folder of the models. Default: models in the run."),
     ] = None,
     after: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--round",
             help="A round that `keep_every` in the config kept, or best. Default: the last, or "
             'the best with keep = "best".',
@@ -232,9 +228,7 @@ def export(
     ] = None,
     onnx: Annotated[
         bool,
-        typer.Option(
-            "--onnx", help="Also write ONNX; this imports the plugins of the run's config."
-        ),
+        Option("--onnx", help="Also write ONNX; this imports the plugins of the run's config."),
     ] = False,
 ) -> None:
     """Write the trained models as safetensors files: tensors by name, and what `predict` needs.
@@ -242,36 +236,34 @@ def export(
     Example: clientwise export runs/mine --method FedAvg --round best
     """
     from ..experiment.running.folders import newest_run
+    from ..registry import suggest
     from ..results import Run
 
     if after not in (None, "best") and not (after.isdecimal() and len(after) < 10):
         fail(f"--round {after}: write the number of a round, or best")
-    wanted = int(after) if after and after != "best" else after
+    wanted_round = int(after) if after and after != "best" else after
     run = Run(folder or newest_run())
-    if not run.lanes:
-        fail(f"{run.folder}: has no model yet")
+    known = {f"{one.method} seed {one.seed}": one for one in run.lanes.itertuples()}
     chosen = [
-        (name, number)
-        for _, name, number in run.lanes
-        if method in (None, name) and seed in (None, number)
+        one for one in known.values() if method in (None, one.method) and seed in (None, one.seed)
     ]
     if not chosen:
-        method = method or run.methods[0]
-        run.lane(method, run.first_seed(method) if seed is None else seed)  # says what there is
+        wanted = f"{method or run.methods[0]} seed {seed or 1}" if known else "any method"
+        fail(f"{run.folder}: has no model of {wanted}{suggest(wanted, known)}")
     target = out_folder or run.folder / "models"
     with writing_to(target), err.status("Writing the models"):
-        for name, number in chosen:
-            if method is not None or run.has_model(name):
-                paths = run.export(name, number, target, onnx=onnx, after=wanted)
+        for one in chosen:
+            if method is not None or run.has_model(one.method):
+                paths = run.export(one.method, one.seed, target, onnx=onnx, after=wanted_round)
                 print_lines(str(path) for path in paths)
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A model that `clientwise export` wrote.")],
-    rows: Annotated[Path, typer.Argument(help="Rows to predict: a CSV, TSV or Parquet file.")],
+    model: Annotated[Path, Argument(help="A model that `clientwise export` wrote.")],
+    rows: Annotated[Path, Argument(help="Rows to predict: a CSV, TSV or Parquet file.")],
     out_file: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--out",
             help="Write all rows with their predictions to a CSV file; a CSV file's separator is kept.",
         ),

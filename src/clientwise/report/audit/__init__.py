@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas
 
 from ...errors import RunError
 from ...registry import suggest
-from ..items import Chart, Item, Table, counted, fixed, percent
-from .explanation import Explanation, Round, explain, in_words, lane_rows, records
+from ..about import in_words
+from ..items import Chart, Item, Table, Unit, counted, fixed, percent
+from .explanation import Explanation, Round, explain, lane_rows, records
 
 if TYPE_CHECKING:
     from ...record.frames_now import RunFolder
@@ -31,12 +32,6 @@ COLUMNS = {  # from the score to the share, in the order in which they are compu
 }
 SHARES = ("prior", "posterior", "weight", "influence")
 FORMATS = {COLUMNS[name]: percent for name in SHARES} | {"z": fixed(1), "history z": fixed(1)}
-KINDS = {"chosen": "the chosen weights", "uniform": "equal weights", "size": "weights by size"}
-OTHER_WEIGHTS = (
-    "All rows aggregate the same updates of this round. “Without” leaves one client out and brings the other "
-    "weights within the same bounds. What a run without a client would have learned needs a run of its own: "
-    "`clientwise counterfactual`."
-)
 MEANINGS = {
     "harm": (
         "Harm is by how much following the client instead of the mean would raise the held-out loss. z sums "
@@ -98,16 +93,39 @@ def _number(at: Round, client: str | int) -> int:
     raise RunError(f"{at.run.id}: no client {client!r}{suggest(str(client), names.values())}")
 
 
-def last_audits(run: RunFolder) -> Iterator[Item]:
+def last_audits(run: RunFolder) -> Iterator[tuple[str, list[Item]]]:
     """For the page: the last round of every method, and those in which updates were first refused for a reason.
 
-    `clientwise show RUN --round N` and `Run.why` have all rounds.
+    Each has a title. `clientwise show RUN --round N` and `Run.why` have all rounds.
     """
-    for (method, seed), own in run.frame("weights").groupby(["method", "seed"], sort=False):
-        if seed == run.lanes.loc[run.lanes["method"] == method, "seed"].iloc[0]:
-            refused = own.dropna(subset=["refusal"]).groupby("refusal")["round"].min()
-            for round_num in sorted({*refused, own["round"].max()}):
-                yield from audit(run, method, seed, round_num)
+    for method, seed in run.lanes.groupby("method", sort=False)["seed"].first().items():
+        own = lane_rows(run, "weights", method, seed)
+        refused = own.dropna(subset=["refusal"]).groupby("refusal")["round"].min()
+        for round_num in sorted({*refused, *own["round"].tail(1)}):
+            at = Round(run, method, seed, round_num)
+            yield at.title, [*audit(run, method, seed, round_num)]
+
+
+def audits(
+    run: RunFolder,
+    round_num: int,
+    method: str | None = None,
+    seed: int | None = None,
+    *,
+    details: bool = False,
+) -> Iterator[Item]:
+    """A round in the terminal, under every method and seed that has run it, or under one; see `audit`."""
+    asked = [
+        one
+        for one in run.lanes.itertuples()
+        if method in (None, one.method) and seed in (None, one.seed)
+    ]
+    if not asked:
+        lane_rows(
+            run, "rounds", method or run.methods[0], -1 if seed is None else seed
+        )  # says what there is
+    for one in [one for one in asked if one.rounds >= round_num] or asked[:1]:
+        yield from audit(run, one.method, one.seed, round_num, details=details)
 
 
 def audit(
@@ -136,8 +154,6 @@ def audit(
             f"{len(told) - MOST_CLIENTS:,} more clients have less weight, or were refused. "
             '`Run.frame("weights")` in Python has all of them.'
         )
-    yield from _orders(at)
-    yield from _other_weights(at)
     yield from _notes(at)
     if details:
         yield from _parameters(at)
@@ -145,10 +161,6 @@ def audit(
 
 def _id(at: Round, what: str) -> str:
     return f"{what}-{at.method}-{at.seed}-{at.round_num}"
-
-
-def _title(at: Round) -> str:
-    return f"{at.method}, seed {at.seed}, round {at.round_num}"
 
 
 def _picture(at: Round, told: Sequence[Explanation]) -> Iterator[Chart]:
@@ -170,7 +182,7 @@ def _picture(at: Round, told: Sequence[Explanation]) -> Iterator[Chart]:
     farthest = distance.nlargest(MOST_BARS).index
     yield Chart(
         _id(at, "steps"),
-        f"{_title(at)}: from an equal share to the final one",
+        f"{at.title}: from an equal share to the final one",
         frame[frame["client"].isin(farthest)],
         "bars",
         x="to",
@@ -198,7 +210,7 @@ def _clients(at: Round, told: Sequence[Explanation]) -> Table:
     brief = ["; ".join(filter(None, (one.brief(), one.simulated_as))) for one in told]
     frame.insert(1, "reason", brief)
     values = [{own.name: own.value for own in one.criteria} for one in told]
-    title = _title(at)
+    title = at.title
     if len(priority := at.record.get("priority") or ()) > 1:
         title += f", priority {' > '.join(priority)}"
     return Table(
@@ -210,46 +222,13 @@ def _clients(at: Round, told: Sequence[Explanation]) -> Table:
     )
 
 
-def _orders(at: Round) -> Iterator[Table]:
-    """The orders of priority that were tried, with their metrics."""
-    tried = at.record.get("candidates") or ()
-    rows = [
-        (" > ".join(order), metric, "chosen" if order == at.record["priority"] else "")
-        for order, metric in tried
-    ]
-    if rows:
-        frame = pandas.DataFrame(rows, columns=["order of priority", at.run.facts.metric, ""])
-        note = f"{counted(int(at.record['testing_rounds']), 'testing round')}."
-        yield Table(_id(at, "orders"), "Orders tried", frame, note, formats=_formats(at))
-
-
-def _formats(at: Round) -> dict[str, Any]:
-    """How values of the metric are written."""
-    return {at.run.facts.metric: percent, "difference": percent} if at.run.facts.is_share else {}
-
-
-def _other_weights(at: Round) -> Iterator[Table]:
-    """What other weights would have given in this round, on the samples that the run reports on."""
-    rows = at.rows("other_weights")
-    rows = rows[rows["tested"] < 0]
-    if rows.empty:
-        return
-    called = [KINDS.get(kind, kind) for kind in rows["kind"]]
-    without = [at.clients.get(client, {}).get("name") or client for client in rows["without"]]
-    labels = [
-        one if client == -1 else f"{one} {client}"
-        for one, client in zip(called, without, strict=True)
-    ]
-    metric = rows["metric"]
-    chosen = metric[rows["kind"] == "chosen"].max()
-    columns = {at.run.facts.metric: metric, "difference": metric - chosen, "remark": rows["reason"]}
-    frame = pandas.DataFrame({"weights": labels, **columns}).fillna({"remark": ""})
-    title = "What other weights would have given"
-    yield Table(_id(at, "other-weights"), title, frame, OTHER_WEIGHTS, formats=_formats(at))
-
-
 def _notes(at: Round) -> Iterator[str]:
     yield from at.record.get("notes") or ()
+    if tried := at.record.get("candidates"):
+        text = Unit(at.run.facts.is_share).text
+        orders = "; ".join(f"{' > '.join(order)} {text(metric)}" for order, metric in tried)
+        rounds = counted(int(at.record["testing_rounds"]), "testing round")
+        yield f"Orders of priority tried, with their {at.run.facts.metric}: {orders} ({rounds})."
     if names := at.record.get("no_effect"):
         yield f"No effect on the weights: {', '.join(names)} (constant across the clients of this round)."
 

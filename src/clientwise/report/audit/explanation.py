@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...core.reasons import Kept
 from ...errors import RunError
 from ...registry import listed, suggest
+from ..about import in_words
 from ..items import counted, percent
 
 if TYPE_CHECKING:
@@ -131,7 +132,6 @@ class Explanation:
     influence: float | None = None  # the share after clipping and the rule
     attack: str | None = None  # of a client that is hostile in a simulation
     is_simulated: bool = False  # whether it is known which clients are hostile
-    new_data_since: int | None = None
     kept: str | None = None  # why the round kept the model of the round before
 
     @property
@@ -300,13 +300,8 @@ class Explanation:
         return "honest" if self.is_simulated and self.is_lowered else ""
 
     def known_facts(self) -> str:
-        """Whether a simulated client is hostile, and new data; of honest clients, where they lose weight."""
-        facts = []
-        if self.simulated_as:
-            facts.append(f"The client is {self.simulated_as}.")
-        if self.new_data_since is not None:
-            facts.append(f"It has new data since round {self.new_data_since}.")
-        return " ".join(facts)
+        """Whether a simulated client is hostile; of honest clients, where they lose weight."""
+        return f"The client is {self.simulated_as}." if self.simulated_as else ""
 
     def moves(self) -> tuple[str, ...]:
         """What moved the weight after the criteria; empty if nothing did."""
@@ -387,9 +382,14 @@ class Round:
         found = records(rounds[rounds["round"] == self.round_num])
         if not found:
             there = f"rounds 1 to {rounds['round'].max()}" if len(rounds) else "none yet"
-            where = f"{self.run.id}: {self.method}, seed {self.seed}"
-            raise RunError(f"{where}, has no round {self.round_num}; it has {there}")
+            where = f"{self.run.id}: {self.method}, seed {self.seed}, has"
+            raise RunError(f"{where} no round {self.round_num}; it has {there}")
         return found[0]
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return f"{self.method}, seed {self.seed}, round {self.round_num}"
 
     def rows(self, frame: str) -> pandas.DataFrame:
         """Its rows of a frame."""
@@ -460,7 +460,6 @@ def explain(
     found = []
     for row in records(rows if clients is None else rows[rows["client"].isin(clients)]):
         client = row["client"]
-        since = at.clients.get(client, {}).get("new_data_since")
         one = Explanation(
             client=client,
             name=row["name"],
@@ -471,7 +470,6 @@ def explain(
             refusal=row["refusal"],
             attack=row["hostile"],
             is_simulated=any(one["hostile"] for one in at.clients.values()),
-            new_data_since=since if since is not None and since <= round_num else None,
         )
         if row["refusal"] is None:
             # What clipping leaves of a share is what it leaves of the update's length
@@ -512,23 +510,6 @@ def _typed(rows: pandas.DataFrame) -> pandas.DataFrame:
 def records(frame: pandas.DataFrame) -> list[Row]:
     """The rows of a frame, with None for what is absent."""
     return frame.astype(object).where(frame.notna(), None).to_dict("records")
-
-
-def in_words(part: object) -> str:
-    """A part of a config, a name or a table, with its options.
-
-    >>> in_words({"name": "trimmed_mean", "hostile": 0.2, "times": False})
-    'trimmed_mean (hostile 0.2)'
-    """
-    if not isinstance(part, Mapping):
-        return str(part)
-    # An order of priority may change from round to round; the audit states that of the round.
-    hidden = ("name", "as", "priority")
-    shown = [
-        (key, value) for key, value in part.items() if key not in hidden and value is not False
-    ]
-    options = ", ".join(key if value is True else f"{key} {value}" for key, value in shown)
-    return f"{part.get('name')} ({options})".replace("'", "").removesuffix(" ()")
 
 
 def _table(value: object) -> Mapping[str, Any]:
