@@ -51,7 +51,7 @@ from clientwise.core.judging import Judge
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import return_unused_gpu_memory
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.build.network import build_module
+from clientwise.experiment.build.engine import build_module
 from evidence import SAMPLES, with_server_set
 from ours import config, seconds_per_round
 from works import WORKS, Work

@@ -35,7 +35,7 @@ from clientwise.engine.device import threads_for
 from clientwise.engine.jobs import TrainJob, TrainResult
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked import backend
-from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.data import build_data
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.checks.round_memory import round_bytes
 from clientwise.experiment.config.named import METHODS

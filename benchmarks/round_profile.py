@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from clientwise.engine.executor import AT_ONCE_BYTES, FLOAT_BYTES
-from clientwise.experiment.build.network import build_module
+from clientwise.experiment.build.engine import build_module
 from ours import config, federated
 from overhead import METHOD
 from works import WARMUP, WORKS, Work

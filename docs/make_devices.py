@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import clientwise as cw
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.report.document import in_bytes, in_time, percent_of
 from clientwise.report.output.figures import draw
 from clientwise.report.scales import TIME, rescaled

@@ -13,8 +13,7 @@ import sys
 from pathlib import Path
 
 from clientwise.data.summary import summarise
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.matrix.grid import MatrixCell, look_at
 from clientwise.record.reading.folder import RunFolder
 

@@ -18,8 +18,8 @@ from rich.console import Console
 import clientwise as cw
 from clientwise.experiment.running.runner import new_folder
 from clientwise.report.output.figures import draw
-from clientwise.report.output.progress import show_progress
-from clientwise.report.output.terminal import summary_table
+from clientwise.report.progress import show_progress
+from clientwise.report.terminal import summary_table
 from clientwise.report.views import result_charts
 
 DOCS = Path(__file__).parent

@@ -23,9 +23,8 @@ import clientwise as cw
 from clientwise.core.sampling import cohort_size
 from clientwise.data.federated import FederatedData
 from clientwise.data.folder import DataError
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.network import build_module
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
+from clientwise.experiment.build.engine import build_module
 from clientwise.models.call import outputs_of
 from clientwise.record.reading.reader import is_finished
 from clientwise.report.document import in_time

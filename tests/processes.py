@@ -22,9 +22,9 @@ SERVER = multiprocessing.get_context("forkserver")
 _PRELOADED = [
     "clientwise.cli",
     "clientwise.launch",
-    "clientwise.report.output.progress",
+    "clientwise.report.progress",
     "clientwise.report.output.export",
-    "clientwise.report.output.terminal",
+    "clientwise.report.terminal",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
     "sklearn.datasets",

@@ -32,16 +32,15 @@ from clientwise.data.federated import Samples
 from clientwise.engine.wrappers.engine import EmbeddedEngine
 from clientwise.engine.wrappers.hostile import HostileEngine
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
-from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.document import Table
-from clientwise.report.output.terminal import summary_table
+from clientwise.report.terminal import summary_table
 from clientwise.report.views import overview
 
 TINY = {

@@ -19,7 +19,7 @@ from pexpect.fdpexpect import fdspawn
 import clientwise as cw
 import processes
 from clientwise.data.datasets import digits
-from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.data import build_data
 from clientwise.experiment.load import load_experiment
 
 

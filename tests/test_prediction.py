@@ -22,8 +22,7 @@ from clientwise.cli import app
 from clientwise.cli.predict import _shown
 from clientwise.data.folder import DataError
 from clientwise.errors import ClientwiseError, RunError
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.prediction import load_predictor
 from clientwise.report.about import about
 from clientwise.report.views import overview

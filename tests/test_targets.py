@@ -29,7 +29,7 @@ from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.tune.tune import TuneSettings, tune
 from clientwise.report.output.export import as_csv
-from clientwise.report.output.terminal import run_text
+from clientwise.report.terminal import run_text
 from clientwise.report.views import overview
 
 Array = NDArray[Any]

@@ -19,8 +19,8 @@ from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
 from .errors import ClientwiseError, ConfigError, shortened
 from .experiment.checks.describe import optimizers_in_words
-from .experiment.config.objects import loss_with
-from .experiment.config.presets import merge
+from .experiment.config.named import merge
+from .experiment.config.parts import loss_with
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
 from .experiment.config.tables import ConfigTable
@@ -33,7 +33,7 @@ from .models.own import OwnNetwork
 from .record.files import plain_name
 from .registry import suggest
 from .report.document import counted
-from .report.output.progress import somebody_watches
+from .report.progress import somebody_watches
 from .results import FinishedRun, Run
 
 log = logging.getLogger("clientwise")

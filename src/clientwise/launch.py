@@ -86,7 +86,7 @@ def _showing(
     progress: bool | None, on_round: Callable[[Progress], None] | None
 ) -> AbstractContextManager[Callable[[Progress], None] | None]:
     """A context with the function to call after every round, if any."""
-    from .report.output.progress import show_progress, somebody_watches
+    from .report.progress import show_progress, somebody_watches
 
     console = Console(stderr=True, highlight=False)
     if on_round is not None or progress is False:

@@ -124,14 +124,16 @@ class Run(RunFolder):
             round: another name for `round_num`.
             details: whether to add how weights are computed, with all parameters.
         """
-        from .report.audit.why import why_weight
+        from .record import frames_now
+        from .report.audit import why
 
+        run = frames_now.RunFolder(self.folder, self.id)
         methods = self.methods if method is None else [method]
         chosen = round_num if round is None else round
         texts = []
         for one in methods:
             number = self.first_seed(one) if seed is None else seed
-            texts.append(why_weight(self, client, one, number, chosen, details=details))
+            texts.append(why(run, client, one, number, chosen, details=details))
         return Sentences("\n".join(texts))
 
     @property
@@ -226,7 +228,7 @@ class Run(RunFolder):
         return Picture([charts[chart]])
 
     def __repr__(self) -> str:
-        from .report.output.terminal import run_text
+        from .report.terminal import run_text
 
         try:
             return run_text(self)

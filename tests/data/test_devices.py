@@ -20,8 +20,7 @@ from clientwise.data.devices import (
 )
 from clientwise.data.folder import DataError
 from clientwise.errors import ConfigError
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "devices.csv"

@@ -20,8 +20,7 @@ from clientwise.data.features import FEATURES, Backbone, with_features
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import iid
 from clientwise.data.published import digit_domains
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.registry import Part
 

@@ -16,9 +16,8 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, Task
 from clientwise.engine.wrappers.timed import TimedEngine
 from clientwise.errors import ClientwiseError, ConfigError
-from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
-from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.testing import check_engine
 

@@ -20,7 +20,7 @@ from clientwise.engine.device import Mode
 from clientwise.engine.executor import DeviceExecutor, why_alone
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked.network import StackedNetwork
-from clientwise.experiment.config.objects import named
+from clientwise.experiment.config.parts import named
 from clientwise.registry import Part
 
 pytestmark = pytest.mark.bits

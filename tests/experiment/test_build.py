@@ -13,9 +13,8 @@ import clientwise as cw
 from clientwise.data.datasets import DATASETS, DataError, digits
 from clientwise.data.federated import Samples
 from clientwise.errors import ConfigError
-from clientwise.experiment.build import network
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build import engine
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.checks import trial
 from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.checks.describe import describe
@@ -144,8 +143,8 @@ def test_a_large_network_is_described_without_drawing_its_numbers(
     tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = describe(cw.load(tiny))
-    monkeypatch.setattr(network, "LARGE", 100)
-    monkeypatch.setattr(network, "initialised", None)  # would be called
+    monkeypatch.setattr(engine, "LARGE", 100)
+    monkeypatch.setattr(engine, "initialised", None)  # would be called
     assert describe(cw.load(tiny)) == small
 
 

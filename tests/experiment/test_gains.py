@@ -11,7 +11,7 @@ import torch
 
 import clientwise as cw
 from clientwise.errors import ConfigError
-from clientwise.experiment.config.presets import merge
+from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.views import overview

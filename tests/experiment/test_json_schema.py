@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clientwise.experiment.json_schema import config_schema
+from clientwise.experiment.reference import config_schema
 
 jsonschema = pytest.importorskip("jsonschema")
 ROOT = Path(__file__).parents[2]

@@ -62,7 +62,7 @@ from clientwise.report.document import (
 )
 from clientwise.report.marks import HeatMap
 from clientwise.report.output.export import as_csv
-from clientwise.report.output.terminal import matrix_tables
+from clientwise.report.terminal import matrix_tables
 
 ATTACKS = {
     "flip": {"attack": {"name": "sign_flip", "strength": 5.0}},

@@ -10,8 +10,7 @@ import torch
 
 import clientwise as cw
 from clientwise.errors import ConfigError
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load
 from clientwise.report.audit.explanation import explain

@@ -12,11 +12,11 @@ import pytest
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.presets import merge
+from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.audit.explanation import explain
-from clientwise.report.output.terminal import audit_tables
+from clientwise.report.terminal import audit_tables
 from clientwise.report.views import audit_round, overview
 
 RURAL = {"name": "rural", "clients": [2, 3], "floor": 0.5}

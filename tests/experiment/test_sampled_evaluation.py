@@ -14,9 +14,9 @@ import clientwise as cw
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
-from clientwise.report.output.terminal import remarks
 from clientwise.report.sections.result import result_section
 from clientwise.report.series import series_of
+from clientwise.report.terminal import remarks
 
 pytestmark = pytest.mark.bits
 

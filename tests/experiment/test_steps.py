@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.core.types import LocalTraining
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.checks.steps import count_steps, total_steps
 from clientwise.experiment.config.named import METHODS
@@ -23,9 +22,9 @@ from clientwise.record.reading.config_view import recorded_config
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.about import about
 from clientwise.report.output.export import as_latex
-from clientwise.report.output.terminal import remarks
 from clientwise.report.sections.result import result_section
 from clientwise.report.series import series_of
+from clientwise.report.terminal import remarks
 from clientwise.report.verdict import headline
 
 ON_SERVER = ["BR-DRAG", "FLTrust", "FedLAW", "KnowsHonestTuned", "Recommended", "ServerOnly"]

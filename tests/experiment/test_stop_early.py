@@ -22,9 +22,9 @@ from clientwise.report.about import about
 from clientwise.report.document import Chart
 from clientwise.report.marks import Line, Lines
 from clientwise.report.output.html import write_html
-from clientwise.report.output.terminal import remarks
 from clientwise.report.sections.curves import metric_chart
 from clientwise.report.series import series_of
+from clientwise.report.terminal import remarks
 from clientwise.report.verdict import headline
 from clientwise.report.views import overview
 

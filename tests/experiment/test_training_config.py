@@ -18,11 +18,10 @@ from clientwise.core.objective.loss import LOSSES, CrossEntropy, FocalLoss
 from clientwise.core.round import first_state
 from clientwise.engine.optimizers import make_optimizer
 from clientwise.errors import ConfigError
-from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor
-from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.objects import OF_TORCH
+from clientwise.experiment.config.parts import OF_TORCH
 from clientwise.experiment.load import load_experiment
 
 CONFIG: dict[str, Any] = {

@@ -19,8 +19,7 @@ import clientwise as cw
 from clientwise.cli import app
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
-from clientwise.experiment.build.clients import build_data
-from clientwise.experiment.build.samples import load_samples
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.config.schema import Experiment
 from clientwise.experiment.load import load_experiment

@@ -27,9 +27,8 @@ from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, ServerState
 from clientwise.engine.local import LocalEngine
-from clientwise.experiment.build.clients import build_data, choose_hostile
+from clientwise.experiment.build.data import build_data, choose_hostile, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
-from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.client_app import client_app

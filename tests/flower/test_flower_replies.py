@@ -23,9 +23,8 @@ from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Refusal, RoundRecord, ServerState
 from clientwise.errors import ClientwiseError
-from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
-from clientwise.experiment.build.samples import load_samples
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower import replies

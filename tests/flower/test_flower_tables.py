@@ -19,7 +19,7 @@ import clientwise as cw
 from clientwise.cli import app
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
-from clientwise.experiment.build.clients import build_data
+from clientwise.experiment.build.data import build_data
 from clientwise.flower import load_table
 from clientwise.hosts.flower.data import from_files, server_side
 

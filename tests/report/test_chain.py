@@ -13,13 +13,12 @@ import pytest
 from rich.console import Console
 
 import clientwise as cw
-from clientwise.report import views
+from clientwise.report import terminal, views
 from clientwise.report.audit.explanation import Explanation, explain
 from clientwise.report.audit.parameters import UNKNOWN
 from clientwise.report.audit.round_audit import audit
 from clientwise.report.document import Table
-from clientwise.report.output import terminal
-from clientwise.report.output.terminal import audit_tables
+from clientwise.report.terminal import audit_tables
 
 CHAINS = {
     "all of it": {

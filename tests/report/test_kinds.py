@@ -9,7 +9,7 @@ import torch
 
 import clientwise as cw
 from clientwise.report.document import Chart, Table
-from clientwise.report.output.terminal import summary_table
+from clientwise.report.terminal import summary_table
 from clientwise.report.views import overview
 
 

@@ -19,8 +19,8 @@ from clientwise.report.document import Document, Table, text_of
 from clientwise.report.marks import HeatMap
 from clientwise.report.output.latex import as_latex
 from clientwise.report.output.plotly import traces_and_layout
-from clientwise.report.output.progress import describe
-from clientwise.report.output.terminal import run_text
+from clientwise.report.progress import describe
+from clientwise.report.terminal import run_text
 from clientwise.report.views import audit_client, headline, overview
 from clientwise.results import Run
 

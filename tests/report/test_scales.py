@@ -16,7 +16,7 @@ import clientwise as cw
 from clientwise.report.document import Chart, Table
 from clientwise.report.output.export import as_csv, as_latex, as_markdown
 from clientwise.report.output.figures import draw
-from clientwise.report.output.terminal import summary_table
+from clientwise.report.terminal import summary_table
 from clientwise.report.views import overview
 
 CONFIG: dict[str, Any] = {

@@ -20,10 +20,10 @@ from clientwise.report.document import Cell, Column, Table, tabulate
 from clientwise.report.output.export import as_csv, as_latex, as_markdown
 from clientwise.report.output.html import as_file
 from clientwise.report.output.notebook import run_html
-from clientwise.report.output.terminal import plain_table, summary_table
 from clientwise.report.sections import result
 from clientwise.report.sections.targets import target_choices
 from clientwise.report.series import Series, series_of
+from clientwise.report.terminal import plain_table, summary_table
 from clientwise.report.views import overview
 
 

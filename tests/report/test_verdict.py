@@ -21,11 +21,11 @@ from clientwise.report.document import Cell, Chart, Table
 from clientwise.report.marks import Bars
 from clientwise.report.output.export import as_csv
 from clientwise.report.output.notebook import run_html
-from clientwise.report.output.terminal import summary_table
 from clientwise.report.sections.result import result_table
 from clientwise.report.sections.targets import average_gain, rounds_cell
 from clientwise.report.series import series_of
 from clientwise.report.statistics import Difference, holm, paired_difference
+from clientwise.report.terminal import summary_table
 from clientwise.report.verdict import NOT_RANKED, TOO_FEW
 
 Values = Mapping[str, Sequence[float]]  # by method, one per seed

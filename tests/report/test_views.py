@@ -30,12 +30,6 @@ from clientwise.report.document import Chart, text_of
 from clientwise.report.marks import COLOURS, FAINT, Bars, Lines
 from clientwise.report.output.figures import draw
 from clientwise.report.output.page_json import as_json
-from clientwise.report.output.terminal import (
-    audit_tables,
-    remarks,
-    sparkline,
-    summary_table,
-)
 from clientwise.report.sections.curves import head_chart
 from clientwise.report.series import series_of
 from clientwise.report.statistics import (
@@ -44,6 +38,12 @@ from clientwise.report.statistics import (
     contingency,
     holm,
     paired_difference,
+)
+from clientwise.report.terminal import (
+    audit_tables,
+    remarks,
+    sparkline,
+    summary_table,
 )
 from clientwise.report.verdict import NOT_RANKED
 

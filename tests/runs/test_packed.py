@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from clientwise.report.audit.why import why_weight
 
 import clientwise as cw
 from clientwise.core.objective.problem import Classification
@@ -27,7 +28,6 @@ from clientwise.record.reading.folder import RunFolder
 from clientwise.record.schema import DATABASE
 from clientwise.record.writer import Store
 from clientwise.report.audit.pages import audit_client, audit_round
-from clientwise.report.audit.why import why_weight
 from clientwise.report.views import overview
 
 CLIENTS = 2_000

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from ..errors import ConfigError, Problems
 from ..record.toml_text import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
 from .config.messages import dotted
-from .config.named import pick, write_out
-from .config.presets import apply_preset
+from .config.named import apply_preset, pick, write_out
 
 DATA_FOLDER = "CLIENTWISE_DATA"  # environment variable: the data folder where no key names one
 

@@ -15,9 +15,9 @@ from .checks.combinations import config_issues, known_issues
 from .config.messages import Issue, issues_of
 from .config.methods import MethodSettings
 from .config.named import unmeant, write_out
-from .config.objects import one_object_per_name
+from .config.parts import one_object_per_name
 from .config.schema import Experiment
-from .config.values import MOST_PLUGINS
+from .config.tables import MOST_PLUGINS
 from .config_file import read_config, read_source
 
 

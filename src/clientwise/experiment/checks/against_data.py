@@ -23,10 +23,8 @@ from ...engine.local import LocalEngine
 from ...engine.wrappers.hostile import HostileEngine
 from ...errors import ConfigError, Problems
 from ...registry import Part, Registry
-from ..build.clients import build_data
-from ..build.engine import build_plan
-from ..build.network import build_module
-from ..build.samples import divide_samples, load_samples, names_of
+from ..build.data import build_data, divide_samples, load_samples, names_of
+from ..build.engine import build_module, build_plan
 from ..config.messages import Issue
 from ..config.parts import make
 from ..config.schema import Experiment

@@ -21,7 +21,7 @@ from ...engine.executor import DeviceExecutor, why_alone
 from ...limits import gigabytes
 from ...models.size import count_parameters
 from ...registry import listed
-from ..build.clients import build_data
+from ..build.data import build_data
 from ..build.engine import build_executor, build_plan, lanes_that_fit
 from ..config.schema import Experiment
 from ..running.ray_shards import can_be_sharded

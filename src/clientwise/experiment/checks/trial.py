@@ -25,7 +25,7 @@ from ...limits import gigabytes, memory
 from ...models.call import outputs_of
 from ...models.flat import spec_of
 from ...models.size import check_batch
-from ..build.network import count_outputs
+from ..build.engine import count_outputs
 from ..config.messages import Issue
 from ..config.schema import Experiment
 from .round_memory import memory_issues

@@ -26,8 +26,7 @@ from ...core.weights.weighting import NORMALISERS, DividesBySums, Normaliser, is
 from ...registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
-from .tables import ConfigTable, TableOf
-from .values import Name, Seed
+from .tables import ConfigTable, Name, Seed, TableOf
 
 PACE = TableOf(
     Pace, "When a round ends, where clients take time. Default: when all clients have answered."

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from copy import deepcopy
 from difflib import get_close_matches
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeGuard
 
 import tomli_w
 
 from ...errors import ConfigError
 from ...registry import suggest
-from .presets import merge
 
 _TABLES = tomllib.loads(files(__package__).joinpath("methods.toml").read_text("utf-8"))
 METHODS: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
@@ -155,3 +154,46 @@ def _written_out(method: Any) -> Any:
         return method
     changes = {option: value for option, value in table.items() if option != "like"}
     return merge({"name": base, **deepcopy(_TABLES[base])}, changes)  # `--set` changes the copy
+
+
+def apply_preset(table: dict[str, Any], preset: str | None, where: str) -> dict[str, Any]:
+    """The config without its presets, changed by one of them, whose name joins its own."""
+    presets = table.get("presets", {})
+    table = {key: value for key, value in table.items() if key != "presets"}
+    if not _are_tables(presets):
+        hint = "must be tables: [presets.quick] with the keys that differ"
+        raise ConfigError(where, [("presets", hint)])
+    if preset is None:
+        return table
+    if preset not in presets:
+        known = suggest(preset, presets) or "; the config has no presets"
+        raise ConfigError(where, [("presets", f"there is no preset {preset!r}{known}")])
+    name = f"{table.get('name', 'experiment')}-{preset}"
+    return merge({**table, "name": name}, presets[preset])
+
+
+def merge(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge tables key by key. Parts of another name, and all other values, are replaced."""
+    merged = dict(table)
+    for key, value in changes.items():
+        before = merged.get(key)
+        if isinstance(before, str):
+            before = {"name": before}
+        if isinstance(value, Mapping) and _is_same_part(before, value):
+            merged[key] = merge(before, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _are_tables(presets: Any) -> bool:
+    if not isinstance(presets, Mapping):
+        return False
+    return all(isinstance(value, Mapping) for value in presets.values())
+
+
+def _is_same_part(before: Any, after: Mapping[str, Any]) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a value is a table that `after` changes; a table with another name replaces it."""
+    if not isinstance(before, Mapping):
+        return False
+    return "name" not in after or after["name"] == before.get("name")

@@ -23,8 +23,7 @@ from ..trackers import TRACKERS
 from .messages import refuse
 from .methods import MethodSettings
 from .named import unmeant
-from .objects import GivenPart, with_zeros
-from .parts import PartOf, read_part
+from .parts import GivenPart, PartOf, read_part, with_zeros
 from .settings import (
     Cohorts,
     DeviceSettings,
@@ -36,8 +35,7 @@ from .settings import (
     StopEarly,
     Training,
 )
-from .tables import ConfigTable
-from .values import MOST_PLUGINS, Count, DeviceName, Name, Note, Seeds, Tags
+from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Note, Seeds, Tags
 
 
 def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:

@@ -32,10 +32,16 @@ from ...registry import (
     suggest,
 )
 from .messages import refuse
-from .objects import with_zeros, zeros_for
-from .parts import DrawnFrom, PartOf, PlainPartOf, make, read_part
-from .tables import ConfigTable, fields_of, optional_fields_of, with_fields
-from .values import Count, Fraction, SampleSize
+from .parts import DrawnFrom, PartOf, PlainPartOf, make, read_part, with_zeros, zeros_for
+from .tables import (
+    ConfigTable,
+    Count,
+    Fraction,
+    SampleSize,
+    fields_of,
+    optional_fields_of,
+    with_fields,
+)
 
 
 def _metric(name: str) -> str:

@@ -32,9 +32,8 @@ from pydantic import Field, ValidationError
 
 from ...errors import ConfigError, Problems, RunError, shortened
 from ..config.messages import issues_of
-from ..config.presets import merge
-from ..config.tables import ConfigTable
-from ..config.values import Name
+from ..config.named import merge
+from ..config.tables import ConfigTable, Name
 from ..config_file import read_config, set_value
 from ..tune.search import Values, combinations, dotted, read_space
 

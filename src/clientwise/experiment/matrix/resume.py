@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import RunError
 from ...record.reading.reader import is_finished, refuse_damaged
-from ..build.clients import build_data
+from ..build.data import build_data
 from ..checks.against_data import validate
 from ..config.schema import Experiment
 from ..running.origin import compare_origin

@@ -21,7 +21,7 @@ from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, 
 from ...errors import ClientwiseError, ConfigError, Problems, RunError
 from ...limits import gigabytes
 from ...writing import left_behind, make_folder, write_atomically
-from ..build.samples import load_samples
+from ..build.data import load_samples
 from ..config.schema import Experiment
 from ..config_file import read_config
 from ..running.folders import new_folder

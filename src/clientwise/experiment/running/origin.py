@@ -22,7 +22,7 @@ from ...models.own import OwnModel
 from ...record.facts import current_minute, recorded_fact
 from ...record.reading.rows import Change
 from ...record.writer import Store
-from ..build.network import build_module
+from ..build.engine import build_module
 from ..config.schema import Experiment
 from .code import bound_values, function_code, network_code
 from .machine import system

@@ -22,9 +22,8 @@ from ...engine.device import pick_device
 from ...engine.ray.shards import answers
 from ...engine.wrappers.engine import EmbeddedEngine
 from ...errors import ClientwiseError, needing
-from ..build.clients import build_data
+from ..build.data import build_data, load_samples
 from ..build.engine import build_engine, build_executor, build_plan
-from ..build.samples import load_samples
 from ..load import load_experiment
 from ..trackers import Trackers
 from .held_out import HeldOut

@@ -33,10 +33,8 @@ from ...record.files import CONFIG, VERSIONS
 from ...record.lock import locked
 from ...record.writer import Store
 from ...writing import write_atomically
-from ..build.clients import build_data
-from ..build.engine import build_engine, build_executor, lanes_that_fit
-from ..build.network import count_outputs
-from ..build.samples import data_folder, scored
+from ..build.data import build_data, data_folder, scored
+from ..build.engine import build_engine, build_executor, count_outputs, lanes_that_fit
 from ..checks.against_data import validate
 from ..checks.doubts import doubts
 from ..checks.policy import policy_doubts

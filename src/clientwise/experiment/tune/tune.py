@@ -28,15 +28,14 @@ from ...engine.device import pick_device, threads_for
 from ...engine.executor import Executor
 from ...errors import ConfigError
 from ...registry import suggest
-from ..build.clients import build_data
+from ..build.data import build_data
 from ..build.engine import build_engine, build_executor, build_plan
 from ..checks.against_data import validate
 from ..checks.combinations import config_issues
 from ..config.messages import Issue, issues_of
 from ..config.methods import MethodSettings, Tuned
 from ..config.schema import Experiment
-from ..config.tables import ConfigTable
-from ..config.values import MOST_SEEDS, Name, Seed
+from ..config.tables import MOST_SEEDS, ConfigTable, Name, Seed
 from ..config_file import read_config, set_value
 from ..load import make_experiment
 from ..running.held_out import HeldOut, held_out_loss

@@ -15,9 +15,8 @@ from flwr.clientapp import ClientApp
 from ...data.datasets import DataError
 from ...engine.device import pick_device
 from ...engine.wrappers.engine import EmbeddedEngine
-from ...experiment.build.clients import build_data
+from ...experiment.build.data import build_data, load_samples
 from ...experiment.build.engine import build_engine, build_executor
-from ...experiment.build.samples import load_samples
 from ...experiment.load import load_experiment
 from ..protocols import Gate
 from .client import answer, answer_failure

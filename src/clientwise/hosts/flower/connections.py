@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from flwr.serverapp import Grid
 
 from ...engine.wrappers.engine import EmbeddedEngine
-from ...experiment.build.clients import choose_hostile
+from ...experiment.build.data import choose_hostile
 from ...experiment.config.schema import Experiment
 from ...experiment.running.runner import Connect
 from .claims import Claims

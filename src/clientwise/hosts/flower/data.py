@@ -21,8 +21,7 @@ from ...data.federated import FederatedData, Holdings
 from ...data.npz import check_attributes, inputs_and_targets, read_npz
 from ...data.table import ENDINGS, Encoder, read_samples
 from ...errors import ConfigError
-from ...experiment.build.clients import build_data
-from ...experiment.build.samples import load_samples, scored
+from ...experiment.build.data import build_data, load_samples, scored
 from ...experiment.checks.combinations import deployment_issues
 from ...experiment.config.schema import Experiment
 from ...experiment.config.settings import MemberTable

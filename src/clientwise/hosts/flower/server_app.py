@@ -11,7 +11,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from ...experiment.build.samples import count_clients
+from ...experiment.build.data import count_clients
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...experiment.running.lanes import Progress

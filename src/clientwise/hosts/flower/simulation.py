@@ -16,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
 from ...errors import ClientwiseError
-from ...experiment.build.samples import count_clients
+from ...experiment.build.data import count_clients
 from ...experiment.config.schema import Experiment
 from ...experiment.running.runner import Connect
 from .client_app import client_app

@@ -1,0 +1,213 @@
+"""Items of a report in the terminal, the list of runs, and a run in a Python session or a notebook."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from ..errors import RunError
+from ..record.files import CONFIG
+from ..record.frames_now import RunFolder
+from ..record.schema import DATABASE
+from ..registry import listed, suggest
+from .items import Item, Table, counted
+from .output.markup import escape
+from .results import Results, run_state
+from .sections import brief_notes, privacy_in_words, result_table
+from .verdict import headline
+
+BARS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 10
+
+
+def print_items(console: Console, items: Iterable[Item]) -> None:
+    """Print tables and texts; charts are for pages."""
+    for item in items:
+        if isinstance(item, Table):
+            console.print(_fitting(console, item))
+            if item.note:
+                console.print(escape(item.note))
+        elif isinstance(item, str):
+            console.print(escape(item))
+
+
+def _fitting(console: Console, item: Table) -> RichTable:
+    """A table; without its secondary columns where it would not fit."""
+    table = _rich(item, item.columns)
+    if console.measure(table).maximum > console.width and item.secondary:
+        shown = [name for name in item.columns if name not in item.secondary]
+        table = _rich(item, shown)
+        left_out = [name for name in item.columns if name in item.secondary]
+        table.caption = escape(f"Not shown in {console.width} columns: {', '.join(left_out)}.")
+        table.caption_justify = "left"
+    return table
+
+
+def _rich(item: Table, shown: Sequence[str]) -> RichTable:
+    table = RichTable(
+        title=escape(item.title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # so that tables fit into 80 columns
+        pad_edge=False,
+    )
+    for name in shown:
+        side: Any = "right" if item.is_numeric(name) else "left"
+        table.add_column(escape(name), justify=side, overflow="fold")
+    for number, texts in enumerate(item.texts()):
+        named = dict(zip(item.columns, texts, strict=True))
+        style = "bold" if number in item.bold else None
+        table.add_row(*(escape(named[name]) for name in shown), style=style)
+    return table
+
+
+def run_items(run: RunFolder) -> Iterator[Item]:
+    """A run in the terminal: its results with the curve of every method, and what they show in sentences."""
+    results = Results([run])
+    found = result_table(results)
+    curves = [sparkline(one.metric.mean(axis=1).tolist()) for one in results.ranked]
+    rounds = max(one.last_round for one in results.methods)
+    seeds = len(results.seeds)
+    spread = f", mean ± SD of {seeds} seeds" if seeds > 1 else ""
+    yield replace(
+        found,
+        title=f"{run.id}: {counted(rounds, 'round')}{spread}",
+        note="",
+        frame=found.frame.assign(curve=curves),
+        secondary=(*found.secondary, "curve"),
+    )
+    yield from headline(results)
+    yield from brief_notes(results)
+    yield from privacy_in_words(results)
+    for one in results.methods:
+        rounds_of_it = counted(len(one.rounds), "round")
+        for name, count in _counts(one.rounds, "no_effect").items():
+            yield f"{one.label}: {name} was constant across clients in {count} of {rounds_of_it} and had no effect there."
+        for note, count in _counts(one.rounds, "notes").items():
+            yield f"{one.label}: {note} ({counted(count, 'round')})"
+        for reason, count in one.refusals["reason"].value_counts().items():
+            yield f"{one.label}: {counted(count, 'update')} refused: {reason}"
+    if not run.finished:
+        yield "This run is not finished."
+
+
+def _counts(rounds: pandas.DataFrame, column: str) -> Counter[str]:
+    """How often rounds have each text of a column of lists."""
+    lists = rounds[column].dropna() if column in rounds else ()
+    return Counter(text for texts in lists for text in texts)
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve as a line of bars, from its lowest value to its highest.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    count = min(SPARK_WIDTH, len(values))
+    picked = [values[index * (len(values) - 1) // max(1, count - 1)] for index in range(count)]
+    low = min(picked, default=0.0)
+    span = max(picked, default=0.0) - low or 1.0
+    levels = [(value - low) / span * len(BARS) for value in picked]
+    return "".join(BARS[min(len(BARS) - 1, int(level))] for level in levels if level >= 0)
+
+
+def run_text(run: RunFolder) -> str:
+    """A run in a Python session: its state, its headline, and one line per method."""
+    size = _size(run)
+    lines = [f"Run({str(run.folder)!r}): {run_state(run)}, {size}"]
+    results = Results([run])
+    lines += headline(results)
+    width = max((len(one.label) for one in results.methods), default=0)
+    for one in results.ranked:
+        metric = one.last("metric")
+        spread = results.unit.spread(metric.mean(), metric.std())
+        lines.append(f"  {one.label:<{width}}  {run.facts.metric} {spread}")
+    return "\n".join(lines)
+
+
+def _size(run: RunFolder) -> str:
+    seeds = counted(run.lanes["seed"].nunique(), "seed")
+    return f"{counted(len(run.methods), 'method')}, {seeds}, {counted(run.facts.rounds, 'round')}"
+
+
+def run_html(run: RunFolder) -> str:
+    """A run in a notebook: its state, its headline, and one row per method."""
+    from html import escape as quoted
+
+    results = Results([run])
+    found = result_table(results)
+    lines = [f"<strong>{quoted(f'{run.id}: {run_state(run)}')}</strong>"]
+    lines += [f"<div>{quoted(line)}</div>" for line in headline(results)]
+    frame = pandas.DataFrame(found.texts(), columns=found.columns)
+    return "".join([*lines, frame.to_html(index=False)])
+
+
+# ------------------------------------------------------------------------ the list of runs
+
+
+def list_runs(folders: Sequence[Path], containing: str = "", sort: str | None = None) -> Table:
+    """All runs in folders, the newest first.
+
+    Args:
+        folders: run folders, or folders of them.
+        containing: only runs whose line contains this text.
+        sort: a column to sort by; the start of its name is enough.
+    """
+    found = sorted(find_runs(folders), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    rows = pandas.DataFrame([_line(folder) for folder in found])
+    texts = [" ".join(map(str, row)).lower() for row in rows.itertuples(index=False)]
+    rows = rows[[containing.lower() in text for text in texts]]
+    if sort is not None and len(rows):
+        columns = [name for name in rows if name.startswith(sort)]
+        if len(columns) != 1:
+            raise RunError(f"--sort {sort}: no such column{suggest(sort, list(rows))}")
+        is_text = rows[columns[0]].dtype == object
+        rows = rows.sort_values(columns[0], ascending=is_text, kind="stable")
+    return Table("runs", counted(len(rows), "run"), rows)
+
+
+def _line(folder: Path) -> dict[str, Any]:
+    """A run in the list; for a folder that cannot be read, the reason."""
+    try:
+        run = RunFolder(folder)
+        results = Results([run])
+        best = next((one for one in results.ranked if one.mean_metric is not None), None)
+        data = run.config.get("data", "")
+        return {
+            "run": run.id,
+            "state": run_state(run),
+            "begun": run.facts.begun,
+            "data": data.get("name", "") if isinstance(data, dict) else str(data),
+            "methods": listed(run.methods),
+            "seeds": run.lanes["seed"].nunique(),
+            "rounds": f"{run.lanes['rounds'].sum()} of {run.facts.lanes * run.facts.rounds}",
+            "best": best and results.unit.text(best.mean_metric),
+            "by": best and best.label,
+            "tags": listed(run.config.get("tags", [])),
+            "note": run.config.get("note", ""),
+        }
+    except RunError as error:
+        reason = str(error).replace(f"{folder}: ", "")
+        return {"run": folder.name, "state": "unreadable", "note": reason}
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """All run folders: the given folders that are runs, and the runs inside the others."""
+    found: list[Path] = []
+    for folder in folders:
+        # Links may lead out of the folder and are not followed. To see such a run, name it.
+        inside = [one for one in sorted(folder.iterdir()) if not one.is_symlink() and one.name[0] != "."]
+        found += [one for one in ([folder] if _is_run(folder) else inside) if _is_run(one)]
+    return found
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / DATABASE).exists() or (folder / CONFIG).exists()
