@@ -102,8 +102,7 @@ def _head_curve(results: Results) -> dict[str, Any] | None:
     frame = _sections.metric_chart(results).frame
     if frame.empty:
         return None
-    best, *_ = results.rivals or results.methods
-    named = [results.baseline.label, best.label]
+    named = [results.baseline.label, results.best.label]
     low, high = frame["value"].min(), frame["value"].max()
     last = max(int(frame["round"].max()), 2)
     width, height = HEAD

@@ -204,7 +204,9 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         # Links may lead out of the folder and are not followed. To see such a run, name it.
-        inside = [one for one in sorted(folder.iterdir()) if not one.is_symlink() and one.name[0] != "."]
+        inside = [
+            one for one in sorted(folder.iterdir()) if not one.is_symlink() and one.name[0] != "."
+        ]
         found += [one for one in ([folder] if _is_run(folder) else inside) if _is_run(one)]
     return found
 
