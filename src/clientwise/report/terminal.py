@@ -11,6 +11,7 @@ from typing import Any
 import pandas
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from ..errors import RunError
@@ -18,6 +19,7 @@ from ..record.files import CONFIG
 from ..record.frames_now import RunFolder
 from ..record.schema import DATABASE
 from ..registry import listed, suggest
+from .about import data_name
 from .items import Item, Table, counted
 from .output.markup import escape
 from .results import Results, run_state
@@ -33,35 +35,43 @@ def print_items(console: Console, items: Iterable[Item]) -> None:
     for item in items:
         if isinstance(item, Table):
             console.print(_fitting(console, item))
-            if item.note:
-                console.print(escape(item.note))
+            console.print(escape(item.note))
         elif isinstance(item, str):
             console.print(escape(item))
 
 
 def _fitting(console: Console, item: Table) -> RichTable:
-    """A table; without its secondary columns where it would not fit."""
-    table = _rich(item, item.columns)
-    if console.measure(table).maximum > console.width and item.secondary:
-        shown = [name for name in item.columns if name not in item.secondary]
+    """A table; in a narrow terminal without its secondary columns, and at last with numbers in several lines."""
+    primary = [name for name in item.columns if name not in item.secondary]
+    wide = console.options.update(max_width=10_000)
+    for shown in (item.columns, primary):
         table = _rich(item, shown)
-        left_out = [name for name in item.columns if name in item.secondary]
+        if Measurement.get(console, wide, table).minimum <= console.width:
+            break
+    else:
+        table = _rich(item, primary, breaks_numbers=True)
+    left_out = [name for name in item.columns if name not in shown]
+    if left_out:
         table.caption = escape(f"Not shown in {console.width} columns: {', '.join(left_out)}.")
         table.caption_justify = "left"
     return table
 
 
-def _rich(item: Table, shown: Sequence[str]) -> RichTable:
+def _rich(item: Table, shown: Sequence[str], *, breaks_numbers: bool = False) -> RichTable:
     table = RichTable(
         title=escape(item.title),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # so that tables fit into 80 columns
         pad_edge=False,
+        show_edge=False,
     )
     for name in shown:
-        side: Any = "right" if item.is_numeric(name) else "left"
-        table.add_column(escape(name), justify=side, overflow="fold")
+        if item.is_numeric(name):
+            head = escape(name).replace(" ", "\n")
+            table.add_column(head, justify="right", overflow="fold", no_wrap=not breaks_numbers)
+        else:
+            table.add_column(escape(name), overflow="fold")
     for number, texts in enumerate(item.texts()):
         named = dict(zip(item.columns, texts, strict=True))
         style = "bold" if number in item.bold else None
@@ -88,9 +98,9 @@ def run_items(run: RunFolder) -> Iterator[Item]:
     yield from brief_notes(results)
     yield from privacy_in_words(results)
     for one in results.methods:
-        rounds_of_it = counted(len(one.rounds), "round")
+        every = counted(len(one.rounds), "round")
         for name, count in _counts(one.rounds, "no_effect").items():
-            yield f"{one.label}: {name} was constant across clients in {count} of {rounds_of_it} and had no effect there."
+            yield f"{one.label}: {name} was constant across clients in {count} of {every} and had no effect there."
         for note, count in _counts(one.rounds, "notes").items():
             yield f"{one.label}: {note} ({counted(count, 'round')})"
         for reason, count in one.refusals["reason"].value_counts().items():
@@ -171,7 +181,8 @@ def list_runs(folders: Sequence[Path], containing: str = "", sort: str | None = 
             raise RunError(f"--sort {sort}: no such column{suggest(sort, list(rows))}")
         is_text = rows[columns[0]].dtype == object
         rows = rows.sort_values(columns[0], ascending=is_text, kind="stable")
-    return Table("runs", counted(len(rows), "run"), rows)
+    shown = rows.dropna(axis="columns", how="all")
+    return Table("runs", counted(len(rows), "run"), shown, secondary=("seeds", "by", "tags"))
 
 
 def _line(folder: Path) -> dict[str, Any]:
@@ -180,19 +191,18 @@ def _line(folder: Path) -> dict[str, Any]:
         run = RunFolder(folder)
         results = Results([run])
         best = next((one for one in results.ranked if one.mean_metric is not None), None)
-        data = run.config.get("data", "")
         return {
             "run": run.id,
             "state": run_state(run),
             "begun": run.facts.begun,
-            "data": data.get("name", "") if isinstance(data, dict) else str(data),
+            "data": data_name(run),
             "methods": listed(run.methods),
             "seeds": run.lanes["seed"].nunique(),
             "rounds": f"{run.lanes['rounds'].sum()} of {run.facts.lanes * run.facts.rounds}",
             "best": best and results.unit.text(best.mean_metric),
             "by": best and best.label,
-            "tags": listed(run.config.get("tags", [])),
-            "note": run.config.get("note", ""),
+            "tags": listed(run.config.get("tags", [])) or None,
+            "note": run.config.get("note") or None,
         }
     except RunError as error:
         reason = str(error).replace(f"{folder}: ", "")
@@ -204,7 +214,9 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
         # Links may lead out of the folder and are not followed. To see such a run, name it.
-        inside = [one for one in sorted(folder.iterdir()) if not one.is_symlink() and one.name[0] != "."]
+        inside = [
+            one for one in sorted(folder.iterdir()) if not one.is_symlink() and one.name[0] != "."
+        ]
         found += [one for one in ([folder] if _is_run(folder) else inside) if _is_run(one)]
     return found
 
