@@ -165,6 +165,14 @@ class RunFolder:
         found = self.today.best_round(method, seed)
         return None if found is None else (found.round_num, found.right)
 
+    def class_names(self, count: int) -> list[str]:
+        """So many classes as pages call them."""
+        return self.today.class_names(count)
+
+    def table(self) -> Any:
+        """What the inputs are made from, where they come from a table."""
+        return self.today.table()
+
     def _queried(self, sql: str) -> pandas.DataFrame:
         from .database import reading
 
@@ -191,6 +199,12 @@ class RunFolder:
         frame["kept"] = [
             [cause, detail] if isinstance(cause, str) else None for cause, detail in causes
         ]
+        best = self.today.best_of_lanes  # of the losses, only where the lowest one is
+        lanes = {row.lane: best.get(row.lane) for row in self.today.lanes}
+        frame["held_out_loss"] = [
+            None if lanes[lane] is None or lanes[lane].round is None else float(lanes[lane].round != number)
+            for lane, number in zip(frame["lane"], frame["round"], strict=True)
+        ]
         keys = ["method", "seed", "round"]
         frame = frame.merge(
             pandas.DataFrame(self._sums(), columns=[*keys, *SUMS]), on=keys, how="left"
@@ -204,6 +218,7 @@ class RunFolder:
         refused = self.frame("refusals").groupby(["method", "seed", "round"]).size()
         grouped = dict(list(weights.groupby(["method", "seed", "round"])))
         hostile = self.today.has_hostile
+        omits = bool(self.today.query("SELECT 1 FROM omitted LIMIT 1"))
         for lane in self.today.lanes:
             influences = (
                 dict(self.today.hostile_influences(lane.method, lane.seed)) if hostile else {}
@@ -217,7 +232,7 @@ class RunFolder:
                 own = grouped.get((lane.method, lane.seed, number))
                 count = 0 if own is None else len(own)
                 none = 0 if own is None else int((own["weight"] == 0).sum())
-                omitted = self.today.omitted(lane.method, lane.seed, number)
+                omitted = self.today.omitted(lane.method, lane.seed, number) if omits else None
                 count += 0 if omitted is None else omitted.total
                 key = (lane.method, lane.seed, number)
                 lost = int(refused.get(key, 0)) + (

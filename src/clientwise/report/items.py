@@ -18,117 +18,6 @@ Text = str  # a paragraph
 Format = Callable[..., str]
 
 
-@dataclass(frozen=True)
-class Table:
-    """A frame, its title, and what stands beneath it; `table` makes one column by column."""
-
-    id: str
-    title: str
-    frame: pandas.DataFrame  # the index is not shown
-    note: str = ""
-    lower: tuple[str, ...] = ()  # columns in which less is better
-    # The texts of a column, or the function that makes one from a value; without it, `plain`
-    formats: Mapping[str, Format | Sequence[str]] = field(default_factory=dict)
-    within: tuple[str, ...] = ()  # columns that stand in the texts of others: only a CSV has them
-    bold: tuple[int, ...] = ()  # positions of rows
-    secondary: tuple[str, ...] = ()  # columns that a narrow terminal leaves out
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that people read."""
-        return [name for name in self.frame.columns if name not in self.within]
-
-    def texts(self) -> list[list[str]]:
-        """What people read, row by row."""
-        columns = []
-        for name in self.columns:
-            show = self.formats.get(name, plain)
-            columns.append([show(value) for value in self.frame[name]] if callable(show) else show)
-        return [list(row) for row in zip(*columns, strict=True)]
-
-    def is_numeric(self, column: str) -> bool:
-        """Whether a column has numbers, which stand to the right."""
-        return self.frame[column].dtype.kind in "iuf"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table: a value for each row, and how people read it."""
-
-    name: str
-    values: Sequence[Any]
-    text: Format | Sequence[str] = plain
-    within: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # what its texts say, too, by name
-    lower: bool = False
-    secondary: bool = False
-
-
-def table(id: str, title: str, columns: Iterable[Column], note: str = "", bold: tuple[int, ...] = ()) -> Table:
-    """A table of these columns; without those that have no value in any row."""
-    import pandas
-
-    found: dict[str, Column] = {}
-    values: dict[str, Sequence[Any]] = {}
-    within = []
-    for one in columns:
-        if any(value is not None and value == value for value in one.values):
-            found[one.name] = one
-            values[one.name] = one.values
-            inner = {f"{one.name} {name}": own for name, own in one.within.items()}
-            values |= inner
-            within += [*inner]
-    return Table(
-        id,
-        title,
-        pandas.DataFrame(values),
-        note,
-        lower=tuple(name for name, one in found.items() if one.lower),
-        formats={name: one.text for name, one in found.items()},
-        within=tuple(within),
-        bold=bold,
-        secondary=tuple(name for name, one in found.items() if one.secondary),
-    )
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart of a tidy frame.
-
-    - "lines": `y` over `x`, one line for each `colour`, with a band from `low` to `high`.
-    - "dots": `x` for each `y` (a name), with an interval from `low` to `high`.
-    - "bars": a bar for each `y` (a name): its length is `x`, or it goes from `low` to `high`.
-    - "cells": a heat map: a cell at `x` and `y`, whose colour is the value of `colour`.
-    """
-
-    id: str
-    title: str
-    frame: pandas.DataFrame
-    kind: Kind
-    x: str
-    y: str
-    colour: str = ""
-    low: str = ""
-    high: str = ""
-    format: str = ".3~g"  # of the values, as d3-format has it
-    reference: float | None = None  # a line across, such as a target
-    alt: str = ""  # what it shows, in words
-
-
-Item = Table | Chart | Text
-Section = Callable[[Any], Iterator[Item]]
-SECTIONS: dict[str, Section] = {}
-
-
-def section(title: str) -> Callable[[Section], Section]:
-    """Decorator: a section of the report, in the order of their definition; left out where it yields nothing."""
-
-    def register(function: Section) -> Section:
-        SECTIONS[title] = function
-        return function
-
-    return register
-
-
 def plain(value: Any) -> str:
     """A value without a format of its own: at most four digits, and a dash for what is absent.
 
@@ -272,3 +161,120 @@ def in_time(seconds: float) -> str:
 def counted(number: int, noun: str, plural: str = "") -> str:
     """`1 seed`, `2 seeds`, `2 classes`."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A frame, its title, and what stands beneath it; `table` makes one column by column."""
+
+    id: str
+    title: str
+    frame: pandas.DataFrame  # the index is not shown
+    note: str = ""
+    lower: tuple[str, ...] = ()  # columns in which less is better
+    # The texts of a column, or the function that makes one from a value; without it, `plain`
+    formats: Mapping[str, Format | Sequence[str]] = field(default_factory=dict)
+    within: tuple[str, ...] = ()  # columns that stand in the texts of others: only a CSV has them
+    bold: tuple[int, ...] = ()  # positions of rows
+    secondary: tuple[str, ...] = ()  # columns that a narrow terminal leaves out
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that people read."""
+        return [name for name in self.frame.columns if name not in self.within]
+
+    def texts(self) -> list[list[str]]:
+        """What people read, row by row."""
+        columns = []
+        for name in self.columns:
+            show = self.formats.get(name, plain)
+            columns.append([show(value) for value in self.frame[name]] if callable(show) else show)
+        return [list(row) for row in zip(*columns, strict=True)]
+
+    def is_numeric(self, column: str) -> bool:
+        """Whether a column has numbers, which stand to the right."""
+        return self.frame[column].dtype.kind in "iuf"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: a value for each row, and how people read it."""
+
+    name: str
+    values: Sequence[Any]
+    text: Format | Sequence[str] = plain
+    within: Mapping[str, Sequence[Any]] = field(
+        default_factory=dict
+    )  # what its texts say, too, by name
+    lower: bool = False
+    secondary: bool = False
+
+
+def table(
+    id: str, title: str, columns: Iterable[Column], note: str = "", bold: tuple[int, ...] = ()
+) -> Table:
+    """A table of these columns; without those that have no value in any row."""
+    import pandas
+
+    found: dict[str, Column] = {}
+    values: dict[str, Sequence[Any]] = {}
+    within = []
+    for one in columns:
+        if any(value is not None and value == value for value in one.values):
+            found[one.name] = one
+            values[one.name] = one.values
+            inner = {f"{one.name} {name}": own for name, own in one.within.items()}
+            values |= inner
+            within += [*inner]
+    return Table(
+        id,
+        title,
+        pandas.DataFrame(values),
+        note,
+        lower=tuple(name for name, one in found.items() if one.lower),
+        formats={name: one.text for name, one in found.items()},
+        within=tuple(within),
+        bold=bold,
+        secondary=tuple(name for name, one in found.items() if one.secondary),
+    )
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of a tidy frame.
+
+    - "lines": `y` over `x`, one line for each `colour`, with a band from `low` to `high`.
+    - "dots": `x` for each `y` (a name), with an interval from `low` to `high`.
+    - "bars": a bar for each `y` (a name): its length is `x`, or it goes from `low` to `high`.
+    - "cells": a heat map: a cell at `x` and `y`, whose colour is the value of `colour`.
+    """
+
+    id: str
+    title: str
+    frame: pandas.DataFrame
+    kind: Kind
+    x: str
+    y: str
+    colour: str = ""
+    low: str = ""
+    high: str = ""
+    format: str = ".3~g"  # of the values, as d3-format has it
+    logarithmic: bool = False
+    limits: tuple[float, float] | None = None  # of the colours of cells
+    reference: float | None = None  # a line across, such as a target
+    alt: str = ""  # what it shows, in words
+
+
+Item = Table | Chart | Text
+Section = Callable[[Any], Iterator[Item]]
+SECTIONS: dict[str, Section] = {}
+
+
+def section(title: str) -> Callable[[Section], Section]:
+    """Decorator: a section of the report, in the order of their definition; left out where it yields nothing."""
+
+    def register(function: Section) -> Section:
+        SECTIONS[title] = function
+        return function
+
+    return register

@@ -59,7 +59,7 @@ class Method:
             NOT_AVAILABLE * (not self.about.is_available)
             + TRAINS_ON_SERVER * self.about.trains_on_server
         )
-        return f"{self.label} {marks}" if marks else self.label
+        return f"{self.label}\u00a0{marks}" if marks else self.label
 
     def frame(self, name: str) -> Frame:
         """Its rows of a frame of the run, of the seeds that it is compared on."""

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy
 from numpy.typing import NDArray
 
-from ...errors import RunError
-from ...experiment.matrix.grid import Matrix, look_at
-from ...record.reading.config_view import recorded_config
-from ...record.reading.folder import RunFolder
-from ..series import trains_on_server
-from ..statistics import Difference, holm, paired_difference
-from ..units import Unit
+from ..errors import RunError
+from ..experiment.matrix.grid import Matrix, look_at
+from ..record.frames_now import RunFolder
+from .items import Unit
+from .results import has_hostile
+from .statistics import Difference, holm, paired_difference
 
 Values = NDArray[numpy.float64]
-LastRound = list[tuple[str, int, float | None, float | None]]  # method, seed, metric, backdoor
-Alarms = dict[tuple[str, int], float | None]  # method and seed: the share of false alarms
 
 
 @dataclass(frozen=True)
@@ -92,86 +88,86 @@ def read_results(folder: Path) -> Results:
     Read from the runs alone: looking at a matrix never executes what its config names.
     """
     matrix = look_at(folder)
-    read = {cell.folder: _read(folder / cell.folder) for cell in matrix.cells}
-    cells = {name: cell for name, cell in read.items() if cell is not None}
-    if not cells:
+    runs = {
+        cell.folder: run
+        for cell in matrix.cells
+        if (run := _opened(folder / cell.folder)) is not None
+    }
+    if not runs:
         raise RunError(f"{folder}: none of its cells has begun")
-    methods: dict[str, bool] = {}
-    on_server: set[str] = set()
-    seeds: dict[int, None] = {}
-    for cell in cells.values():
-        for method in cell.run.methods:
-            methods.setdefault(method, is_available(cell.run, method))
-            if trains_on_server(cell.run, method):
-                on_server.add(method)
-        seeds |= dict.fromkeys(lane.seed for lane in cell.run.lanes)
-    names = tuple(methods)
+    about = {name: run.about(name) for run in runs.values() for name in run.methods}
+    seeds = list(
+        dict.fromkeys(seed for run in runs.values() for seed in run.lanes["seed"].tolist())
+    )
     return Results(
         matrix.name,
         matrix.oracle,
-        names,
-        frozenset(method for method in names if not methods[method]),
+        tuple(about),
+        frozenset(name for name, one in about.items() if not one.is_available),
         len(seeds),
-        tuple(_federation(name, matrix, cells, names, [*seeds]) for name in matrix.federations),
-        frozenset(on_server),
-        Counter(text for cell in cells.values() for text in cell.run.warnings),
+        tuple(_federation(name, matrix, runs, [*about], seeds) for name in matrix.federations),
+        frozenset(name for name, one in about.items() if one.trains_on_server),
+        Counter(text for run in runs.values() for text in run.facts.warnings),
     )
 
 
-def is_available(run: RunFolder, method: str) -> bool:
-    """Whether a method could be used in practice."""
-    parts = recorded_config(run.folder).method(method)
-    return parts is None or parts.is_available
-
-
-class _Cell(NamedTuple):
-    run: RunFolder
-    last: LastRound
-    alarms: Alarms  # none where clients are hostile
-
-
-def _read(folder: Path) -> _Cell | None:
-    """The results of a cell; None where it has not begun or cannot be read."""
+def _opened(folder: Path) -> RunFolder | None:
+    """The run of a cell; None where it has not begun or cannot be read."""
     try:
         run = RunFolder(folder)
-        alarms = {}
-        if not run.has_hostile:
-            for _, method, seed in run.lanes:
-                alarms[method, seed] = run.false_alarms(method, seed).share
-        return _Cell(run, run.at_round(run.rounds), alarms)
+        run.frame("rounds")
     except RunError:
         return None
+    return run
 
 
 def _federation(
     name: str,
     matrix: Matrix,
-    read: Mapping[str, _Cell],
+    runs: Mapping[str, RunFolder],
     methods: Sequence[str],
     seeds: Sequence[int],
 ) -> Federation:
     cells = [cell for cell in matrix.cells if cell.data == name]
     values = numpy.full((len(methods), len(cells), len(seeds)), numpy.nan)
-    success = values.copy()
-    alarms = values.copy()
-    metric = "accuracy"
-    higher_is_better = True
-    is_share = True
+    success, alarms = values.copy(), values.copy()
+    known = [runs[cell.folder] for cell in cells if cell.folder in runs]
     for column, cell in enumerate(cells):
-        if cell.folder not in read:
+        if cell.folder not in runs:
             continue
-        run, rows, shares = read[cell.folder]
-        metric = run.metric
-        higher_is_better = run.higher_is_better
-        is_share = run.is_share
-        for method, seed, value, works in rows:
-            index = methods.index(method), column, seeds.index(seed)
-            values[index] = _or_nan(value)
-            success[index] = _or_nan(works)
-        for (method, seed), share in shares.items():
-            alarms[methods.index(method), column, seeds.index(seed)] = _or_nan(share)
+        run = runs[cell.folder]
+        rounds = run.frame("rounds")
+        for row in rounds[rounds["round"] == run.facts.rounds].to_dict("records"):
+            index = methods.index(row["method"]), column, seeds.index(row["seed"])
+            values[index] = _or_nan(row.get("metric"))
+            success[index] = _or_nan(row.get("attack_success"))
+        for (method, seed), share in [] if has_hostile(run) else false_alarms(run):
+            alarms[methods.index(method), column, seeds.index(seed)] = share
     columns = tuple(cell.column for cell in cells)
-    return Federation(name, metric, higher_is_better, columns, values, success, alarms, is_share)
+    if not known:
+        return Federation(name, "accuracy", True, columns, values, success, alarms)
+    facts = known[0].facts
+    return Federation(
+        name, facts.metric, facts.higher_is_better, columns, values, success, alarms, facts.is_share
+    )
+
+
+def false_alarms(run: RunFolder) -> Iterable[tuple[tuple[str, int], float]]:
+    """By method and seed, the share of honest clients that ever lost half of their weight by evidence.
+
+    The evidence multiplies the prior weight of a client by a factor. A client is lowered if its
+    factor is below half of the largest factor of an honest client of the round, in any round.
+    Updates that share the weight of one because they are almost equal are not lowered by that.
+    """
+    judged = run.frame("weights")
+    judged = judged[judged["posterior"].notna() & judged["hostile"].isna()]
+    copies = judged["copies"].astype(float).fillna(1.0) if "copies" in judged else 1.0
+    factor = judged["posterior"].astype(float) * copies / judged["prior"]
+    most = factor.groupby([judged[key] for key in ("method", "seed", "round")]).transform("max")
+    ever = (
+        (factor < 0.5 * most).groupby([judged[key] for key in ("method", "seed", "client")]).any()
+    )
+    return ever.groupby(level=["method", "seed"]).mean().items()
 
 
 @dataclass(frozen=True)

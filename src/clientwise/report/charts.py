@@ -1,0 +1,314 @@
+"""Charts as Vega-Lite: interactive on the page and in notebooks, and as PDF, PNG or SVG for a paper.
+
+What comes from a run stands in the data of a chart, never in its markup or its expressions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ..errors import needing
+from ..writing import make_folder, write_atomically
+from .items import Chart
+
+Format = Literal["pdf", "png", "svg"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+COLUMN, PAGE = 3.3, 6.8  # inches: a column of a page with two, and the page
+POINTS = 72  # in an inch
+# Okabe and Ito's colours, which colour-blind readers can distinguish; in print, dashes help. The first is that of text.
+COLOURS = (
+    "currentColor",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#CC79A7",
+    "#D55E00",
+    "#0072B2",
+    "#999999",
+    "#B8A900",
+)
+DASHES = ([1, 0], [6, 2], [6, 2, 1, 2], [2, 2], [10, 3], [10, 3, 2, 3])
+MOST_BANDS = 2  # that can overlap and still be read
+TEXT = {"labelColor": "currentColor", "titleColor": "currentColor"}
+CONFIG: dict[str, Any] = {
+    "font": "system-ui, sans-serif",
+    "background": None,
+    "view": {"stroke": None},
+    "axis": {
+        **TEXT,
+        "gridColor": "#88888840",
+        "domainColor": "#88888880",
+        "tickColor": "#88888880",
+    },
+    "legend": {
+        **TEXT,
+        "orient": "top",
+        "columns": 3,
+        "symbolType": "stroke",
+        "symbolStrokeWidth": 2,
+        "symbolOpacity": 1,
+        "labelLimit": 240,
+        "title": None,
+    },
+    "title": {"color": "currentColor", "anchor": "start", "limit": 500},
+}
+
+
+def specification(
+    chart: Chart, methods: Sequence[str] = (), width: float | Literal["container"] = "container"
+) -> Any:
+    """A chart as Vega-Lite.
+
+    Args:
+        chart: the chart.
+        methods: all methods of a report, so that each has its colour in all charts.
+        width: in points; by default that of the page.
+    """
+    layers = {"lines": _lines, "dots": _dots, "bars": _bars, "cells": _cells}[chart.kind](
+        chart, list(methods)
+    )
+    if chart.reference is not None:
+        across = {"datum": chart.reference}
+        rule = {"type": "rule", "strokeDash": [4, 4], "color": "currentColor", "opacity": 0.6}
+        layers.append(
+            {"mark": rule, "encoding": {"y": across} if chart.kind == "lines" else {"x": across}}
+        )
+    count = chart.frame[chart.y].nunique() if chart.kind != "lines" else 0
+    return {
+        "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "data": {"values": _rows(chart)},
+        "width": width,
+        "height": 240 if chart.kind == "lines" else min(40 + 18 * count, 700),
+        "autosize": {"type": "fit-x", "contains": "padding"},
+        "layer": layers,
+        "config": CONFIG,
+    }
+
+
+def _rows(chart: Chart) -> list[dict[str, Any]]:
+    """The frame as JSON has it: five digits of a number, and null for what is absent."""
+    columns = {}
+    for name in chart.frame:
+        values = chart.frame[name].tolist()
+        known = [
+            None if value != value or value in (math.inf, -math.inf) else value for value in values
+        ]
+        columns[name] = [
+            float(f"{value:.5g}") if isinstance(value, float) else value for value in known
+        ]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def packed(spec: dict[str, Any]) -> dict[str, Any]:
+    """A chart whose data name every column once: as the page carries it, whose script unpacks them."""
+    rows = spec["data"]["values"]
+    return {
+        **spec,
+        "data": {
+            "columns": {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+        },
+    }
+
+
+def picture(
+    chart: Chart, format: Format, methods: Sequence[str] = (), width: float = COLUMN
+) -> bytes:
+    """A chart as a file for a paper, with its title."""
+    with needing("report", "a figure"):
+        import vl_convert
+
+    spec = specification(chart, methods, width=POINTS * width)
+    spec |= {"title": {"text": chart.title, "fontSize": 9}, "background": "white"}
+    spec["config"] = {**CONFIG, "axis": {**CONFIG["axis"], "labelFontSize": 8, "titleFontSize": 8}}
+    if format == "png":
+        return bytes(vl_convert.vegalite_to_png(spec, ppi=200))
+    if format == "svg":
+        return str(vl_convert.vegalite_to_svg(spec)).encode()
+    return bytes(vl_convert.vegalite_to_pdf(spec))
+
+
+def draw(chart: Chart, path: Path, methods: Sequence[str] = (), width: float = PAGE) -> None:
+    """Write a chart in the format that the file's name ends in."""
+    make_folder(path.parent)
+    write_atomically(path, picture(chart, path.suffix[1:], methods, width))  # type: ignore[arg-type]
+
+
+def _lines(chart: Chart, methods: list[str]) -> list[dict[str, Any]]:
+    names = list(dict.fromkeys(chart.frame[chart.colour])) if chart.colour else [""]
+    picked = {
+        "name": "pick",
+        "select": {"type": "point", "fields": [chart.colour], "on": "pointerover"},
+    }
+    scale = {"type": "log"} if chart.logarithmic else {"zero": False}
+    x = {"field": chart.x, "type": "quantitative", "scale": {"nice": False}, "title": chart.x}
+    y = {
+        "field": chart.y,
+        "type": "quantitative",
+        "scale": scale,
+        "title": None,
+        "axis": {"format": chart.format},
+    }
+    colour = _colour(chart, methods)
+    dash = {
+        "field": chart.colour,
+        "type": "nominal",
+        "legend": colour["legend"],
+        "scale": {"domain": colour["scale"]["domain"], "range": [*DASHES]},
+    }
+    line = {"x": x, "y": y, "color": colour, "strokeDash": dash}
+    layers: list[dict[str, Any]] = []
+    if chart.low:
+        always = 0.15 if len(names) <= MOST_BANDS else 0.0
+        shown = {"condition": {"param": "pick", "empty": False, "value": 0.25}, "value": always}
+        band = {
+            "x": x,
+            "y": {**y, "field": chart.low},
+            "y2": {"field": chart.high},
+            "color": colour,
+            "opacity": shown,
+        }
+        layers.append({"mark": "area", "encoding": band})
+    tooltip = [
+        _tip(name, chart)
+        for name in (chart.colour, chart.x, chart.y, chart.low, chart.high)
+        if name
+    ]
+    touched = {"x": x, "y": y, "color": colour, "opacity": {"value": 0}, "tooltip": tooltip}
+    layers.append({"mark": {"type": "line", "strokeWidth": 2}, "encoding": line})
+    layers.append(
+        {
+            "mark": {"type": "point", "size": 90},
+            "encoding": touched,
+            "params": [picked] if chart.colour else [],
+        }
+    )
+    return layers
+
+
+def _dots(chart: Chart, methods: list[str]) -> list[dict[str, Any]]:
+    x = {
+        "field": chart.x,
+        "type": "quantitative",
+        "title": None,
+        "scale": {"zero": False},
+        "axis": {"format": chart.format},
+    }
+    y = {
+        "field": chart.y,
+        "type": "nominal",
+        "sort": None,
+        "title": None,
+        "axis": {"labelLimit": 240},
+    }
+    tooltip = [_tip(name, chart) for name in chart.frame.columns]
+    shared: dict[str, Any] = {"x": x, "y": y, "tooltip": tooltip}
+    if chart.colour:
+        shared["color"] = _colour(chart, methods, legend=None)
+    if chart.low:
+        interval = {**shared, "x": {**x, "field": chart.low}, "x2": {"field": chart.high}}
+        return [
+            {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": interval},
+            {"mark": "circle", "encoding": shared},
+        ]
+    median = {**shared, "x": {**x, "aggregate": "median"}, "tooltip": None}
+    tick = {"type": "tick", "thickness": 3, "size": 16}
+    return [
+        {"mark": {"type": "circle", "opacity": 0.4}, "encoding": shared},
+        {"mark": tick, "encoding": median},
+    ]
+
+
+def _bars(chart: Chart, methods: list[str]) -> list[dict[str, Any]]:
+    x: dict[str, Any] = {
+        "field": chart.low or chart.x,
+        "type": "quantitative",
+        "title": None,
+        "axis": {"format": chart.format},
+    }
+    y = {
+        "field": chart.y,
+        "type": "nominal",
+        "sort": None,
+        "title": None,
+        "axis": {"labelLimit": 240},
+    }
+    encoding: dict[str, Any] = {
+        "x": x,
+        "y": y,
+        "tooltip": [_tip(name, chart) for name in chart.frame.columns],
+    }
+    if chart.high:
+        encoding["x2"] = {"field": chart.high}
+    if chart.colour:
+        encoding["color"] = _colour(chart, methods)
+    return [{"mark": "bar", "encoding": encoding}]
+
+
+def _cells(chart: Chart, methods: list[str]) -> list[dict[str, Any]]:
+    is_number = chart.frame[chart.x].dtype.kind in "iuf"
+    legend = {"format": chart.format, "gradientLength": 120, "orient": "right", "title": None}
+    encoding = {
+        "x": {
+            "field": chart.x,
+            "type": "ordinal",
+            "sort": None,
+            "title": chart.x,
+            "axis": {"labelOverlap": True, "labelAngle": 0},
+        },
+        "y": {
+            "field": chart.y,
+            "type": "nominal",
+            "sort": None,
+            "title": None,
+            "axis": {"labelOverlap": True},
+        },
+        "color": {
+            "field": chart.colour,
+            "type": "quantitative",
+            "scale": {
+                "scheme": "cividis",
+                **({"domain": list(chart.limits)} if chart.limits else {}),
+            },
+            "legend": legend,
+        },
+        "tooltip": [_tip(name, chart) for name in (chart.x, chart.y, chart.colour)],
+    }
+    layers: list[dict[str, Any]] = [{"mark": "rect", "encoding": encoding}]
+    if not is_number:  # few columns: there is room for the values
+        text = {"field": chart.colour, "type": "quantitative", "format": chart.format}
+        middle = float(chart.frame[chart.colour].quantile([0, 1]).mean())
+        light = {
+            "condition": {"test": {"field": chart.colour, "gt": middle}, "value": "black"},
+            "value": "white",
+        }
+        written = {"x": encoding["x"], "y": encoding["y"], "text": text, "color": light}
+        layers.append({"mark": {"type": "text", "fontSize": 10}, "encoding": written})
+    return layers
+
+
+def _colour(chart: Chart, methods: list[str], legend: Any = True) -> dict[str, Any]:
+    """The colour of a name: the same in all charts, where it is that of a method."""
+    names = list(dict.fromkeys(chart.frame[chart.colour]))
+    domain = methods if {*names} <= {*methods} else names
+    colours = [COLOURS[place % len(COLOURS)] for place in range(len(domain))]
+    found: dict[str, Any] = {
+        "field": chart.colour,
+        "type": "nominal",
+        "scale": {"domain": domain, "range": colours},
+    }
+    found["legend"] = {"values": names} if legend else None
+    return found
+
+
+def _tip(name: str, chart: Chart) -> dict[str, Any]:
+    """A line of what is shown beside the pointer."""
+    if chart.frame[name].dtype.kind not in "iuf":
+        return {"field": name, "type": "nominal"}
+    is_value = name in (chart.low, chart.high, chart.colour) or name == (
+        chart.y if chart.kind == "lines" else chart.x
+    )
+    precise = chart.format.replace(".0%", ".1%").replace("~g", ".4~g")
+    return {"field": name, "type": "quantitative", "format": precise if is_value else "~g"}
