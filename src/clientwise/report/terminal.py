@@ -20,12 +20,23 @@ from ..record.frames_now import RunFolder
 from ..record.schema import DATABASE
 from ..registry import listed, suggest
 from .about import data_name
-from .items import Item, Table, counted
+from .items import Column, Item, Table, counted, table
 from .output.markup import escape
-from .results import Results, run_state
-from .sections import brief_notes, privacy_in_words, result_table
-from .verdict import headline
+from .results import Results, difference_between, run_state
+from .sections import (
+    brief_notes,
+    client_differences,
+    difference_column,
+    privacy_in_words,
+    result_table,
+)
+from .verdict import headline, in_words
 
+PAIRED = (
+    "Paired by seed: same data, cohorts, batches and initial model. Differences are the counterfactual "
+    "run minus the run, with their 95% interval where there are several seeds. Intervals are "
+    "corrected for the number of clients (Holm)."
+)
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
 
@@ -45,20 +56,20 @@ def _fitting(console: Console, item: Table) -> RichTable:
     primary = [name for name in item.columns if name not in item.secondary]
     wide = console.options.update(max_width=10_000)
     for shown in (item.columns, primary):
-        table = _rich(item, shown)
-        if Measurement.get(console, wide, table).minimum <= console.width:
+        fitting = _rich(item, shown)
+        if Measurement.get(console, wide, fitting).minimum <= console.width:
             break
     else:
-        table = _rich(item, primary, breaks_numbers=True)
+        fitting = _rich(item, primary, breaks_numbers=True)
     left_out = [name for name in item.columns if name not in shown]
     if left_out:
-        table.caption = escape(f"Not shown in {console.width} columns: {', '.join(left_out)}.")
-        table.caption_justify = "left"
-    return table
+        fitting.caption = escape(f"Not shown in {console.width} columns: {', '.join(left_out)}.")
+        fitting.caption_justify = "left"
+    return fitting
 
 
 def _rich(item: Table, shown: Sequence[str], *, breaks_numbers: bool = False) -> RichTable:
-    table = RichTable(
+    found = RichTable(
         title=escape(item.title),
         title_justify="left",
         box=box.SIMPLE_HEAD,
@@ -69,14 +80,14 @@ def _rich(item: Table, shown: Sequence[str], *, breaks_numbers: bool = False) ->
     for name in shown:
         if item.is_numeric(name):
             head = escape(name).replace(" ", "\n")
-            table.add_column(head, justify="right", overflow="fold", no_wrap=not breaks_numbers)
+            found.add_column(head, justify="right", overflow="fold", no_wrap=not breaks_numbers)
         else:
-            table.add_column(escape(name), overflow="fold")
+            found.add_column(escape(name), overflow="fold")
     for number, texts in enumerate(item.texts()):
         named = dict(zip(item.columns, texts, strict=True))
         style = "bold" if number in item.bold else None
-        table.add_row(*(escape(named[name]) for name in shown), style=style)
-    return table
+        found.add_row(*(escape(named[name]) for name in shown), style=style)
+    return found
 
 
 def run_items(run: RunFolder) -> Iterator[Item]:
@@ -113,6 +124,28 @@ def _counts(rounds: pandas.DataFrame, column: str) -> Counter[str]:
     """How often rounds have each text of a column of lists."""
     lists = rounds[column].dropna() if column in rounds else ()
     return Counter(text for texts in lists for text in texts)
+
+
+def comparison(run: RunFolder, other: RunFolder) -> Iterator[Item]:
+    """A counterfactual run against the run, method by method and client by client."""
+    results = Results([run])
+    unit = results.unit
+    for one, theirs in zip(results.methods, Results([other]).methods, strict=False):
+        found = client_differences(theirs.by_client(), one.by_client())
+        both = [each.by_client().mean(axis=1).reindex([*found]).tolist() for each in (one, theirs)]
+        texts = [difference.text(unit.signed) for difference in found.values()]
+        columns = [
+            Column("client", [*found]),
+            Column("run", both[0], unit.text),
+            Column("counterfactual", both[1], unit.text),
+            difference_column("difference", [*found.values()], texts),
+        ]
+        title = f"{one.label}: {run.facts.metric} on each client's own test data{unit.in_points}"
+        if found:
+            yield table(f"paired-{one.label}", title, columns, PAIRED)
+        difference = difference_between(theirs, one)
+        if difference is not None:
+            yield f"{one.label}: {run.facts.metric} is {in_words(difference, results)}."
 
 
 def sparkline(values: Sequence[float]) -> str:
