@@ -244,7 +244,8 @@ def export(
         fail(f"--round {after}: write the number of a round, or best")
     wanted_round = int(after) if after and after != "best" else after
     run = Run(folder or newest_run())
-    known = {f"{one.method} seed {one.seed}": one for one in run.lanes.itertuples()}
+    lanes = _opened([run.folder])[0].lanes
+    known = {f"{one.method} seed {one.seed}": one for one in lanes.itertuples()}
     chosen = [
         one for one in known.values() if method in (None, one.method) and seed in (None, one.seed)
     ]
