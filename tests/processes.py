@@ -23,10 +23,8 @@ _PRELOADED = [
     "clientwise.cli",
     "clientwise.launch",
     "clientwise.report.progress",
-    "clientwise.report.output.export",
+    "clientwise.report.page",
     "clientwise.report.terminal",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
     "sklearn.datasets",
     "torch._dynamo",
 ]

@@ -32,7 +32,7 @@ from .launch import run as run_folder
 from .models.own import OwnNetwork
 from .record.files import plain_name
 from .registry import suggest
-from .report.document import counted
+from .report.items import counted
 from .report.progress import somebody_watches
 from .results import FinishedRun, Run
 

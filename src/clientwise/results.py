@@ -35,12 +35,12 @@ from .record.reading.frames import FrameName
 from .record.reading.models import After
 from .record.toml_text import read_table
 from .registry import listed, suggest
-from .report.document import Chart
-from .report.views import overview, result_charts
 from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import altair
+
+    from .record.frames_now import RunFolder as Frames
 
 
 class Sentences(str):
@@ -124,16 +124,14 @@ class Run(RunFolder):
             round: another name for `round_num`.
             details: whether to add how weights are computed, with all parameters.
         """
-        from .record import frames_now
         from .report.audit import why
 
-        run = frames_now.RunFolder(self.folder, self.id)
         methods = self.methods if method is None else [method]
         chosen = round_num if round is None else round
         texts = []
         for one in methods:
             number = self.first_seed(one) if seed is None else seed
-            texts.append(why(run, client, one, number, chosen, details=details))
+            texts.append(why(self._frames, client, one, number, chosen, details=details))
         return Sentences("\n".join(texts))
 
     @property
@@ -175,9 +173,17 @@ class Run(RunFolder):
         Returns:
             The page.
         """
-        from .report.output.export import write_report
+        from .report.audit import last_audits
+        from .report.page import write_report
 
-        return write_report([self], Path(out or self.folder / "report"), figures=figures)
+        target = Path(out or self.folder / "report")
+        return write_report([self._frames], target, [*figures], last_audits)
+
+    @property
+    def _frames(self) -> Frames:
+        from .record import frames_now
+
+        return frames_now.RunFolder(self.folder, self.id)
 
     def _only_method(self, what: str) -> str:
         """The method, where there is one."""
@@ -207,39 +213,43 @@ class Run(RunFolder):
             raise ClientwiseError("run.frame needs polars: pip install polars")
         return import_module(library).DataFrame(columns)
 
-    def figure(self, chart: str | None = None) -> Figure:
-        """A chart of the report as a matplotlib figure, which you can change and save.
+    def figure(self, chart: str | None = None) -> altair.TopLevelMixin:
+        """A chart of the report as an Altair chart, which you can change, and save as PNG, SVG or PDF.
 
         Args:
-            chart: the chart, "curves-metric" say; by default the result.
+            chart: its name, "loss" say; by default the metric over the rounds.
         """
         with needing("report", "run.figure"):
-            from .report.output.picture import Picture
+            import altair
+        from .report.charts import specification
+        from .report.items import Chart
+        from .report.page import report_sections
+        from .report.results import Results
 
-        if chart is None:
-            return Picture(result_charts(self))
-        charts = {}
-        for section in overview([self]).sections:
-            for item in section.items:
-                if isinstance(item, Chart):
-                    charts[f"{section.id}-{item.id}"] = item
-        if chart not in charts:
-            raise ClientwiseError(f"{self.id}: there is no chart {chart!r}{suggest(chart, charts)}")
-        return Picture([charts[chart]])
+        results = Results([self._frames])
+        items = [item for found in report_sections(results).values() for item in found]
+        charts = {item.id: item for item in items if isinstance(item, Chart)}
+        chosen = chart or "metric"
+        if chosen not in charts:
+            raise ClientwiseError(
+                f"{self.id}: there is no chart {chosen!r}{suggest(chosen, charts)}"
+            )
+        methods = [one.label for one in results.methods]
+        return altair.Chart.from_dict(specification(charts[chosen], methods, 600))
 
     def __repr__(self) -> str:
         from .report.terminal import run_text
 
         try:
-            return run_text(self)
+            return run_text(self._frames)
         except RunError:
             return f"Run({str(self.folder)!r}): cannot be read"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the result in words, as a table and as a figure."""
-        from .report.output.notebook import run_html
+        from .report.terminal import run_html
 
-        return run_html(self)
+        return run_html(self._frames)
 
     def model(
         self,

@@ -255,8 +255,7 @@ def counterfactual(
     from ..record.files import plain_name
     from ..record.frames_now import RunFolder
     from ..report.progress import show_progress
-    from ..report.sections import comparison
-    from ..report.terminal import print_items
+    from ..report.terminal import comparison, print_items
 
     if [without is not None, uniform, policy is not None].count(True) != 1:
         fail("give one of --without CLIENT, --uniform and --policy FILE")
@@ -304,9 +303,13 @@ def _run_and_show(
     accept_changes: bool = False,
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
+    from ..errors import MissingPackageError
     from ..launch import run as run_experiment
     from ..record.frames_now import RunFolder
+    from ..report.charts import draw
     from ..report.progress import show_progress
+    from ..report.results import Results
+    from ..report.sections import metric_chart
 
     with stop_politely(folder if resume else None), show_progress(out) as on_round:
         folder = run_experiment(
@@ -316,8 +319,14 @@ def _run_and_show(
             accept_changes=accept_changes,
             on_round=on_round,
         )
-    print_results(RunFolder(folder))
-    print_lines([f"\nRun folder  {folder}"])
+    finished = RunFolder(folder)
+    picture = str(folder / "curves.png")
+    try:
+        draw(metric_chart(Results([finished])), Path(picture), finished.methods)
+    except MissingPackageError as error:
+        picture = f"none: {error}"
+    print_results(finished)
+    print_lines([f"\nRun folder  {folder}", f"Picture     {picture}"])
     return folder
 
 
@@ -338,7 +347,7 @@ def _run_matrix(
 ) -> None:
     """Run the cells of a matrix with progress, then print and report their results."""
     from ..experiment.matrix.runs import CellsFailedError, run_matrix
-    from ..report.page import write_matrix_report
+    from ..report.matrix import write_matrix
     from ..report.progress import show_progress
 
     def on_cell(cell: MatrixCell, number: int, count: int) -> None:
@@ -365,7 +374,7 @@ def _run_matrix(
         fail(f"{error}. The other cells are finished.\nRun the failed cells again with: {again}")
     print_matrix(folder)
     with err.status("Writing the report"):
-        page = write_matrix_report(folder, folder / "report")
+        page = write_matrix(folder, folder / "report")
     print_lines([f"\nFolder  {folder}", f"Report  {page}"])
 
 

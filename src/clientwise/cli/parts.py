@@ -139,7 +139,7 @@ def list_parts(
         parts = [name for one in kinds.values() for name in one["parts"]]
         close = closest(kind, [*words, *methods, *parts])
         hint = suggest(kind, [close] if close else words)
-        plugins = "" if config else ". Parts of plugins are listed with --config FILE"
+        plugins = "" if config else "\nParts of plugins are listed with --config FILE."
         fail(f"unknown kind or part {kind!r}{hint}{plugins}")
 
 

@@ -169,7 +169,8 @@ def report(
     from ..report.charts import COLUMN, FORMATS, PAGE
     from ..report.files import older_files
     from ..report.items import counted
-    from ..report.page import write_matrix_report, write_report, write_while_running
+    from ..report.matrix import write_matrix
+    from ..report.page import write_report, write_while_running
 
     wanted = [word.strip().lower() for word in figures.split(",") if word.strip()]
     if not {*wanted} <= {*FORMATS}:
@@ -189,7 +190,7 @@ def report(
     def write() -> None:
         with err.status("Writing the report"):
             if is_matrix(every[0]):
-                write_matrix_report(every[0], target, formats, width)
+                write_matrix(every[0], target, formats, width)
             else:
                 write_report(_opened(every), target, formats, last_audits, width)
 
@@ -243,7 +244,8 @@ def export(
         fail(f"--round {after}: write the number of a round, or best")
     wanted_round = int(after) if after and after != "best" else after
     run = Run(folder or newest_run())
-    known = {f"{one.method} seed {one.seed}": one for one in run.lanes.itertuples()}
+    lanes = _opened([run.folder])[0].lanes
+    known = {f"{one.method} seed {one.seed}": one for one in lanes.itertuples()}
     chosen = [
         one for one in known.values() if method in (None, one.method) and seed in (None, one.seed)
     ]
@@ -313,10 +315,14 @@ def print_results(run: RunFolder) -> None:
 
 def print_matrix(folder: Path) -> None:
     """A matrix's tables, and what they show in a few sentences."""
-    from ..report.standings import matrix_items
+    from ..report.matrix import matrix_report
     from ..report.terminal import print_items
 
-    print_items(out, matrix_items(folder))
+    found = matrix_report(folder)
+    standings = [
+        items[0] for title, items in found.sections.items() if "standings" in title.lower()
+    ]
+    print_items(out, [found.subtitle, *standings, *found.lead])
 
 
 def _opened(folders: list[Path]) -> list[RunFolder]:

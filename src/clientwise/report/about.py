@@ -87,7 +87,11 @@ def in_words(value: object) -> str:
     ('krum (hostile 0.3)', '1, 2', 'epochs 1')
     """
     if isinstance(value, Mapping):
-        options = ", ".join(f"{key} {in_words(one)}" for key, one in value.items() if key != "name")
+        options = ", ".join(
+            f"{key} {in_words(one)}"
+            for key, one in value.items()
+            if key != "name" and one is not False
+        )
         name = value.get("name")
         text = options if name is None else f"{name} ({options})" if options else str(name)
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import pandas
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 
 from ..errors import RunError
@@ -18,12 +19,24 @@ from ..record.files import CONFIG
 from ..record.frames_now import RunFolder
 from ..record.schema import DATABASE
 from ..registry import listed, suggest
-from .items import Item, Table, counted
+from .about import data_name
+from .items import Column, Item, Table, counted, table
 from .output.markup import escape
-from .results import Results, run_state
-from .sections import brief_notes, privacy_in_words, result_table
-from .verdict import headline
+from .results import Results, difference_between, run_state
+from .sections import (
+    brief_notes,
+    client_differences,
+    difference_column,
+    privacy_in_words,
+    result_table,
+)
+from .verdict import headline, in_words
 
+PAIRED = (
+    "Paired by seed: same data, cohorts, batches and initial model. Differences are the counterfactual "
+    "run minus the run, with their 95% interval where there are several seeds. Intervals are "
+    "corrected for the number of clients (Holm)."
+)
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
 
@@ -33,40 +46,48 @@ def print_items(console: Console, items: Iterable[Item]) -> None:
     for item in items:
         if isinstance(item, Table):
             console.print(_fitting(console, item))
-            if item.note:
-                console.print(escape(item.note))
+            console.print(escape(item.note))
         elif isinstance(item, str):
             console.print(escape(item))
 
 
 def _fitting(console: Console, item: Table) -> RichTable:
-    """A table; without its secondary columns where it would not fit."""
-    table = _rich(item, item.columns)
-    if console.measure(table).maximum > console.width and item.secondary:
-        shown = [name for name in item.columns if name not in item.secondary]
-        table = _rich(item, shown)
-        left_out = [name for name in item.columns if name in item.secondary]
-        table.caption = escape(f"Not shown in {console.width} columns: {', '.join(left_out)}.")
-        table.caption_justify = "left"
-    return table
+    """A table; in a narrow terminal without its secondary columns, and at last with numbers in several lines."""
+    primary = [name for name in item.columns if name not in item.secondary]
+    wide = console.options.update(max_width=10_000)
+    for shown in (item.columns, primary):
+        fitting = _rich(item, shown)
+        if Measurement.get(console, wide, fitting).minimum <= console.width:
+            break
+    else:
+        fitting = _rich(item, primary, breaks_numbers=True)
+    left_out = [name for name in item.columns if name not in shown]
+    if left_out:
+        fitting.caption = escape(f"Not shown in {console.width} columns: {', '.join(left_out)}.")
+        fitting.caption_justify = "left"
+    return fitting
 
 
-def _rich(item: Table, shown: Sequence[str]) -> RichTable:
-    table = RichTable(
+def _rich(item: Table, shown: Sequence[str], *, breaks_numbers: bool = False) -> RichTable:
+    found = RichTable(
         title=escape(item.title),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # so that tables fit into 80 columns
         pad_edge=False,
+        show_edge=False,
     )
     for name in shown:
-        side: Any = "right" if item.is_numeric(name) else "left"
-        table.add_column(escape(name), justify=side, overflow="fold")
+        if item.is_numeric(name):
+            head = escape(name).replace(" ", "\n")
+            found.add_column(head, justify="right", overflow="fold", no_wrap=not breaks_numbers)
+        else:
+            found.add_column(escape(name), overflow="fold")
     for number, texts in enumerate(item.texts()):
         named = dict(zip(item.columns, texts, strict=True))
         style = "bold" if number in item.bold else None
-        table.add_row(*(escape(named[name]) for name in shown), style=style)
-    return table
+        found.add_row(*(escape(named[name]) for name in shown), style=style)
+    return found
 
 
 def run_items(run: RunFolder) -> Iterator[Item]:
@@ -88,9 +109,9 @@ def run_items(run: RunFolder) -> Iterator[Item]:
     yield from brief_notes(results)
     yield from privacy_in_words(results)
     for one in results.methods:
-        rounds_of_it = counted(len(one.rounds), "round")
+        every = counted(len(one.rounds), "round")
         for name, count in _counts(one.rounds, "no_effect").items():
-            yield f"{one.label}: {name} was constant across clients in {count} of {rounds_of_it} and had no effect there."
+            yield f"{one.label}: {name} was constant across clients in {count} of {every} and had no effect there."
         for note, count in _counts(one.rounds, "notes").items():
             yield f"{one.label}: {note} ({counted(count, 'round')})"
         for reason, count in one.refusals["reason"].value_counts().items():
@@ -103,6 +124,28 @@ def _counts(rounds: pandas.DataFrame, column: str) -> Counter[str]:
     """How often rounds have each text of a column of lists."""
     lists = rounds[column].dropna() if column in rounds else ()
     return Counter(text for texts in lists for text in texts)
+
+
+def comparison(run: RunFolder, other: RunFolder) -> Iterator[Item]:
+    """A counterfactual run against the run, method by method and client by client."""
+    results = Results([run])
+    unit = results.unit
+    for one, theirs in zip(results.methods, Results([other]).methods, strict=False):
+        found = client_differences(theirs.by_client(), one.by_client())
+        both = [each.by_client().mean(axis=1).reindex([*found]).tolist() for each in (one, theirs)]
+        texts = [difference.text(unit.signed) for difference in found.values()]
+        columns = [
+            Column("client", [*found]),
+            Column("run", both[0], unit.text),
+            Column("counterfactual", both[1], unit.text),
+            difference_column("difference", [*found.values()], texts),
+        ]
+        title = f"{one.label}: {run.facts.metric} on each client's own test data{unit.in_points}"
+        if found:
+            yield table(f"paired-{one.label}", title, columns, PAIRED)
+        difference = difference_between(theirs, one)
+        if difference is not None:
+            yield f"{one.label}: {run.facts.metric} is {in_words(difference, results)}."
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -171,7 +214,8 @@ def list_runs(folders: Sequence[Path], containing: str = "", sort: str | None = 
             raise RunError(f"--sort {sort}: no such column{suggest(sort, list(rows))}")
         is_text = rows[columns[0]].dtype == object
         rows = rows.sort_values(columns[0], ascending=is_text, kind="stable")
-    return Table("runs", counted(len(rows), "run"), rows)
+    shown = rows.dropna(axis="columns", how="all")
+    return Table("runs", counted(len(rows), "run"), shown, secondary=("seeds", "by", "tags"))
 
 
 def _line(folder: Path) -> dict[str, Any]:
@@ -180,19 +224,18 @@ def _line(folder: Path) -> dict[str, Any]:
         run = RunFolder(folder)
         results = Results([run])
         best = next((one for one in results.ranked if one.mean_metric is not None), None)
-        data = run.config.get("data", "")
         return {
             "run": run.id,
             "state": run_state(run),
             "begun": run.facts.begun,
-            "data": data.get("name", "") if isinstance(data, dict) else str(data),
+            "data": data_name(run),
             "methods": listed(run.methods),
             "seeds": run.lanes["seed"].nunique(),
             "rounds": f"{run.lanes['rounds'].sum()} of {run.facts.lanes * run.facts.rounds}",
             "best": best and results.unit.text(best.mean_metric),
             "by": best and best.label,
-            "tags": listed(run.config.get("tags", [])),
-            "note": run.config.get("note", ""),
+            "tags": listed(run.config.get("tags", [])) or None,
+            "note": run.config.get("note") or None,
         }
     except RunError as error:
         reason = str(error).replace(f"{folder}: ", "")
