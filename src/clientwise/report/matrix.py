@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class MatrixReport:
     sections: dict[str, list[Item]]
 
 
-def write_matrix_report(
+def write_matrix(
     folder: Path, out: Path, figures: Sequence[Format] = (), width: float = COLUMN
 ) -> Path:
     """The report on disk: a page, tables as CSV, Markdown and LaTeX, heat maps in these formats."""
@@ -93,15 +93,6 @@ def matrix_report(folder: Path) -> MatrixReport:
     }
     subtitle = " · ".join(counted(size, noun) for noun, size in sizes.items())
     return MatrixReport(results.name, subtitle, lead, sections)
-
-
-def matrix_items(folder: Path) -> Iterator[Item]:
-    """The standings of all methods in a matrix, and what they show in sentences: for the terminal."""
-    found = matrix_report(folder)
-    for title, items in found.sections.items():
-        if title.startswith("Standings"):
-            yield replace(items[0], title=f"{found.title}: {found.subtitle}")  # type: ignore[type-var]
-    yield from found.lead
 
 
 # In words -----------------------------------------------------------------------------------------
