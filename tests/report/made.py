@@ -58,13 +58,22 @@ class Made:
         """Take the metric of every round, by method and seed."""
         self.id, self.folder = id, Path("nowhere")
         self.methods = list(curves)
-        lanes = [(method, seed, values) for method, own in curves.items() for seed, values in own.items()]
+        lanes = [
+            (method, seed, values) for method, own in curves.items() for seed, values in own.items()
+        ]
         most = max(len(values) for _, _, values in lanes)
         fingerprints = {seed: f"{data}{seed}" for _, seed, _ in lanes}
         rounds = planned or most
-        self.facts = SimpleNamespace(**{**FACTS, "rounds": rounds, "lanes": len(lanes), "data": fingerprints, **facts})
-        rows = [(number, *lane[:2], rounds == len(lane[2]), len(lane[2])) for number, lane in enumerate(lanes, 1)]
-        self.lanes = pandas.DataFrame(rows, columns=["lane", "method", "seed", "finished", "rounds"])
+        self.facts = SimpleNamespace(
+            **{**FACTS, "rounds": rounds, "lanes": len(lanes), "data": fingerprints, **facts}
+        )
+        rows = [
+            (number, *lane[:2], rounds == len(lane[2]), len(lane[2]))
+            for number, lane in enumerate(lanes, 1)
+        ]
+        self.lanes = pandas.DataFrame(
+            rows, columns=["lane", "method", "seed", "finished", "rounds"]
+        )
         self.finished = bool(self.lanes["finished"].all())
         self.config = dict(config or {})
         self._about = dict(about or {})
@@ -96,7 +105,19 @@ class Made:
 
     def _rounds(self, lanes: Any) -> pandas.DataFrame:
         rows = [
-            (method, seed, number, value, 1 - value, [value - 0.05 * place for place in range(10)], 8, 4, 0.1, 0, 0)
+            (
+                method,
+                seed,
+                number,
+                value,
+                1 - value,
+                [value - 0.05 * place for place in range(10)],
+                8,
+                4,
+                0.1,
+                0,
+                0,
+            )
             for method, seed, values in lanes
             for number, value in enumerate(values, 1)
         ]
@@ -105,7 +126,9 @@ class Made:
         return frame.assign(loss_state=[{"class_weights": None}] * len(frame), policy=None)
 
     def _clients(self, seeds: Any) -> pandas.DataFrame:
-        rows = [(seed, client, name, 5, 5, None) for seed in seeds for client, name in enumerate(NAMES)]
+        rows = [
+            (seed, client, name, 5, 5, None) for seed in seeds for client, name in enumerate(NAMES)
+        ]
         columns = ["seed", "client", "name", "num_train", "num_test", "hostile"]
         return pandas.DataFrame(rows, columns=columns).astype({"hostile": object})
 
@@ -118,8 +141,18 @@ class Made:
         return each.assign(metric=each["metric"] - 0.1 * each["client"], loss=0.5)
 
     def _weights(self) -> pandas.DataFrame:
-        weights = {"weight": 0.25, "prior": 0.25, "influence": 0.25, "posterior": numpy.nan, "copies": numpy.nan}
-        return self._each().drop(columns="metric").assign(refusal=None, shapley=numpy.nan, shapley_error=0.0, **weights)
+        weights = {
+            "weight": 0.25,
+            "prior": 0.25,
+            "influence": 0.25,
+            "posterior": numpy.nan,
+            "copies": numpy.nan,
+        }
+        return (
+            self._each()
+            .drop(columns="metric")
+            .assign(refusal=None, shapley=numpy.nan, shapley_error=0.0, **weights)
+        )
 
 
 EMPTY = {

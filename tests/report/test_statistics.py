@@ -18,7 +18,9 @@ def test_a_difference_is_students_paired_test() -> None:
     assert found.p_value == pytest.approx(expected.pvalue)
     assert found.interval == pytest.approx(tuple(expected.confidence_interval(0.95)))
     # Against a table: n = 3, differences 1, 2, 3; t(0.975, 2) = 4.303
-    assert paired_difference([1.0, 2.0, 3.0], [0.0] * 3).margin == pytest.approx(4.3027 / 3**0.5, rel=1e-4)
+    assert paired_difference([1.0, 2.0, 3.0], [0.0] * 3).margin == pytest.approx(
+        4.3027 / 3**0.5, rel=1e-4
+    )
 
 
 def test_pairs_need_both_values_and_a_claim_five_of_them() -> None:
@@ -42,7 +44,9 @@ def test_an_interval_excludes_zero_if_and_only_if_its_p_is_below_five_percent() 
     generator = numpy.random.default_rng(1)
     verdicts = set()
     for effect in generator.uniform(0, 1.5, 60):
-        plain = [paired_difference(row, numpy.zeros(6)) for row in effect + generator.normal(size=(4, 6))]
+        plain = [
+            paired_difference(row, numpy.zeros(6)) for row in effect + generator.normal(size=(4, 6))
+        ]
         for own, one in zip(plain, holm(plain), strict=True):
             low, high = one.interval
             assert (low > 0 or high < 0) == (one.p_value < 0.05)

@@ -38,7 +38,12 @@ def summary(*runs: Any) -> dict[str, dict[str, str]]:
 
 def test_the_best_of_many_is_not_called_significant_for_being_picked() -> None:
     """A difference whose own interval leaves out zero, but not among all pairs of six methods."""
-    lucky = seeds([values[0] + gain / 100 for values, gain in zip(BASE.values(), (1, 2, 0.2, 2.5, 0.4, 1), strict=True)])
+    lucky = seeds(
+        [
+            values[0] + gain / 100
+            for values, gain in zip(BASE.values(), (1, 2, 0.2, 2.5, 0.4, 1), strict=True)
+        ]
+    )
     alone = Made({"A": BASE, "lucky": lucky})
     said = "lucky has the highest accuracy (71.2% in round 1). The lead is statistically significant (p = 0.023)."
     assert lead(alone)[0] == said
@@ -52,14 +57,20 @@ def test_the_best_of_many_is_not_called_significant_for_being_picked() -> None:
     assert found.tests == 15
     low, high = found.interval
     assert low < 0 < high, "as p says, which is above 0.05"
-    assert f"[{100 * low:+.1f}, {100 * high:+.1f}]" in summary(many)["lucky"]["against the baseline"]
+    assert (
+        f"[{100 * low:+.1f}, {100 * high:+.1f}]" in summary(many)["lucky"]["against the baseline"]
+    )
     assert result_table(Results([many])).bold == ()
 
 
 def test_one_or_three_seeds_are_few() -> None:
     three = Made({"A": around(0.7, 0, 1, -1), "B": around(0.8, 0, 1, -1)})
-    assert lead(three)[0].endswith("With 3 seeds, no significance is claimed: at least 5 are needed.")
-    assert lead(three)[1].endswith(", 3 seeds), p < 0.001; no significance is claimed with fewer than 5 seeds.")
+    assert lead(three)[0].endswith(
+        "With 3 seeds, no significance is claimed: at least 5 are needed."
+    )
+    assert lead(three)[1].endswith(
+        ", 3 seeds), p < 0.001; no significance is claimed with fewer than 5 seeds."
+    )
     one = Made({"A": seeds([0.7]), "B": seeds([0.8])})
     assert lead(one) == [
         "B has the highest accuracy (80.0% in round 1). With one seed, no confidence interval can be given.",
@@ -73,14 +84,19 @@ def test_who_is_worse_than_the_baseline_is_said(higher: bool) -> None:
     run = Made({"A": BASE, "loses": loses}, higher_is_better=higher)
     points = "-9.9" if higher else "+10.1"
     assert lead(run)[-1] == f"Significantly worse than A (baseline): loses ({points} points)."
-    assert lead(run)[0].startswith(f"A has the {'highest' if higher else 'lowest'} accuracy (70.0% in round 1). The lead")
+    assert lead(run)[0].startswith(
+        f"A has the {'highest' if higher else 'lowest'} accuracy (70.0% in round 1). The lead"
+    )
 
 
 def test_a_running_run_says_which_round_it_is_and_what_has_just_begun_says_nothing() -> None:
     run = Made({"A": BASE, "B": around(0.8, 0, 1, 0, 1, 0, 1)}, planned=30)
     assert lead(run)[0].startswith("B has the highest accuracy (80.5% in round 1 of 30). The lead")
     young = Made({"A": {1: [0.5]}})
-    young.frames["rounds"], young.frames["local"] = young.frame("rounds")[:0], young.frame("local")[:0]
+    young.frames["rounds"], young.frames["local"] = (
+        young.frame("rounds")[:0],
+        young.frame("local")[:0],
+    )
     young.lanes["rounds"], young.lanes["finished"] = 0, False
     assert lead(young) == [NOTHING_YET]
 
@@ -89,8 +105,14 @@ def test_runs_are_compared_on_the_seeds_they_share() -> None:
     two = Made({"A": seeds([0.70, 0.72])}, id="two")
     three = Made({"A": seeds([0.71, 0.73, 0.10])}, id="three")  # its third seed went wrong
     found = summary(two, three)["three: A"]
-    assert (found["accuracy"], found["against the baseline"]) == ("72.0% ± 1.4", "+1.0 [+1.0, +1.0]")
-    assert "Compared on the seeds that all methods have run as far, on the same data: 1, 2." in lead(two, three)
+    assert (found["accuracy"], found["against the baseline"]) == (
+        "72.0% ± 1.4",
+        "+1.0 [+1.0, +1.0]",
+    )
+    assert (
+        "Compared on the seeds that all methods have run as far, on the same data: 1, 2."
+        in lead(two, three)
+    )
     other = Made({"A": BASE}, id="other", data="y")
     first = Made({"A": BASE}, id="first")
     assert lead(first, other) == [
@@ -124,7 +146,10 @@ def test_a_seed_that_stopped_early_keeps_its_metric() -> None:
     )
     run.lanes["finished"] = True
     assert summary(run)["A"]["accuracy"] == "65.0% ± 7.1"
-    assert lead(run)[0] == "A stopped early, after round 2 (seed 1) of 4: the held-out loss was lowest in round 1 (seed 1)."
+    assert (
+        lead(run)[0]
+        == "A stopped early, after round 2 (seed 1) of 4: the held-out loss was lowest in round 1 (seed 1)."
+    )
     run.config["keep"] = "best"
     assert "A: predictions and exports use the model of round 1 (seed 1)" in lead(run)[1]
 
@@ -132,7 +157,12 @@ def test_a_seed_that_stopped_early_keeps_its_metric() -> None:
 def test_what_went_wrong_comes_before_any_verdict() -> None:
     flat = {1: [0.1] * 4, 2: [0.1] * 4}
     good = {1: [0.2, 0.4, 0.6, 0.8], 2: [0.2, 0.4, 0.6, 0.9]}
-    run = Made({"good": good, "flat": flat}, constant_metric=0.1, report_samples=400, warnings=["no sample of class 3"])
+    run = Made(
+        {"good": good, "flat": flat},
+        constant_metric=0.1,
+        report_samples=400,
+        warnings=["no sample of class 3"],
+    )
     assert lead(run)[:3] == [
         "Warning: no sample of class 3.",
         "No better than a constant prediction (10.0%): flat (10.0%). Try another training.learning_rate, more rounds, or "
@@ -145,12 +175,21 @@ def test_what_went_wrong_comes_before_any_verdict() -> None:
         "wild diverged (seed 1, 2): the loss in the last round is 9.5e+34. Its metric says nothing else.",
         "Try a smaller training.learning_rate.",
     ]
-    assert not any("diverged" in line for line in lead(Made({"good": good}).set("loss", [2.3, 1e-6, 1e-6, 1.9] * 2)))
-    kept = Made({"good": good, "braked": good}).set("kept", [None] * 10 + [["zero weights", ""]] * 6)
-    assert lead(kept)[0].startswith("braked: the model did not change in 6 of 8 rounds (all weights are zero")
+    assert not any(
+        "diverged" in line
+        for line in lead(Made({"good": good}).set("loss", [2.3, 1e-6, 1e-6, 1.9] * 2))
+    )
+    kept = Made({"good": good, "braked": good}).set(
+        "kept", [None] * 10 + [["zero weights", ""]] * 6
+    )
+    assert lead(kept)[0].startswith(
+        "braked: the model did not change in 6 of 8 rounds (all weights are zero"
+    )
     few = Made({"good": good, "flat": good}, report_samples=12)
     assert lead(few) == [TOO_FEW]
-    change = SimpleNamespace(date="2026-11-16 09:00", rounds=2, what=["other code in the plugin own"])
+    change = SimpleNamespace(
+        date="2026-11-16 09:00", rounds=2, what=["other code in the plugin own"]
+    )
     assert lead(Made({"good": good}, changes=[change]))[0] == (
         "made was resumed with changes on 2026-11-16 09:00, after 2 rounds in total: other code in the plugin own. The "
         "rounds before and after may not be of one experiment."
@@ -164,14 +203,23 @@ def test_refusals_of_honest_clients_come_first_with_the_likely_cause() -> None:
     said = lead(run)
     assert said[0] == "B: 12 of 24 updates were refused: update norm is not finite."
     assert said[1].startswith("Most likely training diverges: try a smaller training.learning_rate")
-    run.frames["refusals"] = run.frame("refusals").assign(kind="absent")  # late: no fault of the update
+    run.frames["refusals"] = run.frame("refusals").assign(
+        kind="absent"
+    )  # late: no fault of the update
     assert not any("refused" in line for line in lead(run))
-    run.frames["refusals"] = run.frame("weights").query("method == 'B'").assign(reason="late", kind=None)
-    assert lead(run)[0].startswith("B: no update was accepted (24 refused); its model is the initial one")
+    run.frames["refusals"] = (
+        run.frame("weights").query("method == 'B'").assign(reason="late", kind=None)
+    )
+    assert lead(run)[0].startswith(
+        "B: no update was accepted (24 refused); its model is the initial one"
+    )
 
 
 def test_what_is_not_available_in_practice_is_never_the_best() -> None:
-    run = Made({"A": BASE, "B": around(0.75, *OFFSETS), "told": around(0.9, *OFFSETS)}, about={"told": {"is_available": False}})
+    run = Made(
+        {"A": BASE, "B": around(0.75, *OFFSETS), "told": around(0.9, *OFFSETS)},
+        about={"told": {"is_available": False}},
+    )
     assert lead(run)[0].startswith("B has the highest accuracy")
     assert list(summary(run)) == ["told\xa0†", "B", "A"]
     assert "† Not available in practice" in result_table(Results([run])).note
@@ -188,15 +236,25 @@ def test_the_clients_that_lost_their_weight_by_evidence_are_named() -> None:
     )
     weights.loc[own, "copies"] = 2.0  # that share the weight of one: that is no loss
     assert "Evidence" not in lead(run)[-1]
-    run.frames["clients"]["hostile"] = numpy.where(run.frame("clients")["client"] == 3, "wrong_labels", None)
-    weights["copies"], weights["hostile"] = 1.0, numpy.where(weights["client"] == 3, "wrong_labels", None)
-    assert "B from 2 of 4 (Graz, Bern); 1 of the 2 clients that lost weight was hostile." in lead(run)[-1]
+    run.frames["clients"]["hostile"] = numpy.where(
+        run.frame("clients")["client"] == 3, "wrong_labels", None
+    )
+    weights["copies"], weights["hostile"] = (
+        1.0,
+        numpy.where(weights["client"] == 3, "wrong_labels", None),
+    )
+    assert (
+        "B from 2 of 4 (Graz, Bern); 1 of the 2 clients that lost weight was hostile."
+        in lead(run)[-1]
+    )
 
 
 def test_an_undertrained_baseline_is_said() -> None:
     rising, flat = [0.05 * number for number in range(1, 13)], [0.9] * 12
     run = Made({"A": {1: rising, 2: rising}, "B": {1: flat, 2: [0.89, *flat[1:]]}})
-    assert any(line.startswith("A (baseline) is still improving: 15.0 points") for line in lead(run))
+    assert any(
+        line.startswith("A (baseline) is still improving: 15.0 points") for line in lead(run)
+    )
 
 
 def test_equal_decisions_and_unequal_tuning_are_said() -> None:
@@ -207,8 +265,15 @@ def test_equal_decisions_and_unequal_tuning_are_said() -> None:
     assert any(line.startswith("B: same predictions as A") for line in lead(run))
 
 
-def test_a_real_run_names_hostile_clients_and_the_classes_that_samples_lack(tmp_path: Path, tiny: dict[str, Any]) -> None:
+def test_a_real_run_names_hostile_clients_and_the_classes_that_samples_lack(
+    tmp_path: Path, tiny: dict[str, Any]
+) -> None:
     hostile = {"hostile": [{"clients": 1, "attack": "broken"}]}
-    run = RunFolder(cw.run(tiny | hostile | {"methods": ["FedAvg", "Median"]}, tmp_path / "run").folder)
-    assert any(line.startswith("Updates were refused only from hostile clients: FedAvg") for line in lead(run))
+    run = RunFolder(
+        cw.run(tiny | hostile | {"methods": ["FedAvg", "Median"]}, tmp_path / "run").folder
+    )
+    assert any(
+        line.startswith("Updates were refused only from hostile clients: FedAvg")
+        for line in lead(run)
+    )
     assert pandas.notna(run.frame("refusals")["hostile"]).all()

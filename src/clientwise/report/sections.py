@@ -101,13 +101,13 @@ def result_table(results: Results) -> Table:
         ),
         *_to_target(results),
         Column(
-            "influence of hostile clients",
+            "hostile influence",
             [one.mean("hostile_influence") for one in rows],
             percent,
             lower=True,
         ),
         Column(
-            "backdoor success rate",
+            "backdoor success",
             [one.last("attack_success").mean() for one in rows],
             percent,
             lower=True,
@@ -194,7 +194,7 @@ def result_notes(results: Results) -> list[str]:
         )
     sentences += brief_notes(results)
     cases = {
-        "The influence of hostile clients is the mean over all rounds.": results.has_hostile,
+        "Hostile influence: the share of all hostile clients in the model, mean over all rounds.": results.has_hostile,
         "Testing rounds are counted over all rounds.": has_search(results),
         CENSORED: any(run.facts.target is not None for run in results.runs),
         "The last round of two methods may end at different times on the clock.": results.has_clock,
@@ -277,7 +277,9 @@ def curves(results: Results) -> Iterator[Item]:
         )
         both = metric.frame.merge(ends[["method", "round", name]], on=["method", "round"])
         unit, size = [
-            pair for pair in units.items() if both[name].max() >= 2 * pair[1] or pair[1] <= 1000
+            pair
+            for place, pair in enumerate(units.items())
+            if not place or both[name].max() >= 2 * pair[1]
         ][-1]
         both[unit] = both.pop(name) / size
         yield Chart(

@@ -209,8 +209,7 @@ def _has_failed(one: Method) -> bool:
     return (
         bool(one.diverged)
         or len(one.refusals) > 0
-        or ("kept" in one.rounds
-        and bool(one.rounds["kept"].notna().any()))
+        or ("kept" in one.rounds and bool(one.rounds["kept"].notna().any()))
     )
 
 
