@@ -17,7 +17,7 @@ from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.audit.explanation import explain
 from clientwise.report.terminal import audit_tables
-from clientwise.report.views import audit_round, overview
+from reported import headline_of
 
 RURAL = {"name": "rural", "clients": [2, 3], "floor": 0.5}
 CONFIG: dict[str, Any] = {
@@ -111,7 +111,7 @@ def test_rounds_whose_cohort_cannot_meet_it_are_told_and_keep_the_model(tmp_path
     assert 0 < len(kept) < 6
     assert f"{len(kept)} of 6 rounds cannot meet the policy" in warning
     assert f"The first is round {kept[0]}: group 'rural'" in warning
-    assert any("stays as it was" in line for line in overview([run]).lead)
+    assert any("stays as it was" in line for line in headline_of(run))
     assert audit_tables(run, kept[0])
 
 

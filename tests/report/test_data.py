@@ -6,14 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
-
-from clientwise.core.objective.problem import Classification
-from clientwise.data.datasets import diabetes, digits
-from clientwise.data.division import federate
-from clientwise.data.federated import FederatedData, Samples
-from clientwise.data.partition import Pool, iid, shards, table
-from clientwise.data.summary import DataSummary, summarise
 from clientwise.report.data_tables import (
     BLOCKS,
     class_table,
@@ -22,6 +14,14 @@ from clientwise.report.data_tables import (
     size_table,
 )
 from clientwise.report.output.figures import draw
+from rich.console import Console
+
+from clientwise.core.objective.problem import Classification
+from clientwise.data.datasets import diabetes, digits
+from clientwise.data.division import federate
+from clientwise.data.federated import FederatedData, Samples
+from clientwise.data.partition import Pool, iid, shards, table
+from clientwise.data.summary import DataSummary, summarise
 
 COUNTS = [[30, 0, 5] + [0] * 7, [30, 40, 0] + [0] * 7, [100] + [0] * 9]
 
