@@ -754,7 +754,7 @@ def heat_map(raw: pandas.DataFrame) -> Drawn:
         for column, text in enumerate(own):
             colour = "black" if means[row, column] > 50 else "white"
             axes.text(column, row, text, ha="center", va="center", color=colour)
-    rows = [f"{name}: {', '.join(own)}" for name, own in zip(names, texts, strict=True)]
+    rows = [f"{name}: {', '.join(own)}" for name, own in zip(names, texts, strict=True)][::-1]
     return Drawn(figure, "; ".join([", ".join(federation.columns), *rows]))
 
 

@@ -145,7 +145,8 @@ def draw(chart: Chart, path: Path, methods: Sequence[str] = (), width: float = P
 
 def _lines(chart: Chart, methods: list[str]) -> list[Layer]:
     scale = {"type": "log"} if chart.logarithmic else {"zero": False}
-    x = _field(chart.x, scale={"nice": False})
+    step = {"tickMinStep": 1} if chart.frame[chart.x].dtype.kind in "iu" else {}
+    x = _field(chart.x, scale={"nice": False}, axis=step)
     y = _field(chart.y, scale=scale, title=None, axis={"format": chart.format})
     colour = _colour(chart, methods)
     names = colour["scale"]["domain"]

@@ -108,7 +108,7 @@ def _verdict(results: Results, metric: str, federations: Sequence[Federation]) -
     found = worst_cell_difference(results, federations, best.method, second.method)
     yield (
         f"{text} With one seed, no confidence interval can be given."
-        if found.margin is None
+        if found.corrected_margin is None
         else f"{text} Difference {interval(found, unit)}{unit.points} (95% confidence interval, paired over "
         f"{results.seeds} seeds; the cells were chosen by these same results)."
     )
@@ -132,7 +132,7 @@ def _lead_in_mean(
         "federations": (len(federations), found.over_federations),
     }
     for pairs, (count, difference) in tested.items():
-        if difference.margin is not None:
+        if difference.corrected_margin is not None:
             said = f"{interval(difference, unit)}{unit.points}, {difference.significance(pairs)}"
             text += f" Over {count} {pairs}: {said}."
     return text
@@ -143,7 +143,11 @@ def interval(difference: Difference | None, unit: Unit) -> str:
     if difference is None:
         return "–"
     text = unit.size(difference.mean)
-    return text if difference.margin is None else f"{text} ± {unit.size(difference.margin)}"
+    return (
+        text
+        if difference.corrected_margin is None
+        else f"{text} ± {unit.size(difference.corrected_margin)}"
+    )
 
 
 def by_mean(lines: Sequence[MethodStanding], federation: Federation) -> list[MethodStanding]:
@@ -182,7 +186,7 @@ def _numbers(values: Any) -> Any:
 
 def _difference_column(name: str, differences: Sequence[Difference | None], unit: Unit) -> Column:
     texts = [interval(one, unit) for one in differences]
-    margins = _numbers(one and one.margin for one in differences)
+    margins = _numbers(one and one.corrected_margin for one in differences)
     return Column(
         name,
         _numbers(one and one.mean for one in differences),

@@ -33,7 +33,6 @@ FIRST, LAST = (
 )  # the others stand between, as they are defined
 SECONDS = 3.0  # between two looks at a run that goes on
 REST = 10  # times as long as writing took: reading must not slow the run
-HEAD = (240, 96)  # pixels of the curve beside the headline
 Audit = Callable[
     [RunFolder], Iterable[tuple[str, Sequence[Item]]]
 ]  # titles, and what can be opened beneath each
@@ -109,31 +108,23 @@ def _head_curve(results: Results) -> dict[str, Any] | None:
     if frame.empty:
         return None
     named = [results.baseline.label, results.best.label]
-    low, high = frame["value"].min(), frame["value"].max()
-    last = max(int(frame["round"].max()), 2)
-    width, height = HEAD
-    x = (frame["round"] - 1) / (last - 1) * width
-    y = height - (frame["value"] - low) / ((high - low) or 1.0) * height
-    points = (
-        (x.round(1).astype(str) + "," + y.round(1).astype(str))
-        .groupby(frame["method"])
-        .agg(" ".join)
-    )
     colours = {
         one.label: COLOURS[place % len(COLOURS)] for place, one in enumerate(results.methods)
     }
+    low, high, last = frame["value"].min(), frame["value"].max(), int(frame["round"].max())
+    points = (
+        (frame["round"].astype(str) + "," + (-frame["value"]).astype(str))
+        .groupby(frame["method"])
+        .agg(" ".join)
+    )
     ordered = sorted(points.index, key=lambda name: named.index(name) if name in named else -1)
     return {
         "title": f"{results.facts.metric} on {results.facts.reported_on}, round 1 to {last}",
         "low": results.unit.text(low),
         "high": results.unit.text(high),
+        "box": f"1 {-high} {max(last - 1, 1)} {high - low or 1}",
         "lines": [
-            {
-                "name": name,
-                "points": points[name],
-                "colour": colours[name] if name in named else None,
-            }
-            for name in ordered
+            (name, points[name], colours[name] if name in named else None) for name in ordered
         ],
         "others": len(points.index.difference(named)),
     }

@@ -28,17 +28,25 @@ class Difference:
 
     @property
     def margin(self) -> float | None:
-        """Half the width of the interval, at the level that the correction leaves: 95%, or 1 − 0.05/factor."""
+        """Half the width of the uncorrected 95% confidence interval."""
+        return self._margin(SIGNIFICANCE)
+
+    @property
+    def corrected_margin(self) -> float | None:
+        """Half the width of `interval`."""
+        return self._margin(SIGNIFICANCE / self.factor)
+
+    def _margin(self, level: float) -> float | None:
         if self.error is None:
             return None
         from scipy.special import stdtrit  # `scipy.stats` takes a second to import
 
-        return float(stdtrit(self.pairs - 1, 1 - SIGNIFICANCE / self.factor / 2)) * self.error
+        return float(stdtrit(self.pairs - 1, 1 - level / 2)) * self.error
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95% confidence interval, corrected as p is: it excludes 0 if and only if p < 0.05."""
-        margin = self.margin
+        margin = self.corrected_margin
         return None if margin is None else (self.mean - margin, self.mean + margin)
 
     @property
@@ -108,7 +116,7 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
     Where p is multiplied by k, the interval is that of the level 1 − 0.05/k. It contains the uncorrected one.
 
     >>> found = holm([Difference(1, 0.5, 5, p_value=p) for p in (0.01, 0.04, 0.03)])
-    >>> [one.p_value for one in found], [round(one.margin, 2) for one in found]
+    >>> [one.p_value for one in found], [round(one.corrected_margin, 2) for one in found]
     ([0.03, 0.06, 0.06], [1.98, 1.59, 1.75])
     """
     p_values = [one.p_value for one in differences]
