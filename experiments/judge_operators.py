@@ -9,10 +9,11 @@ import sys
 from collections.abc import Mapping
 from itertools import product
 
-import clientwise as cw
 from clientwise.report.differences import difference_between
 from clientwise.report.sections.targets import gain_against
 from clientwise.report.series import Series, series_of
+
+import clientwise as cw
 from clientwise.report.statistics import Difference, holm
 
 ORDERS = ("MW>LD>DS", "MW>DS>LD")

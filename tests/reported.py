@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from clientwise.record.frames_now import RunFolder
+from clientwise.report.audit import audit
+from clientwise.report.items import Chart
 from clientwise.report.page import report_sections
 from clientwise.report.results import Results
 from clientwise.report.terminal import run_items
@@ -37,3 +39,14 @@ def texts_of(table: Any) -> dict[str, dict[str, str]]:
 def printed(run: Any) -> list[str]:
     """What the terminal says of a run, besides its table."""
     return [item for item in run_items(RunFolder(run.folder, run.id)) if isinstance(item, str)]
+
+
+def audited(run: Any, method: str, seed: int, round_num: int) -> str:
+    """All words of the audit of a round, with its parameters."""
+    found = audit(RunFolder(run.folder, run.id), method, seed, round_num, details=True)
+    words = [
+        item if isinstance(item, str) else str(item.texts())
+        for item in found
+        if not isinstance(item, Chart)
+    ]
+    return " ".join(words)

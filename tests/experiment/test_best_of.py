@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from clientwise.report.audit.round_audit import audit
 from safetensors.torch import load_file
 
 import clientwise as cw
@@ -14,7 +15,6 @@ from clientwise.core.aggregation.server_step import BestOf, adam_step, momentum_
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
 from clientwise.registry import Part
-from clientwise.report.audit.round_audit import audit
 
 STEPS = [{"name": "momentum", "momentum": 0.8}, {"name": "adam", "learning_rate": 0.1}]
 METHOD = {

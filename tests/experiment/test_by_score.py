@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from clientwise.report.audit.pages import audit_round
 from safetensors.torch import load_file
 
 import clientwise as cw
@@ -16,7 +17,6 @@ from clientwise.errors import ConfigError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
-from clientwise.report.audit.pages import audit_round
 
 LANE = "checkpoints/lane-1.safetensors"
 BY_SCORE: dict[str, Any] = {"name": "by_score", "floor": 0.1}

@@ -16,8 +16,7 @@ from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.audit.explanation import explain
-from clientwise.report.terminal import audit_tables
-from reported import headline_of
+from reported import audited, headline_of
 
 RURAL = {"name": "rural", "clients": [2, 3], "floor": 0.5}
 CONFIG: dict[str, Any] = {
@@ -53,14 +52,9 @@ def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
     (policy,) = RunFolder(folder).policies("A", 1)
     assert policy.round_num == 1
     assert policy.policy["groups"][0] == RURAL
-    page = audit_round(RunFolder(folder), "A", 1, 2)
-    assert "cap 40%, floor 5%; rural: floor 50% together; 0: cap 30%" in page.lead[0]
-    labels = [column.label for column in page.sections[0].items[1].columns]
-    assert {"dataset_size", "model_divergence"} <= {*labels}
-    assert (
-        "Claimed by clients: dataset_size. Measured by the server: model_divergence."
-        in page.lead[0]
-    )
+    page = audited(RunFolder(folder), "A", 1, 2)
+    assert "cap 40%, floor 5%; rural: floor 50% together; 0: cap 30%" in page
+    assert "Claimed by clients: dataset_size. Measured by the server: model_divergence." in page
 
 
 @pytest.mark.parametrize(
@@ -102,7 +96,7 @@ def test_rounds_whose_cohort_cannot_meet_it_are_told_and_keep_the_model(tmp_path
             kept.append(round_num)
             assert note.startswith("no weights meet the bounds (group 'rural': none takes part")
             assert set(weights(folder, round_num).values()) == {0.0}
-            assert note in audit_round(run, "A", 1, round_num).lead
+            assert note in audited(run, "A", 1, round_num)
             for one in explain(run, "A", 1, round_num):
                 assert (one.share, one.cause, one.kept) == (0.0, "kept", note)
                 assert one.answer() == (
@@ -112,7 +106,6 @@ def test_rounds_whose_cohort_cannot_meet_it_are_told_and_keep_the_model(tmp_path
     assert f"{len(kept)} of 6 rounds cannot meet the policy" in warning
     assert f"The first is round {kept[0]}: group 'rural'" in warning
     assert any("stays as it was" in line for line in headline_of(run))
-    assert audit_tables(run, kept[0])
 
 
 def test_a_newcomer_is_capped_until_its_probation_ends(tmp_path: Path) -> None:
@@ -121,8 +114,8 @@ def test_a_newcomer_is_capped_until_its_probation_ends(tmp_path: Path) -> None:
     found = [weights(folder, round_num)[1] for round_num in (1, 2, 3)]
     assert found[:2] == pytest.approx([0.01, 0.01])
     assert found[2] > 0.02
-    moved = audit_round(RunFolder(folder), "A", 1, 1).sections[0].items[2]
-    assert "The cap of 1% for newcomers lowers the weight from" in moved.rows[0][1]
+    moved = audited(RunFolder(folder), "A", 1, 1)
+    assert "The cap of 1% for newcomers lowers the weight from" in moved
     # A run that is interrupted goes on with the same probation.
     short = cw.run(config({"probation": probation}) | {"rounds": 1}, tmp_path / "short")
     cw.run(config({"probation": probation}), short, resume=True)
@@ -144,10 +137,9 @@ def test_a_policy_changes_with_a_note_only(tmp_path: Path) -> None:
     assert max(weights(folder, 3).values()) == pytest.approx(0.3)
     assert max(weights(folder, 4).values()) > 0.3
     run = RunFolder(folder)
-    assert "cap 30%" in audit_round(run, "A", 1, 3).lead[0]
-    assert (
-        f"Bounds since round 4: cap 50%. Reason for the bounds: {note}."
-        in audit_round(run, "A", 1, 5).lead[0]
+    assert "cap 30%" in audited(run, "A", 1, 3)
+    assert f"Bounds since round 4: cap 50%. Reason for the bounds: {note}." in audited(
+        run, "A", 1, 5
     )
     with pytest.raises(RunError, match=r"bounds\.cap"):  # the same note explains no other change
         cw.run(config({"cap": 0.6, "note": note}, rounds=6), folder, resume=True)

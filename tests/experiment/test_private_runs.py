@@ -23,7 +23,7 @@ from clientwise.experiment.config.named import merge
 from clientwise.experiment.running import lanes
 from clientwise.record.reading.folder import RunFolder
 from clientwise.registry import Part
-from reported import items_of
+from reported import audited, items_of
 
 LANE = "checkpoints/lane-1.safetensors"
 PRIVATE = {
@@ -321,7 +321,7 @@ def test_an_empty_cohort_still_releases_noise(tmp_path: Path) -> None:
 
 def test_the_audit_explains_weights_with_public_constants(tmp_path: Path) -> None:
     cw.run(config(changed(criteria=TWO, normalise=PUBLIC), rounds=1), tmp_path / "run")
-    assert "class_balance" in str(audit_round(RunFolder(tmp_path / "run"), "private", 1, 1))
+    assert "class_balance" in audited(RunFolder(tmp_path / "run"), "private", 1, 1)
 
 
 def test_scales_of_the_cohort_round_no_score_to_zero(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clientwise.report.audit.round_audit import audit
 
 import clientwise as cw
 from clientwise.errors import RunError
@@ -13,7 +14,6 @@ from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.record.reading.folder import RunFolder
 from clientwise.report.audit.explanation import explain
-from clientwise.report.audit.round_audit import audit
 
 CLIENTS = 20
 KEPT = 5

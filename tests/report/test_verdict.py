@@ -127,7 +127,7 @@ def test_runs_are_compared_on_the_seeds_they_share() -> None:
 
 def test_methods_are_compared_at_the_same_round_or_not_at_all() -> None:
     up = [number / 1000 for number in range(1, 101)]
-    run = Made({"A": {seed: up[:50] for seed in (1, 2)}, "B": {seed: up for seed in (1, 2)}})
+    run = Made({"A": dict.fromkeys((1, 2), up[:50]), "B": dict.fromkeys((1, 2), up)})
     assert lead(run) == [
         "B: accuracy 10.0% in round 100.",
         "Not all methods have run 100 rounds: A 50. These are not ranked; differences are taken in the last round "

@@ -16,7 +16,9 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from clientwise.report.audit.pages import audit_client, audit_round
 from clientwise.report.audit.why import why_weight
+from clientwise.report.views import overview
 
 import clientwise as cw
 from clientwise.core.objective.problem import Classification
@@ -27,8 +29,6 @@ from clientwise.record.database import reading
 from clientwise.record.reading.folder import RunFolder
 from clientwise.record.schema import DATABASE
 from clientwise.record.writer import Store
-from clientwise.report.audit.pages import audit_client, audit_round
-from clientwise.report.views import overview
 
 CLIENTS = 2_000
 ROUNDS = 5

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clientwise.report.audit.pages import steps_charts
+from clientwise.report.audit.round_audit import MAX_COHORT, audit
+from clientwise.report.views import overview
 
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.record import database
 from clientwise.record.reading.folder import RunFolder
 from clientwise.record.sums import CELLS
-from clientwise.report.audit.pages import steps_charts
-from clientwise.report.audit.round_audit import MAX_COHORT, audit
-from clientwise.report.views import overview
 
 CLIENTS = 300
 CONFIG: dict[str, Any] = {

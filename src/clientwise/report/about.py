@@ -6,13 +6,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pandas import DataFrame as Frame
+
 from ..experiment.checks.steps_in_words import steps_in_words
 from ..record.files import VERSIONS, read_whole
 from ..record.frames_now import RunFolder
 from ..record.toml_text import dotted_keys
 from ..registry import listed
 from .items import Item, Table, counted, section
-from .results import Frame, Method, Results, encoding, seeds_of, stated
+from .results import Method, Results, encoding, seeds_of, stated
 from .verdict import best_rounds, keeps_best
 
 MOST_BYTES = 2**16  # of versions.json

@@ -163,6 +163,11 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def read(text: Format | Sequence[str], values: Iterable[Any]) -> list[str]:
+    """The texts of a column."""
+    return [text(value) for value in values] if callable(text) else list(text)
+
+
 @dataclass(frozen=True)
 class Table:
     """A frame, its title, and what stands beneath it; `table` makes one column by column."""
@@ -185,10 +190,7 @@ class Table:
 
     def texts(self) -> list[list[str]]:
         """What people read, row by row."""
-        columns = []
-        for name in self.columns:
-            show = self.formats.get(name, plain)
-            columns.append([show(value) for value in self.frame[name]] if callable(show) else show)
+        columns = [read(self.formats.get(name, plain), self.frame[name]) for name in self.columns]
         return [list(row) for row in zip(*columns, strict=True)]
 
     def is_numeric(self, column: str) -> bool:
@@ -201,11 +203,9 @@ class Column:
     """A column of a table: a value for each row, and how people read it."""
 
     name: str
-    values: Sequence[Any]
+    values: Any  # a list, an array or a series
     text: Format | Sequence[str] = plain
-    within: Mapping[str, Sequence[Any]] = field(
-        default_factory=dict
-    )  # what its texts say, too, by name
+    within: Mapping[str, Any] = field(default_factory=dict)  # what its texts say, too, by name
     lower: bool = False
     secondary: bool = False
 
@@ -218,9 +218,9 @@ def table(
 
     found: dict[str, Column] = {}
     texts: dict[str, list[str]] = {}
-    values: dict[str, Sequence[Any]] = {}
+    values: dict[str, Any] = {}
     for one in columns:
-        shown = [one.text(value) for value in one.values] if callable(one.text) else list(one.text)
+        shown = read(one.text, one.values)
         if {*shown} - {"–", ""}:
             found[one.name], texts[one.name] = one, shown
             values[one.name] = list(one.values)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
+from pandas import DataFrame as Frame
 
 from .charts import COLUMN, Format
 from .files import write_items
@@ -17,7 +18,6 @@ from .results import (
     NOT_AVAILABLE_MEANS,
     TRAINS_ON_SERVER,
     TRAINS_ON_SERVER_MEANS,
-    Frame,
 )
 from .standings import (
     Federation,
@@ -302,7 +302,8 @@ def _federation(results: Results, one: Federation) -> Iterator[Item]:
     named = _method_column(results, [results.methods[index] for index in order])
     means, rates = one.values.mean(2)[order], one.success.mean(2)[order]
     frame = Frame(means, columns=one.columns).assign(method=named.text)
-    title = f"{one.name}: {one.metric}{'' if one.higher_is_better else ' (lower is better)'}, the best worst cell on top"
+    better = "" if one.higher_is_better else " (lower is better)"
+    title = f"{one.name}: {one.metric}{better}, the best worst cell on top"
     yield Chart(
         f"{one.name}-heat",
         title,

@@ -21,7 +21,7 @@ for (const head of document.querySelectorAll("thead th")) {
 
 const drawn = new Set();
 function draw(plot) {
-  if (drawn.has(plot)) return;
+  if (drawn.has(plot) || !window.vegaEmbed) return;
   drawn.add(plot);
   const spec = JSON.parse(plot.nextElementSibling.textContent);
   const columns = Object.entries(spec.data.columns);

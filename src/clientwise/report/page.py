@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..errors import NotBegunError, needing
+from ..errors import MissingPackageError, NotBegunError, needing
 from ..record.frames_now import RunFolder
 from ..record.lock import is_locked
 from ..record.schema import DATABASE
@@ -161,7 +161,10 @@ def write_page(
     ]
     scripts = [_asset("page.js")]
     if any(isinstance(item, Chart) for item in items):
-        scripts.insert(0, chart_script())
+        try:
+            scripts.insert(0, chart_script())
+        except MissingPackageError as error:
+            head = {**head, "missing": str(error)}
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
     template = environment.from_string(_asset("page.html"))
     text = template.render(head=head, sections=found, scripts=scripts, hashes=hashes)
@@ -178,10 +181,10 @@ def _asset(name: str) -> str:
 @cache
 def chart_script() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, 0.9 MB; it takes seconds to make, so the user's cache keeps it."""
-    with needing("report", "the page"):
+    with needing("report", "a chart"):
         import vl_convert
 
-    version = f"{vl_convert.__version__}-{vl_convert.get_vega_version()}"
+    version = f"{vl_convert.get_vegalite_versions()[-1]}-{vl_convert.get_vega_version()}"
     cached = (
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         / "clientwise"

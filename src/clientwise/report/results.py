@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import pandas
+from pandas import DataFrame as Frame
+from pandas import Series
 
 from ..errors import RunError, shortened
 from ..record.frames_now import MethodFacts, RunFolder
@@ -33,9 +34,6 @@ TRAINS_ON_SERVER = "‡"
 TRAINS_ON_SERVER_MEANS = (
     f"{TRAINS_ON_SERVER} Trains on the server's samples, which the other methods do not."
 )
-
-Frame = pandas.DataFrame
-Series = pandas.Series  # type: ignore[type-arg]
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Method:
         return dict(zip(own["client"], client_names(own), strict=True))
 
     def curve(self, column: str, place: int | None = None) -> Frame:
-        """A column of its rounds, or a place in its lists [rounds, seeds]; of a model that stays, its last value stays."""
+        """A column of its rounds, or a place in its lists [rounds, seeds]; a model that stays keeps its value."""
         if column not in self.rounds:
             return Frame()
         known = self.rounds.dropna(subset=[column])

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy
 import pandas
+from pandas import DataFrame as Frame
+from pandas import Series
 
 from .items import (
     Chart,
@@ -31,10 +33,8 @@ from .results import (
     NOT_AVAILABLE_MEANS,
     SHARES,
     TRAINS_ON_SERVER_MEANS,
-    Frame,
     Method,
     Results,
-    Series,
     class_names,
     client_names,
     shared_seeds,
@@ -243,10 +243,12 @@ def sampling_in_words(results: Results) -> list[str]:
     errors = [error for one in drawn for error in one.last("sampling_error")]
     if not drawn:
         return []
-    sentence = f"The clients' results are on a random sample of {drawn[0].rounds['sampled'].max():,.0f} clients in a round"
+    count = int(drawn[0].rounds["sampled"].max())
+    sentence = f"The clients' results are on a random sample of {count:,} clients in a round"
     if errors:
         largest = max(errors) * (100 if results.unit.percent else 1)
-        sentence += f"; the standard error of their mean {results.facts.metric} is at most {largest:.2g}{results.unit.points}"
+        most = f"{largest:.2g}{results.unit.points}"
+        sentence += f"; the standard error of their mean {results.facts.metric} is at most {most}"
     return [f"{sentence}."]
 
 
@@ -488,7 +490,9 @@ def _used(so_far: Frame, rounds: Series) -> Series:
 
 def _to_target(results: Results) -> Iterator[Column]:
     """Rounds, time and bytes until the reported metric reaches the target."""
-    target = next((run.facts.target for run in results.runs if run.facts.target is not None), None)
+    target: Any = next(
+        (run.facts.target for run in results.runs if run.facts.target is not None), None
+    )
     for name, text, so_far, _ in scales(results) if target is not None else ():
         used = [_used(so_far(one), first_rounds(one, one.metric, target)) for one in results.ranked]
         yield reached_column(f"{name} to {results.unit.target(target)}", used, text)
@@ -511,8 +515,8 @@ def reached_column(name: str, by_seed: Sequence[Series], text: Callable[[float],
 def reached_text(median: float, reached: int, seeds: int, text: Callable[[float], str]) -> str:
     """How many of the seeds reached a target, and the median.
 
-    >>> reached_text(4.0, 2, 3, "{:g}".format), reached_text(math.inf, 1, 2, str), reached_text(7.0, 1, 1, "{:g}".format)
-    ('2/3: 4', '1/2: –', '7')
+    >>> reached_text(4.0, 2, 3, str), reached_text(math.inf, 1, 2, str), reached_text(7.0, 1, 1, str)
+    ('2/3: 4.0', '1/2: –', '7.0')
     """
     shown = text(median) if math.isfinite(median) else "–"
     if seeds > 1:
@@ -559,9 +563,9 @@ def targets(results: Results) -> Iterator[Item]:
 
 
 P1_RULE = (
-    "The gain is in rounds against the first method, mean over the nine percentages, with a 95% confidence interval over "
-    "the seeds. A percentage that is not reached counts as reached in the last round that both methods have run (P1's "
-    "rule): a loss is at least as large, and what neither reaches is no gain."
+    "The gain is in rounds against the first method, mean over the nine percentages, with a 95% confidence "
+    "interval over the seeds. A percentage that is not reached counts as reached in the last round that both methods "
+    "have run (P1's rule): a loss is at least as large, and what neither reaches is no gain."
 )
 
 
@@ -773,8 +777,9 @@ def fairness_table(results: Results) -> Table | None:
         f"{results.facts.metric} of the {evaluated_clients(results)} on their own test data in the last round, "
         f"each client with equal weight; mean over the seeds{unit.in_points and '; deviations and gaps in points'}. "
         "Worst and best 10%: mean over a tenth of the clients, rounded up. "
-        "Jain's index: (Σx)²/(n·Σx²), 1 if all clients have the same value. Gap: difference between the groups of clients "
-        "with the highest and the lowest mean, where the config states attributes; numbers are divided at their median."
+        "Jain's index: (Σx)²/(n·Σx²), 1 if all clients have the same value. Gap: difference between the groups of "
+        "clients with the highest and the lowest mean, where the config states attributes; numbers are "
+        "divided at their median."
     )
     return table("fairness", "Fairness among clients", columns, note)
 
@@ -826,9 +831,9 @@ def gains(results: Results) -> Iterator[Item]:
             tables.append(_paired_table(f"gains-{one.label}", title, shown, found, results))
     if tables:
         yield (
-            f"{evaluated_clients(results).capitalize()}, each on its own test data: with the federation's model, with a "
-            "model that it trained alone, and with one trained on all clients' samples in one place. The difference is "
-            "the federation minus alone, paired by seed; below zero, the client is better off alone."
+            f"{evaluated_clients(results).capitalize()}, each on its own test data: with the federation's model, with "
+            "a model that it trained alone, and with one trained on all clients' samples in one place. "
+            "The difference is the federation minus alone, paired by seed; below zero, the client is better off alone."
         )
         yield from tables
 
@@ -861,8 +866,8 @@ def _paired_table(
     columns.append(difference_column("difference", [*found.values()], texts))
     columns.append(Column("remark", [_remark(one) for one in found.values()]))
     note = (
-        "Means over the seeds. Differences are paired by seed, with their 95% interval where there are several. Intervals "
-        "and significance are corrected for the number of clients (Holm)."
+        "Means over the seeds. Differences are paired by seed, with their 95% interval where there are several. "
+        "Intervals and significance are corrected for the number of clients (Holm)."
     )
     return table(id, title, columns, note)
 
@@ -1002,8 +1007,8 @@ def _contributions_table(
             ]
     note = (
         "Leave-one-out: the chosen weights minus without the client. Shapley: the mean gain over all orders in which "
-        "clients can join; the values of a round sum to the gain of the round, before any fine-tuning; ± is the standard "
-        "error of sampling."
+        "clients can join; the values of a round sum to the gain of the round, before any fine-tuning; ± is the "
+        "standard error of sampling."
     )
     return table(
         f"contributions-{one.label}",

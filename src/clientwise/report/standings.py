@@ -140,10 +140,14 @@ def _federation(
             found[:, *place] = [
                 _or_nan(one) for one in (row.get("metric"), row.get("attack_success"), alarm)
             ]
-    facts = [run.facts for run in known.values()]
-    about = (facts[0].metric, facts[0].higher_is_better) if facts else ("accuracy", True)
-    is_share = facts[0].is_share if facts else True
-    return Federation(name, *about, tuple(cell.column for cell in cells), *found, is_share)
+    columns = tuple(cell.column for cell in cells)
+    values, success, false = found
+    if not known:
+        return Federation(name, "accuracy", True, columns, values, success, false)
+    facts = next(iter(known.values())).facts
+    return Federation(
+        name, facts.metric, facts.higher_is_better, columns, values, success, false, facts.is_share
+    )
 
 
 def false_alarms(run: RunFolder) -> Iterable[tuple[tuple[str, int], float]]:
@@ -161,7 +165,10 @@ def false_alarms(run: RunFolder) -> Iterable[tuple[tuple[str, int], float]]:
     ever = (
         (factor < 0.5 * most).groupby([judged[key] for key in ("method", "seed", "client")]).any()
     )
-    return ever.groupby(level=["method", "seed"]).mean().items()
+    found: Iterable[tuple[tuple[str, int], float]] = (
+        ever.groupby(level=["method", "seed"]).mean().items()
+    )
+    return found
 
 
 @dataclass(frozen=True)

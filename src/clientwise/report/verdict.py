@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy
+from pandas import DataFrame as Frame
 
 from ..core.reasons import Kept, likely_cause
 from ..experiment.checks.steps_in_words import unequal_steps
 from ..record.reading.rows import changed_facts
 from .items import counted, percent
-from .results import Frame, Method, Results, client_names, has_hostile, seeds_of
+from .results import Method, Results, client_names, has_hostile, seeds_of
 from .statistics import MIN_SEEDS, Difference
 
 NOTHING_YET = "No round has been recorded yet."
