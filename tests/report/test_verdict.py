@@ -166,10 +166,10 @@ def test_what_went_wrong_comes_before_any_verdict() -> None:
     )
     assert describe(Results([run]))["lead"][-1] == "Warning: no sample of class 3"
     assert lead(run)[:2] == [
-        "No better than a constant prediction (10.0%): flat (10.0%). Try another training.learning_rate, more rounds, or "
+        "No better than a constant prediction (10.0%): flat (10.0%). Try another training.learning_rate, more rounds, "
+        "or another evaluation.metric.",
+        "accuracy is the same in all rounds: flat (10.0%). Try a larger training.learning_rate, more rounds, or "
         "another evaluation.metric.",
-        "accuracy is the same in all rounds: flat (10.0%). Try a larger training.learning_rate, more rounds, or another "
-        "evaluation.metric.",
     ]
     wild = Made({"good": good, "wild": good}).set("loss", [0.5] * 8 + [2.3, 0.1, 1.0, 9.5e34] * 2)
     assert lead(wild)[:2] == [
@@ -232,8 +232,8 @@ def test_the_clients_that_lost_their_weight_by_evidence_are_named() -> None:
     own = weights["method"] == "B"
     weights.loc[own, "posterior"] = numpy.where(weights.loc[own, "client"] >= 2, 0.1, 0.4)
     assert lead(run)[-1] == (
-        "Evidence took more than half of their weight from clients in the last round of at least one seed: B from 2 of 4 "
-        "(Graz, Bern). A lowered weight proves nothing."
+        "Evidence took more than half of their weight from clients in the last round of at least one seed: B from 2 "
+        "of 4 (Graz, Bern). A lowered weight proves nothing."
     )
     weights.loc[own, "copies"] = 2.0  # that share the weight of one: that is no loss
     assert "Evidence" not in lead(run)[-1]
