@@ -391,9 +391,9 @@ def _check_matrix(matrix: Matrix) -> None:
         shares = {cell.column: cell.share for cell in (first, *others)}
         with problems.noted(first.source):
             print_lines(describe(first.experiment, columns=shares))
-        one_per_column = {(cell.attack, cell.setting): cell for cell in others}
+        one_per_attack = {cell.attack: cell for cell in others}
         with err.status(f"Checking the columns of {escape(name)}"):
-            for cell in one_per_column.values():
+            for cell in one_per_attack.values():
                 with problems.noted(cell.source):
                     validate(cell.experiment, None)
     problems.refuse()
