@@ -221,7 +221,7 @@ class Run(RunFolder):
         """
         with needing("report", "run.figure"):
             import altair
-        from .report.charts import specification
+        from .report.charts import figure
         from .report.items import Chart
         from .report.page import report_sections
         from .report.results import Results
@@ -235,7 +235,7 @@ class Run(RunFolder):
                 f"{self.id}: there is no chart {chosen!r}{suggest(chosen, charts)}"
             )
         methods = [one.label for one in results.methods]
-        return altair.Chart.from_dict(specification(charts[chosen], methods, 600))
+        return altair.Chart.from_dict(figure(charts[chosen], methods))
 
     def __repr__(self) -> str:
         from .report.terminal import run_text

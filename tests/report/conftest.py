@@ -39,6 +39,7 @@ CONFIG: dict[str, Any] = {
     ],
 }
 
+
 @pytest.fixture(scope="session")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
     """A real run with everything a report can show: three seeds, hostile and broken clients, both loops."""

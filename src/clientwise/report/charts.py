@@ -35,7 +35,7 @@ MOST_BANDS = 2  # that can overlap and still be read
 TEXT = {"labelColor": "currentColor", "titleColor": "currentColor"}
 CONFIG: dict[str, Any] = {
     "font": "system-ui, sans-serif",
-    "background": None,
+    "background": "transparent",
     "view": {"stroke": None},
     "axis": {
         **TEXT,
@@ -79,6 +79,7 @@ def specification(
     count = chart.frame[chart.y].nunique() if chart.kind != "lines" else 0
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
+        "description": chart.alt or chart.title,
         "data": {"values": _rows(chart)},
         "width": width,
         "height": 240 if chart.kind == "lines" else min(40 + 18 * count, 700),
@@ -113,16 +114,21 @@ def packed(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def figure(
+    chart: Chart, methods: Sequence[str] = (), width: float = POINTS * PAGE
+) -> dict[str, Any]:
+    """A chart with its title, as it stands alone: in a notebook, or in a paper."""
+    spec: dict[str, Any] = specification(chart, methods, width)
+    return {**spec, "title": {"text": chart.title, "fontSize": 11}, "background": "white"}
+
+
 def picture(
     chart: Chart, format: Format, methods: Sequence[str] = (), width: float = COLUMN
 ) -> bytes:
-    """A chart as a file for a paper, with its title."""
+    """A chart as a file for a paper."""
     with needing("report", "a figure"):
         import vl_convert
-
-    spec = specification(chart, methods, width=POINTS * width)
-    spec |= {"title": {"text": chart.title, "fontSize": 9}, "background": "white"}
-    spec["config"] = {**CONFIG, "axis": {**CONFIG["axis"], "labelFontSize": 8, "titleFontSize": 8}}
+    spec = figure(chart, methods, POINTS * width)
     if format == "png":
         return bytes(vl_convert.vegalite_to_png(spec, ppi=200))
     if format == "svg":
@@ -310,5 +316,5 @@ def _tip(name: str, chart: Chart) -> dict[str, Any]:
     is_value = name in (chart.low, chart.high, chart.colour) or name == (
         chart.y if chart.kind == "lines" else chart.x
     )
-    precise = chart.format.replace(".0%", ".1%").replace("~g", ".4~g")
+    precise = {".0%": ".1%", "~g": ".4~g"}.get(chart.format, chart.format)
     return {"field": name, "type": "quantitative", "format": precise if is_value else "~g"}

@@ -213,27 +213,26 @@ class Column:
 def table(
     id: str, title: str, columns: Iterable[Column], note: str = "", bold: tuple[int, ...] = ()
 ) -> Table:
-    """A table of these columns; without those that have no value in any row."""
+    """A table of these columns; without those that say nothing of any row."""
     import pandas
 
     found: dict[str, Column] = {}
+    texts: dict[str, list[str]] = {}
     values: dict[str, Sequence[Any]] = {}
-    within = []
     for one in columns:
-        if any(value is not None and value == value for value in one.values):
-            found[one.name] = one
-            values[one.name] = one.values
-            inner = {f"{one.name} {name}": own for name, own in one.within.items()}
-            values |= inner
-            within += [*inner]
+        shown = [one.text(value) for value in one.values] if callable(one.text) else list(one.text)
+        if {*shown} - {"–", ""}:
+            found[one.name], texts[one.name] = one, shown
+            values[one.name] = list(one.values)
+            values |= {f"{one.name} {name}": own for name, own in one.within.items()}
     return Table(
         id,
         title,
         pandas.DataFrame(values),
         note,
         lower=tuple(name for name, one in found.items() if one.lower),
-        formats={name: one.text for name, one in found.items()},
-        within=tuple(within),
+        formats=texts,
+        within=tuple(name for name in values if name not in found),
         bold=bold,
         secondary=tuple(name for name, one in found.items() if one.secondary),
     )

@@ -27,7 +27,7 @@ from .items import SECTIONS, Chart, Item, Table, counted
 from .results import Results, run_state
 from .verdict import NOTHING_YET, headline
 
-ORDER = ["Result", "What was run"]  # the others follow as they are defined
+FIRST, LAST = ["Result", "What was run"], ["Config"]  # the others stand between, as they are defined
 SECONDS = 3.0  # between two looks at a run that goes on
 REST = 10  # times as long as writing took: reading must not slow the run
 HEAD = (240, 96)  # pixels of the curve beside the headline
@@ -68,7 +68,7 @@ def report_sections(results: Results) -> dict[str, list[Any]]:
     """The items of every section by its title; without the sections that have none."""
     if not results.methods:
         return {}
-    titles = [*ORDER, *(title for title in SECTIONS if title not in ORDER)]
+    titles = [*FIRST, *(title for title in SECTIONS if title not in FIRST + LAST), *LAST]
     found = {title: list(SECTIONS[title](results)) for title in titles}
     return {title: items for title, items in found.items() if items}
 
@@ -102,8 +102,7 @@ def _head_curve(results: Results) -> dict[str, Any] | None:
     frame = _sections.metric_chart(results).frame
     if frame.empty:
         return None
-    best, *_ = results.rivals or results.methods
-    named = [results.baseline.label, best.label]
+    named = [results.baseline.label, results.best.label]
     low, high = frame["value"].min(), frame["value"].max()
     last = max(int(frame["round"].max()), 2)
     width, height = HEAD

@@ -112,11 +112,25 @@ class Method:
         """The seeds that are as far as any: round 3 of one and round 30 of another do not compare."""
         return [seed for seed in self.seeds if self.ended[seed] == self.last_ended]
 
-    def curve(self, column: str) -> Frame:
-        """A column of its rounds [rounds, seeds]; of a model that stays, its last value stays."""
+    def of_first_seed(self, name: str) -> Frame:
+        """Its rows of a frame of the run, of its first seed: what cannot be shown for all seeds at once."""
+        found = self.frame(name)
+        return found[found["seed"] == self.seeds[0]]
+
+    @property
+    def names(self) -> dict[int, str]:
+        """What the clients of its first seed are called, by number."""
+        clients = self.run.frame("clients")
+        own = clients[clients["seed"] == self.seeds[0]]
+        return dict(zip(own["client"], client_names(own), strict=True))
+
+    def curve(self, column: str, place: int | None = None) -> Frame:
+        """A column of its rounds, or a place in its lists [rounds, seeds]; of a model that stays, its last value stays."""
         if column not in self.rounds:
             return Frame()
         known = self.rounds.dropna(subset=[column])
+        if place is not None:
+            known = known.assign(**{column: known[column].str[place]})
         found = known.pivot(index="round", columns="seed", values=column)
         if self.stopped and len(found):
             found = found.reindex(range(found.index.min(), self.last_ended + 1))
@@ -147,7 +161,7 @@ class Method:
         """A column of the rounds, summed up over rounds and seeds."""
         return float(self.rounds[column].sum()) if column in self.rounds else 0.0
 
-    def mean_by_seed(self, column: str) -> float:
+    def mean(self, column: str) -> float:
         """A column of the rounds: its mean over the rounds, and then over the seeds."""
         return (
             float(self.rounds.groupby("seed")[column].mean().mean())
@@ -278,6 +292,11 @@ class Results:
         """Those that can be ranked and used in practice, the best first; all, if none can be used."""
         known = [one for one in self.ranked if one in self.comparable]
         return [one for one in known if one.about.is_available] or known
+
+    @property
+    def best(self) -> Method:
+        """The best of the rivals; without any, the baseline."""
+        return (self.rivals or self.methods)[0]
 
     @cached_property
     def differences(self) -> dict[tuple[str, str], Difference]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,6 @@ from .items import (
     Column,
     Item,
     Table,
-    Unit,
     counted,
     fixed,
     in_bytes,
@@ -29,24 +28,21 @@ from .items import (
     table,
 )
 from .results import (
-    MANY_CLIENTS,
     NOT_AVAILABLE_MEANS,
     SHARES,
     TRAINS_ON_SERVER_MEANS,
     Frame,
     Method,
     Results,
-    client_names,
-    has_hostile,
-    shared_seeds,
+    Series,
 )
+from .results import client_names, shared_seeds
 from .statistics import Difference, holm, holm_p_values, mcnemar, p_number, paired_difference
 
 NOTABLE = 0.002  # of the metric: what one sample is worth is said from here on
 MOST_POINTS = 200  # of a line
 MOST_CELLS = 100  # of a heat map, in either direction
 MOST_LISTED = 100  # clients or refusals in a table
-MOST_GROUPS = 10  # an attribute with more values is divided at its median
 WIDE = 1000  # times the lowest loss: beyond, its axis is logarithmic
 PERCENTAGES = [f"{share}%" for share in SHARES[:9]]
 CENSORED = (
@@ -58,7 +54,6 @@ OTHER_WEIGHTS = {
     "chosen": "the chosen weights",
     "uniform": "equal weights",
     "size": "weights by size",
-    "without": "without",
 }
 
 
@@ -73,250 +68,123 @@ def result(results: Results) -> Iterator[Item]:
 
 def result_table(results: Results) -> Table:
     """The main table: one row per method, the best first."""
-    best, *others = results.rivals or results.methods
-    leads = [results.differences.get((best.label, one.label)) for one in others]
+    rows, unit, higher = results.ranked, results.unit, results.facts.higher_is_better
+    leads = [results.differences.get((results.best.label, one.label)) for one in results.rivals[1:]]
     is_ahead = bool(leads) and all(one is not None and one.is_significant for one in leads)
     is_marked = is_ahead and len(results.comparable) == len(results.methods)
+    values = [one.last("metric") for one in rows]
+    against = [results.differences.get((one.label, results.baseline.label)) for one in rows]
+    signed = [one.text(unit.signed) if one else "–" for one in against]
+    columns = [
+        Column("method", [one.label for one in rows], [one.marked for one in rows]),
+        Column(
+            results.facts.metric,
+            [own.mean() for own in values],
+            [_metric_text(one, results) for one in rows],
+            {"deviation": [own.std() for own in values], "seeds": [len(own) for own in values]},
+            lower=not higher,
+        ),
+        difference_column(
+            "against the baseline",
+            against,
+            [
+                "baseline" if one is results.baseline else text
+                for one, text in zip(rows, signed, strict=True)
+            ],
+            lower=not higher,
+        ),
+        Column("macro F1", [one.last("macro_f1").mean() for one in rows], fixed(3), secondary=True),
+        Column(
+            "worst 10%",
+            [_over_seeds(one, lambda own: worst_tenth(own, higher)) for one in rows],
+            unit.text,
+        ),
+        *_to_target(results),
+        Column(
+            "hostile influence",
+            [one.mean("hostile_influence") for one in rows],
+            percent,
+            lower=True,
+        ),
+        Column(
+            "backdoor success",
+            [one.last("attack_success").mean() for one in rows],
+            percent,
+            lower=True,
+        ),
+    ]
+    if has_search(results):
+        tests = [one.sum("testing_rounds") / len(one.seeds) for one in rows]
+        columns.append(Column("testing rounds", tests, fixed(0), lower=True))
     note = result_notes(results)
     if is_marked:
         note.append("Bold: the lead over every other method is statistically significant.")
+    title = "Methods, best first" if results.comparable else "Methods, not ranked"
     return table(
         "summary",
-        "Methods, best first" if results.comparable else "Methods, not ranked",
-        _result_columns(results),
+        title,
+        columns,
         " ".join(note),
-        bold=(results.ranked.index(best),) if is_marked else (),
+        bold=(rows.index(results.best),) if is_marked else (),
     )
 
 
-def _result_columns(results: Results) -> Iterator[Column]:
-    facts, unit, rows = results.facts, results.unit, results.ranked
-    is_lower = not facts.higher_is_better
-    yield Column("method", [one.label for one in rows], [one.marked for one in rows])
-    yield _metric_column(results)
-    against = [results.differences.get((one.label, results.baseline.label)) for one in rows]
-    texts = [
-        "baseline" if one is results.baseline else _signed(found, unit)
-        for one, found in zip(rows, against, strict=True)
-    ]
-    yield difference_column("against the baseline", against, texts, is_lower)
-    yield _mean_column(
-        "macro F1", [one.last("macro_f1") for one in rows], fixed(3), is_secondary=True
-    )
-    yield from _client_columns(results)
-    yield from _target_columns(results)
-    if results.has_hostile:
-        yield Column(
-            "influence of hostile clients",
-            [one.mean_by_seed("hostile_influence") for one in rows],
-            percent,
-            lower=True,
-        )
-    yield _mean_column(
-        "backdoor success rate",
-        [one.last("attack_success") for one in rows],
-        percent,
-        is_lower=True,
-    )
-    if has_search(results):
-        tests = [one.sum("testing_rounds") / max(1, len(one.seeds)) for one in rows]
-        yield Column("testing rounds", tests, fixed(0), lower=True)
-
-
-def _metric_column(results: Results) -> Column:
-    rows = results.ranked
-    values = [one.last("metric") for one in rows]
-    means, deviations = [own.mean() for own in values], [own.std() for own in values]
-    texts = [results.unit.spread(*both) for both in zip(means, deviations, strict=True)]
-    if results.comparable:
-        texts = [
-            text if one in results.comparable else f"{text} (round {one.last_round})"
-            for one, text in zip(rows, texts, strict=True)
-        ]
-    inner = {"deviation": deviations, "seeds": [len(own) for own in values]}
-    return Column(
-        results.facts.metric, means, texts, inner, lower=not results.facts.higher_is_better
-    )
-
-
-def _mean_column(
-    name: str,
-    values: Sequence[Any],
-    text: Callable[..., str],
-    *,
-    is_lower: bool = False,
-    is_secondary: bool = False,
-) -> Column:
-    return Column(
-        name, [own.mean() for own in values], text, lower=is_lower, secondary=is_secondary
+def _metric_text(one: Method, results: Results) -> str:
+    own = one.last("metric")
+    text = results.unit.spread(own.mean(), own.std())
+    return (
+        f"{text} (round {one.last_round})"
+        if results.comparable and one not in results.comparable
+        else text
     )
 
 
 def difference_column(
-    name: str,
-    differences: Sequence[Difference | None],
-    texts: Sequence[str],
-    is_lower: bool = False,
+    name: str, found: Sequence[Difference | None], texts: Sequence[str], lower: bool = False
 ) -> Column:
-    """Differences, in a CSV with interval, p and number of pairs."""
-    intervals = [(one and one.interval) or (math.nan, math.nan) for one in differences]
+    """Differences; in a CSV also interval, p and number of pairs."""
+    means = numpy.array([one and one.mean for one in found], dtype=float)
+    intervals = [(one and one.interval) or (None, None) for one in found]
     inner = {
         "low": [low for low, _ in intervals],
         "high": [high for _, high in intervals],
-        "p": [one.p_value if one else None for one in differences],
-        "pairs": [one.pairs if one else None for one in differences],
+        "p": [one and one.p_value for one in found],
+        "pairs": [one and one.pairs for one in found],
     }
-    means = [one.mean if one else math.nan for one in differences]
-    return Column(name, means, texts, inner, lower=is_lower)
+    return Column(name, means, texts, inner, lower=lower)
 
 
-def _signed(found: Difference | None, unit: Unit) -> str:
-    return "–" if found is None else found.text(unit.signed)
-
-
-def _client_columns(results: Results) -> Iterator[Column]:
-    """The worst client, or of many clients the deciles, as LEAF reports them."""
-    unit, rows, higher = results.unit, results.ranked, results.facts.higher_is_better
-    word = client_word(results)
-    counts = [
-        one.clients.groupby("seed")["metric"].size().max() for one in rows if len(one.clients)
-    ]
-    if not counts:
-        return
-    if max(counts) < MANY_CLIENTS:
-        worst = [worst_client(one, higher) for one in rows]
-        texts = [
-            f"{unit.text(value)} ({name})" if name else unit.text(value) for name, value in worst
-        ]
-        yield Column(f"worst {word}", [value for _, value in worst], texts, lower=not higher)
-        return
-    for kind, first in (("worst", higher), ("best", not higher)):
-        values = [
-            one.clients.groupby("seed")["metric"].agg(lambda own, low=first: _decile(own, low))
-            for one in rows
-        ]
-        yield _mean_column(
-            f"{kind} decile of {word}s",
-            values,
-            unit.text,
-            is_lower=not higher,
-            is_secondary=kind == "best",
-        )
-
-
-def _decile(values: Any, from_the_lowest: bool) -> float:
-    """The value that a tenth of the clients, rounded up, do not exceed; or reach."""
-    ordered = values.sort_values(ascending=from_the_lowest)
-    return float(ordered.iloc[math.ceil(len(ordered) / 10) - 1])
-
-
-def worst_client(one: Method, higher_is_better: bool) -> tuple[str | None, float]:
-    """The client with the worst mean over the seeds, and its metric.
-
-    Without a name where every seed draws the clients anew: then the mean of each seed's worst.
-    """
-    means = one.by_client().mean(axis=1)
-    if len(means):
-        name = means.idxmin() if higher_is_better else means.idxmax()
-        return str(name), float(means[name])
-    by_seed = one.clients.groupby("seed")["metric"]
-    return None, float((by_seed.min() if higher_is_better else by_seed.max()).mean())
-
-
-def _target_columns(results: Results) -> Iterator[Column]:
-    """Rounds, and where there is a clock time and bytes, to the target."""
-    target = next((run.facts.target for run in results.runs if run.facts.target is not None), None)
-    if target is None:
-        return
-    first = [
-        first_rounds(one.metric, target, results.facts.higher_is_better).reindex(one.seeds)
-        for one in results.ranked
-    ]
-    for name, use, text in scales(results):
-        own = [use(one, rounds) for one, rounds in zip(results.ranked, first, strict=True)]
-        yield reached_column(f"{name} to {results.unit.target(target)}", own, text)
-
-
-def first_rounds(curves: Frame, target: float, higher_is_better: bool) -> Any:
-    """By seed, the first round in which a curve reaches a target; NaN where it does not."""
-    reached = curves >= target if higher_is_better else curves <= target
-    return reached.idxmax().where(reached.any()) if len(curves) else pandas.Series(dtype=float)
-
-
-Use = Callable[[Method, Any], Any]
-
-
-def scales(results: Results) -> list[tuple[str, Use, Callable[[float], str]]]:
-    """What is used up until a round: rounds and, where clients have a clock, time and bytes."""
-    found: list[tuple[str, Use, Callable[[float], str]]] = [
-        ("rounds", lambda _, rounds: rounds, "{:g}".format)
-    ]
-    if results.has_clock:
-        found.append(("time", lambda one, rounds: _used(one.curve("ended"), rounds), in_time))
-        found.append(("bytes", lambda one, rounds: _used(bytes_sent(one), rounds), in_bytes))
-    return found
-
-
-def _used(so_far: Frame, rounds: Any) -> Any:
-    """By seed, what was used up at the end of a round; nothing is known of a control, which has no clock."""
-    values = {
-        seed: so_far[seed].get(number) if seed in so_far else None
-        for seed, number in rounds.items()
-    }
-    return pandas.Series(values, dtype=float)
-
-
-def bytes_sent(one: Method) -> Frame:
-    """The bytes of models sent until every round ended, both ways together."""
+def _over_seeds(one: Method, measure: Callable[[Series], float]) -> float:
+    """Something of the clients' metrics, mean over the seeds."""
     return (
-        one.curve("models_moved").cumsum() * one.run.facts.model_bytes
-        if "ended" in one.rounds
-        else Frame()
+        float(one.clients.groupby("seed")["metric"].agg(measure).mean())
+        if len(one.clients)
+        else math.nan
     )
 
 
-def reached_column(name: str, of_seeds: Sequence[Any], text: Callable[[float], str]) -> Column:
-    """How many seeds reached a target, and the median of when; those that did not are slowest."""
-    medians = [own.astype(float).fillna(math.inf).median() for own in of_seeds]
-    counts = [int(own.notna().sum()) for own in of_seeds]
-    texts = [
-        reached_text(median, count, len(own), text)
-        for median, count, own in zip(medians, counts, of_seeds, strict=True)
-    ]
-    known = [median if math.isfinite(median) else None for median in medians]
-    missed = [len(own) - count for own, count in zip(of_seeds, counts, strict=True)]
-    return Column(
-        name,
-        pandas.Series(known, dtype=float),
-        texts,
-        {"reached": counts, "not reached": missed},
-        lower=True,
-    )
+def worst_tenth(values: Series, higher_is_better: bool) -> float:
+    """Mean over the worst tenth of the clients, rounded up.
 
-
-def reached_text(median: float, reached: int, seeds: int, text: Callable[[float], str]) -> str:
-    """How many of the seeds reached a target, and the median.
-
-    >>> reached_text(4.0, 2, 3, "{:g}".format), reached_text(math.inf, 1, 2, str), reached_text(7.0, 1, 1, "{:g}".format)
-    ('2/3: 4', '1/2: –', '7')
+    >>> worst_tenth(pandas.Series([0.5, 0.9, 0.7]), higher_is_better=True)
+    0.5
     """
-    shown = text(median) if math.isfinite(median) else "–"
-    if seeds > 1:
-        return f"{reached}/{seeds}: {shown}"
-    return shown if reached else "not reached"
+    worst_first = values.sort_values(ascending=higher_is_better)
+    return float(worst_first.iloc[: math.ceil(len(worst_first) / 10)].mean())
 
 
 def result_notes(results: Results) -> list[str]:
     """What the columns of the result mean, sentence by sentence."""
-    facts, unit = results.facts, results.unit
-    values = f"Values of the last round on {facts.reported_on}"
-    if results.has_several_seeds:
-        values += ", mean over the seeds; ± is the standard deviation over the seeds"
-    sentences = [f"{values}."]
+    spread = (
+        ", mean over the seeds; ± is the standard deviation over the seeds"
+        if results.has_several_seeds
+        else ""
+    )
+    sentences = [f"Values of the last round on {results.facts.reported_on}{spread}."]
     if len(results.methods) > 1:
         sentences.append(
             "Differences are paired by seed on the same data, in the last round that both methods "
-            f"have run{unit.in_points}."
+            f"have run{results.unit.in_points}."
         )
         sentences.append(
             "Their 95% confidence intervals stand in brackets. Intervals and p-values are corrected for all pairs "
@@ -325,50 +193,66 @@ def result_notes(results: Results) -> list[str]:
             else "With one seed, no confidence interval can be given."
         )
     sentences += brief_notes(results)
-    if results.has_hostile:
-        sentences.append("The influence of hostile clients is the mean over all rounds.")
-    if has_search(results):
-        sentences.append("Testing rounds are counted over all rounds.")
-    if any(run.facts.target is not None for run in results.runs):
-        sentences.append(CENSORED)
-    if results.has_clock:
-        sentences.append("The last round of two methods may end at different times on the clock.")
-    return sentences
+    cases = {
+        "Hostile influence: the share of all hostile clients in the model, mean over all rounds.": results.has_hostile,
+        "Testing rounds are counted over all rounds.": has_search(results),
+        CENSORED: any(run.facts.target is not None for run in results.runs),
+        "The last round of two methods may end at different times on the clock.": results.has_clock,
+    }
+    return sentences + [sentence for sentence, is_so in cases.items() if is_so]
 
 
 def brief_notes(results: Results) -> list[str]:
     """What the terminal says, too: how many samples the values are about, and the marks of methods."""
-    sentences = {
-        _reporting_size(run.facts, results.unit): None
-        for run in results.runs
-        if run.facts.report_samples
-    }
-    if not any(len(one.clients) for one in results.methods):
-        sentences["No client has results on test data of its own."] = None
-    elif (
-        max(one.clients.groupby("seed").size().max() for one in results.methods if len(one.clients))
-        >= MANY_CLIENTS
-    ):
-        worse = f"this {results.facts.metric} or a worse one on their own test data"
-        sentences[f"Worst decile: 10% of the {evaluated_clients(results)} have {worse}."] = None
-    sentences |= dict.fromkeys(sampling_in_words(results))
+    sentences = [
+        _reporting_size(run.facts, results) for run in results.runs if run.facts.report_samples
+    ]
+    if any(len(one.clients) for one in results.methods):
+        who = (
+            f"over a tenth of the {evaluated_clients(results)}, rounded up, on their own test data"
+        )
+        sentences.append(f"Worst 10%: mean {results.facts.metric} {who}.")
+    else:
+        sentences.append("No client has results on test data of its own.")
+    sentences += sampling_in_words(results)
     if not all(one.about.is_available for one in results.methods):
-        sentences[NOT_AVAILABLE_MEANS] = None
+        sentences.append(NOT_AVAILABLE_MEANS)
     if any(one.about.trains_on_server for one in results.methods):
-        sentences[TRAINS_ON_SERVER_MEANS] = None
-    return [*sentences]
+        sentences.append(TRAINS_ON_SERVER_MEANS)
+    return list(dict.fromkeys(sentences))
 
 
-def _reporting_size(facts: Any, unit: Unit) -> str:
+def _reporting_size(facts: Any, results: Results) -> str:
     """On how many samples results are reported, and what one of them is worth."""
-    details = []
-    if facts.report_rarest is not None:
-        details.append(f"{facts.report_rarest:,} of the rarest class")
+    details = (
+        [] if facts.report_rarest is None else [f"{facts.report_rarest:,} of the rarest class"]
+    )
     worth = 1 / facts.report_samples
     if facts.is_share and facts.higher_is_better and worth >= NOTABLE:
-        details.append(f"one sample is worth about {unit.size(worth)} points")
+        details.append(f"one sample is worth about {results.unit.size(worth)} points")
     said = f"Reported on {counted(facts.report_samples, 'sample')}"
     return f"{said} ({'; '.join(details)})." if details else f"{said}."
+
+
+def sampling_in_words(results: Results) -> list[str]:
+    """Where a sample of the clients evaluates models: its size and the largest standard error."""
+    drawn = [one for one in results.methods if "sampled" in one.rounds]
+    errors = [error for one in drawn for error in one.last("sampling_error")]
+    if not drawn:
+        return []
+    sentence = f"The clients' results are on a random sample of {drawn[0].rounds['sampled'].max():,.0f} clients in a round"
+    if errors:
+        largest = max(errors) * (100 if results.unit.percent else 1)
+        sentence += f"; the standard error of their mean {results.facts.metric} is at most {largest:.2g}{results.unit.points}"
+    return [f"{sentence}."]
+
+
+def evaluated_clients(results: Results) -> str:
+    """The clients that results are about; which of them are honest is known in simulations alone."""
+    word = (
+        "sampled clients" if any("sampled" in one.rounds for one in results.methods) else "clients"
+    )
+    return f"honest {word}" if results.has_hostile else word
 
 
 def has_search(results: Results) -> bool:
@@ -385,59 +269,72 @@ def curves(results: Results) -> Iterator[Item]:
     if results.is_unmeasured:
         return
     facts = results.facts
-    yield metric_chart(results)
-    if results.has_clock:
-        yield from over_used(
-            results, "time", [one.curve("ended") for one in results.methods], TIME_UNITS
+    metric = metric_chart(results)
+    yield metric
+    for name, _, so_far, units in scales(results)[1:]:
+        ends = spread(results.methods, [so_far(one) for one in results.methods]).rename(
+            columns={"value": name}
         )
-        yield from over_used(
-            results, "bytes", [bytes_sent(one) for one in results.methods], BYTE_UNITS
+        both = metric.frame.merge(ends[["method", "round", name]], on=["method", "round"])
+        unit, size = [
+            pair
+            for place, pair in enumerate(units.items())
+            if not place or both[name].max() >= 2 * pair[1]
+        ][-1]
+        both[unit] = both.pop(name) / size
+        yield Chart(
+            f"metric-{name}",
+            f"{metric.title}, over {name}",
+            both,
+            "lines",
+            unit,
+            "value",
+            "method",
+            "low",
+            "high",
+            format=metric.format,
+            reference=metric.reference,
         )
     yield from lines(results, "macro_f1", f"macro F1 on {facts.reported_on}", "~g")
     yield from lines(results, "loss", f"loss on {facts.reported_on}", "~g")
-
-
-TIME_UNITS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
-BYTE_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 
 
 def metric_chart(results: Results) -> Chart:
     """The metric over the rounds, with the target."""
     facts = results.facts
     frame = spread(results.methods, [one.metric for one in results.methods])
+    alt = ends_in_words(frame, results.unit.text)
+    title = f"{facts.metric} on {facts.reported_on}"
     return Chart(
         "metric",
-        f"{facts.metric} on {facts.reported_on}",
+        title,
         frame,
         "lines",
-        x="round",
-        y="value",
-        colour="method",
-        low="low",
-        high="high",
+        "round",
+        "value",
+        "method",
+        "low",
+        "high",
         format=results.unit.axis,
         reference=facts.target,
-        alt=ends_in_words(frame, results.unit.text),
+        alt=alt,
     )
 
 
 def lines(
-    results: Results, column: str, title: str, format: str, methods: Iterable[Method] | None = None
+    results: Results, column: str, title: str, format: str, place: int | None = None
 ) -> Iterator[Chart]:
-    """A column of the rounds, one line per method; nothing where no round has it."""
-    chosen = list(results.methods if methods is None else methods)
-    yield from _line_chart(
-        column, title, spread(chosen, [one.curve(column) for one in chosen]), format
-    )
-
-
-def _line_chart(id: str, title: str, frame: Frame, format: str) -> Iterator[Chart]:
+    """A column of the rounds, or a place in its lists, one line per method; nothing where no round has it."""
+    found = [one.curve(column, place) for one in results.methods]
+    frame = spread(results.methods, found)
     if len(frame):
-        text = percent if "%" in format else "{:.3g}".format
         positive = frame["value"][frame["value"] > 0]
-        is_wide = id == "loss" and len(positive) and positive.max() > WIDE * positive.min()
+        is_wide = column == "loss" and len(positive) > 0 and positive.max() > WIDE * positive.min()
+        alt = ends_in_words(frame, percent if "%" in format else "{:.3g}".format)
+        name = column if place is None else f"{column}-{SHARES[place]}"
+        # A method that diverged presses the others flat
         yield Chart(
-            id,
+            name,
             title,
             frame,
             "lines",
@@ -447,8 +344,8 @@ def _line_chart(id: str, title: str, frame: Frame, format: str) -> Iterator[Char
             "low",
             "high",
             format=format,
-            logarithmic=bool(is_wide),  # a method that diverged presses the others flat
-            alt=ends_in_words(frame, text),
+            logarithmic=bool(is_wide),
+            alt=alt,
         )
 
 
@@ -459,64 +356,27 @@ def spread(methods: Sequence[Method], curves: Sequence[Frame]) -> Frame:
     """
     parts = []
     for one, found in zip(methods, curves, strict=True):
-        if found.empty:
-            continue
-        whole = found.loc[:, found.iloc[-1].notna()].astype(float)
-        thin = whole.iloc[
-            sorted({*range(0, len(whole), -(-len(whole) // MOST_POINTS)), len(whole) - 1})
-        ]
-        columns = {"value": thin.mean(axis=1), "low": thin.min(axis=1), "high": thin.max(axis=1)}
-        parts.append(Frame(columns).assign(method=one.label).reset_index())
-    frame = pandas.concat(parts, ignore_index=True) if parts else Frame()
-    return frame.rename(columns={"index": "round"})
+        if len(found):
+            whole = found.loc[:, found.iloc[-1].notna()].astype(float)
+            thin = whole.iloc[
+                sorted({*range(0, len(whole), -(-len(whole) // MOST_POINTS)), len(whole) - 1})
+            ]
+            values = {"value": thin.mean(axis=1), "low": thin.min(axis=1), "high": thin.max(axis=1)}
+            parts.append(Frame({"round": thin.index, "method": one.label, **values}))
+    return (
+        pandas.concat(parts, ignore_index=True)
+        if parts
+        else Frame(columns=["round", "method", "value"])
+    )
 
 
 def ends_in_words(frame: Frame, text: Callable[[float], str]) -> str:
     """Where the lines of a chart begin and end."""
-    if frame.empty:
-        return "Nothing recorded yet."
     ends = frame.groupby("method", sort=False)["value"].agg(["first", "last"])
-    return (
-        "; ".join(
-            f"{name} from {text(row['first'])} to {text(row['last'])}"
-            for name, row in ends.iterrows()
-        )
-        + "."
-    )
-
-
-def over_used(
-    results: Results, what: str, used: Sequence[Frame], units: dict[str, float]
-) -> Iterator[Chart]:
-    """The metric over time or bytes, each round at its end in the mean over the seeds."""
-    frame = spread(results.methods, [one.metric for one in results.methods])
-    ends = spread(results.methods, used).rename(columns={"value": what})
-    if frame.empty or ends.empty:
-        return
-    both = frame.merge(ends[["method", "round", what]], on=["method", "round"])
-    unit = [
-        name
-        for name, size in units.items()
-        if both[what].max() >= 2 * size or size == min(units.values())
-    ][-1]
-    both[unit] = both.pop(what) / units[unit]
-    title = f"{results.facts.metric} on {results.facts.reported_on}, over {what}"
-    yield Chart(
-        f"metric-{what}",
-        title,
-        both,
-        "lines",
-        unit,
-        "value",
-        "method",
-        "low",
-        "high",
-        format=results.unit.axis,
-        reference=results.facts.target,
-    )
-
-
-# Loops and privacy --------------------------------------------------------------------------------
+    said = [
+        f"{name} from {text(row['first'])} to {text(row['last'])}" for name, row in ends.iterrows()
+    ]
+    return f"{'; '.join(said) or 'Nothing recorded yet'}."
 
 
 @section("Privacy")
@@ -526,38 +386,32 @@ def privacy(results: Results) -> Iterator[Item]:
     if rows.empty:
         return
     yield from lines(results, "epsilon", "ε spent", "~g")
-    yield Table(
-        "privacy",
-        "Privacy spent",
-        rows,
+    note = (
         "ε at δ of all rounds so far, the largest over the seeds; each seed spends its own. It covers the "
-        "models alone: the run folder and this report show single clients (docs/privacy.md).",
-        formats={"ε so far": fixed(3)},
+        "models alone: the run folder and this report show single clients (docs/privacy.md)."
     )
+    yield Table("privacy", "Privacy spent", rows, note, formats={"ε so far": fixed(3)})
 
 
 def promises(results: Results) -> Frame:
     """What each method with differential privacy has spent, and promises."""
     rows = []
     for one in results.methods:
-        spent = one.rounds.dropna(subset=["epsilon"]) if "epsilon" in one.rounds else Frame()
-        if spent.empty:
+        last = one.last("epsilon")
+        if last.empty:
             continue
-        last = spent.loc[spent["epsilon"].idxmax()]
-        settings = one.about.privacy
+        settings, spent = one.about.privacy, one.rounds[one.rounds["epsilon"] == last.max()].iloc[0]
         by_clients = settings.get("local") is True
-        sampling = one.run.config.get("federation", {}).get("sampling")
+        replaced = by_clients or one.run.config.get("federation", {}).get("sampling") != "poisson"
         rows.append(
             {
                 "method": one.label,
-                "ε so far": last["epsilon"],
+                "ε so far": spent["epsilon"],
                 "δ": settings.get("delta"),
                 "budget ε": settings.get("epsilon"),
-                "clipping norm": last["clip"],
-                "deviation of the noise": last["deviation"],
-                "neighbours": "replace one client"
-                if by_clients or sampling != "poisson"
-                else "add or remove one client",
+                "clipping norm": spent["clip"],
+                "deviation of the noise": spent["deviation"],
+                "neighbours": "replace one client" if replaced else "add or remove one client",
                 "noise by": "clients" if by_clients else "server",
                 "noise": "secret" if settings.get("secret") is True else SIMULATED,
             }
@@ -568,126 +422,188 @@ def promises(results: Results) -> Frame:
 def privacy_in_words(results: Results) -> Iterator[str]:
     """What each method has spent, as the table states it."""
     for row in promises(results).to_dict("records"):
-        yield (
-            f"{row['method']}: ε = {row['ε so far']:.3f} at δ = {row['δ']} after all rounds so far "
-            f"({row['neighbours']}; noise: {row['noise']})."
-        )
+        spent = f"ε = {row['ε so far']:.3f} at δ = {row['δ']} after all rounds so far"
+        yield f"{row['method']}: {spent} ({row['neighbours']}; noise: {row['noise']})."
 
 
 @section("Adapters")
 def adapters(results: Results) -> Iterator[Item]:
     """What the rank of LoRA adapters leaves out of the mean of the clients' products."""
-    charts = list(lines(results, "residual", "Residual of the mean adapter", ".0%"))
-    if charts:
+    for chart in lines(results, "residual", "Residual of the mean adapter", ".0%"):
         yield (
             "The clients' products B·A have a mean of a higher rank than one adapter. The residual is the part of its "
             "Frobenius norm that the nearest matrix of the adapters' rank leaves out, over all adapted layers. If it "
             "is large, use a larger rank."
         )
-        yield from charts
+        yield chart
 
 
 # Targets and best rounds --------------------------------------------------------------------------
+
+Scale = tuple[str, Callable[[float], str], Callable[[Method], Frame], dict[str, float]]
+TIME_UNITS = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+BYTE_UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
+
+
+def scales(results: Results) -> list[Scale]:
+    """What is used up until a round [rounds, seeds]: rounds and, where clients have a clock, time and bytes."""
+
+    def rounds_so_far(one: Method) -> Frame:
+        found = one.curve("models_moved")
+        return found.mul(0).add(found.index, axis=0) if len(found) else found
+
+    found: list[Scale] = [("rounds", "{:g}".format, rounds_so_far, {})]
+    if results.has_clock:
+        found.append(("time", in_time, lambda one: one.curve("ended"), TIME_UNITS))
+        found.append(("bytes", in_bytes, bytes_sent, BYTE_UNITS))
+    return found
+
+
+def bytes_sent(one: Method) -> Frame:
+    """The bytes of models sent until every round ended, both ways together; of a control nothing is known."""
+    return (
+        one.curve("models_moved").cumsum() * one.run.facts.model_bytes
+        if "ended" in one.rounds
+        else Frame()
+    )
+
+
+def first_rounds(one: Method, curves: Frame, target: float) -> Series:
+    """By seed, the first round in which a curve reaches a target; NaN where it does not."""
+    reached = curves >= target if one.run.facts.higher_is_better else curves <= target
+    return reached.idxmax().where(reached.any()).reindex(one.seeds).astype(float)
+
+
+def _used(so_far: Frame, rounds: Series) -> Series:
+    """By seed, what was used up at the end of these rounds."""
+    known = {
+        seed: so_far[seed].get(number) if seed in so_far else None
+        for seed, number in rounds.items()
+    }
+    return Series(known, dtype=float)
+
+
+def _to_target(results: Results) -> Iterator[Column]:
+    """Rounds, time and bytes until the reported metric reaches the target."""
+    target = next((run.facts.target for run in results.runs if run.facts.target is not None), None)
+    for name, text, so_far, _ in scales(results) if target is not None else ():
+        used = [_used(so_far(one), first_rounds(one, one.metric, target)) for one in results.ranked]
+        yield reached_column(f"{name} to {results.unit.target(target)}", used, text)
+
+
+def reached_column(name: str, by_seed: Sequence[Series], text: Callable[[float], str]) -> Column:
+    """How many seeds reached a target, and the median of when; those that did not are slowest."""
+    medians = numpy.array([own.fillna(math.inf).median() for own in by_seed])
+    reached = [int(own.notna().sum()) for own in by_seed]
+    texts = [
+        reached_text(*row, text) for row in zip(medians, reached, map(len, by_seed), strict=True)
+    ]
+    missed = [len(own) - count for own, count in zip(by_seed, reached, strict=True)]
+    inner = {"reached": reached, "not reached": missed}
+    return Column(
+        name, numpy.where(numpy.isfinite(medians), medians, math.nan), texts, inner, lower=True
+    )
+
+
+def reached_text(median: float, reached: int, seeds: int, text: Callable[[float], str]) -> str:
+    """How many of the seeds reached a target, and the median.
+
+    >>> reached_text(4.0, 2, 3, "{:g}".format), reached_text(math.inf, 1, 2, str), reached_text(7.0, 1, 1, "{:g}".format)
+    ('2/3: 4', '1/2: –', '7')
+    """
+    shown = text(median) if math.isfinite(median) else "–"
+    if seeds > 1:
+        return f"{reached}/{seeds}: {shown}"
+    return shown if reached else "not reached"
 
 
 @section("Rounds to target")
 def targets(results: Results) -> Iterator[Item]:
     """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
-    for target in _targets(results):
-        for name, use, text in scales(results):
-            yield _target_table(results, target, name, use, text)
-
-
-def _targets(results: Results) -> list[float]:
-    """The config's targets; otherwise what half of the baseline's clients reached, rounded."""
     facts = results.facts
-    given = facts.client_targets or ([facts.target] if facts.target else [])
-    if given:
-        return list(given)
-    last = results.baseline.last("reached")
-    if last.empty:
-        return []
-    target = rounded_target(
-        float(numpy.mean([values[4] for values in last])), facts.is_share, facts.higher_is_better
-    )
-    return [] if target is None or (facts.is_share and target in (0, 1)) else [target]
+    chosen = facts.client_targets or ([facts.target] if facts.target else _own_target(results))
+    known = [one for one in results.methods if "reached" in one.rounds]
+    if not known:
+        return
+    for target in chosen:
+        reached = {one.label: until_clients_reach(one, target) for one in known}
+        title = f"{facts.metric} of at {'least' if facts.higher_is_better else 'most'} {results.unit.target(target)}"
+        who = f"that percentage of the {evaluated_clients(results)} reaches the target on its own test data"
+        for name, text, so_far, _ in scales(results):
+            used = [so_far(one) for one in known]
+            columns = [Column("method", [one.label for one in known])]
+            for share in PERCENTAGES:
+                own = [
+                    _used(frame, reached[one.label][share])
+                    for one, frame in zip(known, used, strict=True)
+                ]
+                columns.append(reached_column(share, own, text))
+            if name == "rounds":
+                columns.append(_gain_column(results, known, reached))
+                yield table(
+                    f"target-{target:g}",
+                    title,
+                    columns,
+                    f"Rounds until {who}. {CENSORED} {P1_RULE}",
+                )
+            else:
+                yield table(
+                    f"target-{target:g}-{name}",
+                    f"{name} to {title}",
+                    columns,
+                    f"{name.capitalize()} until {who}.",
+                )
 
 
-def rounded_target(value: float, is_share: bool, is_down: bool) -> float | None:
-    """A value as a target that is easy to read: in steps of 5%, or of two digits; None below the first step.
+P1_RULE = (
+    "The gain is in rounds against the first method, mean over the nine percentages, with a 95% confidence interval over "
+    "the seeds. A percentage that is not reached counts as reached in the last round that both methods have run (P1's "
+    "rule): a loss is at least as large, and what neither reaches is no gain."
+)
 
-    >>> rounded_target(0.83, True, True), rounded_target(12.3, False, False)
-    (0.8, 13.0)
-    """
+
+def _own_target(results: Results) -> list[float]:
+    """What half of the baseline's clients reached, rounded to 5% or two digits."""
+    facts, last = results.facts, results.baseline.last("reached")
+    value = float(numpy.mean([values[4] for values in last])) if len(last) else 0.0
     if value <= 0 or not math.isfinite(value):
-        return None
-    step = 0.05 if is_share else 10.0 ** (math.floor(math.log10(value)) - 1)
-    steps = int(value / step)
-    return float(f"{(steps if is_down else steps + 1) * step:.6g}") if steps else None
+        return []
+    step = 0.05 if facts.is_share else 10.0 ** (math.floor(math.log10(value)) - 1)
+    target = (int(value / step) + (not facts.higher_is_better)) * step
+    return [] if not target or (facts.is_share and target > 0.999) else [float(f"{target:.6g}")]
 
 
 def until_clients_reach(one: Method, target: float) -> Frame:
     """The first rounds in which 10 ... 90% of the clients reach a target [seeds, percentages]; NaN: never."""
-    found = {}
-    curves = one.curve("reached")
-    for place, name in enumerate(PERCENTAGES):
-        own = curves.map(
-            lambda values, place=place: (
-                values[place] if isinstance(values, list | tuple) else math.nan
-            )
-        )
-        found[name] = (
-            first_rounds(own, target, one.run.facts.higher_is_better)
-            .reindex(list(one.seeds))
-            .astype(float)
-        )
-    return Frame(found)
-
-
-def _target_table(
-    results: Results, target: float, name: str, use: Use, text: Callable[[float], str]
-) -> Table:
-    methods = [one for one in results.methods if name == "rounds" or "ended" in one.rounds]
-    reached = {one.label: until_clients_reach(one, target) for one in results.methods}
-    columns = [Column("method", [one.label for one in methods])]
-    for share in PERCENTAGES:
-        columns.append(
-            reached_column(share, [use(one, reached[one.label][share]) for one in methods], text)
-        )
-        for row, one in enumerate(methods):
-            if "reached" not in one.rounds:  # no client has been evaluated yet
-                columns[-1].text[row] = "–"  # type: ignore[index]
-    facts = results.facts
-    title = f"{facts.metric} of at {'least' if facts.higher_is_better else 'most'} {results.unit.target(target)}"
-    who = f"that percentage of the {evaluated_clients(results)} reaches the target"
-    if name != "rounds":
-        note = f"{name.capitalize()} until {who}; see the table above."
-        return table(f"target-{target:g}-{name}", f"{name} to {title}", columns, note)
-    theirs = reached[results.baseline.label]
-    gains = [gain_against(one, results.baseline, reached[one.label], theirs) for one in methods]
-    texts = [
-        "baseline" if one is results.baseline else gain_text(gain)
-        for one, gain in zip(methods, gains, strict=True)
-    ]
-    gains = [
-        None if one is results.baseline else gain for one, gain in zip(methods, gains, strict=True)
-    ]
-    columns.append(difference_column("average gain", gains, texts))
-    note = (
-        f"Rounds until {who} on its own test data. {CENSORED} The gain is in rounds against the first method, mean "
-        "over the nine percentages, with a 95% confidence interval over the seeds. A percentage that is not "
-        "reached counts as reached in the last round that both methods have run (P1's rule): a "
-        "loss is at least as large, and what neither reaches is no gain."
+    return Frame(
+        {
+            name: first_rounds(one, one.curve("reached", place), target)
+            for place, name in enumerate(PERCENTAGES)
+        }
     )
-    return table(f"target-{target:g}", title, columns, note)
 
 
-def gain_text(gain: Difference | None) -> str:
-    """A gain in rounds, with its interval."""
-    if gain is None:
-        return "–"
-    text = gain.text(lambda value: f"{round(value, 1) + 0.0:+.1f}")
-    return text if gain.interval else f"{text} (one seed)"
+def _gain_column(results: Results, methods: Sequence[Method], reached: dict[str, Frame]) -> Column:
+    baseline = results.baseline
+    found = [
+        gain_against(one, baseline, reached[one.label], reached[baseline.label])
+        if one is not baseline and baseline.label in reached
+        else None
+        for one in methods
+    ]
+    texts = [
+        one.text(_signed_rounds) + ("" if one.interval else " (one seed)") if one else "–"
+        for one in found
+    ]
+    return difference_column(
+        "average gain",
+        found,
+        ["baseline" if one is baseline else text for one, text in zip(methods, texts, strict=True)],
+    )
+
+
+def _signed_rounds(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}"
 
 
 def gain_against(one: Method, baseline: Method, ours: Frame, theirs: Frame) -> Difference | None:
@@ -707,22 +623,20 @@ def average_gain(baseline: Frame, ours: Frame, last: dict[int, int]) -> Differen
     >>> average_gain(*frames, {1: 100}).mean  # (0 + 10 + 20)/3
     10.0
     """
-    ends = pandas.Series(last, dtype=float)
-    both = [
+    ends = Series(last, dtype=float)
+    before, after = (
         frame.reindex(ends.index).where(lambda own: own.le(ends, axis=0))
         for frame in (baseline, ours)
-    ]
-    if not any(bool(frame.notna().any(axis=None)) for frame in both):
+    )
+    if before.isna().all(axis=None) and after.isna().all(axis=None):
         return None
-    before, after = (frame.T.fillna(ends).T for frame in both)
-    gains = (before - after).mean(axis=1)
-    return paired_difference(gains, [0.0] * len(gains))
+    return paired_difference(before.T.fillna(ends).mean(), after.T.fillna(ends).mean())
 
 
 @section("Best rounds, sample by sample")
 def best_rounds(results: Results) -> Iterator[Item]:
     """P1's Tables 3, 5 and 7: which samples a method and the baseline classified correctly."""
-    baseline, unit = results.baseline, results.unit
+    baseline, text = results.baseline, results.unit.text
     rows: list[dict[str, Any]] = []
     for one in results.methods[1:]:
         for seed in shared_seeds(one, baseline):
@@ -735,33 +649,37 @@ def best_rounds(results: Results) -> Iterator[Item]:
                 or one.done[seed] != baseline.done[seed]
             ):
                 continue
+            best = f"{text(one.metric[seed].get(ours[0]))} (round {ours[0]})"
+            other = f"{text(baseline.metric[seed].get(theirs[0]))} (round {theirs[0]})"
             counts, p_value = mcnemar(ours[1], theirs[1])
             rows.append(
                 {
                     "method": one.label,
                     "seed": seed,
-                    "best": f"{unit.text(one.metric[seed].get(ours[0]))} (round {ours[0]})",
-                    "baseline's best": f"{unit.text(baseline.metric[seed].get(theirs[0]))} (round {theirs[0]})",
+                    "best": best,
+                    "baseline's best": other,
                     **counts,
-                    "p (McNemar, Holm)": p_value,
+                    "p": p_value,
                 }
             )
-    if not rows:
-        return
-    frame = Frame(rows)
-    frame["p (McNemar, Holm)"] = holm_p_values(frame["p (McNemar, Holm)"].tolist())
-    yield Table(
-        "contingency",
-        f"Right and wrong, against {baseline.label}",
-        frame,
-        f"Counts of {results.facts.reported_on}, every method at its own best round. That round "
-        "was chosen on these same samples, so both values are optimistic. McNemar's exact test: "
-        "whether the samples that only one of the two classifies correctly are divided by chance; "
-        "p is corrected for all rows (Holm). Seeds in which the two have run different numbers of "
-        "rounds are left out.",
-        lower=("both wrong", "only the baseline", "p (McNemar, Holm)"),
-        formats={"p (McNemar, Holm)": p_number},
-    )
+    if rows:
+        frame = Frame(rows)
+        frame["p"] = holm_p_values(frame["p"].tolist())
+        note = (
+            f"Counts of {results.facts.reported_on}, every method at its own best round. That round "
+            "was chosen on these same samples, so both values are optimistic. p: McNemar's exact test, "
+            "whether the samples that only one of the two classifies correctly are divided by chance; "
+            "corrected for all rows (Holm). Seeds in which the two have run different numbers of rounds are left out."
+        )
+        title = f"Right and wrong, against {baseline.label}"
+        yield Table(
+            "contingency",
+            title,
+            frame,
+            note,
+            lower=("both wrong", "only the baseline", "p"),
+            formats={"p": p_number},
+        )
 
 
 # Clients ------------------------------------------------------------------------------------------
@@ -773,139 +691,94 @@ def clients(results: Results) -> Iterator[Item]:
     known = [one for one in results.methods if len(one.clients)]
     if not known:
         return
-    sampled = sampling_in_words(results)
-    lead = " ".join(
-        [f"{evaluated_clients(results).capitalize()}, each on its own test data.", *sampled]
+    means = Frame(
+        {one.label: one.by_client().mean(axis=1) for one in known if len(one.by_client())}
     )
-    by_client = client_table(results)
-    if by_client is None and not sampled:
+    lead = f"{evaluated_clients(results).capitalize()}, each on its own test data."
+    if means.empty:
         lead += " Clients have no names and are drawn anew for every seed: none can be followed."
-    yield lead
-    fair = fairness_table(results)
-    if fair is not None:
-        yield fair
-    if by_client is not None:
-        yield by_client
-    for place, words in ((4, "half"), (8, "nine of ten")):
-        curves = [
-            one.curve("reached").map(
-                lambda own, place=place: own[place] if own is not None else math.nan
-            )
-            for one in known
-        ]
-        title = f"{results.facts.metric} that {words} of the clients reach on their own test data"
-        yield from _line_chart(
-            f"reached-{PERCENTAGES[place]}", title, spread(known, curves), results.unit.axis
+    yield " ".join([lead, *sampling_in_words(results)])
+    fairness = fairness_table(results)
+    if fairness is not None:
+        yield fairness
+    facts, text = results.facts, results.unit.text
+    if len(means):
+        first = means.columns[0]
+        shown = means.sort_values(first, ascending=facts.higher_is_better, kind="stable").head(
+            MOST_LISTED
         )
-    yield _distribution(results, known)
-
-
-def _distribution(results: Results, methods: Sequence[Method]) -> Chart:
-    """The spread over the clients in the last round: every client is a dot."""
-    unit = results.unit
-    frames = [
-        one.clients[["metric"]].assign(method=one.label, client=client_names(one.clients))
-        for one in methods
-    ]
-    frame = pandas.concat(frames, ignore_index=True).rename(columns={"metric": "value"})
-    ends = frame.groupby("method", sort=False)["value"].agg(["median", "min"])
-    words = "; ".join(
-        f"{name} median {unit.text(row['median'])}, lowest {unit.text(row['min'])}"
+        yield Table(
+            "by-client",
+            f"Client by client, the worst under {first} first",
+            shown.rename_axis("client").reset_index(),
+            f"{facts.metric} on the client's own test data in the last round, mean over the seeds"
+            + ("." if len(shown) == len(means) else f"; {len(shown)} of {len(means)} clients."),
+            lower=() if facts.higher_is_better else tuple(shown.columns),
+            formats=dict.fromkeys(shown.columns, text),
+        )
+    for place, words in ((4, "half"), (8, "nine of ten")):
+        title = f"{facts.metric} that {words} of the clients reach on their own test data"
+        yield from lines(results, "reached", title, results.unit.axis, place)
+    frame = pandas.concat(
+        [one.clients[["seed", "client", "metric"]].assign(method=one.label) for one in known]
+    )
+    ends = frame.groupby("method", sort=False)["metric"].agg(["median", "min"])
+    said = [
+        f"{name} median {text(row['median'])}, lowest {text(row['min'])}"
         for name, row in ends.iterrows()
+    ]
+    title = f"{facts.metric} of the clients in the last round"
+    yield Chart(
+        "distribution",
+        title,
+        frame,
+        "dots",
+        "metric",
+        "method",
+        "method",
+        format=results.unit.axis,
+        alt=f"{'; '.join(said)}.",
     )
-    alt = f"Spread over the clients in the last round: {words}."
-    title = f"{results.facts.metric} of the clients in the last round"
-    return Chart(
-        "distribution", title, frame, "dots", "value", "method", "method", format=unit.axis, alt=alt
-    )
-
-
-def client_word(results: Results) -> str:
-    """What the worst client is one of."""
-    return "sampled client" if "sampled" in results.baseline.run.frame("rounds") else "client"
-
-
-def evaluated_clients(results: Results) -> str:
-    """The clients that results are about; which of them are honest is known in simulations alone."""
-    word = f"{client_word(results)}s"
-    return f"honest {word}" if results.has_hostile else word
-
-
-def sampling_in_words(results: Results) -> list[str]:
-    """Where a sample of the clients evaluates models: its size and standard error."""
-    sentences = []
-    for run in results.runs:
-        rounds = run.frame("rounds")
-        if "sampled" not in rounds:
-            continue
-        methods = [one for one in results.methods if one.run is run]
-        every = int((run.frame("clients")["seed"] == methods[0].seeds[0]).sum())
-        sentence = f"The clients' results are on a random sample, {rounds['sampled'].max():,.0f} of {every:,} clients in a round"
-        errors = [error for one in methods for error in one.last("sampling_error")]
-        if errors:
-            largest = max(errors) * (100 if results.unit.percent else 1)
-            most = " (the largest of all methods and seeds)" if len(errors) > 1 else ""
-            sentence += (
-                f"; the standard error of their mean {results.facts.metric} in the last round "
-                f"is ± {largest:.2g}{results.unit.points}{most}"
-            )
-        sentences.append(f"{sentence}.")
-    return sentences
 
 
 def fairness_table(results: Results) -> Table | None:
     """How evenly each method serves the clients; None where fewer than two are evaluated."""
-    higher, unit = results.facts.higher_is_better, results.unit
-    by_seed = [[own["metric"] for _, own in one.clients.groupby("seed")] for one in results.methods]
-    if not any(len(values) > 1 for own in by_seed for values in own):
+    if not any(
+        one.clients.groupby("seed").size().max() > 1 for one in results.methods if len(one.clients)
+    ):
         return None
+    higher, unit = results.facts.higher_is_better, results.unit
 
     def column(
-        name: str, measure: Callable[[Any], float], text: Callable[..., str], is_lower: bool = False
+        name: str, measure: Callable[[Series], float], text: Callable[..., str], is_lower: bool
     ) -> Column:
-        values = [
-            numpy.mean([measure(values) for values in own]) if own else math.nan for own in by_seed
-        ]
-        return Column(name, values, text, lower=is_lower)
-
-    def in_points(value: float) -> str:
-        return "–" if value != value else f"{unit.size(value)}{unit.points}"
+        return Column(
+            name, [_over_seeds(one, measure) for one in results.methods], text, lower=is_lower
+        )
 
     columns = [
         Column("method", [one.label for one in results.methods]),
         column("mean", lambda own: own.mean(), unit.text, not higher),
         column("worst 10%", lambda own: worst_tenth(own, higher), unit.text, not higher),
         column("best 10%", lambda own: worst_tenth(own, not higher), unit.text, not higher),
-        column("standard deviation", lambda own: own.std(ddof=0), in_points, True),
+        column("standard deviation", lambda own: own.std(ddof=0), unit.size, True),
         column("variance", lambda own: own.var(ddof=0), "{:.4g}".format, True),
-        column("Jain's index", jain_index, fixed(3)),
+        column("Jain's index", jain_index, fixed(3), False),
     ]
+    for name, groups in _groups(results).items():
+        gaps = [_gap(one.clients, groups) for one in results.methods]
+        columns.append(Column(f"gap by {name}", gaps, unit.size, lower=True))
     note = (
         f"{results.facts.metric} of the {evaluated_clients(results)} on their own test data in the last round, "
-        "each client with equal weight; mean over the seeds. "
+        f"each client with equal weight; mean over the seeds{unit.in_points and '; deviations and gaps in points'}. "
         "Worst and best 10%: mean over a tenth of the clients, rounded up. "
-        "Jain's index: (Σx)²/(n·Σx²), 1 if all clients have the same value."
+        "Jain's index: (Σx)²/(n·Σx²), 1 if all clients have the same value. Gap: difference between the groups of clients "
+        "with the highest and the lowest mean, where the config states attributes; numbers are divided at their median."
     )
-    gaps = list(_gap_columns(results, in_points))
-    if gaps:
-        note += (
-            " Gap: difference between the groups of clients with the highest and the lowest mean; "
-            f"attributes with more than {MOST_GROUPS} values are divided at their median."
-        )
-    return table("fairness", "Fairness among clients", [*columns, *gaps], note)
+    return table("fairness", "Fairness among clients", columns, note)
 
 
-def worst_tenth(values: Any, higher_is_better: bool) -> float:
-    """Mean over the worst tenth of the clients, rounded up.
-
-    >>> worst_tenth(pandas.Series([0.5, 0.9, 0.7]), higher_is_better=True)
-    0.5
-    """
-    worst_first = values.sort_values(ascending=higher_is_better)
-    return float(worst_first.iloc[: math.ceil(len(worst_first) / 10)].mean())
-
-
-def jain_index(values: Any) -> float:
+def jain_index(values: Series) -> float:
     """(Σx)²/(n·Σx²) of values of zero or more; NaN for others, and where all are zero.
 
     >>> jain_index(pandas.Series([1.0, 1.0])), jain_index(pandas.Series([1.0, 0.0]))
@@ -919,172 +792,74 @@ def jain_index(values: Any) -> float:
     )
 
 
-def _gap_columns(results: Results, text: Callable[[float], str]) -> Iterator[Column]:
-    """For every attribute of the clients that the config states: the gap between its groups."""
-    attributes = results.baseline.run.config.get("attributes")
-    for name, values in attributes.items() if isinstance(attributes, dict) else ():
-        groups = groups_of(values) if isinstance(values, list) else []
-        if len({*groups}) < 2:
-            continue
-        gaps = []
-        for one in results.methods:
-            known = one.clients[one.clients["client"] < len(groups)]
-            means = (
-                known.groupby(known["client"].map(dict(enumerate(groups))))["metric"]
-                .mean()
-                .sort_values()
-            )
-            worst = (
-                means.index[0 if results.facts.higher_is_better else -1] if len(means) > 1 else ""
-            )
-            gaps.append((means.iloc[-1] - means.iloc[0] if len(means) > 1 else math.nan, worst))
-        texts = [f"{text(gap)} (worst: {worst})" if worst else "–" for gap, worst in gaps]
-        yield Column(
-            f"gap by {name}",
-            [gap for gap, _ in gaps],
-            texts,
-            {"worst": [worst for _, worst in gaps]},
-            lower=True,
-        )
+def _groups(results: Results) -> dict[str, Series]:
+    """By attribute of the config, the group of every client: its value or, of numbers, its half."""
+    found = {}
+    for name, stated in results.baseline.run.config.get("attributes", {}).items():
+        values = Series(stated)
+        if values.dtype.kind == "f" and values.nunique() > 2:
+            values = values >= values.median()
+        found[name] = values
+    return found
 
 
-def groups_of(values: Sequence[object]) -> list[str]:
-    """The group of every client by an attribute: its value or, of many numbers, a half; none of many words.
-
-    >>> groups_of(["nurse", "cook"])
-    ['nurse', 'cook']
-    >>> groups_of([float(age) for age in range(30, 42)])[5:7]
-    ['below 35.5', 'from 35.5']
-    """
-    names = [str(value) for value in values]
-    if len({*names}) <= MOST_GROUPS:
-        return names
-    numbers = [value for value in values if isinstance(value, float)]
-    if len(numbers) < len(values):
-        return []
-    middle = numpy.median(numbers)
-    return [f"below {middle:g}" if number < middle else f"from {middle:g}" for number in numbers]
-
-
-def client_table(results: Results) -> Table | None:
-    """Every client under every method, the worst under the first method on top; None where none can be followed."""
-    facts, unit, label = results.facts, results.unit, results.baseline.label
-    found = {one.label: one.by_client() for one in results.methods}
-    means = Frame({name: own.mean(axis=1) for name, own in found.items() if len(own)})
-    if means.empty:
-        return None
-    if label in means:
-        means = means.sort_values(label, ascending=facts.higher_is_better, kind="stable")
-    shown = means.head(MOST_LISTED)
-    columns = [Column("client", shown.index.tolist())]
-    for name in shown:
-        differences = (
-            found[name].sub(found[label]).mean(axis=1)
-            if label in means and name != label
-            else Frame()
-        )
-        texts = []
-        for client, value in shown[name].items():
-            change = differences.get(client, math.nan)
-            texts.append(
-                unit.text(value) + (f" ({unit.signed(change)})" if change == change else "")
-            )
-        columns.append(Column(name, shown[name].tolist(), texts, lower=not facts.higher_is_better))
-    title = (
-        "Client by client"
-        if len(shown) == len(means)
-        else f"The {len(shown)} worst of {len(means)} clients"
-    )
-    note = (
-        f"{facts.metric} on the client's own test data in the last round, mean over the seeds; in "
-        f"parentheses the difference to {label}, paired by seed{unit.in_points}."
-    )
-    return table("by-client", f"{title}, the worst under {label} first", columns, note)
+def _gap(clients: Frame, groups: Series) -> float:
+    """Between the groups of clients with the highest and the lowest mean."""
+    means = clients.groupby(clients["client"].map(groups))["metric"].mean()
+    return float(means.max() - means.min()) if len(means) > 1 else math.nan
 
 
 @section("Who gains")
 def gains(results: Results) -> Iterator[Item]:
     """Every client with the federation, alone and pooled; where a method is the control "alone"."""
     alone, pooled = results.control("alone"), results.control("pooled")
-    federated = [one for one in results.methods if one.about.control is None]
-    found = {one.label: gains_of(one, alone) for one in federated} if alone else {}
-    compared = [one for one in federated if found.get(one.label)]
-    if alone is None or not compared:
-        return
-    unit = results.unit
-    lead = [
-        f"{evaluated_clients(results).capitalize()}, each on its own test data: with the federation's model, with a "
-        "model that it trained alone, and with one trained on all clients' samples in one place."
-    ]
-    for one in compared:
-        for name, gain in found[one.label].items():
-            if gain.is_significant and gain.mean < 0:
-                lead.append(
-                    f"{name} would be better off alone than with {one.label}: {gain.text(unit.signed)}{unit.points}."
-                )
-    worst = []
-    for one in compared:
-        name, value = worst_client(one, results.facts.higher_is_better)
-        deviation = one.by_client().mean(axis=1).std(ddof=0)
-        worst.append(
-            f"{one.label}: {name} ({unit.text(value)}; SD {unit.size(deviation)}{unit.points})"
+    sign = 1 if results.facts.higher_is_better else -1
+    tables = []
+    for one in results.methods if alone is not None else ():
+        found = (
+            client_differences(sign * one.by_client(), sign * alone.by_client()) if alone else {}
         )
-    word = client_word(results)
-    lead.append(f"Worst {word}, with the standard deviation over all {word}s: {', '.join(worst)}.")
-    yield " ".join(lead)
-    for one in compared:
-        yield _gains_table(one, alone, pooled, found[one.label], unit)
-
-
-def gains_of(one: Method, alone: Method) -> dict[str, Difference]:
-    """By client: the federation minus alone, positive if the federation is better; Holm's correction."""
-    sign = 1 if one.run.facts.higher_is_better else -1
-    return client_differences(sign * one.by_client(), sign * alone.by_client())
+        if one.about.control is None and found:
+            shown = [other for other in (one, alone, pooled) if other is not None]
+            title = f"{one.label} against {alone.label if alone else ''}{results.unit.in_points}"
+            tables.append(_paired_table(f"gains-{one.label}", title, shown, found, results))
+    if tables:
+        yield (
+            f"{evaluated_clients(results).capitalize()}, each on its own test data: with the federation's model, with a "
+            "model that it trained alone, and with one trained on all clients' samples in one place. The difference is "
+            "the federation minus alone, paired by seed; below zero, the client is better off alone."
+        )
+        yield from tables
 
 
 def client_differences(ours: Frame, theirs: Frame) -> dict[str, Difference]:
     """By client, ours minus theirs [names, seeds], with Holm's correction for the number of clients."""
     both = ours.sub(theirs).loc[ours.index.intersection(theirs.index, sort=False)]
     found = {
-        name: paired_difference(row, [0.0] * len(row))
+        str(name): paired_difference(row, [0.0] * len(row))
         for name, row in zip(both.index, both.to_numpy(), strict=True)
     }
     known = {name: one for name, one in found.items() if one is not None}
     return dict(zip(known, holm([*known.values()]), strict=True))
 
 
-def _gains_table(
-    one: Method, alone: Method, pooled: Method | None, found: dict[str, Difference], unit: Unit
+def _paired_table(
+    id: str, title: str, shown: Sequence[Method], found: dict[str, Difference], results: Results
 ) -> Table:
+    unit = results.unit
     columns = [Column("client", [*found])]
-    for other in (one, alone, pooled):
-        if other is not None:
-            columns.append(
-                Column(
-                    other.label,
-                    other.by_client().mean(axis=1).reindex([*found]).tolist(),
-                    unit.text,
-                )
-            )
+    for one in shown:
+        columns.append(Column(one.label, one.by_client().mean(axis=1).reindex([*found]), unit.text))
+    texts = [one.text(unit.signed) for one in found.values()]
+    columns.append(difference_column("difference", [*found.values()], texts))
     columns.append(
-        difference_column(
-            "gain", [*found.values()], [gain.text(unit.signed) for gain in found.values()]
-        )
+        Column("remark", ["significant" if one.is_significant else "" for one in found.values()])
     )
-    columns.append(Column("remark", [_remark(gain) for gain in found.values()]))
     note = (
-        "Means over the seeds. The difference is the federation minus alone, paired by seed, "
-        "with its 95% interval. Interval and significance are corrected for the number of clients (Holm)."
+        "Means over the seeds. Differences are paired by seed, with their 95% interval where there are several. Intervals "
+        "and significance are corrected for the number of clients (Holm)."
     )
-    return table(
-        f"gains-{one.label}", f"{one.label} against {alone.label}{unit.in_points}", columns, note
-    )
-
-
-def _remark(gain: Difference) -> str:
-    if not gain.is_significant:
-        return ""
-    return "gains" if gain.mean > 0 else "better off alone"
+    return table(id, title, columns, note)
 
 
 # Weights ------------------------------------------------------------------------------------------
@@ -1093,187 +868,144 @@ def _remark(gain: Difference) -> str:
 @section("Weights")
 def weights(results: Results) -> Iterator[Item]:
     """The influence of hostile clients, and the weight of every client in every round; controls have none."""
-    weighed = [one for one in results.methods if one.about.control is None]
-    if any(has_hostile(one.run) for one in weighed):
+    if results.has_hostile:
         yield from lines(
-            results,
-            "hostile_influence",
-            "influence of all hostile clients together",
-            ".0%",
-            methods=weighed,
+            results, "hostile_influence", "influence of all hostile clients together", ".0%"
         )
-    for one in weighed:
-        seed = one.seeds[0]
-        own = one.frame("weights")
-        own = own[(own["seed"] == seed) & own["weight"].notna()]
-        if len(own):
-            hostile = own["hostile"].notna().map({True: " hostile", False: ""})
-            named = (
-                own["client"]
-                .astype(str)
-                .str.cat([own["name"].fillna("").map(lambda name: name and f" {name}"), hostile])
-            )
-            title = f"{one.label}: weight of every client, seed {seed}"
-            yield cells(
-                f"map-{one.label}",
-                title,
-                own.assign(client=named, number=own["client"]),
-                "client",
-                "weight",
-                ".2%",
-            )
+    grids = {}
+    for one in results.methods:
+        own = one.of_first_seed("weights")
+        own = own[own["weight"].notna()]
+        if len(own) and one.about.control is None:
+            named = client_names(own) + own["hostile"].notna().map({True: " (hostile)", False: ""})
+            grids[one] = cells(own.assign(client=named, number=own["client"]), "client", "weight")
+    highest = max((float(grid["weight"].max()) for grid in grids.values()), default=1.0)
+    for one, grid in grids.items():
+        title = f"{one.label}: weight of every client, seed {one.seeds[0]}"
+        yield _heat_map(f"map-{one.label}", title, grid, ".2%", (0.0, highest))
 
 
-def cells(id: str, title: str, frame: Frame, rows: str, value: str, format: str) -> Chart:
+def cells(frame: Frame, rows: str, value: str) -> Frame:
     """A heat map over the rounds: a row for each `rows`, or for several with neighbouring numbers."""
     rounds = sorted(frame["round"].unique())
     kept = frame[frame["round"].isin(rounds[:: -(-len(rounds) // MOST_CELLS)])]
-    count = kept["number"].max() + 1
-    if count > MOST_CELLS:
-        size = -(-count // MOST_CELLS)
+    size = -(-int(kept["number"].max() + 1) // MOST_CELLS)
+    if size > 1:
         first = kept["number"] // size * size
         kept = kept.assign(number=first, **{rows: "from " + first.astype(str)})
-    order = ["number", rows, "round"]
-    found = kept.groupby(order, as_index=False)[value].mean().drop(columns="number")
-    heaviest = found.groupby(rows)[value].mean().nlargest(3)
-    alt = f"{title}. Highest on average: {', '.join(heaviest.index)}."
-    return Chart(id, title, found, "cells", "round", rows, value, format=format, alt=alt)
+    return (
+        kept.groupby(["number", rows, "round"], as_index=False)[value].mean().drop(columns="number")
+    )
+
+
+def _heat_map(id: str, title: str, frame: Frame, format: str, limits: tuple[float, float]) -> Chart:
+    rows, x, value = frame.columns
+    highest = frame.groupby(rows)[value].mean().nlargest(3)
+    alt = f"{title}. Highest on average: {', '.join(highest.index)}."
+    return Chart(id, title, frame, "cells", x, rows, value, format=format, limits=limits, alt=alt)
 
 
 @section("Other weights")
 def other_weights(results: Results) -> Iterator[Item]:
     """What the updates of every round would have given with other weights, for methods that evaluated them."""
+    text, signed = results.unit.text, results.unit.signed
     for one in results.methods:
-        rows = one.frame("other_weights")
-        rows = rows[(rows["tested"] == -1) & (rows["seed"] == one.seeds[0])]
-        if rows.empty:
+        values = _candidates(one)
+        if values.empty:
             continue
-        last = int(rows["round"].max())
-        named = rows.assign(weights=_other_names(rows, one))
-        values = named.pivot_table(index="weights", columns="round", values="metric", sort=False)
-        chosen = values.loc[OTHER_WEIGHTS["chosen"]]
-        differences = values - chosen
-        now = differences.get(last, differences.iloc[:, -1] * math.nan)
-        signed = results.unit.signed
-        yield table(
-            f"counterfactuals-{one.label}",
-            f"{one.label}, round {last}: what other weights would have given",
-            [
-                Column("weights", values.index.tolist()),
-                Column(results.facts.metric, values[last].tolist(), results.unit.text),
-                Column("difference", now.tolist(), signed),
-                Column("mean difference", differences.mean(axis=1).tolist(), signed),
-                Column("rounds", differences.count(axis=1).tolist()),
-            ],
-            "The same updates with other weights, evaluated in the same pass as the model of the round. “Without” "
-            "leaves one client out and brings the other weights within the same bounds. Differences are to the chosen "
-            f"weights{results.unit.in_points}. The mean is over all rounds in which the candidate could be computed. "
-            "Every round starts from the model of the run itself: these are effects of single rounds, which do not add "
-            "up to a run with other weights (`clientwise counterfactual`).",
-        )
+        last = values.columns[-1]
+        differences = values - values.loc[OTHER_WEIGHTS["chosen"]]
+        columns = [
+            Column("weights", values.index),
+            Column(results.facts.metric, values[last], text),
+            Column("difference", differences[last], signed),
+            Column("mean difference", differences.mean(axis=1), signed),
+            Column("rounds", differences.count(axis=1)),
+        ]
+        title = f"{one.label}, round {last}: what other weights would have given"
+        yield table(f"counterfactuals-{one.label}", title, columns, OTHER_WEIGHTS_NOTE)
 
 
-def _other_names(rows: Frame, one: Method) -> list[str]:
-    """What each candidate is called."""
-    who = one.run.frame("clients")
-    who = who[who["seed"] == one.seeds[0]]
-    names = dict(zip(who["client"], client_names(who), strict=True))
-    kinds = zip(rows["kind"], rows["without"], strict=True)
-    return [
-        f"without {names.get(gone, gone)}" if kind == "without" else OTHER_WEIGHTS.get(kind, kind)
-        for kind, gone in kinds
-    ]
+OTHER_WEIGHTS_NOTE = (
+    "The same updates with other weights, evaluated in the same pass as the model of the round. “Without” "
+    "leaves one client out and brings the other weights within the same bounds. Differences are to the chosen "
+    "weights. The mean is over all rounds in which the candidate could be computed. "
+    "Every round starts from the model of the run itself: these are effects of single rounds, which do not add "
+    "up to a run with other weights (`clientwise counterfactual`)."
+)
+
+
+def _candidates(one: Method) -> Frame:
+    """What the updates of the first seed give on the reported samples with other weights [weights, rounds]."""
+    rows = one.of_first_seed("other_weights")
+    rows = rows[rows["tested"] == -1]
+    gone = "without " + rows["without"].map(one.names)
+    named = rows.assign(
+        weights=gone.where(rows["kind"] == "without", rows["kind"].replace(OTHER_WEIGHTS))
+    )
+    values = named.astype({"metric": float}).pivot_table(
+        "metric", "weights", "round", sort=False, dropna=False
+    )
+    return values.sort_index(key=lambda index: index != OTHER_WEIGHTS["chosen"], kind="stable")
 
 
 @section("Contributions")
 def contributions(results: Results) -> Iterator[Item]:
     """Leave-one-out and Shapley values of every method that has them, for its first seed."""
-    found = [
-        own
-        for one in results.methods
-        if (own := _contributions_table(one, results.unit)) is not None
-    ]
-    if found:
+    signed = results.unit.signed
+    sign = 1 if results.facts.higher_is_better else -1
+    tables = []
+    for one in results.methods:
+        others, own = _candidates(one), one.of_first_seed("weights")
+        gone = others[others.index.str.startswith("without ")].rename(
+            lambda name: name.removeprefix("without ")
+        )
+        found = {"leave-one-out": sign * (others.iloc[0] - gone) if len(gone) else Frame()}
+        for name, column in (("Shapley", "shapley"), ("± error of Shapley", "shapley_error")):
+            known = own.assign(
+                name=client_names(own), **{column: own.get(column, math.nan)}
+            ).astype({column: float})
+            found[name] = known.pivot_table(column, "name", "round", sort=False)
+        if len(gone) or len(found["Shapley"]):
+            tables.append(_contributions_table(one, found, signed))
+    if tables:
         yield (
             "A contribution is what a client's updates did to the metric of the model. Clients with the same data "
             "share one value, and a client whose data others have, too, seems to contribute little. The values depend "
             "on the server's samples and on the other members. They are not payments."
         )
-        yield from found
+        yield from tables
 
 
-def _contributions_table(one: Method, unit: Unit) -> Table | None:
-    seed = one.seeds[0]
-    columns: list[Column] = []
-    notes = []
-    left_out, shapley, errors = _leave_one_out(one, seed), Frame(), Frame()
-    own = one.frame("weights")
-    own = own[(own["seed"] == seed) & own["shapley"].notna()] if "shapley" in own else Frame()
-    if len(own):
-        shapley, errors = (
-            own.pivot_table(index="client", columns="round", values=value, dropna=False)
-            for value in ("shapley", "shapley_error")
+def _contributions_table(
+    one: Method, found: dict[str, Frame], signed: Callable[[float], str]
+) -> Table:
+    every = list(dict.fromkeys(name for frame in found.values() for name in frame.index))
+    columns = [Column("client", every)]
+    for name, frame in found.items():
+        values = frame.reindex(every)
+        last = values.get(one.done[one.seeds[0]], Series(math.nan, index=every))
+        total = (
+            values.pow(2).sum(axis=1).pow(0.5)
+            if name.startswith("±")
+            else values.sum(axis=1, min_count=1)
         )
-    every = left_out.index.union(shapley.index)
-    last = one.done[seed]
-    for name, values in (("leave-one-out", left_out), ("Shapley", shapley)):
-        if values.empty:
-            continue
-        known = values.reindex(every)
-        error = errors.reindex(every) if name == "Shapley" else known * 0.0
-        columns += [
-            _with_error(
-                f"{name}, round {last}",
-                known.get(last, known.iloc[:, 0] * math.nan),
-                error.get(last),
-                unit,
-            ),
-            _with_error(
-                f"{name}, all rounds",
-                known.sum(axis=1, min_count=1),
-                (error**2).sum(axis=1) ** 0.5,
-                unit,
-            ),
-        ]
-        notes.append(CONTRIBUTION_NOTES[name])
-    if not columns:
-        return None
-    if errors.gt(0).any(axis=None):
-        notes.append("± is the standard error of sampling.")
-    who = one.run.frame("clients")
-    who = who[who["seed"] == seed]
-    names = dict(zip(who["client"], client_names(who), strict=True))
-    called = Column("client", [names.get(client, client) for client in every])
-    title = f"{one.label}: contributions to {one.run.facts.metric}{unit.in_points}"
-    return table(f"contributions-{one.label}", title, [called, *columns], " ".join(notes))
-
-
-CONTRIBUTION_NOTES = {
-    "leave-one-out": "Leave-one-out: the chosen weights minus without the client.",
-    "Shapley": "Shapley: the mean gain over all orders in which clients can join; the values of a round sum to the gain "
-    "of the round, before any fine-tuning.",
-}
-
-
-def _with_error(name: str, values: Any, errors: Any, unit: Unit) -> Column:
-    known = [0.0] * len(values) if errors is None else errors.fillna(0.0).tolist()
-    texts = [
-        f"{unit.signed(value)} ± {unit.size(error)}" if error else unit.signed(value)
-        for value, error in zip(values, known, strict=True)
-    ]
-    return Column(name, values.tolist(), texts, {"error": known} if any(known) else {})
-
-
-def _leave_one_out(one: Method, seed: int) -> Frame:
-    """[clients, rounds]; positive is a gain, also of a metric for which lower is better."""
-    rows = one.frame("other_weights")
-    rows = rows[(rows["tested"] == -1) & (rows["seed"] == seed)]
-    if rows.empty:
-        return Frame()
-    chosen = rows[rows["kind"] == "chosen"].set_index("round")["metric"]
-    gone = rows[rows["kind"] == "without"].pivot(index="without", columns="round", values="metric")
-    sign = 1 if one.run.facts.higher_is_better else -1
-    return sign * (chosen - gone.astype(float)).dropna(how="all")
+        if not name.startswith("±") or total.any():  # 0: all coalitions were evaluated
+            columns += [
+                Column(f"{name}, last round", last, signed),
+                Column(f"{name}, all rounds", total, signed),
+            ]
+    note = (
+        "Leave-one-out: the chosen weights minus without the client. Shapley: the mean gain over all orders in which "
+        "clients can join; the values of a round sum to the gain of the round, before any fine-tuning; ± is the standard "
+        "error of sampling."
+    )
+    return table(
+        f"contributions-{one.label}",
+        f"{one.label}: contributions to {one.run.facts.metric}",
+        columns,
+        note,
+    )
 
 
 # Loops, refusals, cost ----------------------------------------------------------------------------
@@ -1283,140 +1015,128 @@ def _leave_one_out(one: Method, seed: int) -> Frame:
 def priority(results: Results) -> Iterator[Item]:
     """P2's loop: the order of priority over time, with its testing rounds."""
     for one in results.methods:
-        own = one.rounds[one.rounds["seed"] == one.seeds[0]]
-        own = (
-            own.dropna(subset=["priority"])
-            if "priority" in own and own["testing_rounds"].any()
-            else Frame()
-        )
-        if own.empty:
+        own = one.of_first_seed("rounds")
+        if "priority" not in own or not own["testing_rounds"].any():
             continue
-        orders = own["priority"].map(" > ".join)
+        frame = Frame(
+            {
+                "order": own["priority"].map(" > ".join),
+                "round": own["round"],
+                "tests": own["testing_rounds"],
+            }
+        )
+        orders = frame["order"].tolist()
         ((common, times),) = Counter(orders).most_common(1)
         changes = sum(before != after for before, after in pairwise(orders))
+        title = f"{one.label}: order of priority, seed {one.seeds[0]}"
         alt = (
             f"Order of priority by round under {one.label}, seed {one.seeds[0]}: most often {common} "
-            f"({times} of {len(orders)} rounds), changed {changes} times, {int(own['testing_rounds'].sum())} testing rounds."
+            f"({times} of {len(orders)} rounds), changed {changes} times, {frame['tests'].sum()} testing rounds."
         )
-        title = f"{one.label}: order of priority, seed {one.seeds[0]}"
-        frame = Frame(
-            {"round": own["round"], "order": orders, "testing rounds": own["testing_rounds"]}
-        )
-        frame = frame.iloc[:: -(-len(frame) // MOST_POINTS)]
+        thin = frame.iloc[:: -(-len(frame) // MOST_POINTS)]
         yield Chart(
             f"priority-{one.label}",
             title,
-            frame,
+            thin,
             "cells",
             "round",
             "order",
-            "testing rounds",
+            "tests",
             format="~g",
             alt=alt,
         )
-        yield alt
 
 
 @section("Classes")
 def classes(results: Results) -> Iterator[Item]:
     """P3's loop: F1 and weight of every class over time."""
-    for column, words in (
-        ("per_class_f1", "F1 of every class"),
-        ("class_weights", "class weights κ sent to the clients"),
-    ):
+    titles = {
+        "per_class_f1": "F1 of every class",
+        "class_weights": "class weights κ sent to the clients",
+    }
+    for column, words in titles.items():
         for one in results.methods:
-            own = one.rounds[one.rounds["seed"] == one.seeds[0]].copy()
-            own["class_weights"] = [
-                (state or {}).get("class_weights") for state in own["loss_state"]
-            ]
-            own = own.dropna(subset=[column]) if column in own else Frame()
-            if own.empty:
+            own = one.of_first_seed("rounds")
+            own = own.assign(
+                class_weights=[(state or {}).get("class_weights") for state in own["loss_state"]]
+            )
+            long = own[["round", column]].dropna().explode(column) if column in own else Frame()
+            if long.empty:
                 continue
-            long = own[["round", column]].explode(column)
             long["number"] = long.groupby("round").cumcount()
             names = one.run.class_names(int(long["number"].max()) + 1)
-            frame = long.assign(
-                value=long[column].astype(float),
-                **{"class": [names[place] for place in long["number"]]},
+            long["class"], long["value"] = (
+                long["number"].map(dict(enumerate(names))),
+                long[column].astype(float),
             )
             title = f"{one.label}: {words}, seed {one.seeds[0]}"
-            yield cells(f"{column}-{one.label}", title, frame, "class", "value", ".2f")
+            highest = max(1.0, float(long["value"].max()))
+            yield _heat_map(
+                f"{column}-{one.label}", title, cells(long, "class", "value"), ".2f", (0.0, highest)
+            )
 
 
 @section("Refusals")
 def refusals(results: Results) -> Iterator[Item]:
     """One row per client and reason, and one per note on a round."""
-    rows: list[dict[str, Any]] = []
+    parts = []
     for one in results.methods:
         own = one.run.frame("refusals")
         own = own[own["method"] == one.name]
-        called = (
-            own["client"]
-            .astype(str)
-            .str.cat(own["name"].fillna("").map(lambda name: name and f" {name}"))
+        found = own.assign(client=client_names(own)).groupby(
+            ["client", "seed", "reason"], sort=False
+        )["round"]
+        rows = (
+            found.agg(**{"times": "size", "first in round": "min"})
+            .nlargest(MOST_LISTED, "times")
+            .reset_index()
         )
-        found = (
-            own.assign(client=called)
-            .groupby(["client", "seed", "reason"], sort=False)["round"]
-            .agg(["size", "min"])
-        )
-        for (client, seed, reason), row in found.nlargest(MOST_LISTED, "size").iterrows():
-            times, first = int(row["size"]), int(row["min"])
-            rows.append(
-                {
-                    "client": client,
-                    "seed": seed,
-                    "reason": reason,
-                    "times": times,
-                    "first in round": first,
-                }
-            )
-            rows[-1] = {"method": one.label, **rows[-1]}
-        noted = one.run.frame("rounds")
-        noted = noted[noted["method"] == one.name]
-        notes = Counter(
-            note for notes in noted.get("notes", ()) if isinstance(notes, list) for note in notes
-        )
-        rows += [
-            {"method": one.label, "reason": note, "times": times} for note, times in notes.items()
+        noted = [
+            note
+            for notes in one.rounds.get("notes", ())
+            if isinstance(notes, list)
+            for note in notes
         ]
-    if rows:
+        notes = (
+            Series(noted, dtype=object)
+            .value_counts(sort=False)
+            .rename_axis("reason")
+            .reset_index(name="times")
+        )
+        parts += [part.assign(method=one.label) for part in (rows, notes) if len(part)]
+    if parts:
         yield "An invalid update never ends a run. Refused updates are not part of the aggregate."
-        yield Table("refused", "Refused updates, and rounds that changed nothing", Frame(rows))
+        frame = pandas.concat(parts, ignore_index=True)
+        order = [
+            name
+            for name in ("method", "client", "seed", "reason", "times", "first in round")
+            if name in frame
+        ]
+        yield Table("refused", "Refused updates, and rounds that changed nothing", frame[order])
 
 
 @section("Cost")
 def cost(results: Results) -> Iterator[Item]:
     """Costs per round, and the seconds of all rounds."""
     known = [one for one in results.methods if len(one.rounds)]
-    if not known:
-        return
-
-    def mean(column: str, scale: Callable[[Method], float] = lambda _: 1.0) -> list[float]:
-        return [one.sum(column) * scale(one) / len(one.rounds) for one in known]
-
-    clock = [
-        one.curve("ended").max().sum() / len(one.rounds) if "ended" in one.rounds else math.nan
-        for one in known
-    ]
-    yield table(
-        "costs",
-        "Cost of each method",
-        [
-            Column("method", [one.label for one in known]),
-            Column("time on the clients' clock per round", clock, in_time, lower=True),
-            Column("seconds per round", mean("seconds"), fixed(3), lower=True),
-            Column(
-                "bytes over the wire per round",
-                mean("models_moved", lambda one: one.run.facts.model_bytes),
-                in_bytes,
-                lower=True,
-            ),
-            Column("evaluations per round", mean("evaluations"), fixed(1), lower=True),
-            Column("testing rounds per round", mean("testing_rounds"), fixed(2), lower=True),
-            Column("seconds in total", [one.sum("seconds") for one in known], fixed(1), lower=True),
-        ],
+    ends = [one.curve("ended").max().sum() for one in known]
+    moved = [one.sum("models_moved") * one.run.facts.model_bytes for one in known]
+    totals: dict[str, tuple[Sequence[float], Callable[[float], str]]] = {
+        "time on the clients' clock": ([end or math.nan for end in ends], in_time),
+        "seconds": ([one.sum("seconds") for one in known], fixed(3)),
+        "bytes over the wire": (moved, in_bytes),
+        "evaluations": ([one.sum("evaluations") for one in known], fixed(1)),
+        "testing rounds": ([one.sum("testing_rounds") for one in known], fixed(2)),
+    }
+    columns = [Column("method", [one.label for one in known])]
+    for name, (total, text) in totals.items():
+        per_round = [value / len(one.rounds) for value, one in zip(total, known, strict=True)]
+        columns.append(Column(f"{name} per round", per_round, text, lower=True))
+    columns.append(Column("seconds in total", totals["seconds"][0], fixed(1), lower=True))
+    note = (
         "Bytes are models of four bytes a parameter, both ways, as a real federation would send "
         "them. Evaluations are those the method needs, by a client or by the server; evaluations "
-        "for the report are not counted.",
+        "for the report are not counted."
     )
+    if known:
+        yield table("costs", "Cost of each method", columns, note)

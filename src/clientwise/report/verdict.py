@@ -209,8 +209,7 @@ def _has_failed(one: Method) -> bool:
     return (
         bool(one.diverged)
         or len(one.refusals) > 0
-        or ("kept" in one.rounds
-        and bool(one.rounds["kept"].notna().any()))
+        or ("kept" in one.rounds and bool(one.rounds["kept"].notna().any()))
     )
 
 
@@ -471,8 +470,8 @@ def _hostile(results: Results) -> Iterator[str]:
     best, baseline = results.rivals[0], results.baseline
     if best is not baseline:
         yield (
-            f"Hostile clients had {percent(baseline.mean_by_seed('hostile_influence'))} of the influence on the model "
-            f"under {baseline.label} and {percent(best.mean_by_seed('hostile_influence'))} under {best.label}."
+            f"Hostile clients had {percent(baseline.mean('hostile_influence'))} of the influence on the model "
+            f"under {baseline.label} and {percent(best.mean('hostile_influence'))} under {best.label}."
         )
     refused = [
         f"{one.label} ({len(one.refusals):,} of {one.arrived:,})"
