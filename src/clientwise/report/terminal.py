@@ -226,8 +226,8 @@ def list_runs(folders: Sequence[Path], containing: str = "", sort: str | None = 
         columns = [name for name in rows if name.startswith(sort)]
         if len(columns) != 1:
             raise RunError(f"--sort {sort}: no such column{suggest(sort, list(rows))}")
-        is_text = rows[columns[0]].dtype == object
-        rows = rows.sort_values(columns[0], ascending=is_text, kind="stable")
+        is_number = rows[columns[0]].dtype.kind in "iuf"  # the largest first
+        rows = rows.sort_values(columns[0], ascending=not is_number, kind="stable")
     shown = rows.dropna(axis="columns", how="all")
     return Table("runs", counted(len(rows), "run"), shown, secondary=("seeds", "by", "tags"))
 
