@@ -123,11 +123,13 @@ def run(
         from ..experiment.matrix.runs import find_unfinished_matrix
         from ..experiment.running.resume import find_unfinished
 
-        is_matrix = isinstance(loaded, Matrix)
-        if jobs > 1 and not is_matrix:
+        if jobs > 1 and not isinstance(loaded, Matrix):
             fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
         if folder is None and resume:
-            folder = find_unfinished_matrix(loaded) if is_matrix else find_unfinished(loaded)
+            if isinstance(loaded, Matrix):
+                folder = find_unfinished_matrix(loaded)
+            else:
+                folder = find_unfinished(loaded)
     if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
     else:

@@ -19,6 +19,7 @@ from .options import RunArgument
 
 if TYPE_CHECKING:
     from ..record.frames_now import RunFolder
+    from ..record.reading.models import After
 
 MOST_ROWS = 20  # of predictions in the terminal
 
@@ -240,9 +241,13 @@ def export(
     from ..registry import suggest
     from ..results import Run
 
-    if after not in (None, "best") and not (after.isdecimal() and len(after) < 10):
-        fail(f"--round {after}: write the number of a round, or best")
-    wanted_round = int(after) if after and after != "best" else after
+    wanted_round: After = None
+    if after == "best":
+        wanted_round = "best"
+    elif after is not None:
+        if not (after.isdecimal() and len(after) < 10):
+            fail(f"--round {after}: write the number of a round, or best")
+        wanted_round = int(after)
     run = Run(folder or newest_run())
     lanes = _opened([run.folder])[0].lanes
     known = {f"{one.method} seed {one.seed}": one for one in lanes.itertuples()}

@@ -520,7 +520,8 @@ def _typed(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 def records(frame: pandas.DataFrame) -> list[Row]:
     """The rows of a frame, with None for what is absent."""
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
+    found: list[Row] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return found
 
 
 def _table(value: object) -> Mapping[str, Any]:
