@@ -23,12 +23,10 @@ import clientwise as cw
 from clientwise.core.objective.problem import Classification
 from clientwise.core.types import Refusal, RoundRecord
 from clientwise.experiment.config.settings import RecordSettings
-from clientwise.record.reading.folder import RunFolder
+from clientwise.record.frames_now import RunFolder
 from clientwise.record.schema import DATABASE
 from clientwise.record.writer import Store
-from clientwise.report.output.html import to_json
-from clientwise.report.output.page_json import as_json
-from clientwise.report.views import overview
+from clientwise.report.page import write_report
 
 MOST_SECONDS = 2.0
 SHOWN = 3  # times that the page is made; the fastest counts
@@ -109,7 +107,7 @@ def measure(
     pages = []
     for _ in range(SHOWN):
         began = time.process_time()
-        page = to_json(as_json(overview([RunFolder(folder)])))
+        page = write_report([RunFolder(folder)], place / "report")
         pages.append(time.process_time() - began)
     return {
         "participants": cohort * rounds,
@@ -117,7 +115,7 @@ def measure(
         "disk_mib": sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
         / 2**20,
         "bytes_per_participant": (folder / DATABASE).stat().st_size / (recorded_cohort * rounds),
-        "page_mib": len(page) / 2**20,
+        "page_mib": page.stat().st_size / 2**20,
         "first_page_seconds": pages[0],
         "page_seconds": min(pages),
     }

@@ -15,14 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import clientwise as cw
-from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.report.document import in_bytes, in_time, percent_of
 from clientwise.report.output.figures import draw
 from clientwise.report.scales import TIME, rescaled
 from clientwise.report.sections.curves import metric_chart
 from clientwise.report.sections.targets import median_rounds, rounds_cell
 from clientwise.report.series import series_of
+
+import clientwise as cw
+from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.report.statistics import Difference, holm, paired_difference
 
 DOCS = Path(__file__).parent

@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import make_findings
-
-import clientwise as cw
-from clientwise.record.reading.reader import is_finished
-from clientwise.record.reading.rows import SHARES
 from clientwise.report.differences import difference_between
 from clientwise.report.document import counted, percent_of
 from clientwise.report.output.figures import draw
 from clientwise.report.sections.curves import metric_chart
 from clientwise.report.sections.targets import gain_against
 from clientwise.report.series import Series, series_of
+
+import clientwise as cw
+from clientwise.record.reading.reader import is_finished
+from clientwise.record.reading.rows import SHARES
 from clientwise.report.statistics import (
     Contingency,
     Difference,

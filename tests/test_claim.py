@@ -17,7 +17,7 @@ from scipy import stats
 import clientwise as cw
 from clientwise.experiment.matrix.grid import Matrix, load, load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
-from clientwise.report.arena.standings import read_results, standings
+from clientwise.report.standings import read_results, standings
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "docs" / "make_default.py"

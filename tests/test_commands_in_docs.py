@@ -113,10 +113,9 @@ def test_the_numbers_of_the_tutorial_are_true(tmp_path: Path) -> None:
 
 
 def summary_columns(run: cw.Run) -> list:
-    from clientwise.report.views import overview
+    from reported import items_of
 
-    (table,) = overview([run]).sections[0].items
-    return list(table.columns)
+    return list(items_of(run)["summary"].columns)
 
 
 def test_the_page_on_predicting_runs_as_printed(

@@ -12,6 +12,7 @@ import pandas
 import pytest
 import tomli_w
 import torch
+from clientwise.cli.predict import _shown
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_breast_cancer, load_diabetes
 from torch import nn
@@ -19,13 +20,12 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
-from clientwise.cli.predict import _shown
 from clientwise.data.folder import DataError
 from clientwise.errors import ClientwiseError, RunError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.prediction import load_predictor
 from clientwise.report.about import about
-from clientwise.report.views import overview
+from reported import items_of
 
 MODEL = {"name": "mlp", "hidden": [8]}
 TRAINING = {"epochs": 1, "batch_size": 16, "learning_rate": 0.05}
@@ -256,9 +256,8 @@ def test_the_record_and_the_page_name_columns_classes_and_leaks(
     table = run.model_facts(1).table
     assert table is not None
     assert table.columns[0].mean == pytest.approx(rows["Größe"].mean(), rel=0.05)
-    shown = overview([run]).sections
-    (classes,) = [section for section in shown if section.id == "classes"]
-    assert list(classes.items[0].mark.rows) == ["böse", "gut"]
+    shown = next(item for name, item in items_of(run).items() if name.startswith("per_class_f1"))
+    assert {*shown.frame["class"]} == {"böse", "gut"}
     config["rounds"] = 1
     file = tmp_path / "config.toml"
     file.write_text(tomli_w.dumps(config), encoding="utf-8")

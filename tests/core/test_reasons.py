@@ -11,8 +11,7 @@ import clientwise as cw
 from clientwise.core import clock, guard, reasons
 from clientwise.core.reasons import SENTENCES, Cause, Reason
 from clientwise.errors import RunError
-from clientwise.report.series import series_of
-from clientwise.report.verdict import headline
+from reported import headline_of
 
 CONFIG: dict[str, Any] = {
     "name": "words",
@@ -48,7 +47,7 @@ def facts(run: cw.Run) -> list[Any]:
         usual = arrived.usual and (arrived.usual.kind, arrived.usual.refused, arrived.usual.honest)
         counts = sorted(count for _, count in run.refusal_counts(method))
         found.append((method, run.kept(method), arrived[:3], usual, counts))
-    lines = headline(series_of([run]))
+    lines = headline_of(run)
     found += [sum(part in line for line in lines) for part in (LIKELY, "did not change", "bounds")]
     return found
 
@@ -58,7 +57,7 @@ def test_other_words_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     wanted = facts(before)
     causes = {kept.cause for method in before.methods for kept in before.kept(method)}
     assert causes == {"no update", "bounds", "zero criteria"}
-    assert wanted[-3:] == [1, 1, 1], headline(series_of([before]))
+    assert wanted[-3:] == [1, 1, 1], headline_of(before)
     changed = {cause: f"{number}: {{}}" for number, cause in enumerate(SENTENCES)}
     monkeypatch.setattr(reasons, "SENTENCES", changed)
     for module, name in (

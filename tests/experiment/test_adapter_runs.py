@@ -20,7 +20,7 @@ from clientwise.experiment.checks import round_memory
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.models.own import OwnModel
-from clientwise.report.views import overview
+from reported import items_of
 
 CLIENTS = 4
 RANK = 2
@@ -179,9 +179,7 @@ def test_the_residual_is_recorded_and_shown(tmp_path: Path) -> None:
     assert all(0 <= value < 1 for value in residuals.values())
     assert run.residuals("factors", 1) == []
     assert any('factors: adapters = "factors" takes means' in one for one in run.warnings)
-    (section,) = (one for one in overview([run]).sections if one.id == "adapters")
-    (chart,) = section.items
-    assert "Residual" in chart.title
+    assert "Residual" in items_of(run)["residual"].title
 
 
 def test_one_factor_for_all_needs_no_products(tmp_path: Path) -> None:

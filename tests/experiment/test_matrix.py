@@ -38,8 +38,10 @@ from clientwise.experiment.matrix.grid import (
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, find_unfinished_matrix, run_matrix
 from clientwise.record.reading.reader import is_finished
-from clientwise.report.arena.report import arena
-from clientwise.report.arena.standings import (
+from clientwise.report.files import as_csv
+from clientwise.report.items import Chart, Table
+from clientwise.report.matrix import MatrixReport, matrix_report, write_matrix
+from clientwise.report.standings import (
     Federation,
     Results,
     critical_difference,
@@ -51,16 +53,6 @@ from clientwise.report.arena.standings import (
     standings,
     worst_cell_difference,
 )
-from clientwise.report.document import (
-    Chart,
-    Document,
-    Table,
-    text_of,
-    value_of,
-)
-from clientwise.report.marks import HeatMap
-from clientwise.report.output.export import as_csv
-from clientwise.report.terminal import matrix_tables
 
 ATTACKS = {
     "flip": {"attack": {"name": "sign_flip", "strength": 5.0}},
@@ -82,14 +74,12 @@ def test_federations_of_different_metrics_have_tables_of_their_own(
     config["matrix"] = {"data": {"one": {}, "sugar": diabetes}}
     config |= {"rounds": 1, "methods": ["FedAvg", "Uniform"]}
     folder = run_matrix(load_matrix(config), tmp_path / "mixed")
-    accuracy, rmse = matrix_tables(arena(folder))
-    assert "on 1 federation" in str(accuracy.title)
-    assert [str(table.columns[1].header) for table in (accuracy, rmse)] == [
-        "mean accuracy",
-        "mean rmse",
-    ]
-    assert "over the cells of one, each" in str(accuracy.caption)
-    assert "over the cells of sugar, each" in str(rmse.caption)
+    found = matrix_report(folder)
+    accuracy, rmse = (_table(found, f"standings-{metric}") for metric in ("accuracy", "rmse"))
+    assert "on 1 federation" in accuracy.title
+    assert [table.columns[1] for table in (accuracy, rmse)] == ["mean accuracy", "mean rmse"]
+    assert "over the cells of one, each" in accuracy.note
+    assert "over the cells of sugar, each" in rmse.note
 
 
 def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
@@ -128,7 +118,7 @@ def test_a_warning_of_many_cells_is_given_once(
         load_matrix(config | {"partition": shards, "rounds": 1, "seeds": [1]}), tmp_path / "matrix"
     )
     assert not [record for record in caplog.records if "warning" in record.getMessage()]
-    (line,) = [line for line in arena(folder).lead if "Warning" in line]
+    (line,) = [line for line in matrix_report(folder).lead if "Warning" in line]
     assert line.startswith("Warning in 3 of 3 cells: ")
     assert "one class only" in line
 
@@ -570,28 +560,23 @@ def test_the_report_on_a_matrix_counts_false_alarms(tiny: dict[str, Any], tmp_pa
     assert numpy.isnan(one.alarms[:, 1]).all(), "a column with hostile clients"
     clean = cw.Run(folder / "tiny--clean")
     assert one.false_alarms[1] == clean.false_alarms("doubtful", 1).share
-    values = as_csv(_table(arena(folder), "values")).splitlines()
+    values = as_csv(_table(matrix_report(folder), "values")).splitlines()
     shown = {line.split(",")[0]: line.split(",")[-1] for line in values}
     assert shown["method"] == "false alarms"
     assert shown["FedAvg"] == ""
     assert float(shown["doubtful"]) == one.false_alarms[1]
 
 
-def _table(document: Document, ending: str) -> Table:
-    for section in document.sections:
-        for item in section.items:
-            if isinstance(item, Table) and item.id.endswith(ending):
-                return item
-    raise AssertionError(f"no table {ending}")
+def _table(found: MatrixReport, ending: str) -> Table:
+    items = [item for own in found.sections.values() for item in own]
+    return next(item for item in items if isinstance(item, Table) and item.id.endswith(ending))
 
 
 def test_what_is_not_available_is_marked_and_never_best(finished: Path) -> None:
-    shown = _table(arena(finished), "standings-accuracy")
-    rows = {str(value_of(row[0])): index for index, row in enumerate(shown.rows)}
-    assert text_of(shown.rows[rows["KnowsHonest"]][0]) == "KnowsHonest †"
+    shown = _table(matrix_report(finished), "standings-accuracy")
+    assert "KnowsHonest †" in [row[0] for row in shown.texts()]
     assert "† Not available" in shown.note
-    assert rows["KnowsHonest"] in shown.never_best
-    assert not shown.best(), "two seeds make nothing significant"
+    assert "ignificantly better" not in shown.note, "two seeds make nothing significant"
     head, *lines = as_csv(shown).splitlines()
     assert head.startswith("method,method available,")
     assert {line.split(",")[0]: line.split(",")[1] for line in lines} == {
@@ -624,20 +609,15 @@ def test_the_server_alone_is_available_and_pooled_samples_are_not(tmp_path: Path
 
 
 def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
-    document = arena(finished)
+    document = matrix_report(finished)
     assert any("worst cell" in line for line in document.lead)
     assert not any("KnowsHonest" in line for line in document.lead)
-    items = [item for section in document.sections for item in section.items]
+    items = [item for own in document.sections.values() for item in own]
     (chart,) = (item for item in items if isinstance(item, Chart))
-    values = next(item for item in items if isinstance(item, Table) and item.id.endswith("values"))
-    doors = next(
-        item for item in items if isinstance(item, Table) and item.id.endswith("backdoors")
-    )
-    assert [column.label for column in doors.columns] == ["method", "door 40%"]
-    assert isinstance(chart.mark, HeatMap)
-    assert chart.mark.columns == ("clean", "flip 40%", "door 40%")
-    assert len(chart.mark.values) == 3
-    first = as_csv(values).splitlines()[1].split(",")
+    assert _table(document, "backdoors").columns == ["method", "door 40%"]
+    assert {*chart.frame["column"]} == {"clean", "flip 40%", "door 40%"}
+    assert len(chart.frame) == 9
+    first = as_csv(_table(document, "values")).splitlines()[1].split(",")
     results = read_results(finished)
     method = results.methods.index(first[0])
     numpy.testing.assert_allclose(
@@ -653,7 +633,9 @@ def test_a_report_counts_unfinished_cells(finished: Path, tmp_path: Path) -> Non
         finished / open_matrix(finished).cells[0].folder,
         begun / open_matrix(finished).cells[0].folder,
     )
-    assert arena(begun).lead[0].startswith("Not finished: 2 of 3 cells")
+    assert matrix_report(begun).lead[0].startswith("Not finished: 2 of 3 cells")
+    page = write_matrix(begun, tmp_path / "report", ["svg"])
+    assert "Not finished: 2 of 3 cells" in page.read_text("utf-8")
 
 
 def test_looking_at_a_matrix_executes_nothing_it_names(finished: Path, tmp_path: Path) -> None:
@@ -664,7 +646,7 @@ def test_looking_at_a_matrix_executes_nothing_it_names(finished: Path, tmp_path:
     (folder / "matrix.toml").write_text(f'plugins = ["theirs"]\nplugin_dir = "{folder}"\n{config}')
     with pytest.raises(ConfigError, match="executed"):
         open_matrix(folder)
-    assert arena(folder).lead == arena(finished).lead
+    assert matrix_report(folder).lead == matrix_report(finished).lead
     assert read_results(folder).unavailable == {"KnowsHonest"}
 
 
@@ -675,11 +657,11 @@ def test_a_damaged_cell_does_not_hide_the_others(finished: Path, tmp_path: Path)
     (folder / cells[0].folder / "run.sqlite").write_bytes(b"rubbish")
     with sqlite3.connect(folder / cells[1].folder / "run.sqlite") as database:
         database.execute("UPDATE lanes SET method = 'another', seed = seed + 7 WHERE lane = 1")
-    assert arena(folder).lead[0].startswith("Not finished: 3 of 3 cells")
+    assert matrix_report(folder).lead[0].startswith("Not finished: 3 of 3 cells")
     for cell in cells:
         shutil.rmtree(folder / cell.folder)
     with pytest.raises(RunError, match="none of its cells has begun"):
-        arena(folder)
+        matrix_report(folder)
 
 
 def test_a_damaged_matrix_does_not_prevent_another_from_being_resumed(

@@ -23,7 +23,7 @@ from clientwise.experiment.config.named import merge
 from clientwise.experiment.running import lanes
 from clientwise.record.reading.folder import RunFolder
 from clientwise.registry import Part
-from clientwise.report.views import audit_round, overview
+from reported import items_of
 
 LANE = "checkpoints/lane-1.safetensors"
 PRIVATE = {
@@ -226,8 +226,7 @@ def test_the_record_and_the_page_have_epsilon(tmp_path: Path) -> None:
     )
     ((most,),) = (tuple(row) for row in asked)
     assert run.spent("local", 1)[-1].epsilon == Accountant(4.0, 0.01, 20).epsilon(most)
-    (section,) = [one for one in overview([run]).sections if one.id == "privacy"]
-    shown = str(section)
+    shown = str(items_of(run)["privacy"].texts())
     assert "simulated: known from the seed" in shown
     assert "add or remove one client" in shown
     assert "replace one client" in shown

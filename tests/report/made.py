@@ -121,7 +121,7 @@ class Made:
             for method, seed, values in lanes
             for number, value in enumerate(values, 1)
         ]
-        columns = "metric loss reached models_moved participants seconds evaluations testing_rounds".split()
+        columns = ["metric", "loss", "reached", "models_moved", "participants", "seconds", "evaluations", "testing_rounds"]
         frame = pandas.DataFrame(rows, columns=[*SHARED, *columns])
         return frame.assign(loss_state=[{"class_weights": None}] * len(frame), policy=None)
 

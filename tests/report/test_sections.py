@@ -88,7 +88,7 @@ def test_who_gains_is_paired_by_client() -> None:
         "A": "70.0%",
         "alone": "60.0%",
         "difference": "+10.0 [+10.0, +10.0]",
-        "remark": "significant",
+        "remark": "gains",
     }
     assert [one for one in items(run) if one.startswith("map-")] == ["map-A"], (
         "controls have no weights"

@@ -15,6 +15,7 @@ import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.record.frames_now import RunFolder
 from clientwise.report.items import Table
+from clientwise.report.page import describe
 from clientwise.report.results import Results
 from clientwise.report.sections import result_table
 from clientwise.report.verdict import NOT_RANKED, NOTHING_YET, TOO_FEW, headline
@@ -126,7 +127,7 @@ def test_runs_are_compared_on_the_seeds_they_share() -> None:
 
 def test_methods_are_compared_at_the_same_round_or_not_at_all() -> None:
     up = [number / 1000 for number in range(1, 101)]
-    run = Made({"A": {seed: up[:50] for seed in (1, 2)}, "B": {seed: up for seed in (1, 2)}})
+    run = Made({"A": dict.fromkeys((1, 2), up[:50]), "B": dict.fromkeys((1, 2), up)})
     assert lead(run) == [
         "B: accuracy 10.0% in round 100.",
         "Not all methods have run 100 rounds: A 50. These are not ranked; differences are taken in the last round "
@@ -163,8 +164,8 @@ def test_what_went_wrong_comes_before_any_verdict() -> None:
         report_samples=400,
         warnings=["no sample of class 3"],
     )
-    assert lead(run)[:3] == [
-        "Warning: no sample of class 3.",
+    assert describe(Results([run]))["lead"][-1] == "Warning: no sample of class 3"
+    assert lead(run)[:2] == [
         "No better than a constant prediction (10.0%): flat (10.0%). Try another training.learning_rate, more rounds, or "
         "another evaluation.metric.",
         "accuracy is the same in all rounds: flat (10.0%). Try a larger training.learning_rate, more rounds, or another "

@@ -16,6 +16,7 @@ from .items import Chart
 
 Format = Literal["pdf", "png", "svg"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+Layer = dict[str, Any]
 COLUMN, PAGE = 3.3, 6.8  # inches: a column of a page with two, and the page
 POINTS = 72  # in an inch
 # Okabe and Ito's colours, which colour-blind readers can distinguish; in print, dashes help. The first is that of text.
@@ -142,31 +143,26 @@ def draw(chart: Chart, path: Path, methods: Sequence[str] = (), width: float = P
     write_atomically(path, picture(chart, path.suffix[1:], methods, width))  # type: ignore[arg-type]
 
 
-def _lines(chart: Chart, methods: list[str]) -> list[dict[str, Any]]:
-    names = list(dict.fromkeys(chart.frame[chart.colour])) if chart.colour else [""]
+def _lines(chart: Chart, methods: list[str]) -> list[Layer]:
+    scale = {"type": "log"} if chart.logarithmic else {"zero": False}
+    x = _field(chart.x, scale={"nice": False})
+    y = _field(chart.y, scale=scale, title=None, axis={"format": chart.format})
+    colour = _colour(chart, methods)
+    names = colour["scale"]["domain"]
+    dash = {**colour, "scale": {"domain": names, "range": [*DASHES]}}
+    layers = [
+        {
+            "mark": {"type": "line", "strokeWidth": 2},
+            "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash},
+        }
+    ]
+    touched = {"x": x, "y": y, "color": colour, "opacity": {"value": 0}, "tooltip": _tips(chart)}
     picked = {
         "name": "pick",
         "select": {"type": "point", "fields": [chart.colour], "on": "pointerover"},
     }
-    scale = {"type": "log"} if chart.logarithmic else {"zero": False}
-    x = {"field": chart.x, "type": "quantitative", "scale": {"nice": False}, "title": chart.x}
-    y = {
-        "field": chart.y,
-        "type": "quantitative",
-        "scale": scale,
-        "title": None,
-        "axis": {"format": chart.format},
-    }
-    colour = _colour(chart, methods)
-    dash = {
-        "field": chart.colour,
-        "type": "nominal",
-        "legend": colour["legend"],
-        "scale": {"domain": colour["scale"]["domain"], "range": [*DASHES]},
-    }
-    line = {"x": x, "y": y, "color": colour, "strokeDash": dash}
-    layers: list[dict[str, Any]] = []
-    if chart.low:
+    layers.append({"mark": {"type": "point", "size": 90}, "encoding": touched, "params": [picked]})
+    if chart.low:  # the range of the line that one points at
         always = 0.15 if len(names) <= MOST_BANDS else 0.0
         shown = {"condition": {"param": "pick", "empty": False, "value": 0.25}, "value": always}
         band = {
@@ -176,145 +172,83 @@ def _lines(chart: Chart, methods: list[str]) -> list[dict[str, Any]]:
             "color": colour,
             "opacity": shown,
         }
-        layers.append({"mark": "area", "encoding": band})
-    tooltip = [
-        _tip(name, chart)
-        for name in (chart.colour, chart.x, chart.y, chart.low, chart.high)
-        if name
-    ]
-    touched = {"x": x, "y": y, "color": colour, "opacity": {"value": 0}, "tooltip": tooltip}
-    layers.append({"mark": {"type": "line", "strokeWidth": 2}, "encoding": line})
-    layers.append(
-        {
-            "mark": {"type": "point", "size": 90},
-            "encoding": touched,
-            "params": [picked] if chart.colour else [],
-        }
-    )
+        layers.insert(0, {"mark": "area", "encoding": band})
     return layers
 
 
-def _dots(chart: Chart, methods: list[str]) -> list[dict[str, Any]]:
-    x = {
-        "field": chart.x,
-        "type": "quantitative",
-        "title": None,
-        "scale": {"zero": False},
-        "axis": {"format": chart.format},
-    }
-    y = {
-        "field": chart.y,
-        "type": "nominal",
-        "sort": None,
-        "title": None,
-        "axis": {"labelLimit": 240},
-    }
-    tooltip = [_tip(name, chart) for name in chart.frame.columns]
-    shared: dict[str, Any] = {"x": x, "y": y, "tooltip": tooltip}
-    if chart.colour:
-        shared["color"] = _colour(chart, methods, legend=None)
-    if chart.low:
-        interval = {**shared, "x": {**x, "field": chart.low}, "x2": {"field": chart.high}}
-        return [
-            {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": interval},
-            {"mark": "circle", "encoding": shared},
-        ]
-    median = {**shared, "x": {**x, "aggregate": "median"}, "tooltip": None}
+def _dots(chart: Chart, methods: list[str]) -> list[Layer]:
+    encoding = _by_name(chart, methods)
+    encoding["x"]["scale"] = {"zero": False}
+    encoding["color"]["legend"] = None
+    median = {**encoding, "x": {**encoding["x"], "aggregate": "median"}, "tooltip": None}
     tick = {"type": "tick", "thickness": 3, "size": 16}
     return [
-        {"mark": {"type": "circle", "opacity": 0.4}, "encoding": shared},
+        {"mark": {"type": "circle", "opacity": 0.4}, "encoding": encoding},
         {"mark": tick, "encoding": median},
     ]
 
 
-def _bars(chart: Chart, methods: list[str]) -> list[dict[str, Any]]:
-    x: dict[str, Any] = {
-        "field": chart.low or chart.x,
-        "type": "quantitative",
-        "title": None,
-        "axis": {"format": chart.format},
-    }
-    y = {
-        "field": chart.y,
-        "type": "nominal",
-        "sort": None,
-        "title": None,
-        "axis": {"labelLimit": 240},
-    }
-    encoding: dict[str, Any] = {
-        "x": x,
-        "y": y,
-        "tooltip": [_tip(name, chart) for name in chart.frame.columns],
-    }
-    if chart.high:
-        encoding["x2"] = {"field": chart.high}
-    if chart.colour:
-        encoding["color"] = _colour(chart, methods)
+def _bars(chart: Chart, methods: list[str]) -> list[Layer]:
+    encoding = _by_name(chart, methods)
+    if chart.low:
+        encoding |= {"x": {**encoding["x"], "field": chart.low}, "x2": {"field": chart.high}}
     return [{"mark": "bar", "encoding": encoding}]
 
 
-def _cells(chart: Chart, methods: list[str]) -> list[dict[str, Any]]:
-    is_number = chart.frame[chart.x].dtype.kind in "iuf"
+def _by_name(chart: Chart, methods: list[str]) -> dict[str, Any]:
+    """Values beside names."""
+    x = _field(chart.x, title=None, axis={"format": chart.format})
+    colour = {"color": _colour(chart, methods)} if chart.colour else {}
+    return {
+        "x": x,
+        "y": _field(chart.y, "nominal", sort=None, title=None),
+        "tooltip": _tips(chart),
+        **colour,
+    }
+
+
+def _cells(chart: Chart, methods: list[str]) -> list[Layer]:
+    scale = {"scheme": "cividis"} | (
+        {"domain": [*chart.limits], "clamp": True} if chart.limits else {}
+    )
     legend = {"format": chart.format, "gradientLength": 120, "orient": "right", "title": None}
     encoding = {
-        "x": {
-            "field": chart.x,
-            "type": "ordinal",
-            "sort": None,
-            "title": chart.x,
-            "axis": {"labelOverlap": True, "labelAngle": 0},
-        },
-        "y": {
-            "field": chart.y,
-            "type": "nominal",
-            "sort": None,
-            "title": None,
-            "axis": {"labelOverlap": True},
-        },
-        "color": {
-            "field": chart.colour,
-            "type": "quantitative",
-            "scale": {
-                "scheme": "cividis",
-                **({"domain": list(chart.limits)} if chart.limits else {}),
-            },
-            "legend": legend,
-        },
-        "tooltip": [_tip(name, chart) for name in (chart.x, chart.y, chart.colour)],
+        "x": _field(chart.x, "ordinal", sort=None, axis={"labelOverlap": True, "labelAngle": 0}),
+        "y": _field(chart.y, "nominal", sort=None, title=None, axis={"labelOverlap": True}),
+        "color": _field(chart.colour, scale=scale, legend=legend),
+        "tooltip": _tips(chart),
     }
-    layers: list[dict[str, Any]] = [{"mark": "rect", "encoding": encoding}]
-    if not is_number:  # few columns: there is room for the values
-        text = {"field": chart.colour, "type": "quantitative", "format": chart.format}
-        middle = float(chart.frame[chart.colour].quantile([0, 1]).mean())
-        light = {
-            "condition": {"test": {"field": chart.colour, "gt": middle}, "value": "black"},
-            "value": "white",
-        }
-        written = {"x": encoding["x"], "y": encoding["y"], "text": text, "color": light}
-        layers.append({"mark": {"type": "text", "fontSize": 10}, "encoding": written})
-    return layers
+    return [{"mark": "rect", "encoding": encoding}]
 
 
-def _colour(chart: Chart, methods: list[str], legend: Any = True) -> dict[str, Any]:
+def _field(name: str, kind: str = "quantitative", **options: Any) -> dict[str, Any]:
+    return {"field": name, "type": kind, **options}
+
+
+def _colour(chart: Chart, methods: list[str]) -> dict[str, Any]:
     """The colour of a name: the same in all charts, where it is that of a method."""
     names = list(dict.fromkeys(chart.frame[chart.colour]))
     domain = methods if {*names} <= {*methods} else names
     colours = [COLOURS[place % len(COLOURS)] for place in range(len(domain))]
-    found: dict[str, Any] = {
-        "field": chart.colour,
-        "type": "nominal",
-        "scale": {"domain": domain, "range": colours},
-    }
-    found["legend"] = {"values": names} if legend else None
-    return found
-
-
-def _tip(name: str, chart: Chart) -> dict[str, Any]:
-    """A line of what is shown beside the pointer."""
-    if chart.frame[name].dtype.kind not in "iuf":
-        return {"field": name, "type": "nominal"}
-    is_value = name in (chart.low, chart.high, chart.colour) or name == (
-        chart.y if chart.kind == "lines" else chart.x
+    return _field(
+        chart.colour,
+        "nominal",
+        scale={"domain": domain, "range": colours},
+        legend={"values": names},
     )
+
+
+def _tips(chart: Chart) -> list[dict[str, Any]]:
+    """What is shown beside the pointer."""
     precise = {".0%": ".1%", "~g": ".4~g"}.get(chart.format, chart.format)
-    return {"field": name, "type": "quantitative", "format": precise if is_value else "~g"}
+    values = {
+        chart.low,
+        chart.high,
+        chart.y if chart.kind == "lines" else chart.colour if chart.kind == "cells" else chart.x,
+    }
+    found = []
+    for name in chart.frame.columns:
+        is_number = chart.frame[name].dtype.kind in "iuf"
+        format = {"format": precise if name in values else "~g"} if is_number else {}
+        found.append(_field(name, "quantitative" if is_number else "nominal", **format))
+    return found

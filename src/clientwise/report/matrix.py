@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -24,10 +22,8 @@ from .results import (
 from .standings import (
     Federation,
     MethodStanding,
-    Ranks,
     Results,
     complete_methods,
-    leads_significantly,
     mean_differences,
     rank,
     read_results,
@@ -40,8 +36,7 @@ from .statistics import Difference, p_number
 OUTER_FENCE = 3  # interquartile ranges beyond the quartiles (Tukey, 1977)
 
 
-@dataclass(frozen=True)
-class MatrixReport:
+class MatrixReport(NamedTuple):
     """What there is to say of a matrix."""
 
     title: str
@@ -162,34 +157,23 @@ def by_mean(lines: Sequence[MethodStanding], federation: Federation) -> list[Met
 def _standings(results: Results, metric: str, federations: Sequence[Federation]) -> Iterator[Item]:
     """All methods on the federations that share a metric, and against the one with the best mean."""
     lines = standings(results, federations)
-    yield table(
-        f"standings-{metric}",
-        f"All methods on {counted(len(federations), 'federation')}",
-        _standings_columns(results, metric, federations, lines),
-        _standings_note(results, federations, lines),
-    )
+    unit, lower = federations[0].unit, not federations[0].higher_is_better
+    columns = [
+        _method_column(results, [one.method for one in lines]),
+        Column(f"mean {metric}", [one.mean for one in lines], unit.text, lower=lower),
+        Column("worst cell", [one.worst for one in lines], unit.text, lower=lower),
+        Column("worst at", [one.worst_at for one in lines]),
+        Column("mean rank", _numbers(one.rank for one in lines), fixed(1), lower=True),
+        _difference_column("regret", [one.regret for one in lines], unit),
+        _difference_column("largest regret", [one.worst_regret for one in lines], unit),
+        Column("false alarms", _numbers(one.false_alarms for one in lines), percent, lower=True),
+        Column("backdoor success", _numbers(one.success for one in lines), percent, lower=True),
+    ]
+    title = f"All methods on {counted(len(federations), 'federation')}"
+    yield table(f"standings-{metric}", title, columns, _standings_note(results, federations, lines))
     usable = by_mean([one for one in lines if one.is_available], federations[0])
     if usable and len(lines) > 1:
         yield _differences_table(results, metric, federations, usable[0].method)
-
-
-def _standings_columns(
-    results: Results,
-    metric: str,
-    federations: Sequence[Federation],
-    lines: Sequence[MethodStanding],
-) -> Iterator[Column]:
-    unit, lower = federations[0].unit, not federations[0].higher_is_better
-    yield _method_column(results, [one.method for one in lines])
-    yield Column(f"mean {metric}", [one.mean for one in lines], unit.text, lower=lower)
-    yield Column("worst cell", [one.worst for one in lines], unit.text, lower=lower)
-    yield Column("worst at", [one.worst_at for one in lines])
-    yield Column("mean rank", _numbers(one.rank for one in lines), fixed(1), lower=True)
-    if results.oracle:
-        yield _difference_column("regret", [one.regret for one in lines], unit)
-        yield _difference_column("largest regret", [one.worst_regret for one in lines], unit)
-    yield Column("false alarms", _numbers(one.false_alarms for one in lines), percent, lower=True)
-    yield Column("backdoor success", _numbers(one.success for one in lines), percent, lower=True)
 
 
 def _numbers(values: Any) -> Any:
@@ -198,33 +182,32 @@ def _numbers(values: Any) -> Any:
 
 def _difference_column(name: str, differences: Sequence[Difference | None], unit: Unit) -> Column:
     texts = [interval(one, unit) for one in differences]
-    means = _numbers(one and one.mean for one in differences)
     margins = _numbers(one and one.margin for one in differences)
-    return Column(name, means, texts, {"margin": margins}, lower=True)
+    return Column(
+        name,
+        _numbers(one and one.mean for one in differences),
+        texts,
+        {"margin": margins},
+        lower=True,
+    )
 
 
 def _method_column(results: Results, methods: Sequence[str]) -> Column:
     """Methods, with marks where they are not available or train on the server's samples."""
     available = ["no" if method in results.unavailable else "yes" for method in methods]
-    return Column(
-        "method",
-        list(methods),
-        [_marked(results, method) for method in methods],
-        {"available": available},
-    )
-
-
-def _marked(results: Results, method: str) -> str:
-    marks = NOT_AVAILABLE * (method in results.unavailable) + TRAINS_ON_SERVER * (
-        method in results.on_server
-    )
-    return f"{method} {marks}" if marks else method
+    texts = []
+    for method in methods:
+        marks = NOT_AVAILABLE * (method in results.unavailable) + TRAINS_ON_SERVER * (
+            method in results.on_server
+        )
+        texts.append(f"{method} {marks}".rstrip())
+    return Column("method", list(methods), texts, {"available": available})
 
 
 def _footnotes(results: Results, methods: Sequence[str]) -> str:
     """What the marks of these methods mean."""
-    notes = [NOT_AVAILABLE_MEANS] if {*methods} & results.unavailable else []
-    return " ".join([*notes, TRAINS_ON_SERVER_MEANS] if {*methods} & results.on_server else notes)
+    notes = {NOT_AVAILABLE_MEANS: results.unavailable, TRAINS_ON_SERVER_MEANS: results.on_server}
+    return " ".join(note for note, marked in notes.items() if {*methods} & marked)
 
 
 def _standings_note(
@@ -237,7 +220,17 @@ def _standings_note(
     sentences = [
         f"A cell is a federation with a column. Mean and worst cell are over {cells}, each the mean of {seeds}."
     ]
-    sentences += _leads_in_words(results, federations, lines)
+    measures = ("mean", "worst cell", "mean rank")
+    ahead = [
+        what
+        for what, is_ahead in zip(measures, significant_leads(results, federations), strict=True)
+        if is_ahead
+    ]
+    if ahead:
+        sentences.append(
+            f"The best available method is significantly better than every other in: {', '.join(ahead)} "
+            "(over the seeds, Holm; mean ranks by Nemenyi's critical difference)."
+        )
     sentences.append(_footnotes(results, [one.method for one in lines]))
     if results.oracle:
         sentences.append(
@@ -250,44 +243,21 @@ def _standings_note(
             "False alarms: the share of honest clients whose evidence factor falls below half of "
             "the largest factor of a round, in columns without hostile clients."
         )
-    sentences += _ranks_note(rank(results, federations), len(federations))
-    absent = len(results.methods) - len(lines)
-    if absent:
-        sentences.append(f"Left out: {counted(absent, 'method')} without a result in all cells.")
-    return " ".join(text for text in sentences if text)
-
-
-def _leads_in_words(
-    results: Results, federations: Sequence[Federation], lines: Sequence[MethodStanding]
-) -> Iterator[str]:
-    """In what the best available method is significantly better than every other."""
-    usable = [one for one in lines if one.is_available]
-    leads = dict(
-        zip(
-            ("mean", "worst cell", "mean rank"),
-            significant_leads(results, federations),
-            strict=True,
-        )
+    ranks = rank(results, federations)
+    sentences.append(
+        "Mean rank: the available methods are ranked on every federation by their mean over its columns."
     )
-    first = {
-        "mean": by_mean(usable, federations[0])[:1],
-        "worst cell": usable[:1],
-        "mean rank": sorted(usable, key=lambda one: one.rank or math.inf)[:1],
-    }
-    found = [f"{what} ({own[0].method})" for what, own in first.items() if leads[what]]
-    if found:
-        yield (
-            f"Significantly better than every other available method: {', '.join(found)}; over the seeds (Holm), "
-            "mean ranks by Nemenyi's critical difference."
-        )
-
-
-def _ranks_note(ranks: Ranks, federations: int) -> Iterator[str]:
-    yield "Mean rank: the available methods are ranked on every federation by their mean over its columns."
     if ranks.p_value is not None:
-        yield f"Friedman's test with {federations} federations as blocks: p = {ranks.p_value:.2g}."
+        sentences.append(
+            f"Friedman's test with {len(federations)} federations as blocks: p = {ranks.p_value:.2g}."
+        )
     if ranks.critical_difference is not None:
-        yield f"Mean ranks closer than {ranks.critical_difference:.1f} do not differ significantly (Nemenyi)."
+        closer = f"{ranks.critical_difference:.1f}"
+        sentences.append(f"Mean ranks closer than {closer} do not differ significantly (Nemenyi).")
+    if len(results.methods) > len(lines):
+        absent = counted(len(results.methods) - len(lines), "method")
+        sentences.append(f"Left out: {absent} without a result in all cells.")
+    return " ".join(text for text in sentences if text)
 
 
 def _differences_table(
@@ -298,29 +268,24 @@ def _differences_table(
     found = sorted(
         mean_differences(results, federations, best, others), key=lambda one: one.over_seeds.mean
     )
-    unit = federations[0].unit
     names = [one.method for one in found]
     columns = [_method_column(results, names)]
-    kinds = [(results.seeds, "seed", [one.over_seeds for one in found])]
+    kinds = {"seed": (results.seeds, [one.over_seeds for one in found])}
     if len(federations) > 1:
-        kinds.append((len(federations), "federation", [one.over_federations for one in found]))
-    for count, noun, own in kinds:
-        columns.append(_difference_column(f"over {counted(count, noun)}", own, unit))
+        kinds["federation"] = (len(federations), [one.over_federations for one in found])
+    for noun, (count, own) in kinds.items():
+        columns.append(_difference_column(f"over {counted(count, noun)}", own, federations[0].unit))
         columns.append(Column(f"p over {noun}s", _numbers(one.p_value for one in own), p_number))
     note = (
         f"Lead of {best}, the available method with the best mean over cells, over the method of the "
-        f"row{unit.in_points}; above zero, {best} is better. ± is the 95% confidence interval. It and p "
+        f"row{federations[0].unit.in_points}; above zero, {best} is better. ± is the 95% confidence interval. It and p "
         f"are corrected for {counted(len(others), 'comparison')} (Holm). {best} was chosen by these "
-        "same results, so its lead is optimistic."
+        "same results, so its lead is optimistic. The interval over seeds says what other seeds would give on these "
+        f"federations; one over federations what others would give, if these are a random choice of them. "
     )
-    if len(federations) > 1:
-        note += (
-            " The interval over seeds says what other seeds would give on these federations. The interval "
-            "over federations says what other federations would give, if these are a random choice of them."
-        )
     title = f"Lead of {best} in the mean over cells"
     return table(
-        f"differences-{metric}", title, columns, f"{note} {_footnotes(results, names)}".strip()
+        f"differences-{metric}", title, columns, (note + _footnotes(results, names)).strip()
     )
 
 
@@ -328,61 +293,40 @@ def _federation(results: Results, one: Federation) -> Iterator[Item]:
     """All methods in the columns of one federation: those with a result in every column."""
     worst = one.goodness.mean(2).min(1)
     order = sorted(numpy.flatnonzero(~numpy.isnan(worst)).tolist(), key=lambda index: -worst[index])
-    names = [results.methods[index] for index in order]
-    means = one.values.mean(2)[order]
-    if order:
-        yield _heat_map(results, one, names, means)
-    columns = [_method_column(results, names)]
-    leads = []
-    rivals = [index for index in order if results.methods[index] not in results.unavailable]
-    for place, label in enumerate(one.columns):
-        columns.append(
-            Column(label, means[:, place], one.unit.text, lower=not one.higher_is_better)
-        )
-        if len(rivals) > 1 and leads_significantly(one.goodness[rivals, place]):
-            first = max(rivals, key=lambda index, place=place: one.goodness[index, place].mean())
-            leads.append(f"{label} ({results.methods[first]})")
-    columns.append(Column("false alarms", one.false_alarms[order], percent, lower=True))
-    note = f"{one.metric}, mean of {counted(results.seeds, 'seed')}; the best worst cell first."
-    if leads:
-        note += f" Significantly better than every other available method, over the seeds (Holm): {', '.join(leads)}."
-    yield table(
-        f"{one.name}-values",
-        f"{one.name}: {one.metric}",
-        columns,
-        f"{note} {_footnotes(results, names)}".strip(),
-    )
-    rates = one.success.mean(2)[order]
-    attacked = numpy.flatnonzero(~numpy.isnan(rates).all(0)).tolist() if order else []
-    if attacked:
-        shown = [
-            Column(one.columns[place], rates[:, place], percent, lower=True) for place in attacked
-        ]
-        note = "How often samples with the trigger get the attacker's label; accuracy does not show it."
-        title = f"{one.name}: backdoor success rate"
-        yield table(f"{one.name}-backdoors", title, [_method_column(results, names), *shown], note)
-
-
-def _heat_map(results: Results, one: Federation, methods: Sequence[str], grid: Any) -> Chart:
-    """Methods × columns; values beyond the range of colours have the colour of its end."""
-    labels = [_marked(results, name) for name in methods]
-    rows = [
-        (column, method, value)
-        for method, values in zip(labels, grid.tolist(), strict=True)
-        for column, value in zip(one.columns, values, strict=True)
-    ]
-    return Chart(
+    if not order:
+        return
+    named = _method_column(results, [results.methods[index] for index in order])
+    means, rates = one.values.mean(2)[order], one.success.mean(2)[order]
+    frame = Frame(means, columns=one.columns).assign(method=named.text)
+    title = f"{one.name}: {one.metric}{'' if one.higher_is_better else ' (lower is better)'}, the best worst cell on top"
+    yield Chart(
         f"{one.name}-heat",
-        f"{one.name}: {one.metric}{'' if one.higher_is_better else ' (lower is better)'}, the best worst cell on top",
-        Frame(rows, columns=["column", "method", one.metric]),
+        title,
+        frame.melt("method", var_name="column", value_name=one.metric),
         "cells",
         "column",
         "method",
         one.metric,
         format=one.unit.axis,
-        limits=(0.0, 1.0) if one.is_share else without_outliers(grid),
-        alt=f"{one.metric} of {len(methods)} methods in {len(one.columns)} columns on {one.name}.",
+        limits=(0.0, 1.0) if one.is_share else without_outliers(means),
+        alt=f"{one.metric} of {len(order)} methods in {len(one.columns)} columns on {one.name}.",
     )
+    columns = [
+        Column(name, means[:, place], one.unit.text, lower=not one.higher_is_better)
+        for place, name in enumerate(one.columns)
+    ]
+    alarms = Column("false alarms", one.false_alarms[order], percent, lower=True)
+    note = f"{one.metric}, mean of {counted(results.seeds, 'seed')}; the best worst cell first."
+    note = f"{note} {_footnotes(results, list(named.values))}".strip()
+    yield table(f"{one.name}-values", f"{one.name}: {one.metric}", [named, *columns, alarms], note)
+    doors = [
+        Column(name, rates[:, place], percent, lower=True) for place, name in enumerate(one.columns)
+    ]
+    if not numpy.isnan(rates).all():
+        note = "How often samples with the trigger get the attacker's label; accuracy does not show it."
+        yield table(
+            f"{one.name}-backdoors", f"{one.name}: backdoor success rate", [named, *doors], note
+        )
 
 
 def without_outliers(grid: Any) -> tuple[float, float]:
@@ -392,12 +336,6 @@ def without_outliers(grid: Any) -> tuple[float, float]:
     (8.0, 16.0)
     """
     values = grid[numpy.isfinite(grid)]
-    if not values.size:
-        return 0.0, 1.0
     first, third = numpy.quantile(values, [0.25, 0.75])
     reach = OUTER_FENCE * (third - first)
-    lowest, highest = (
-        float(max(values.min(), first - reach)),
-        float(min(values.max(), third + reach)),
-    )
-    return (lowest, highest) if lowest < highest else (lowest, lowest + 1.0)
+    return float(max(values.min(), first - reach)), float(min(values.max(), third + reach))

@@ -25,9 +25,12 @@ from .charts import COLOURS, COLUMN, Format, packed, specification
 from .files import write_items
 from .items import SECTIONS, Chart, Item, Table, counted
 from .results import Results, run_state
-from .verdict import NOTHING_YET, headline
+from .verdict import headline
 
-FIRST, LAST = ["Result", "What was run"], ["Config"]  # the others stand between, as they are defined
+FIRST, LAST = (
+    ["Result", "What was run"],
+    ["Config"],
+)  # the others stand between, as they are defined
 SECONDS = 3.0  # between two looks at a run that goes on
 REST = 10  # times as long as writing took: reading must not slow the run
 HEAD = (240, 96)  # pixels of the curve beside the headline
@@ -92,7 +95,10 @@ def describe(results: Results) -> dict[str, Any]:
         "data": None if others or not results.methods else _about.data_line(first),
         "state": state,
         "status": f"{state}, {counted(done, 'round')}",
-        "lead": headline(results) if results.methods else [NOTHING_YET],
+        "lead": [
+            *headline(results),
+            *(f"Warning: {text}" for run in results.runs for text in run.facts.warnings),
+        ],
         "curve": None if results.is_unmeasured or not results.methods else _head_curve(results),
     }
 

@@ -7,7 +7,7 @@ them, and for each method its rounds, its clients and what was measured of both.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -193,24 +193,31 @@ class Method:
         return named.pivot_table(index="client", columns="seed", values="metric", sort=False)
 
     @cached_property
-    def refusals(self) -> Frame:
-        """Updates that were refused, of all its seeds; one that never arrived was not."""
+    def missing(self) -> Frame:
+        """Updates that were refused or never arrived, of all its seeds."""
         found = self.run.frame("refusals")
-        return found[(found["method"] == self.name) & (found["kind"] != "absent")]
+        return found[found["method"] == self.name]
+
+    @property
+    def refusals(self) -> Frame:
+        """Updates that were refused."""
+        return self.missing[self.missing["kind"] != "absent"]
 
     @cached_property
     def arrived(self) -> int:
         """How many updates arrived, over all its seeds."""
         rounds = self.run.frame("rounds")
-        refusals = self.run.frame("refusals")
-        absent = ((refusals["method"] == self.name) & (refusals["kind"] == "absent")).sum()
-        own = rounds[rounds["method"] == self.name]
-        return int(own["participants"].sum() - absent) if len(own) else 0
+        every = (
+            int(rounds.loc[rounds["method"] == self.name, "participants"].sum())
+            if len(rounds)
+            else 0
+        )
+        return every - (len(self.missing) - len(self.refusals))
 
     @property
     def learned(self) -> bool:
         """Whether any update was accepted: otherwise its model is the initial one."""
-        return len(self.refusals) == 0 or len(self.refusals) < self.arrived
+        return self.missing.empty or len(self.refusals) < self.arrived
 
     @cached_property
     def diverged(self) -> dict[int, float]:
@@ -361,6 +368,12 @@ def seeds_of(run: RunFolder, method: str) -> list[int]:
 def has_hostile(run: RunFolder) -> bool:
     """Whether some clients of a run are hostile in a simulation."""
     return bool(run.frame("clients")["hostile"].notna().any())
+
+
+def stated(run: RunFolder, table: str) -> Mapping[str, Any]:
+    """A table of a run's config, which may be anybody's; empty where it is no table."""
+    found = run.config.get(table)
+    return found if isinstance(found, Mapping) else {}
 
 
 def client_names(frame: Frame) -> Series:

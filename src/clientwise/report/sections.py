@@ -35,8 +35,10 @@ from .results import (
     Method,
     Results,
     Series,
+    client_names,
+    shared_seeds,
+    stated,
 )
-from .results import client_names, shared_seeds
 from .statistics import Difference, holm, holm_p_values, mcnemar, p_number, paired_difference
 
 NOTABLE = 0.002  # of the metric: what one sample is worth is said from here on
@@ -402,7 +404,7 @@ def promises(results: Results) -> Frame:
             continue
         settings, spent = one.about.privacy, one.rounds[one.rounds["epsilon"] == last.max()].iloc[0]
         by_clients = settings.get("local") is True
-        replaced = by_clients or one.run.config.get("federation", {}).get("sampling") != "poisson"
+        replaced = by_clients or stated(one.run, "federation").get("sampling") != "poisson"
         rows.append(
             {
                 "method": one.label,
@@ -795,8 +797,8 @@ def jain_index(values: Series) -> float:
 def _groups(results: Results) -> dict[str, Series]:
     """By attribute of the config, the group of every client: its value or, of numbers, its half."""
     found = {}
-    for name, stated in results.baseline.run.config.get("attributes", {}).items():
-        values = Series(stated)
+    for name, listed in stated(results.baseline.run, "attributes").items():
+        values = Series(listed)
         if values.dtype.kind == "f" and values.nunique() > 2:
             values = values >= values.median()
         found[name] = values
@@ -843,6 +845,12 @@ def client_differences(ours: Frame, theirs: Frame) -> dict[str, Difference]:
     return dict(zip(known, holm([*known.values()]), strict=True))
 
 
+def _remark(gain: Difference) -> str:
+    if not gain.is_significant:
+        return ""
+    return "gains" if gain.mean > 0 else "better off alone"
+
+
 def _paired_table(
     id: str, title: str, shown: Sequence[Method], found: dict[str, Difference], results: Results
 ) -> Table:
@@ -852,9 +860,7 @@ def _paired_table(
         columns.append(Column(one.label, one.by_client().mean(axis=1).reindex([*found]), unit.text))
     texts = [one.text(unit.signed) for one in found.values()]
     columns.append(difference_column("difference", [*found.values()], texts))
-    columns.append(
-        Column("remark", ["significant" if one.is_significant else "" for one in found.values()])
-    )
+    columns.append(Column("remark", [_remark(one) for one in found.values()]))
     note = (
         "Means over the seeds. Differences are paired by seed, with their 95% interval where there are several. Intervals "
         "and significance are corrected for the number of clients (Holm)."

@@ -129,27 +129,21 @@ def _federation(
     seeds: Sequence[int],
 ) -> Federation:
     cells = [cell for cell in matrix.cells if cell.data == name]
-    values = numpy.full((len(methods), len(cells), len(seeds)), numpy.nan)
-    success, alarms = values.copy(), values.copy()
-    known = [runs[cell.folder] for cell in cells if cell.folder in runs]
-    for column, cell in enumerate(cells):
-        if cell.folder not in runs:
-            continue
-        run = runs[cell.folder]
+    found = numpy.full((3, len(methods), len(cells), len(seeds)), numpy.nan)
+    known = {column: runs[cell.folder] for column, cell in enumerate(cells) if cell.folder in runs}
+    for column, run in known.items():
         rounds = run.frame("rounds")
+        alarms = {} if has_hostile(run) else dict(false_alarms(run))
         for row in rounds[rounds["round"] == run.facts.rounds].to_dict("records"):
-            index = methods.index(row["method"]), column, seeds.index(row["seed"])
-            values[index] = _or_nan(row.get("metric"))
-            success[index] = _or_nan(row.get("attack_success"))
-        for (method, seed), share in [] if has_hostile(run) else false_alarms(run):
-            alarms[methods.index(method), column, seeds.index(seed)] = share
-    columns = tuple(cell.column for cell in cells)
-    if not known:
-        return Federation(name, "accuracy", True, columns, values, success, alarms)
-    facts = known[0].facts
-    return Federation(
-        name, facts.metric, facts.higher_is_better, columns, values, success, alarms, facts.is_share
-    )
+            place = methods.index(row["method"]), column, seeds.index(row["seed"])
+            alarm = alarms.get((row["method"], row["seed"]))
+            found[:, *place] = [
+                _or_nan(one) for one in (row.get("metric"), row.get("attack_success"), alarm)
+            ]
+    facts = [run.facts for run in known.values()]
+    about = (facts[0].metric, facts[0].higher_is_better) if facts else ("accuracy", True)
+    is_share = facts[0].is_share if facts else True
+    return Federation(name, *about, tuple(cell.column for cell in cells), *found, is_share)
 
 
 def false_alarms(run: RunFolder) -> Iterable[tuple[tuple[str, int], float]]:

@@ -63,14 +63,6 @@ def _different_runs(results: Results) -> Iterator[str]:
         yield f"These runs report on different samples: {' and '.join(reported)}."
 
 
-def _of_the_run(results: Results) -> Iterator[str]:
-    """What was probably not meant, found when the run began; such as classes that the samples lack."""
-    for run in results.runs:
-        named = f"{run.id}: " if len(results.runs) > 1 else ""
-        for warning in run.facts.warnings:
-            yield f"Warning: {named}{warning.rstrip('.')}."
-
-
 def _stayed(results: Results) -> Iterator[str]:
     """Methods whose model stayed in most rounds, or because of the bounds; the usual reason."""
     for one in results.methods:
@@ -285,7 +277,6 @@ def _same_start(results: Results) -> Iterator[str]:
 
 WARNINGS = (
     _different_runs,
-    _of_the_run,
     _stayed,
     _changes,
     _refused,
