@@ -92,11 +92,8 @@ class Made:
     def right(self, method: str, seed: int) -> tuple[int, Any] | None:
         return self.best.get((method, seed))
 
-    def class_names(self, count: int) -> list[str]:
-        return [f"class {number}" for number in range(count)]
-
-    def table(self) -> None:
-        return None
+    def model_facts(self, seed: int) -> Any:
+        return SimpleNamespace(table=None)
 
     def set(self, column: str, values: Any, frame: str = "rounds") -> Made:
         """The run with another column."""

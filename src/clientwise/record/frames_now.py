@@ -169,13 +169,9 @@ class RunFolder:
         found = self.today.best_round(method, seed)
         return None if found is None else (found.round_num, found.right)
 
-    def class_names(self, count: int) -> list[str]:
-        """So many classes as pages call them."""
-        return self.today.class_names(count)
-
-    def table(self) -> Any:
-        """What the inputs are made from, where they come from a table."""
-        return self.today.table()
+    def model_facts(self, seed: int) -> Any:
+        """The network of a seed, and the tensors that its models consist of."""
+        return self.today.model_facts(seed)
 
     def _queried(self, sql: str) -> pandas.DataFrame:
         from .database import reading

@@ -12,7 +12,7 @@ from ..record.frames_now import RunFolder
 from ..record.toml_text import dotted_keys
 from ..registry import listed
 from .items import Item, Table, counted, section
-from .results import Frame, Method, Results, seeds_of, stated
+from .results import Frame, Method, Results, encoding, seeds_of, stated
 from .verdict import best_rounds, keeps_best
 
 MOST_BYTES = 2**16  # of versions.json
@@ -52,7 +52,7 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         )
         or data_name(run),
     )
-    found = run.table()
+    found = encoding(run)
     if found is not None:
         yield "columns", in_words([_column(one) for one in found.columns])
         yield "target", in_words(f"{found.target}: {', '.join(found.classes)}".removesuffix(": "))

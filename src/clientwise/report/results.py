@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas
 
-from ..errors import RunError
+from ..errors import RunError, shortened
 from ..record.frames_now import MethodFacts, RunFolder
 from ..record.lock import is_locked
 from .items import Unit
@@ -374,6 +374,22 @@ def stated(run: RunFolder, table: str) -> Mapping[str, Any]:
     """A table of a run's config, which may be anybody's; empty where it is no table."""
     found = run.config.get(table)
     return found if isinstance(found, Mapping) else {}
+
+
+def encoding(run: RunFolder) -> Any:
+    """The columns and the classes of the data, where they are a table."""
+    try:
+        return run.model_facts(int(run.lanes["seed"].min())).table
+    except RunError:
+        return None
+
+
+def class_names(run: RunFolder, count: int) -> list[str]:
+    """So many classes: by their names in the table, or their numbers."""
+    found = encoding(run)
+    if found is not None and len(found.classes) == count:
+        return [shortened(name, 40) for name in found.classes]
+    return [f"class {number}" for number in range(count)]
 
 
 def client_names(frame: Frame) -> Series:

@@ -35,6 +35,7 @@ from .results import (
     Method,
     Results,
     Series,
+    class_names,
     client_names,
     shared_seeds,
     stated,
@@ -1024,6 +1025,7 @@ def priority(results: Results) -> Iterator[Item]:
         own = one.of_first_seed("rounds")
         if "priority" not in own or not own["testing_rounds"].any():
             continue
+        own = own.dropna(subset=["priority"])
         frame = Frame(
             {
                 "order": own["priority"].map(" > ".join),
@@ -1063,14 +1065,17 @@ def classes(results: Results) -> Iterator[Item]:
     for column, words in titles.items():
         for one in results.methods:
             own = one.of_first_seed("rounds")
+            states = own.get("loss_state", pandas.Series(index=own.index, dtype=object))
             own = own.assign(
-                class_weights=[(state or {}).get("class_weights") for state in own["loss_state"]]
+                class_weights=[
+                    one.get("class_weights") if isinstance(one, dict) else None for one in states
+                ]
             )
             long = own[["round", column]].dropna().explode(column) if column in own else Frame()
             if long.empty:
                 continue
             long["number"] = long.groupby("round").cumcount()
-            names = one.run.class_names(int(long["number"].max()) + 1)
+            names = class_names(one.run, int(long["number"].max()) + 1)
             long["class"], long["value"] = (
                 long["number"].map(dict(enumerate(names))),
                 long[column].astype(float),
