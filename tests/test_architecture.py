@@ -382,7 +382,7 @@ IN_PLACE = {
     ("data/cache.py", "open_memmap"): "in a folder that is renamed when it is whole",
     ("data/cache.py", "save"): "in a folder that is renamed when it is whole",
     ("data/features.py", "savez_compressed"): "put in place when it is whole",
-    ("report/output/picture.py", "savefig"): "into memory",
+    ("report/files.py", "to_csv"): "into a text",
     ("record/lock.py", "open"): "its content does not matter",
     ("record/pack.py", "copy"): "in a folder that is renamed when it is whole",
 }
