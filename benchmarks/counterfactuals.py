@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Task, Updates
-from clientwise.engine.wrappers.engine import WrappingEngine
+from clientwise.engine.wrapping import WrappingEngine
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.load import load_experiment

@@ -45,9 +45,9 @@ from torch import Tensor, nn
 
 import gpu_memory
 from clientwise.core import cohort, round
+from clientwise.core.cohort import Judge
 from clientwise.core.evaluation import Evaluations
 from clientwise.core.evidence import history, significance
-from clientwise.core.judging import Judge
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import return_unused_gpu_memory
 from clientwise.engine.local import LocalEngine

@@ -25,9 +25,9 @@ from torch import Tensor
 from clientwise.core.aggregation import robust
 from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
-from clientwise.core.counterfactuals import MOST_CLIENTS
 from clientwise.core.evidence import EVIDENCE, fldetector
 from clientwise.core.objective.problem import Classification
+from clientwise.core.other_weights import MOST_CLIENTS
 from clientwise.core.round import first_state, run_round
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.engine import evaluation

@@ -15,9 +15,9 @@ from clientwise.core.method import Method, Plan
 from clientwise.data.datasets import digits
 from clientwise.data.division import federate
 from clientwise.data.partition import dirichlet
+from clientwise.engine.hostile import HostileEngine
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.wrappers.engine import EmbeddedEngine
-from clientwise.engine.wrappers.hostile import HostileEngine
+from clientwise.engine.wrapping import EmbeddedEngine
 from clientwise.experiment.reference import KINDS
 from clientwise.models.networks import linear
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from clientwise.data.federated import FederatedData
-from clientwise.engine.ray.shards import (
+from clientwise.engine.shards import (
     Build,
     Shard,
     Shards,
     Slot,
     divided,
 )
-from clientwise.experiment.running import ray_shards, runner
+from clientwise.experiment.running import ray_lanes, runner
 
 
 def slots(count: int) -> list[Slot]:
@@ -29,7 +29,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let `workers = "ray"` mean so many shards in this process."""
     monkeypatch.setattr(runner, "connected_to_ray", nullcontext)
     monkeypatch.setattr(runner, "slots", lambda on_gpu: slots(count))
-    monkeypatch.setattr(ray_shards, "Shards", AllHere)
+    monkeypatch.setattr(ray_lanes, "Shards", AllHere)
 
 
 class Here(Shard):

@@ -115,7 +115,6 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "record": {
         "annotated_types",
         "numpy",
-        "pandas",
         "pydantic",
         "pydantic_core",
         "safetensors",
@@ -148,6 +147,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
         "jinja2",
         "numpy",
         "pandas",
+        "pydantic",
         "rich",
         "scipy",
         "torch",
@@ -155,7 +155,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     },
     "prediction": {"numpy", "pandas", "torch"},
     "loading": set(),
-    "results": {"altair", "pandas", "torch"},
+    "results": {"altair", "torch"},
     "launch": {"rich", "torch"},
     "fitting": {"rich", "torch"},
     "testing": {"torch"},
@@ -382,7 +382,7 @@ IN_PLACE = {
     ("data/cache.py", "open_memmap"): "in a folder that is renamed when it is whole",
     ("data/cache.py", "save"): "in a folder that is renamed when it is whole",
     ("data/features.py", "savez_compressed"): "put in place when it is whole",
-    ("report/files.py", "to_csv"): "into memory",
+    ("report/files.py", "to_csv"): "into a text",
     ("record/lock.py", "open"): "its content does not matter",
     ("record/pack.py", "copy"): "in a folder that is renamed when it is whole",
 }

@@ -29,8 +29,8 @@ from clientwise.core.types import (
     Task,
 )
 from clientwise.data.federated import Samples
-from clientwise.engine.wrappers.engine import EmbeddedEngine
-from clientwise.engine.wrappers.hostile import HostileEngine
+from clientwise.engine.hostile import HostileEngine
+from clientwise.engine.wrapping import EmbeddedEngine
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan

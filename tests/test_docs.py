@@ -305,7 +305,7 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*", page
         ), name
     assert "I want to" in pages["index.html"]
-    assert 'id="clientwise.core.weights.weigh.weigh"' in pages["api.html"]
+    assert 'id="clientwise.core.weights.weighting.weigh"' in pages["api.html"]
     assert "label_diversity" in (site / "search.js").read_text(encoding="utf-8")
 
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 import clientwise as cw
 import shards_here
 from clientwise.attacks import ATTACKS
-from clientwise.engine.device import share_gpu
+from clientwise.engine.device import CudaGraph, share_gpu
 from clientwise.engine.executor import DeviceExecutor
-from clientwise.engine.graphs import CudaGraph
 from clientwise.errors import ClientwiseError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.named import METHODS

@@ -216,7 +216,7 @@ def test_a_reference_to_nothing_is_found(span: str) -> None:
 
 @pytest.mark.parametrize(
     "span",
-    ["core/round.py", "core/criteria", "clientwise.testing", "cw.Run", 'needs("models")', "a/b"],
+    ["core/round.py", "core/evidence", "clientwise.testing", "cw.Run", 'needs("models")', "a/b"],
 )
 def test_other_references_pass(span: str) -> None:
     assert broken(span) == []

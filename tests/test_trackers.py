@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import tomli_w
@@ -18,6 +19,7 @@ import clientwise as cw
 import processes
 from clientwise.experiment.running.lanes import Progress
 from clientwise.experiment.running.resume import find_unfinished
+from clientwise.experiment.trackers import Log
 
 ROOT = Path(__file__).parents[1]
 Curves = dict[str, list[tuple[int, float]]]
@@ -27,7 +29,7 @@ Curves = dict[str, list[tuple[int, float]]]
 def _leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the MLflow tracker sets, and the trackers of these tests, are gone after each."""
     monkeypatch.setattr(cw.TRACKERS, "_parts", dict(cw.TRACKERS._parts))
-    cw.TRACKERS.register("faulty")(Faulty)
+    cw.TRACKERS.register("faulty")(faulty)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
 
@@ -331,93 +333,43 @@ def test_mlflow_sends_no_telemetry(tiny: dict[str, Any], tmp_path: Path) -> None
     assert len(mlflow_runs((tmp_path / "run" / "mlruns").as_uri())) == 2
 
 
-class Noting:
-    """Notes its calls."""
-
-    calls: ClassVar[list[tuple[str, str, int, object]]] = []
-
-    def begin(self, lane: cw.LaneInfo) -> None:
-        self.calls.append(("begin", lane.method, lane.seed, lane.rounds_done))
-
-    def log_round(
-        self, lane: cw.LaneInfo, record: cw.RoundRecord, values: Mapping[str, float]
-    ) -> None:
-        self.calls.append(("log_round", lane.method, lane.seed, record.round_num))
-
-    def end(self, lane: cw.LaneInfo, finished: bool) -> None:
-        self.calls.append(("end", lane.method, lane.seed, finished))
+CALLS: list[tuple[str, str, int, object]] = []
 
 
-def test_lanes_that_are_followed_run_side_by_side(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cw.TRACKERS.register("noting")(Noting)
-    monkeypatch.setattr(Noting, "calls", [])
+@contextmanager
+def noting(lane: cw.LaneInfo) -> Iterator[Log]:
+    """Notes what it is told."""
+    CALLS.append(("begin", lane.method, lane.seed, lane.rounds_done))
+    yield lambda record, _: CALLS.append(("round", lane.method, lane.seed, record.round_num))
+    CALLS.append(("end", lane.method, lane.seed, True))
+
+
+def test_lanes_that_are_followed_run_side_by_side(tiny: dict[str, Any], tmp_path: Path) -> None:
+    cw.TRACKERS.register("noting")(noting)
+    CALLS.clear()
     cw.run({**tiny, "seeds": [1, 2], "trackers": ["noting"]}, tmp_path / "run")
     lanes = [(method, seed) for seed in (1, 2) for method in ("FedAvg", "all of it")]
-    assert Noting.calls == [
+    assert [*CALLS] == [
         *(("begin", *lane, 0) for lane in lanes),
-        *(("log_round", *lane, round_num) for round_num in (1, 2, 3) for lane in lanes),
+        *(("round", *lane, round_num) for round_num in (1, 2, 3) for lane in lanes),
         *(("end", *lane, True) for lane in lanes),
     ]
 
 
-class OneLaneAtATime:
-    """As trackers once were: no lane in the calls."""
+@contextmanager
+def faulty(lane: cw.LaneInfo, *, where: str) -> Iterator[Log]:
+    """Raises somewhere."""
 
-    def begin(self, lane: cw.LaneInfo) -> None: ...
-    def log_round(self, record: cw.RoundRecord, values: Mapping[str, float]) -> None: ...
-    def end(self, finished: bool) -> None: ...
-
-
-class Endless(Noting):
-    """Has no end."""
-
-    end = None  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize(
-    ("tracker", "call"),
-    [
-        (OneLaneAtATime, "log_round(lane, record, values)"),
-        (Endless, "end(lane, finished)"),
-        (object, "begin(lane)"),
-    ],
-)
-def test_a_tracker_that_cannot_take_its_calls_is_refused_before_the_run(
-    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: type, call: str
-) -> None:
-    monkeypatch.setitem(cw.TRACKERS._parts, "mine", tracker)
-    needs = f"trackers[0]: a tracker needs the method {call}"
-    with pytest.raises(cw.ClientwiseError, match=re.escape(needs)):
-        cw.run({**tiny, "trackers": ["mine"]}, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-class Faulty:
-    """Raises in one of its methods."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-        self._maybe_raise("init")
-
-    def begin(self, lane: cw.LaneInfo) -> None:
-        self._maybe_raise("begin")
-
-    def log_round(
-        self, lane: cw.LaneInfo, record: cw.RoundRecord, values: Mapping[str, float]
-    ) -> None:
-        self._maybe_raise("log_round")
-
-    def end(self, lane: cw.LaneInfo, finished: bool) -> None:
-        self._maybe_raise("end")
-
-    def _maybe_raise(self, where: str) -> None:
-        if where == self.where:
+    def raise_in(place: str) -> None:
+        if place == where:
             raise ConnectionError("the server\nis away")
 
+    raise_in("begin")
+    yield lambda record, _: raise_in("round")
+    raise_in("end")
 
-@pytest.mark.parametrize("where", ["begin", "log_round", "end"])
+
+@pytest.mark.parametrize("where", ["begin", "round", "end"])
 def test_a_tracker_that_raises_is_switched_off_and_the_run_goes_on(
     tiny: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
@@ -446,18 +398,8 @@ def test_what_is_wrong_before_the_run_begins_is_said_then(
         cw.ClientwiseError, match=r"trackers\[0\].*logdir: unknown option; did you mean 'log_dir'"
     ):
         cw.load({**tiny, "trackers": [{"name": "tensorboard", "logdir": "x"}]})
-    with pytest.raises(cw.ClientwiseError, match=r"trackers\[0\]: faulty: ConnectionError"):
-        cw.run({**tiny, "trackers": [{"name": "faulty", "where": "init"}]}, tmp_path / "run")
-
-    original = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.startswith(("mlflow", "torch.utils.tensorboard")):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        return original(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    for name in ("tensorboard", "mlflow"):
+    for name, module in (("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow")):
+        monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(cw.ClientwiseError, match=rf'pip install "clientwise\[{name}\]"'):
             cw.run({**tiny, "trackers": [name]}, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -20,9 +20,9 @@ from .core.objective.loss import LOSSES as LOSSES
 from .core.objective.loss import Loss as Loss
 from .core.objective.metrics import METRICS as METRICS
 from .core.objective.metrics import measure as measure
-from .core.optimizers import OPTIMIZERS as OPTIMIZERS
-from .core.schedules import SCHEDULES as SCHEDULES
-from .core.transforms import TRANSFORMS as TRANSFORMS
+from .core.training import OPTIMIZERS as OPTIMIZERS
+from .core.training import SCHEDULES as SCHEDULES
+from .core.training import TRANSFORMS as TRANSFORMS
 from .core.types import Gathered as Gathered
 from .core.types import Posterior as Posterior
 from .core.types import RoundRecord as RoundRecord
@@ -31,8 +31,8 @@ from .core.weights.priority import ADJUSTMENTS as ADJUSTMENTS
 from .core.weights.scores import SCORES as SCORES
 from .core.weights.scores import Score as Score
 from .core.weights.scores import prioritized as prioritized
-from .core.weights.weigh import weigh as weigh
 from .core.weights.weighting import NORMALISERS as NORMALISERS
+from .core.weights.weighting import weigh as weigh
 from .data.datasets import DATASETS as DATASETS
 from .data.federated import FederatedData as FederatedData
 from .data.federated import Samples as Samples
@@ -41,12 +41,11 @@ from .errors import ClientwiseError as ClientwiseError
 from .experiment.config.schema import Experiment as Experiment
 from .experiment.trackers import TRACKERS as TRACKERS
 from .experiment.trackers import LaneInfo as LaneInfo
-from .experiment.trackers import Tracker as Tracker
 from .fitting import fit as fit
 from .fitting import run as run
-from .hosts.aggregate import Aggregate as Aggregate
-from .hosts.aggregate import ClientWeight as ClientWeight
+from .hosts.aggregator import Aggregate as Aggregate
 from .hosts.aggregator import Aggregator as Aggregator
+from .hosts.aggregator import ClientWeight as ClientWeight
 from .loading import load as load
 from .models.networks import MODELS as MODELS
 from .prediction import Predictor as Predictor

@@ -7,7 +7,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from os import PathLike
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import nn
 
 from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
-from .errors import ClientwiseError, ConfigError, shortened
+from .errors import ClientwiseError, ConfigError
 from .experiment.checks.describe import optimizers_in_words
 from .experiment.config.named import merge
 from .experiment.config.parts import loss_with
@@ -111,7 +111,11 @@ def fit(
         >>> bool((run.predict(inputs) == labels).mean() > 0.8)
         True
     """
-    _refuse_for_run(clients, options)
+    if isinstance(clients, nn.Module):
+        raise ClientwiseError("the network comes first: cw.fit(network, clients)")
+    for key in {"data", "partition"} & options.keys():
+        hint = "of cw.run: the clients of cw.fit have their samples"
+        raise ConfigError("config", [(key, hint)])
     config = {"rounds": rounds, **options}
     if isinstance(config.get("attributes"), Mapping):
         config["attributes"] = _in_order(config["attributes"], clients)
@@ -138,10 +142,9 @@ def fit(
     if not {"method", "methods"} & options.keys():
         weigh = data.weigh if isinstance(data, FederatedData) else data
         lines.append(f"Method: {experiment.for_data(weigh).methods[0].name} (the default).")
-    _refuse_other_out(out)
-    if out is None and options.get("resume"):
-        raise ClientwiseError("resume=True: out= must name the run folder to resume")
     if out is None:
+        if options.get("resume"):
+            raise ClientwiseError("resume=True: out= must name the run folder to resume")
         out = _temporary(experiment.name)
         lines.append(f"Run folder: {out}, which is removed at exit; out='runs/mine' keeps it.")
     _say(lines, progress)
@@ -203,7 +206,6 @@ def run(
     """
     if isinstance(config, nn.Module):
         raise ClientwiseError("the config comes first: cw.run(config, model=network, data=...)")
-    _refuse_other_out(out)
     folder = run_folder(
         _experiment(config, options),
         out,
@@ -218,30 +220,7 @@ def run(
     return FinishedRun(folder, module=model)
 
 
-# Of `fit`, not of `run`
-_OF_FIT = (
-    "clients",
-    "held_out",
-    "test",
-    "target",
-    "ignore",
-    "num_classes",
-    "survival",
-    "event",
-    "problem",
-)
-_ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`
-
-
-def _refuse_for_run(clients: object, options: Mapping[str, Any]) -> None:
-    """An error for arguments in another order, or of `run`."""
-    if isinstance(clients, nn.Module):
-        raise ClientwiseError("the network comes first: cw.fit(network, clients)")
-    for key in ("data", "partition"):
-        if key in options:
-            raise ConfigError(
-                "config", [(key, "of cw.run: the clients of cw.fit have their samples")]
-            )
+_ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`, not of the config
 
 
 def _in_order(attributes: Mapping[str, Any], clients: object) -> dict[str, Any]:
@@ -264,11 +243,6 @@ def _in_order(attributes: Mapping[str, Any], clients: object) -> dict[str, Any]:
             raise ClientwiseError(f"attributes.{fact}: has no value for {', '.join(missing)}")
         found[fact] = [given[name] for name in names]
     return found
-
-
-def _refuse_other_out(out: object) -> None:
-    if out is not None and not isinstance(out, str | PathLike):
-        raise ClientwiseError(f"out = {shortened(repr(out), 40)}: must be the path of a folder")
 
 
 def _experiment(
@@ -324,41 +298,22 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
     """ConfigError for keywords that are no keys of a config."""
     known = [*Experiment.model_fields, *Training.model_fields, "method", "presets"]
     issues = []
-    for key in options:
-        inside = [name for name, table in TABLES.items() if key in table.model_fields]
-        if inside and key not in known:
-            issues.append((key, f"is a key of {inside[0]}: pass {inside[0]}={{{key!r}: ...}}"))
-        elif key in ALIASES:
-            issues.append((key, f"unknown keyword; did you mean {ALIASES[key]!r}?"))
-        elif key not in known and (loss := loss_with(key)):
-            issues.append(
-                (key, f"is an option of the loss: pass loss={{'name': {loss!r}, {key!r}: ...}}")
-            )
-        elif key in _OF_FIT:
-            issues.append((key, f"is an argument of cw.fit(network, clients, {key}=...)"))
-        elif key not in known:
-            issues.append((key, f"unknown keyword{suggest(key, known)}"))
-    method = options.get("method", "")
-    if not isinstance(method, str | Mapping):
-        shown = shortened(repr(method), 60)
-        issues.append(
-            ("method", f"must be a name or a dictionary, got {shown}; methods=[...] has several")
-        )
-    methods = options.get("methods")
-    if isinstance(methods, list | tuple):
-        named = [one for one in methods if isinstance(one, str)]
-        twice = [name for name in dict.fromkeys(named) if named.count(name) > 1]
-        if twice:
-            issues.append(("methods", f"{twice[0]} is listed twice; it would repeat the same run"))
-    if isinstance(options.get("seeds"), int):
-        seed = options["seeds"]
-        issues.append(
-            (f"seeds = {seed}", f"must be a list: [{seed}], or range({seed}) for several")
-        )
+    for key in options.keys() - set(known):
+        message = f"unknown keyword{suggest(key, known)}"
+        for name, table in TABLES.items():
+            if key in table.model_fields:
+                message = f"is a key of {name}: pass {name}={{{key!r}: ...}}"
+        if key in ALIASES:
+            message = f"unknown keyword; did you mean {ALIASES[key]!r}?"
+        elif loss := loss_with(key):
+            message = f"is an option of the loss: pass loss={{'name': {loss!r}, {key!r}: ...}}"
+        elif key in signature(fit).parameters:
+            message = f"is an argument of cw.fit(network, clients, {key}=...)"
+        issues.append((key, message))
     if {"method", "methods"} <= options.keys():
         issues.append(("method", "give either method or methods"))
     if issues:
-        raise ConfigError("config", issues)
+        raise ConfigError("config", sorted(issues))
 
 
 def _described(own: OwnData) -> str:

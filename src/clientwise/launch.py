@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from .data.federated import FederatedData, Samples
-from .errors import ClientwiseError, ConfigError, MissingPackageError, needing
+from .errors import ClientwiseError, ConfigError, MissingPackageError, needing, shortened
 from .experiment.config.schema import Experiment
 from .models.own import OwnModel
 
@@ -43,7 +44,11 @@ def run(
 ) -> Path:
     """Run an experiment, and return the run folder. `fitting.run` describes the arguments."""
     from .experiment.running import runner  # imported here: `check` does not need it
+    from .report.progress import show_progress, somebody_watches
 
+    if out is not None and not isinstance(out, str | PathLike):
+        message = f"out = {shortened(repr(out), 40)}: must be the path of a folder"
+        raise ClientwiseError(message)
     experiment.register_given()
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
@@ -68,9 +73,11 @@ def run(
         )
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)
-    if data is None and experiment.reads_files:
-        data = members_data(experiment)
-    with _showing(progress, on_round) as on_round:
+    console = Console(stderr=True, highlight=False)
+    showing: AbstractContextManager[Callable[[Progress], None] | None] = nullcontext(on_round)
+    if on_round is None and (somebody_watches(console) if progress is None else progress):
+        showing = show_progress(console)
+    with showing as on_round:
         return runner.run(
             experiment,
             out,
@@ -82,37 +89,13 @@ def run(
         )
 
 
-def _showing(
-    progress: bool | None, on_round: Callable[[Progress], None] | None
-) -> AbstractContextManager[Callable[[Progress], None] | None]:
-    """A context with the function to call after every round, if any."""
-    from .report.progress import show_progress, somebody_watches
-
-    console = Console(stderr=True, highlight=False)
-    if on_round is not None or progress is False:
-        return nullcontext(on_round)
-    if progress or somebody_watches(console):
-        return show_progress(console)
-    return nullcontext()
-
-
-def members_data(experiment: Experiment) -> FederatedData:
-    """The samples in the participants' files (`flower.files`)."""
-    with _flower_is_needed(experiment):
-        from .hosts.flower.data import from_files
-    return from_files(experiment)
-
-
 def deployed_data(experiment: Experiment, server: Path | None) -> FederatedData | None:
     """The data to check a deployment with; None where the config describes no deployment.
 
-    These are the samples of the `server`, or those of all participants where their files are here.
+    These are the samples of the `server`; the participants keep theirs.
     """
-    if server is None:
-        if experiment.data is not None or not experiment.flower.clients:
-            return None
-        if experiment.reads_files and Path(str(experiment.flower.files)).is_dir():
-            return members_data(experiment)
+    if server is None and (experiment.data is not None or not experiment.flower.clients):
+        return None
     with _flower_is_needed(experiment):
         from .hosts.flower.data import server_side
     return server_side(experiment, str(server or ""))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clientwise.core.aggregation.adapters import average_products, pairs_of, product_mean
+from clientwise.core.aggregation.sums import average_products, pairs_of, product_mean
 from clientwise.core.types import Layer, ModelSpec
 
 SIZES = st.integers(1, 12)

@@ -72,7 +72,9 @@ def test_an_answer_takes_the_model_down_the_samples_and_the_model_up() -> None:
 def test_a_round_ends_when_its_pace_says_so(
     pace: Pace, asked: list[float], at_work: list[float], ends: float
 ) -> None:
-    assert pace.ends(1.0, 3, asked, at_work, slowest=8.0) == ends
+    clock = Clock(3, pace)
+    clock.now = 1.0
+    assert clock.ends(asked, at_work, slowest=8.0) == ends
 
 
 def test_only_who_is_available_at_that_hour_is_asked() -> None:

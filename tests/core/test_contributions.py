@@ -9,13 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import oracles
-from clientwise.core.contributions import (
-    MOST_EXACT,
-    all_coalitions,
-    exact_shapley,
-    sampled_shapley,
-    shapley,
-)
+from clientwise.core.evidence.rivals import all_coalitions, exact_shapley
+from clientwise.core.other_weights import MOST_EXACT, sampled_shapley, shapley
 
 PLAYERS = st.integers(1, 6)
 SEEDS = st.integers(0, 10_000)

@@ -13,13 +13,13 @@ from clientwise.core.criteria import (
     Arrivals,
     ClientFacts,
     Outcome,
+    agreement_with_others,
     criterion,
     fact_columns,
+    laplacian_variance,
     make_criterion,
     measure_clients,
 )
-from clientwise.core.criteria.client import laplacian_variance
-from clientwise.core.criteria.cohort import Trust, agreement_with_others
 from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.types import (
     Evaluation,
@@ -232,7 +232,9 @@ def test_trust_is_a_running_record() -> None:
     assert measured("trust") == pytest.approx([1, 0.5, 0.2])
     right, left = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0])
     before = torch.ones(5)
-    after = Trust().after(before, Outcome([0, 2, 4], [right, right, left], refused=[3, 77, -1]))
+    after = make_criterion("trust").memory.after(
+        before, Outcome([0, 2, 4], [right, right, left], refused=[3, 77, -1])
+    )
     # 0.8 + 0.2·1 with half of the others, a cosine of 0 with none; client 1 took no part; disagreement and refusal
     # count as 0; nobody is number 77 or −1
     agreement = agreement_with_others([right, right, left]).clamp(0, 1).tolist()

@@ -16,8 +16,7 @@ from clientwise.core.round import first_state, run_round
 from clientwise.engine import evaluation
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.stacked import backend
-from clientwise.engine.stacked.kernels import dense, pooling
+from clientwise.engine.stacked import backend, kernels
 from clientwise.engine.stacked.train import StackedTrainer
 from clientwise.models.networks import mlp
 from device_work import DeviceWork, counted
@@ -61,8 +60,7 @@ def one_round(method_name: str, clients: int, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As where an earlier test has used a GPU. The tensors are of the CPU: no kernel may get them."""
-    for module in (dense, pooling):
-        monkeypatch.setattr(module, "can_build", lambda: True)
+    monkeypatch.setattr(kernels, "can_build", lambda: True)
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     matmul.allow_tf32 = True

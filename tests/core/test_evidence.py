@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from clientwise.core.evidence.base import PageTest
 from clientwise.core.evidence.history import OwnPast
-from clientwise.core.evidence.page import PageTest
 from clientwise.core.evidence.significance import (
     GROUPS,
     LEAST_JUDGES,

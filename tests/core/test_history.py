@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import clientwise as cw
+from clientwise.core.evidence.base import enlist
 from clientwise.core.evidence.history import (
     SKETCH,
     History,
@@ -15,7 +16,6 @@ from clientwise.core.evidence.history import (
     larger,
     sketch,
 )
-from clientwise.core.evidence.protocol import enlist
 
 SIZE = 5_000
 

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 
 from clientwise.core.aggregation.before import BEFORE
-from clientwise.core.evidence.agnostic import Agnostic, onto_simplex
-from clientwise.core.evidence.credibility import Credibility
-from clientwise.core.evidence.greedy import Greedy
-from clientwise.core.evidence.law import Law
-from clientwise.core.evidence.shapley import Shapley
+from clientwise.core.evidence.rivals import (
+    Agnostic,
+    Credibility,
+    Greedy,
+    Law,
+    Shapley,
+    onto_simplex,
+)
 from clientwise.core.types import (
     Evaluation,
     Gathered,

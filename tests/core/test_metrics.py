@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from clientwise.core.objective.guessing import constant_metric
 from clientwise.core.objective.metrics import (
     METRICS,
     confusion,
@@ -17,7 +16,7 @@ from clientwise.core.objective.metrics import (
     per_class_f1,
     performance,
 )
-from clientwise.core.objective.problem import Classification, Regression, Survival
+from clientwise.core.objective.problem import Classification, Regression, Survival, constant_metric
 
 labels = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=40)
 

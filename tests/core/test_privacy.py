@@ -37,7 +37,7 @@ from clientwise.core.weights.weighting import (
     fixed_scale,
     is_constant,
 )
-from clientwise.engine.wrappers.engine import EmbeddedEngine
+from clientwise.engine.wrapping import EmbeddedEngine
 from clientwise.registry import Part
 
 NAMES = ("a", "b", "c")
@@ -63,9 +63,7 @@ def released(
     scores = score(NAMES, normalised)
     options: dict[str, Any] = {
         "cap": cap,
-        "clip": CLIP,
         "replaced": False,
-        "expected": 4.0,
         "key": b"key",
         "round_num": 1,
     }
@@ -140,7 +138,7 @@ def test_no_neighbour_moves_the_sum_farther_than_the_sensitivity(
 ) -> None:
     privacy = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.0, denominator=denominator)
     cap = 0.25
-    bound = privacy.sensitivity(CLIP, cap, replaced=neighbour is replaced)
+    bound = privacy.sensitivity(cap, replaced=neighbour is replaced)
     found = farthest(SCORES[name], cap, privacy, neighbour)
     assert found <= bound * (1 + 1e-9)
     assert found > 0.9 * bound  # the search is not blind
@@ -229,19 +227,18 @@ def test_weights_are_capped_and_keep_their_proportions() -> None:
     )
 
 
-@pytest.mark.parametrize("quantile", [None, 0.5])
 @pytest.mark.parametrize("count", [0, 5])
 def test_the_noise_is_gaussian_with_the_deviation_of_the_sensitivity(
-    quantile: float | None, count: int
+    count: int,
 ) -> None:
     """Also without any client: an empty cohort must not show."""
-    privacy = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.5, quantile=quantile)
+    privacy = Privacy(clip=CLIP, delta=0.1, noise_multiplier=1.5)
     size = 20_000
     updates = [torch.full((size,), 3.0) for _ in range(count)]
     scores = torch.ones(count, dtype=torch.float64)
-    same: dict[str, Any] = {"cap": 0.25, "clip": CLIP, "replaced": False, "expected": 4.0}
+    same: dict[str, Any] = {"cap": 0.25, "replaced": False}
     found = release(privacy, updates, scores, torch.zeros(size), key=b"one", round_num=3, **same)
-    expected = 1.5 * 2 * CLIP * 0.25 / (1 if quantile is None else 0.95**0.5)
+    expected = 1.5 * 2 * CLIP * 0.25
     assert found.deviation == pytest.approx(expected)
     mean = CLIP / size**0.5 if count else 0.0
     noise = (found.update - mean) / expected
@@ -252,45 +249,6 @@ def test_the_noise_is_gaussian_with_the_deviation_of_the_sensitivity(
         another = release(privacy, updates, scores, torch.zeros(size), **other, **same)
         correlation = torch.corrcoef(torch.stack([found.update, another.update]))[0, 1]
         assert abs(float(correlation)) < 0.05
-
-
-def test_adaptive_clipping_finds_the_quantile() -> None:
-    privacy = Privacy(clip=0.01, delta=0.1, noise_multiplier=0.5, quantile=0.5)
-    norms = torch.linspace(0.5, 2.5, 101)
-    updates = [torch.tensor([float(norm), 0.0, 0.0]) for norm in norms]
-    scores = torch.ones(len(updates), dtype=torch.float64)
-    clip = privacy.clip
-    for round_num in range(1, 80):
-        clip = release(
-            privacy,
-            updates,
-            scores,
-            torch.zeros(3),
-            cap=0.1,
-            clip=clip,
-            replaced=False,
-            expected=101.0,
-            key=b"key",
-            round_num=round_num,
-        ).next_clip
-    assert clip == pytest.approx(1.5, rel=0.15)
-
-
-def test_the_count_of_adaptive_clipping_is_in_the_budget() -> None:
-    """Both releases together are one Gaussian mechanism with the given multiplier."""
-    privacy = Privacy(clip=CLIP, delta=0.1, noise_multiplier=2.0, quantile=0.5)
-    quiet = {"cap": 0.25, "clip": CLIP, "replaced": False, "expected": 1000.0}
-    next_clips = []
-    for round_num in range(300):
-        one = release(
-            privacy, [], torch.zeros(0), torch.zeros(1), key=b"k", round_num=round_num, **quiet
-        )
-        next_clips.append(one.next_clip)
-        deviation = one.deviation
-    shares = 0.5 - torch.tensor(next_clips).div(CLIP).log() / 0.2
-    counted = float(shares.std()) * 1000  # the noise of the count, whose sensitivity is 1/2
-    squares = (2 * CLIP * 0.25 / deviation) ** 2 + (0.5 / counted) ** 2
-    assert squares == pytest.approx(1 / 2.0**2, rel=0.02)
 
 
 def test_a_client_clips_and_adds_its_own_noise() -> None:

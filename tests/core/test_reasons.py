@@ -11,7 +11,6 @@ import clientwise as cw
 from clientwise.core import clock, guard, reasons
 from clientwise.core.reasons import SENTENCES, Cause, Reason
 from clientwise.errors import RunError
-from clientwise.experiment.running.resume import ConfigDifference
 from reported import headline_of
 
 CONFIG: dict[str, Any] = {
@@ -28,7 +27,7 @@ CONFIG: dict[str, Any] = {
     "methods": [
         "FedAvg",
         {"name": "in time", "pace": {"deadline": 20_000}},
-        {"name": "bounded", "bounds": {"quorum": 2}},
+        {"name": "bounded", "bounds": {"cap": 0.5}},
         {"name": "diverged", "training": {"learning_rate": 1e30}},
         {"name": "nobody", "criteria": [{"name": "attribute", "of": "member", "as": "member"}]},
     ],
@@ -49,7 +48,7 @@ def facts(run: cw.Run) -> list[Any]:
         counts = sorted(count for _, count in run.refusal_counts(method))
         found.append((method, run.kept(method), arrived[:3], usual, counts))
     lines = headline_of(run)
-    found += [sum(part in line for line in lines) for part in (LIKELY, "did not change", "policy")]
+    found += [sum(part in line for line in lines) for part in (LIKELY, "did not change", "bounds")]
     return found
 
 
@@ -69,8 +68,8 @@ def test_other_words_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         reworded = Reason(f"in other words {name}", getattr(module, name).kind)
         monkeypatch.setattr(module, name, reworded)
-    monkeypatch.setattr("clientwise.engine.wrappers.timed.LATE", clock.LATE)
-    monkeypatch.setattr("clientwise.engine.wrappers.timed.DROPPED_OUT", clock.DROPPED_OUT)
+    monkeypatch.setattr("clientwise.engine.timed.LATE", clock.LATE)
+    monkeypatch.setattr("clientwise.engine.timed.DROPPED_OUT", clock.DROPPED_OUT)
     after = cw.Run(cw.run(CONFIG, tmp_path / "after", progress=False))
     assert facts(after) == wanted
     assert {reason for reason, _ in after.refusal_counts("in time")} == {
@@ -96,15 +95,10 @@ def test_a_client_whose_words_are_ours_is_refused_like_any_other() -> None:
     ],
 )
 def test_hints_on_another_config_follow_from_its_keys(
-    changes: dict[str, Any], hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], hint: str, tmp_path: Path
 ) -> None:
     config = CONFIG | {"methods": ["FedAvg"], "rounds": 1}
     cw.run(config, tmp_path / "run", progress=False)
     with pytest.raises(RunError) as plain:
         cw.run(config | changes, tmp_path / "run", resume=True)
-    before = str(plain.value).split(". ", 1)[1]
-    assert hint in before
-    monkeypatch.setattr(ConfigDifference, "sentence", property(lambda one: "in other words"))
-    with pytest.raises(RunError, match="in other words") as reworded:
-        cw.run(config | changes, tmp_path / "run", resume=True)
-    assert str(reworded.value).split(". ", 1)[1] == before
+    assert hint in str(plain.value)

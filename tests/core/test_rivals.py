@@ -16,8 +16,8 @@ from torch import Tensor
 from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
-from clientwise.core.evidence.fldetector import distances_from_prediction, suspicious_cluster
-from clientwise.core.evidence.foolsgold import distinctness
+from clientwise.core.evidence.fldetector import hessian_of, suspicious_cluster
+from clientwise.core.evidence.rivals import distinctness
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Gathered, LocalTraining, ModelSpec
@@ -232,9 +232,11 @@ def test_fldetector_predicts_with_the_hessian_of_l_bfgs() -> None:
     for now, before, travelled in zip(updates, last, moved, strict=True):
         prediction = before + papers_hessian_product(steps, changes, travelled)
         expected.append(numpy.linalg.norm(prediction - now))
-    matrices = [torch.from_numpy(values) for values in (updates, last, moved)]
-    columns = [lambda where, matrix=matrix: matrix[:, where] for matrix in matrices]
-    found = distances_from_prediction(*columns, torch.from_numpy(steps), torch.from_numpy(changes))
+    hessian = hessian_of(torch.from_numpy(steps), torch.from_numpy(changes))
+    found = [
+        float((torch.from_numpy(before - now) + hessian(torch.from_numpy(far))).norm())
+        for before, now, far in zip(last, updates, moved, strict=True)
+    ]
     numpy.testing.assert_allclose(found, expected, rtol=1e-8)
 
 

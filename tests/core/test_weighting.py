@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clientwise as cw
-from clientwise.core.weights.scores import Disco, Equal, Iowa
 from clientwise.core.weights.weighting import (
     NORMALISERS,
     divide,
@@ -33,43 +32,6 @@ def test_fedavg_is_one_criterion() -> None:
     assert cw.weigh({"size": [600, 300, 100]}, score=cw.mean()).tolist() == pytest.approx(
         [0.6, 0.3, 0.1]
     )
-
-
-ALL_SCORES = [
-    *SCORES,
-    cw.prioritized("b", "a"),
-    cw.owa(quantifier="most"),
-    cw.choquet({"a": 0.3, "b": 0.3, "a+b": 1.0}),
-    cw.product(powers={"a": 2.0}, thresholds={"b": 3.0}),
-    Disco(size="a", closeness="b"),
-    Iowa(by="a"),
-    Equal(),
-]
-
-
-@given(cohorts)
-def test_arrays_give_the_weights_of_tensors(cohort: list[tuple[float, float]]) -> None:
-    """A report computes with NumPy, a run with PyTorch."""
-    tensor = torch.tensor(cohort, dtype=torch.float64)
-    array = tensor.numpy()
-    scales: dict[str, dict[str, object]] = {
-        "sum": {},
-        "max": {},
-        "none": {},
-        "fixed": {"by": [2, 9]},
-    }
-    for name, options in scales.items():
-        normalise = NORMALISERS.get(name)
-        with numpy.errstate(all="ignore"):
-            values = divide(array, normalise(array, **options))
-            assert isinstance(values, numpy.ndarray)
-            expected = divide(tensor, normalise(tensor, **options))
-            numpy.testing.assert_allclose(values, expected.numpy(), rtol=1e-12)
-            for score in ALL_SCORES:
-                found = to_weights(score(("a", "b"), expected.numpy()))
-                assert isinstance(found, numpy.ndarray)
-                weights = to_weights(score(("a", "b"), expected)).numpy()
-                numpy.testing.assert_allclose(found, weights, rtol=1e-9, atol=1e-12)
 
 
 def test_normalisers_by_hand() -> None:

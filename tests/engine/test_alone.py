@@ -11,7 +11,7 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.wrappers.alone import AloneEngine
+from clientwise.engine.wrapping import AloneEngine
 from clientwise.models.networks import linear
 
 TRAINING = LocalTraining(epochs=1, batch_size=20, learning_rate=0.1)

@@ -11,7 +11,7 @@ import torch
 from clientwise.attacks import Broken, Hostile, SignFlip
 from clientwise.core.criteria import HONEST
 from clientwise.core.types import LocalTraining, Task
-from clientwise.engine.wrappers.hostile import HostileEngine
+from clientwise.engine.hostile import HostileEngine
 from clientwise.testing import check_engine
 
 pytestmark = pytest.mark.bits

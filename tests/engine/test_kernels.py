@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from clientwise.engine.stacked import kernels
-from clientwise.engine.stacked.kernels import dense, pooling
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.skipif(
@@ -57,10 +56,10 @@ def test_dense_layers(
     x, g, w = rows.double(), gradient.double(), weights[:3].to(dtype).double()
 
     expected = torch.bmm(x, w.transpose(1, 2)) + (0 if bias is None else bias[:3, None].double())
-    assert distance(dense.forward(rows, weights, bias), expected) < 0.01
+    assert distance(kernels.forward(rows, weights, bias), expected) < 0.01
     for wanted in (True, False):
         learnt, shifted = weights.clone(), None if bias is None else bias.clone()
-        before = dense.backward(gradient, rows, learnt, shifted, 0.5, wanted=wanted)
+        before = kernels.backward(gradient, rows, learnt, shifted, 0.5, wanted=wanted)
         assert distance((weights - learnt)[:3], 0.5 * torch.bmm(g.transpose(1, 2), x)) < 0.01
         assert torch.equal(learnt[3:], weights[3:]), "models that take no part stay as they are"
         if bias is not None and shifted is not None:
@@ -83,31 +82,31 @@ def test_pooling(dtype: torch.dtype, has_bias: bool, relu: bool) -> None:
     expected = maxima.view(3, 2, 5, 3, 4).permute(0, 1, 3, 4, 2)
     if bias is not None:
         expected = expected + bias[:3, None, None, None].double()
-    results, winners = pooling.pool(values, bias, relu=relu)
+    results, winners = kernels.pool(values, bias, relu=relu)
     assert distance(results, (expected.relu() if relu else expected).detach()) < (
         1e-6 if dtype == torch.float32 else 0.01
     )
     gradient = torch.randn(results.shape, device=DEVICE, generator=random).to(dtype)
     (before,) = torch.autograd.grad(expected, images, gradient.double())
-    assert torch.equal(pooling.unpool(gradient, winners).double(), before)
+    assert torch.equal(kernels.unpool(gradient, winners).double(), before)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="about GPUs")
 def test_what_others_do_better_is_left_to_them() -> None:
-    rows = torch.zeros(2, dense.MOST_ROWS, 8, device="cuda")
-    assert dense.can_run(rows, 10)
-    assert not dense.can_run(rows.repeat(1, 2, 1), 10)
-    assert not dense.can_run(rows[:1].expand(2, -1, -1), 10)
-    long = torch.zeros(2, 8, 2 * dense.SHORT, device="cuda")
-    assert not dense.can_run(long, 10)
-    assert dense.can_run(long, dense.MOST_OUTPUTS * dense.ENOUGH)
+    rows = torch.zeros(2, kernels.MOST_ROWS, 8, device="cuda")
+    assert kernels.can_run(rows, 10)
+    assert not kernels.can_run(rows.repeat(1, 2, 1), 10)
+    assert not kernels.can_run(rows[:1].expand(2, -1, -1), 10)
+    long = torch.zeros(2, 8, 2 * kernels.SHORT, device="cuda")
+    assert not kernels.can_run(long, 10)
+    assert kernels.can_run(long, kernels.MOST_OUTPUTS * kernels.ENOUGH)
     torch.backends.cuda.matmul.allow_tf32 = False
-    assert not dense.can_run(rows, 10)
-    assert dense.can_run(rows.bfloat16(), 10)
+    assert not kernels.can_run(rows, 10)
+    assert kernels.can_run(rows.bfloat16(), 10)
     images = torch.zeros(2, 3, 4, 4, 1, device="cuda")
-    assert pooling.can_run(images)
-    assert not pooling.can_run(images[:1].expand(2, -1, -1, -1, -1))
-    assert not pooling.can_run(images[:, :, 1:].contiguous())
+    assert kernels.can_pool(images)
+    assert not kernels.can_pool(images[:1].expand(2, -1, -1, -1, -1))
+    assert not kernels.can_pool(images[:, :, 1:].contiguous())
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="about GPUs")
@@ -115,10 +114,10 @@ def test_a_triton_that_cannot_build_is_not_used(monkeypatch: pytest.MonkeyPatch)
     def fail(*args: object, **options: object) -> None:
         raise PermissionError("no place for what was built")
 
-    monkeypatch.setattr(pooling, "pool", fail)
-    pooling.can_build.cache_clear()
+    monkeypatch.setattr(kernels, "pool", fail)
+    kernels.can_build.cache_clear()
     try:
         with pytest.warns(UserWarning, match="slower ones are used: no place for what was built"):
-            assert not pooling.can_run(torch.zeros(2, 3, 4, 4, 1, device="cuda"))
+            assert not kernels.can_pool(torch.zeros(2, 3, 4, 4, 1, device="cuda"))
     finally:
-        pooling.can_build.cache_clear()
+        kernels.can_build.cache_clear()

@@ -21,7 +21,7 @@ from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.jobs import EvaluateJob, TrainJob
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked import backend, layers
-from clientwise.engine.stacked import evaluate as stacked_evaluate
+from clientwise.engine.stacked import backend as stacked_evaluate
 from clientwise.engine.stacked import train as stacked_train
 from clientwise.engine.stacked.backend import StackedBackend
 from clientwise.engine.stacked.network import StackedNetwork

@@ -78,8 +78,8 @@ CASES = {
     "classes with batch norm": (Classification(4), CLASSES, normed(4), cross_entropy),
     "images": (Classification(4), CLASSES, convolving(), cross_entropy),
     "numbers": (Regression(), NUMBERS, dense(1), squared),
-    "labels": (Multilabel(num_labels=3), LABELS, dense(3), binary),
-    "masks": (Segmentation(mask_classes=2), MASKS, dense(12), pixels),
+    "labels": (Multilabel(3), LABELS, dense(3), binary),
+    "masks": (Segmentation(2), MASKS, dense(12), pixels),
     "times": (Survival(), TIMES, dense(1), cox),
 }
 

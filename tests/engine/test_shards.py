@@ -23,7 +23,7 @@ from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.ray.shards import ShardedEngine
+from clientwise.engine.shards import ShardedEngine
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
 from shards_here import AllHere

@@ -14,7 +14,7 @@ import clientwise as cw
 from clientwise.core.clock import DROPPED_OUT, LATE
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import RoundRecord, Task
-from clientwise.engine.wrappers.timed import TimedEngine
+from clientwise.engine.timed import TimedEngine
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
@@ -93,7 +93,7 @@ def test_a_round_lasts_as_long_as_its_slowest_answer(config: dict[str, Any]) -> 
 def test_the_first_to_answer_make_a_round_of_more_than_are_needed(config: dict[str, Any]) -> None:
     for record in rounds_of(config, "over-selection"):
         assert len(record.client_ids) == 3
-        assert [refusal.reason for refusal in record.refusals] == [LATE, LATE]
+        assert [refusal.reason for refusal in record.refusals] == [LATE.text, LATE.text]
         assert record.models_moved == 5 + 5  # the late ones were sent as well
 
 
@@ -171,7 +171,7 @@ def test_who_drops_out_is_refused_and_sends_nothing(config: dict[str, Any]) -> N
     config["devices"] = {"dropout": 0.3}
     records = rounds_of(config | {"federation": {}}, "all", 40)
     gone = [refusal for record in records for refusal in record.refusals]
-    assert {refusal.reason for refusal in gone} == {DROPPED_OUT}
+    assert {refusal.reason for refusal in gone} == {DROPPED_OUT.text}
     assert 0.2 < len(gone) / 240 < 0.4
     assert sum(record.models_moved for record in records) == 240 + 240 - len(gone)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from dataclasses import asdict
 from typing import Any
 
 import numpy
@@ -11,9 +13,7 @@ import torch
 from torch import nn
 
 from clientwise.core.objective.loss import CrossEntropy, FocalLoss, FunctionLoss, Loss
-from clientwise.core.optimizers import OPTIMIZERS, TensorRateSGD
-from clientwise.core.schedules import SCHEDULES
-from clientwise.core.transforms import TRANSFORMS
+from clientwise.core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, TensorRateSGD
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import Mode
@@ -275,16 +275,11 @@ def test_a_function_as_loss_sees_outputs_in_the_shape_of_the_targets() -> None:
         mean.per_sample(outputs, targets)
 
 
-def test_training_as_json_has_the_keys_of_version_0_2_by_default() -> None:
-    plain = LocalTraining().plain()
-    assert "clip_gradients" not in plain
-    assert "transform" not in plain
-    assert "rate_factor" not in plain
-    assert plain["optimizer"] == "sgd"
+def test_training_is_read_from_json() -> None:
     full = LocalTraining(
         optimizer=Part("adam", {"beta1": 0.5}),
         transform=Part("flip", {}),
         clip_gradients=1.0,
         rate_factor=0.5,
     )
-    assert LocalTraining.read(full.plain()) == full
+    assert LocalTraining.read(json.loads(json.dumps(asdict(full)))) == full

@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from clientwise.report.audit.round_audit import audit
 from safetensors.torch import load_file
 
 import clientwise as cw
 from clientwise.core.aggregation.server_step import BestOf, adam_step, momentum_step
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
+from clientwise.record import frames_now
 from clientwise.registry import Part
+from clientwise.report.audit import audit
 
 STEPS = [{"name": "momentum", "momentum": 0.8}, {"name": "adam", "learning_rate": 0.1}]
 METHOD = {
@@ -84,7 +85,8 @@ def test_the_record_and_the_audit_say_which_step_was_used(
         sums = [0.9 * before + loss for before, (_, _, loss, _) in zip(sums, tried, strict=True)]
         lowest = min(range(2), key=lambda index: sums[index])
         assert [used for *_, used in tried] == [int(index == lowest) for index in range(2)]
-        said = " ".join(audit(run, "best", seed, round_num).parameters)
+        found = audit(frames_now.RunFolder(run.folder), "best", seed, round_num, details=True)
+        said = " ".join(item for item in found if isinstance(item, str))
         assert f"The server tried 2 steps and used {tried[lowest][1]}." in said
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from clientwise.report.audit.pages import audit_round
 from safetensors.torch import load_file
 
 import clientwise as cw
@@ -16,7 +15,9 @@ from clientwise.core.sampling import ByScore
 from clientwise.errors import ConfigError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
+from clientwise.record import frames_now
 from clientwise.record.reading.folder import RunFolder
+from clientwise.report.audit import audit
 
 LANE = "checkpoints/lane-1.safetensors"
 BY_SCORE: dict[str, Any] = {"name": "by_score", "floor": 0.1}
@@ -69,7 +70,7 @@ def test_drawn_clients_weigh_the_same(config: dict[str, Any], tmp_path: Path) ->
         for round_num in range(1, 13):
             for row in run.participants("drawn", 1, round_num):
                 assert row.weight == pytest.approx(1 / 3)
-    text = str(audit_round(RunFolder(tmp_path / "0"), "drawn", 1, 12))
+    text = str([*audit(frames_now.RunFolder(tmp_path / "0"), "drawn", 1, 12, details=True)])
     assert "Clients were drawn by their score, so their weights are equal." in text
 
 

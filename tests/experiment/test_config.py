@@ -11,7 +11,6 @@ import pytest
 import clientwise as cw
 from clientwise.core.clock import Pace
 from clientwise.core.weights.bounds import Bounds
-from clientwise.core.weights.policy import Group, Probation
 from clientwise.core.weights.scores import Owa, Prioritized
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
@@ -324,29 +323,17 @@ def test_the_resolved_config_reads_back_the_same(tiny: dict[str, Any], tmp_path:
 
 
 def test_tables_are_read_as_the_dataclasses_that_state_their_keys(tiny: dict[str, Any]) -> None:
-    table = {
-        "cap": 0.5,
-        "groups": [{"clients": [0, "south"], "cap": 0.4}],
-        "probation": {"cap": 0.2, "rounds": 2},
-        "note": "why",
-    }
+    table = {"cap": 0.5, "note": "why"}
     method = {"name": "mine", "bounds": table, "pace": {"deadline": 3.0}}
     experiment = load_experiment(tiny | {"methods": [method], "devices": {}})
     (found,) = experiment.methods
-    assert found.bounds == Bounds(
-        cap=0.5,
-        groups=(Group((0, "south"), cap=0.4),),
-        probation=Probation(cap=0.2, rounds=2),
-        note="why",
-    )
+    assert found.bounds == Bounds(cap=0.5, note="why")
     assert found.pace == Pace(deadline=3.0)
     written = found.to_dict()["bounds"]
-    assert written["groups"] == [{"clients": [0, "south"], "cap": 0.4, "name": ""}]
     assert BOUNDS.read(written) == found.bounds
-    key = "methods[0].bounds.groups[0]"
-    change = {"bounds": {"groups": [{"clients": [], "capp": 0.3, "floor": 2}]}}
+    key = "methods[0].bounds"
+    change = {"bounds": {"capp": 0.3, "floor": 2}}
     assert dict(issues(tiny | {"methods": [method | change]})) == {
-        f"{key}.clients = []": "must not be empty.",
         f"{key}.capp": "unknown option; did you mean 'cap'?",
         f"{key}.floor = 2": "must be less than 1.",
     }

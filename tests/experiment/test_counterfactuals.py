@@ -82,12 +82,12 @@ def test_they_are_the_weighted_means_of_the_same_updates() -> None:
 
 
 def test_who_cannot_be_left_out_within_the_bounds() -> None:
-    method = Method(bounds=Bounds(cap=0.6, quorum=3))
+    method = Method(bounds=Bounds(cap=0.4))
     local = engine()
     state = first_state(local.initial_model, method, local)
     _, record = run_round(state, method, Plan(seed=1, cohort_size=3, counterfactuals=True), local)
     reasons = [one.reason for one in record.counterfactuals if one.kind == "without"]
-    assert reasons == ["quorum = 3, and there are 2 clients"] * 3
+    assert reasons == ["the caps sum to 2 × 0.4 = 0.8, less than 1"] * 3
     assert all(one.report is None for one in record.counterfactuals if one.reason)
 
 
@@ -199,10 +199,9 @@ def test_a_whole_run_with_equal_weights_and_under_another_policy(
         rows = RunFolder(tmp_path / "equal").participants(method, 1, 3)
         assert {row.weight for row in rows} == {0.25}
     policy = tmp_path / "strict.toml"
-    policy.write_text("cap = 0.3\n[[groups]]\nclients = [0]\ncap = 0.1\n", encoding="utf-8")
+    policy.write_text("cap = 0.3\n", encoding="utf-8")
     experiment = with_policy(folder, policy)
     assert experiment.methods[0].bounds.cap == 0.3
-    assert experiment.methods[0].bounds.groups[0].cap == 0.1
     policy.write_text("cup = 0.3\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="cup: unknown"):
         with_policy(folder, policy)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +37,6 @@ def fit(network: Any, folder: Path, *methods: str, **changes: Any) -> cw.Run:
 
 def first_layer(run: cw.Run, method: str, seed: int = 1) -> Tensor:
     return run.trained(method, seed)[1]["0.weight"]
-
-
-def forget_parameters(folder: Path) -> None:
-    """Make a folder as an earlier version writes it."""
-    (folder / FILE).unlink()
-    with closing(sqlite3.connect(folder / "run.sqlite")) as database, database:
-        key = "SELECT value FROM facts WHERE key = 'origin'"
-        (origin,) = database.execute(key).fetchone()
-        old = {name: one for name, one in json.loads(origin).items() if name != "parameters"}
-        database.execute("UPDATE facts SET value = ? WHERE key = 'origin'", (json.dumps(old),))
 
 
 @pytest.mark.parametrize("again", [net(), net], ids=["module", "function"])
@@ -109,14 +96,6 @@ def test_other_layers_are_refused_as_such(tmp_path: Path) -> None:
     fit(net(), tmp_path / "run")
     with pytest.raises(RunError, match="other code or layers of the network"):
         fit(nn.Linear(5, 3), tmp_path / "run", rounds=2, resume=True)
-
-
-def test_a_folder_of_an_earlier_version_resumes_as_before(tmp_path: Path) -> None:
-    fit(net(), tmp_path / "run")
-    forget_parameters(tmp_path / "run")
-    for rounds in (2, 3):
-        fit(net(), tmp_path / "run", rounds=rounds, resume=True)
-    assert not (tmp_path / "run" / FILE).exists()
 
 
 NOTE = "All seeds begin with the parameters of the given network: intervals and p-values"

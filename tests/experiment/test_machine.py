@@ -15,7 +15,7 @@ import clientwise as cw
 import processes
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
-from clientwise.experiment.running import machine
+from clientwise.experiment.running import origin
 from reported import headline_of
 
 pytestmark = pytest.mark.bits
@@ -49,7 +49,7 @@ def test_a_run_on_one_machine_says_nothing(
     assert only.facts["vector instructions"] == torch.backends.cpu.get_cpu_capability()
     assert only.facts["threads"] == "1"  # a small network
     assert only.facts["workers"] == str(torch.get_num_threads())
-    assert {"system", "CPU", "MKL", "oneDNN", "GPU", *machine.SETTINGS} <= only.facts.keys()
+    assert {"system", "CPU", "MKL_CBWR", "GPU"} <= only.facts.keys()
 
 
 def test_another_machine_is_said_and_recorded(
@@ -88,7 +88,7 @@ def test_a_run_without_rounds_has_no_machine_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     move(monkeypatch, "AVX2")
-    monkeypatch.setattr(machine.Store, "write_round", lambda *given: 1 / 0)
+    monkeypatch.setattr(origin.Store, "write_round", lambda *given: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cw.run(config, tmp_path / "run")
     monkeypatch.undo()
@@ -135,19 +135,19 @@ def test_a_setting_of_the_environment_is_said_by_the_command(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(config))
-    plain = {name: value for name, value in os.environ.items() if name not in machine.SETTINGS}
+    plain = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
     folder = tmp_path / "run"
     first = processes.run(
         processes.COMMAND, "run", tmp_path / "mine.toml", "--out", folder, env=plain
     )
     assert first.returncode == 0, first.stderr
     assert "other conditions" not in first.stderr
-    other = plain | {"ATEN_CPU_CAPABILITY": "default"}
+    other = plain | {"MKL_CBWR": "COMPATIBLE"}
     options = ["run", folder, "--resume", "--set", "rounds=3"]
     again = processes.run(processes.COMMAND, *options, env=other)
     assert again.returncode == 0, again.stderr
     text = " ".join(again.stderr.split())
-    assert "ATEN_CPU_CAPABILITY default, before not set" in text
+    assert "MKL_CBWR COMPATIBLE, before not set" in text
     assert "may differ in their last bits" in text
     copy = shutil.copytree(folder, tmp_path / "copy")
     shown = processes.run(processes.COMMAND, "show", copy, env=plain)

@@ -13,6 +13,7 @@ from clientwise.errors import ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load
+from clientwise.record import frames_now
 from clientwise.report.audit.explanation import explain
 
 CONFIG: dict[str, Any] = {
@@ -61,11 +62,13 @@ def test_clients_with_new_data_are_honest_and_the_audit_names_them(tmp_path: Pat
     sizes = {row.client: row.num_train for row in run.clients(1)}
     reported = {row.client: row.raw for row in run.criteria("Recommended", 1, 6)}
     assert reported[2] == sizes[5]
-    facts = {one.client: one for one in explain(run, "Recommended", 1, 4)}
+    facts = {
+        one.client: one for one in explain(frames_now.RunFolder(run.folder), "Recommended", 1, 4)
+    }
     assert facts[2].new_data_since == 4
     assert "It has new data since round 4." in facts[2].known_facts()
     assert facts[0].new_data_since is None
-    before = explain(run, "Recommended", 1, 3)
+    before = explain(frames_now.RunFolder(run.folder), "Recommended", 1, 3)
     assert {one.new_data_since for one in before} == {None}
 
 

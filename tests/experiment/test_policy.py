@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 
 import clientwise as cw
@@ -14,11 +13,10 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
+from clientwise.record import frames_now
 from clientwise.record.reading.folder import RunFolder
-from clientwise.report.audit.explanation import explain
-from reported import audited, headline_of
+from clientwise.report.audit import audit
 
-RURAL = {"name": "rural", "clients": [2, 3], "floor": 0.5}
 CONFIG: dict[str, Any] = {
     "name": "policy",
     "rounds": 3,
@@ -41,36 +39,26 @@ def weights(folder: Path, round_num: int) -> dict[int, float | None]:
 
 
 def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
-    bounds = {"cap": 0.4, "floor": 0.05, "groups": [RURAL, {"clients": [0], "cap": 0.3}]}
+    bounds = {"cap": 0.4, "floor": 0.05}
     folder = cw.run(config(bounds), tmp_path / "run")
     for round_num in (1, 2, 3):
         found = weights(folder, round_num)
         assert sum(found.values()) == pytest.approx(1)
         assert all(0.05 - 1e-9 <= one <= 0.4 + 1e-9 for one in found.values())
-        assert found[0] <= 0.3 + 1e-9
-        assert found[2] + found[3] >= 0.5 - 1e-9
     (policy,) = RunFolder(folder).policies("A", 1)
     assert policy.round_num == 1
-    assert policy.policy["groups"][0] == RURAL
-    page = audited(RunFolder(folder), "A", 1, 2)
-    assert "cap 40%, floor 5%; rural: floor 50% together; 0: cap 30%" in page
-    assert "Claimed by clients: dataset_size. Measured by the server: model_divergence." in page
+    assert policy.policy["cap"] == 0.4
+    _, table, *_, bounds = audit(frames_now.RunFolder(folder), "A", 1, 2, details=True)
+    assert bounds == "Bounds: cap 40%, floor 5%."
+    assert {"dataset_size", "model_divergence"} <= {*table.columns}
 
 
 @pytest.mark.parametrize(
     ("bounds", "said"),
     [
-        ({"cap": 0.2}, "the caps sum to 4 × 0.2 = 0.8, less than 1"),
-        (
-            {"cap": 0.3, "groups": [{"clients": [0, 1], "floor": 0.7, "name": "big"}]},
-            "Round 1: group 'big': the caps sum to 2 × 0.3 = 0.6, less than its floor 0.7",
-        ),
-        ({"quorum": 5}, "Round 1: quorum = 5, and there are 4 clients"),
-        ({"groups": [{"clients": ["x"], "cap": 0.5}]}, "no client is called 'x'"),
-        (
-            {"cap": 0.3, "probation": {"cap": 0.05, "rounds": 9, "clients": [0]}},
-            "the caps sum to 1 × 0.05 + 3 × 0.3 = 0.95, less than 1",
-        ),
+        ({"cap": 0.2}, "the caps sum to 4 × 0.2 = 0.8, less than 1; a round has 4 clients"),
+        ({"floor": 0.3}, "the floors sum to 4 × 0.3 = 1.2, more than 1"),
+        ({"cap": 0.1, "floor": 0.2}, "the floor 0.2 is above the cap 0.1"),
     ],
 )
 def test_a_policy_that_no_round_can_meet_is_refused_before_the_run(
@@ -80,47 +68,6 @@ def test_a_policy_that_no_round_can_meet_is_refused_before_the_run(
         cw.run(config(bounds), tmp_path / "run")
     assert said in str(caught.value)
     assert not (tmp_path / "run").exists()
-
-
-def test_rounds_whose_cohort_cannot_meet_it_are_told_and_keep_the_model(tmp_path: Path) -> None:
-    sampled = config({"groups": [RURAL]}, federation={"clients_per_round": 2}, rounds=6)
-    (warning,) = [line for line in describe(load_experiment(sampled)) if "policy" in line]
-    folder = cw.run(sampled, tmp_path / "run")
-    run = RunFolder(folder)
-    kept = []
-    for round_num in range(1, 7):
-        (note,) = run.round("A", 1, round_num).notes or ("",)
-        is_absent = not {2, 3} & {*weights(folder, round_num)}
-        assert note.endswith("the model stays as it was") == is_absent
-        if is_absent:
-            kept.append(round_num)
-            assert note.startswith("no weights meet the bounds (group 'rural': none takes part")
-            assert set(weights(folder, round_num).values()) == {0.0}
-            assert note in audited(run, "A", 1, round_num)
-            for one in explain(run, "A", 1, round_num):
-                assert (one.share, one.cause, one.kept) == (0.0, "kept", note)
-                assert one.answer() == (
-                    f"{one.called} has no part in round {round_num}'s model: {note}."
-                )
-    assert 0 < len(kept) < 6
-    assert f"{len(kept)} of 6 rounds cannot meet the policy" in warning
-    assert f"The first is round {kept[0]}: group 'rural'" in warning
-    assert any("stays as it was" in line for line in headline_of(run))
-
-
-def test_a_newcomer_is_capped_until_its_probation_ends(tmp_path: Path) -> None:
-    probation = {"cap": 0.01, "rounds": 2, "clients": [1]}
-    folder = cw.run(config({"probation": probation}), tmp_path / "run")
-    found = [weights(folder, round_num)[1] for round_num in (1, 2, 3)]
-    assert found[:2] == pytest.approx([0.01, 0.01])
-    assert found[2] > 0.02
-    moved = audited(RunFolder(folder), "A", 1, 1)
-    assert "The cap of 1% for newcomers lowers the weight from" in moved
-    # A run that is interrupted goes on with the same probation.
-    short = cw.run(config({"probation": probation}) | {"rounds": 1}, tmp_path / "short")
-    cw.run(config({"probation": probation}), short, resume=True)
-    assert weights(short, 2) == weights(folder, 2)
-    assert weights(short, 3) == weights(folder, 3)
 
 
 def test_a_policy_changes_with_a_note_only(tmp_path: Path) -> None:
@@ -136,35 +83,14 @@ def test_a_policy_changes_with_a_note_only(tmp_path: Path) -> None:
     assert (second.round_num, second.policy["cap"], second.note) == (4, 0.5, note)
     assert max(weights(folder, 3).values()) == pytest.approx(0.3)
     assert max(weights(folder, 4).values()) > 0.3
-    run = RunFolder(folder)
-    assert "cap 30%" in audited(run, "A", 1, 3)
-    assert f"Bounds since round 4: cap 50%. Reason for the bounds: {note}." in audited(
-        run, "A", 1, 5
-    )
+    run = frames_now.RunFolder(folder)
+    assert [*audit(run, "A", 1, 3, details=True)][-1] == "Bounds: cap 30%."
+    assert "Bounds: cap 50%." in [*audit(run, "A", 1, 5, details=True)]
     with pytest.raises(RunError, match=r"bounds\.cap"):  # the same note explains no other change
         cw.run(config({"cap": 0.6, "note": note}, rounds=6), folder, resume=True)
     other = merge(changed, {"training": {"epochs": 2}})
     with pytest.raises(RunError, match=r"training\.epochs"):
         cw.run(other | {"rounds": 6}, folder, resume=True)
-    # Probation may begin with a change.
-    late = {"cap": 0.5, "note": "1 is new", "probation": {"cap": 0.02, "rounds": 1, "clients": [1]}}
-    cw.run(config(late, rounds=6), folder, resume=True)
-    assert weights(folder, 6)[1] == pytest.approx(0.02)
-
-
-def test_clients_are_named_by_their_names(tmp_path: Path) -> None:
-    random = numpy.random.default_rng(0)
-    inputs = random.normal(size=(90, 3)).astype("float32")
-    targets = (inputs.sum(1) > 0).astype(int)
-    parts = {"Alpha": slice(0, 60), "Beta": slice(60, 80), "Gamma": slice(80, 90)}
-    clients = {name: (inputs[part], targets[part]) for name, part in parts.items()}
-    bounds = {"groups": [{"clients": ["Gamma"], "floor": 0.3}]}
-    folder = cw.run(
-        {k: v for k, v in config(bounds).items() if k not in ("data", "partition")},
-        tmp_path / "run",
-        data=cw.Samples.from_clients(clients),
-    )
-    assert weights(folder, 1)[2] == pytest.approx(0.3)
 
 
 def test_check_says_which_criteria_are_claims() -> None:
@@ -181,7 +107,5 @@ def test_a_policy_is_recorded_as_it_was_given(tmp_path: Path) -> None:
     assert json.loads(rows[0][0]) == {
         "cap": 0.5,
         "floor": 0.0,
-        "groups": [],
-        "quorum": 1,
         "note": "",
     }

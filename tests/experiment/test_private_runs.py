@@ -118,7 +118,7 @@ TWO = ["dataset_size", "class_balance"]
             "clients of Flower's simulation draw their noise from the seed",
         ),
         (config(changed(LOCAL, criteria=["dataset_size"])), "declare it in privacy.public"),
-        (config(changed(LOCAL, privacy={"quantile": 0.5})), "is for noise of the server"),
+        (config(changed(LOCAL, privacy={"denominator": 0.5})), "is for noise of the server"),
         (config(changed(LOCAL, privacy={"public": ["age"]})), "no client-measured criterion"),
         (
             config({"name": "p", "bounds": {"cap": 0.2}, "privacy": {"clip": 1.0, "delta": 0.01}}),
@@ -276,7 +276,7 @@ def stop_after(given: dict[str, Any], folder: Path, rounds: int) -> None:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("method", [changed(privacy={"quantile": 0.5}), LOCAL])
+@pytest.mark.parametrize("method", [changed(), LOCAL])
 def test_simulated_noise_goes_on_with_the_same_bits(method: dict[str, Any], tmp_path: Path) -> None:
     given = config(method)
     cw.run(given, tmp_path / "whole")
@@ -350,16 +350,16 @@ def test_a_round_that_is_interrupted_counts_for_clients_that_add_secret_noise(
 ) -> None:
     """The server has their updates by then. No round is written, so nothing else tells of it."""
     given = config(changed(LOCAL, privacy={"secret": True}), federation={"fraction": 1.0})
-    finish = lanes.Round.run
+    finish = lanes.compute_round
 
-    def interrupted(state: ServerState, *others: Any, **named: Any) -> lanes.Round:
+    def interrupted(state: ServerState, *others: Any, **named: Any) -> lanes.LaneState:
         done = finish(state, *others, **named)
-        if done.state.round_num == number:
+        if done.server.round_num == number:
             raise RuntimeError("the power is cut")
         return done
 
     with monkeypatch.context() as patched:
-        patched.setattr(lanes.Round, "run", interrupted)
+        patched.setattr(lanes, "compute_round", interrupted)
         patched.setattr(lanes.Lane, "end", lambda lane: None)  # a crash saves nothing
         for resume in (False, True):
             with pytest.raises(RuntimeError, match="the power is cut"):

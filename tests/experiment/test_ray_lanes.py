@@ -14,8 +14,8 @@ from test_runner import content
 import clientwise as cw
 import shards_here
 from clientwise.data.folder import DataError
-from clientwise.engine.ray.shards import answers
 from clientwise.engine.scheduler import Scheduler
+from clientwise.engine.shards import answers
 from clientwise.errors import ClientwiseError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment

@@ -27,7 +27,7 @@ import processes
 from clientwise.core.objective.problem import Regression
 from clientwise.data.federated import Holdings, Samples
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.running import folders, runner
+from clientwise.experiment.running import resume, runner
 from clientwise.models.flat import FlatModel
 from clientwise.models.networks import MODELS
 from clientwise.record.lock import locked
@@ -792,7 +792,7 @@ def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(
         cw.run(first, folder, resume=True)
     assert cw.load(folder / "config.toml").seeds == [1, 2]
     with pytest.raises(
-        RunError, match=r"the method 'FedAvg' differs.*give a changed method another name"
+        RunError, match=r"methods.FedAvg.criteria.0.name.*give a changed method another name"
     ):
         cw.run(
             tiny | {"methods": [{"name": "FedAvg", "criteria": ["label_diversity"]}]},
@@ -840,7 +840,7 @@ def test_a_folder_is_locked_before_it_is_looked_at(tiny: dict[str, Any], tmp_pat
 def test_runs_that_begin_in_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         made = list(
-            threads.map(lambda number: folders.new_folder("my run", tmp_path / "runs"), range(24))
+            threads.map(lambda number: resume.new_folder("my run", tmp_path / "runs"), range(24))
         )
     assert len(set(made)) == 24
     assert all(folder.is_dir() and folder.name.startswith("my-run-") for folder in made)
@@ -876,7 +876,7 @@ def test_a_resumed_run_must_be_the_same_run(tiny: dict[str, Any], tmp_path: Path
 
     del tiny["data"], tiny["partition"], tiny["methods"][1]
     folder = cw.run(tiny, tmp_path / "own", data=data(2))
-    with pytest.raises(RunError, match=r"other data \(seed 1\): 3 clients, not 2"):
+    with pytest.raises(RunError, match=r"other data \(seed 1\)"):
         cw.run(tiny, folder, data=data(3), resume=True)
     alter("DELETE FROM rounds WHERE round_num = 2")
     alter("UPDATE lanes SET finished = 0")

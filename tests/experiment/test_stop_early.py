@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest
 import torch
 
 import clientwise as cw
-from clientwise.core.objective.loss import CrossEntropy
-from clientwise.core.types import ServerState
 from clientwise.errors import RunError
 from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.config.settings import StopEarly
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.held_out import HeldOut
+from clientwise.experiment.running.lanes import HeldOut, is_watched
 from clientwise.record.reading.reader import refuse_damaged
 from clientwise.report.about import about
 from reported import headline_of, printed, results_of
@@ -38,17 +36,17 @@ STOPS = {
 }  # it stops long before
 
 
-def held_out(losses: list[float], **settings: Any) -> HeldOut:
-    found = HeldOut(load_experiment({**CONFIG, "keep": "best", "stop_early": settings}))
-    for round_num, loss in enumerate(losses, 1):
-        found.add(ServerState(round_num, torch.full((2,), round_num), CrossEntropy()), loss)
+def held_out(losses: list[float]) -> HeldOut:
+    found = HeldOut()
+    for number, loss in enumerate(losses, 1):
+        found = found.after(loss, torch.full((2,), number))
     return found
 
 
 def stop(losses: list[float], **settings: Any) -> int | None:
-    found = held_out(losses, **settings)
-    rounds = range(1, len(losses) + 1)
-    return next((one for one in rounds if found.stops_after(one)), None)
+    rule = StopEarly(**settings)
+    numbers = range(1, len(losses) + 1)
+    return next((one for one in numbers if held_out(losses[:one]).stops(rule)), None)
 
 
 def test_it_stops_after_rounds_in_a_row_without_a_lower_loss() -> None:
@@ -62,11 +60,10 @@ def test_it_stops_after_rounds_in_a_row_without_a_lower_loss() -> None:
 
 
 def test_the_reason_names_min_delta() -> None:
-    falls = held_out([1.0, 0.98, 0.97], rounds=2, min_delta=0.05)
-    said = "the held-out loss fell by no more than 0.05 in 2 rounds; it was lowest in round 3"
-    assert said in falls.last_words(3)
-    rises = held_out([1.0, 1.1, 1.2], rounds=2)
-    assert "did not fall for 2 rounds; it was lowest in round 1" in rises.last_words(3)
+    falls = held_out([1.0, 0.98, 0.97]).last_words(StopEarly(rounds=2, min_delta=0.05))
+    assert "fell by no more than 0.05 in 2 rounds; it was lowest in round 3" in falls
+    rises = held_out([1.0, 1.1, 1.2]).last_words(StopEarly(rounds=2))
+    assert "did not fall for 2 rounds; it was lowest in round 1" in rises
 
 
 @pytest.mark.parametrize(
@@ -89,65 +86,15 @@ def test_it_says_where_the_server_trains_on_the_samples_that_choose(
     assert "a training loss" not in "\n".join(describe(alone))
 
 
-def test_the_best_round_is_the_first_with_the_lowest_loss() -> None:
-    found = held_out([3, math.nan, 1, 2, 1], rounds=9)
-    assert [found.best(until) for until in (0, 1, 2, 3, 5)] == [None, 1, 1, 3, 3]
-    assert held_out([math.nan], rounds=9).best(1) is None
-
-
-def test_a_checkpoint_behind_the_last_round_has_its_own_best_model() -> None:
-    """Rounds are written while the next one runs."""
-    found = held_out([3, 2, 1], rounds=9)
-    state = found.state(2)
-    assert state["lane.best"].tolist() == [2, 2]
-    assert int(state["lane.best_round"]) == 2
-    assert state["lane.held_out"].tolist() == [3, 2]
-    assert found.state(3)["lane.best"].tolist() == [3, 3]
-    again = held_out([], rounds=9)
-    again.load(state)
-    assert again.best(2) == 2
-    assert again.state(2)["lane.best"].tolist() == [2, 2]
-
-
-def test_a_round_that_ends_while_models_are_forgotten_keeps_its_own() -> None:
-    """Lanes that train side by side are written by another thread."""
-    found = held_out([3, 2], rounds=9)
-
-    class Interrupted(dict[int, torch.Tensor]):
-        def __iter__(self) -> Iterator[int]:
-            seen = list(super().__iter__())
-            found.add(ServerState(3, torch.full((2,), 3), CrossEntropy()), 1)
-            return iter(seen)
-
-        def items(self) -> Any:
-            return [(key, self[key]) for key in self]
-
-    found._models = Interrupted(found._models)
-    found.forget(2)
-    assert sorted(found._models.keys()) == [2, 3]
-    assert found.state(2)["lane.best"].tolist() == [2, 2]
-    assert found.state(3)["lane.best"].tolist() == [3, 3]
-
-
-def test_models_that_no_checkpoint_needs_are_forgotten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where checkpoints are rare: the loss may fall in thousands of rounds."""
-    most = 0
-    forget = HeldOut.forget
-
-    def watched(self: HeldOut, until: int) -> None:
-        nonlocal most
-        forget(self, until)
-        most = max(most, len(self._models))
-
-    monkeypatch.setattr(HeldOut, "forget", watched)
-    config = {**CONFIG, "training": {}, "keep": "best", "checkpoint_seconds": 1e6}
-    run = cw.run(config, tmp_path / "run", progress=False)
-    losses = run.frame("rounds")["loss"].tolist()
-    assert losses == sorted(losses, reverse=True)
-    assert run.trained("FedAvg", 1)[0] == 12
-    assert 1 <= most <= 2, "of 12"
+def test_the_best_round_is_the_first_with_the_lowest_loss_and_its_model_is_kept() -> None:
+    losses = [3, math.nan, 1, 2, 1]
+    for until, best in enumerate([None, 1, 1, 3, 3, 3]):
+        found = held_out(losses[:until])
+        assert found.best == best
+        again = HeldOut.of(found.tensors())
+        assert again.best == best
+        assert best is None or again.model.tolist() == [best, best]  # type: ignore[union-attr]
+    assert held_out([math.nan]).best is None
 
 
 def test_a_lane_that_runs_all_its_rounds_has_not_stopped_early(tmp_path: Path) -> None:
@@ -291,13 +238,10 @@ def test_what_is_out_of_range_is_refused(options: dict[str, Any], said: str) -> 
     assert said in str(caught.value)
 
 
-def test_by_default_no_round_is_evaluated_once_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiment = load_experiment(CONFIG)
-    assert not HeldOut(experiment).is_used
-    assert not HeldOut(experiment).stops_after(12)
-    assert HeldOut(experiment).state(3) == {}
+def test_by_default_no_round_is_evaluated_once_more() -> None:
+    assert is_watched(load_experiment(STOPS))
+    assert not is_watched(load_experiment(CONFIG))
+    assert HeldOut().tensors() == {}
 
 
 @pytest.mark.parametrize("keep_every", [0, 1])

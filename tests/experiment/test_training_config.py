@@ -16,7 +16,7 @@ import clientwise as cw
 from clientwise.cli import app
 from clientwise.core.objective.loss import LOSSES, CrossEntropy, FocalLoss
 from clientwise.core.round import first_state
-from clientwise.engine.optimizers import make_optimizer
+from clientwise.engine.batches import make_optimizer
 from clientwise.errors import ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor

@@ -15,8 +15,8 @@ ODD = [
     *(["show", "{run}", "--round", number] for number in ("99999999999999999999", "-99999999999999999999", "0")),
     *(["data", "{config}", "--seed", seed] for seed in ("99999999999999999999", "-1", DIGITS)),
     *(
-        ["tune", "{config}", "--over", f"training.learning_rate={rates}"]
-        for rates in ("1e308", "1e-400", "nan", "²", "", "1..2..3", "..", "[1", LONG)
+        ["tune", "{config}", "--set", f"tune.over={{training={{learning_rate={rates}}}}}"]
+        for rates in ("[1e308]", "[1e-400]", "[nan]", "[]", "{low=1}", "[1", LONG)
     ),
     *([command, path] for command in ("run", "check", "tune", "data", "show", "report", "new", "serve", "list")
       for path in (LONG, "\udcff", "{config}/x")),
@@ -35,7 +35,7 @@ ODD = [
       *(["--round", which] for which in ("9" * 20, "-1", "²", "", LONG)))),
     *(["check", "{config}", "--server-data", path] for path in (LONG, "/dev/zero", "\udcff", "{config}")),
     *(["check", "{config}", "--set", change] for change in (f"initial_model={LONG}", "initial_model=/dev/zero",
-      "initial_model=''", "keep_every=-1", f"keep_every={DIGITS}", "flower.left=['x']", "flower.files='/dev/zero'")),
+      "initial_model=''", "keep_every=-1", f"keep_every={DIGITS}", "flower.left=['x']")),
     *(["diff", *folders] for folders in ([], ["{run}"], ["{run}", LONG], ["{run}", "\udcff"])),
     *(["runs", "{run}", *words] for words in (["--sort", "["], ["--sort", ""], ["--with", "\udcff"])),
     *(["serve", "{run}", "--host", host, "--port", port] for host, port in (("999.999.999.999", "0"), (LONG, "0"),

@@ -18,8 +18,8 @@ import clientwise as cw
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run
 from clientwise.flower import client_app, write_parts
-from clientwise.hosts.flower.connections import connector
 from clientwise.hosts.flower.data import server_side
+from clientwise.hosts.flower.server_app import connector
 from clientwise.hosts.flower.wire import ARRAYS, unpack
 
 NAMES = ["a", "b", "c"]
@@ -47,7 +47,7 @@ def test_all_candidates_travel_in_one_message(
     tiny: dict[str, Any], tmp_path: Path, tuned: bool
 ) -> None:
     files = tmp_path / "data"
-    settings = {"clients": NAMES, "input_shape": [1, 8, 8], "num_classes": 10, "files": str(files)}
+    settings = {"clients": NAMES, "input_shape": [1, 8, 8], "num_classes": 10}
     tiny["partition"]["clients"] = len(NAMES)
     method: dict[str, Any] = {"name": "capped", "bounds": {"cap": 0.6}}
     if tuned:
@@ -61,7 +61,7 @@ def test_all_candidates_travel_in_one_message(
     connect = connector(experiment, grid, lambda: {client: 2 + client for client in range(3)})
     own = server_side(experiment, str(files / "server.npz"))
     there = run(experiment, tmp_path / "flower", data=own, engines=nullcontext(connect))
-    here = cw.run(deployed, tmp_path / "local", progress=False)
+    here = cw.run(tiny, tmp_path / "local", progress=False)
 
     # Chosen, uniform, without a, b and c; and the model that the server tuned.
     models = 5 + tuned

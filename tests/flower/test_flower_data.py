@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,6 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
-import clientwise as cw
 from clientwise.cli import app
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
@@ -23,16 +21,14 @@ from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.config.schema import Experiment
 from clientwise.experiment.load import load_experiment
-from clientwise.hosts.flower.client_app import _all_clients
-from clientwise.hosts.flower.connections import registered_clients, simulated_clients
 from clientwise.hosts.flower.data import (
     OwnData,
     data_held_by,
-    from_files,
     load_npz,
     server_side,
     write_parts,
 )
+from clientwise.hosts.flower.server_app import registered_clients, simulated_clients
 
 
 @pytest.fixture
@@ -149,71 +145,14 @@ def test_a_deployment_needs_names_and_a_shape(tiny: dict[str, Any], tmp_path: Pa
         write_parts(tiny, tmp_path)
 
 
-LOADER = """
-from clientwise.flower import OwnData, load_npz
-
-def load(path):
-    own = load_npz(path)
-    return OwnData((2 * own.train[0], own.train[1]), own.test)
-"""
-
-
-@pytest.fixture
-def tried(config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """A deployment on one machine: files, and a loader of the members' own."""
-    write_parts(config, tmp_path / "data")
-    (tmp_path / "own.py").write_text(LOADER)
-    settings = config["flower"] | {
-        "files": str(tmp_path / "data"),
-        "loader": str(tmp_path / "own.py"),
-    }
-    return {key: value for key, value in config.items() if key not in ("data", "partition")} | {
-        "flower": settings
-    }
-
-
-def test_a_simulation_reads_the_members_files_with_their_loader(
-    config: dict[str, Any], tried: dict[str, Any], experiment: Experiment, tmp_path: Path
-) -> None:
-    whole, _ = build_data(experiment, load_samples(experiment), 1)
-    simulated = _all_clients(load_experiment(tried).to_toml(), (), 1).data
-    for data in (from_files(load_experiment(tried)), simulated):
-        assert data.train.sizes.tolist() == whole.train.sizes.tolist()
-        mine, theirs = (
-            data.train.indices[data.train.slice(1)],
-            whole.train.indices[whole.train.slice(1)],
-        )
-        assert torch.equal(data.samples.batch(mine), 2 * whole.samples.batch(theirs))
-    assert cw.Run(cw.run(tried | {"rounds": 1}, tmp_path / "run")).finished  # in this process, too
-
-
-def test_what_is_missing_of_a_trial_is_said(tried: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / "data" / "b.npz").rename(tmp_path / "data" / "b.csv")
-    shutil.copy(tmp_path / "data" / "b.csv", tmp_path / "data" / "b.txt")
-    with pytest.raises(DataError, match="has more than one file or folder for b"):
-        cw.run(tried, tmp_path / "run")
-    (tmp_path / "data" / "b.csv").unlink()
-    (tmp_path / "data" / "b.txt").unlink()
-    with pytest.raises(DataError, match="has no file or folder for b"):
-        cw.run(tried, tmp_path / "run")
-    shutil.rmtree(tmp_path / "data")
-    with pytest.raises(DataError, match="has no file or folder for a"):
-        cw.run(tried, tmp_path / "run")
-    (tmp_path / "own.py").write_text("x = 1")
-    with pytest.raises(
-        DataError, match=r"own.py: cannot be used to read data: it has no function `load`"
-    ):
-        cw.run(tried, tmp_path / "run")
-
-
 def test_a_deployment_is_checked_without_data_and_partition(
-    tried: dict[str, Any], tmp_path: Path
+    config: dict[str, Any], tmp_path: Path
 ) -> None:
-    file, server = tmp_path / "deployed.toml", tmp_path / "data" / "server.npz"
-    tried["flower"] = {
-        key: value for key, value in tried["flower"].items() if key not in ("files", "loader")
-    }
-    file.write_text(tomli_w.dumps(tried))
+    write_parts(config, tmp_path / "data")
+    server = tmp_path / "data" / "server.npz"
+    file = tmp_path / "deployed.toml"
+    deployed = {key: value for key, value in config.items() if key not in ("data", "partition")}
+    file.write_text(tomli_w.dumps(deployed))
 
     def said(*options: str) -> str:
         done = CliRunner().invoke(app, ["check", str(file), *options])
@@ -221,9 +160,9 @@ def test_a_deployment_is_checked_without_data_and_partition(
 
     assert "3 with data of their own, elsewhere" in said("--server-data", str(server))
     assert "no samples to weigh by: give the server's own" in said()
-    file.write_text(tomli_w.dumps(tried | {"methods": [{"name": "FedAvg"}]}))
+    file.write_text(tomli_w.dumps(deployed | {"methods": [{"name": "FedAvg"}]}))
     assert "ok: " in said()
-    file.write_text(tomli_w.dumps(tried | {"flower": {"clients": ["a"]}}))
+    file.write_text(tomli_w.dumps(deployed | {"flower": {"clients": ["a"]}}))
     assert "flower.input_shape: is needed in a deployment" in said()
 
 

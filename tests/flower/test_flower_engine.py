@@ -32,10 +32,9 @@ from clientwise.experiment.build.engine import build_engine, build_executor, bui
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.client_app import client_app
-from clientwise.hosts.flower.connections import simulated_clients
 from clientwise.hosts.flower.engine import FlowerEngine, TooFewRepliesError
-from clientwise.hosts.flower.exchange import CHUNK
-from clientwise.hosts.flower.replies import LOSS_TOO_LARGE
+from clientwise.hosts.flower.exchange import CHUNK, LOSS_TOO_LARGE
+from clientwise.hosts.flower.server_app import simulated_clients
 from clientwise.hosts.flower.wire import (
     ARRAYS,
     KEPT,

@@ -20,8 +20,8 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run
 from clientwise.flower import client_app, write_parts
-from clientwise.hosts.flower.connections import connector
 from clientwise.hosts.flower.data import server_side
+from clientwise.hosts.flower.server_app import connector
 from clientwise.hosts.flower.wire import ARRAYS, unpack
 from clientwise.report.about import about
 

@@ -13,13 +13,13 @@ from grid import FakeClock
 from test_flower_engine import Setup
 
 from clientwise.experiment.load import load_experiment
-from clientwise.hosts.flower.connections import connector
+from clientwise.hosts.flower.server_app import connector
 
 pytestmark = pytest.mark.usefixtures("clock")
 CENTRAL = {
     "name": "central",
     "bounds": {"cap": 0.5},
-    "privacy": {"clip": 0.5, "delta": 0.1, "noise_multiplier": 1.0, "quantile": 0.5},
+    "privacy": {"clip": 0.5, "delta": 0.1, "noise_multiplier": 1.0},
 }
 LOCAL: dict[str, Any] = {
     "name": "local",

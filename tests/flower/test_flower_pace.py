@@ -92,7 +92,7 @@ def test_the_first_to_answer_make_the_round(config: dict[str, Any], clock: FakeC
     config["federation"] = {"clients_per_round": 5}
     setup = paced(config, Pace(extra=0.2), client_2=never)
     (record,), (took,) = rounds(setup, "FedAvg", 1, clock)
-    assert [(refusal.client_id, refusal.reason) for refusal in record.refusals] == [(2, LATE)]
+    assert [(refusal.client_id, refusal.reason) for refusal in record.refusals] == [(2, LATE.text)]
     assert took < 1  # not the 30 seconds that the settings would wait
 
 

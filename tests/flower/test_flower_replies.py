@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -22,15 +21,13 @@ from link import Link, Parcel
 from clientwise.core.method import Method
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Refusal, RoundRecord, ServerState
-from clientwise.errors import ClientwiseError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
-from clientwise.hosts.flower import replies
-from clientwise.hosts.flower.claims import Claims
+from clientwise.hosts.flower import exchange as replies
 from clientwise.hosts.flower.client_app import client_app
-from clientwise.hosts.flower.engine import FlowerEngine
+from clientwise.hosts.flower.engine import Claims, FlowerEngine
 from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, pack
 from fire_share import EVERY
 
@@ -270,15 +267,13 @@ def test_huge_models_are_refused_or_bounded(tiny: dict[str, Any]) -> None:
         assert 0 < float(moved) < 100
 
 
-def test_evaluations_cannot_weigh_more_than_declared(tiny: dict[str, Any], tmp_path: Path) -> None:
-    names = [f"ward-{number}" for number in range(6)]
-    file = tmp_path / "declared"
-    file.write_text("ward-2 test_samples 20\n")
+def test_the_size_of_a_test_set_is_stated_once(tiny: dict[str, Any]) -> None:
     federation = Federation(
-        tiny | {"server_set": {"fraction": 0.0}, "methods": ["FedAvg"]},
-        Claims(names, 1.5, file),
-        max_test_samples=10**5,
+        tiny | {"server_set": {"fraction": 0.0}, "methods": ["FedAvg"]}, max_test_samples=10**5
     )
+    (record,) = federation.rounds()
+    assert record.local is not None
+    size = int(record.local.num_samples[2])
 
     def perfect(request: Message, parcel: Parcel) -> list[Parcel]:
         if request.metadata.message_type == "train":
@@ -294,7 +289,7 @@ def test_evaluations_cannot_weigh_more_than_declared(tiny: dict[str, Any], tmp_p
     assert record.local is not None
     (missing,) = record.local.missing
     assert missing.client_id == 2
-    assert "test_samples = 100000, declared 20: 13.3333 to 30 is allowed" in missing.reason
+    assert f"100000 test samples, {size} in its first answer" in missing.reason
 
 
 def claims_size(size: float) -> Hostile:
@@ -307,44 +302,24 @@ def update_of(model: torch.Tensor, claimed: Mapping[str, float]) -> RecordDict:
 
 
 def test_a_size_is_stated_once_also_over_a_resume(tiny: dict[str, Any]) -> None:
-    names = [f"ward-{number}" for number in range(6)]
-    claims = Claims(names, 1.5)
-    federation = Federation(tiny, claims)
+    federation = Federation(tiny, Claims(1.5))
     (record,) = federation.rounds()
-    sizes = claims.state()["claims.dataset_size"].tolist()
+    sizes = record.raw[:, record.criteria.index("dataset_size")].tolist()
+    assert record.client_ids == tuple(range(6))
     assert not record.refusals
     federation.hostile = {2: claims_size(1e12), 3: claims_size(1.4 * sizes[3])}
     (record,) = federation.rounds()
     assert list(refusals(record)) == [2]
     low, high = sizes[2] / 1.5, sizes[2] * 1.5
     assert refusals(record)[2] == (
-        f"answer refused: dataset_size = 1e+12, declared {sizes[2]:g}: "
+        f"answer refused: dataset_size = 1e+12, at first {sizes[2]:g}: "
         f"{low:.6g} to {high:.6g} is allowed (flower.max_change = 1.5)"
     )
-    resumed = Federation(tiny, Claims(names, 1.5))
+    resumed = Federation(tiny, Claims(1.5))
     resumed.engine.load_state(federation.engine.state())
     resumed.hostile = federation.hostile
     (record,) = resumed.rounds()
     assert list(refusals(record)) == [2]
-
-
-def test_the_operator_declares_and_accepts_sizes(tiny: dict[str, Any], tmp_path: Path) -> None:
-    file = tmp_path / "declared"
-    file.write_text("# at registration\nward-2 dataset_size 200\n")
-    federation = Federation(tiny, Claims([f"ward-{number}" for number in range(6)], 1.5, file))
-    federation.hostile = {2: claims_size(1e12)}
-    (record,) = federation.rounds()  # also the first claim is compared
-    assert refusals(record)[2].endswith(
-        "If it is right, the server's operator adds 'ward-2 dataset_size 1e+12' to declared"
-    )
-    federation.hostile = {2: claims_size(450)}
-    assert list(refusals(federation.rounds()[0])) == [2]
-    with file.open("a") as lines:
-        lines.write("ward-2 dataset_size 450\n")  # during the run
-    assert not federation.rounds()[0].refusals
-    file.write_text("ward-2 450\n")
-    with pytest.raises(ClientwiseError, match="line 1 is 'ward-2 450'; write NAME CRITERION VALUE"):
-        Claims(["ward-2"], 1.5, file).check_one(0, "dataset_size", 450)
 
 
 def test_no_escape_sequence_passes(

@@ -114,8 +114,8 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (lambda: reply(4, float("nan"), label_diversity=1.0, num_examples=1), NOT_FINITE),
-        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), TOO_FAR),
+        (lambda: reply(4, float("nan"), label_diversity=1.0, num_examples=1), NOT_FINITE.text),
+        (lambda: reply(4, 1e38, label_diversity=1.0, num_examples=1), TOO_FAR.text),
         (
             lambda: reply(4, 1.0, label_diversity=-1.0, num_examples=1),
             "label_diversity = -1 is outside [0, 1e+12]",
@@ -155,7 +155,7 @@ KERNEL, BIAS = numpy.ones((2, 2), "float32"), numpy.ones(2, "float32")
         (lambda: with_arrays(kernel=BIAS, bias=KERNEL), "model of another shape"),
         (lambda: with_arrays(kernel=KERNEL, bias=numpy.array(["a", "b"])), "model of another type"),
         (lambda: with_arrays(kernel=KERNEL, bias=BIAS * 1j), "model of another type"),
-        (lambda: with_arrays(kernel=KERNEL, bias=BIAS * numpy.float64(1e300)), NOT_FINITE),
+        (lambda: with_arrays(kernel=KERNEL, bias=BIAS * numpy.float64(1e300)), NOT_FINITE.text),
         (
             lambda: reply(2, 1.0, label_diversity=1.0, num_examples=1),
             "second update of the same client",

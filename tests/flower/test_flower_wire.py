@@ -206,9 +206,7 @@ def test_sums_of_errors_must_agree_too(changes: dict[str, object]) -> None:
         read(changed(regression(), **changes), VALUES)
 
 
-@pytest.mark.parametrize(
-    "problem", [Multilabel(num_labels=2), Segmentation(mask_classes=3)], ids=repr
-)
+@pytest.mark.parametrize("problem", [Multilabel(2), Segmentation(3)], ids=repr)
 def test_labels_and_masks_are_counted_as_they_were_sent(problem: Problem) -> None:
     random = torch.Generator().manual_seed(1)
     targets = (torch.rand(4, 2, generator=random) > 0.5).float()

@@ -326,18 +326,6 @@ def test_clients_may_be_an_array(make: Any) -> None:
     assert done.refusals == {"x": "unknown client"}
 
 
-def test_bounds_may_name_clients() -> None:
-    table = {"name": "capped", "bounds": {"groups": [{"clients": ["a"], "cap": 0.1}]}}
-    with pytest.raises(ValueError, match="need the names of all: `clients`"):
-        cw.Aggregator(table)
-    aggregator = cw.Aggregator(table, clients=["a", "b", "c"])
-    updates = {name: model(1.0) for name in "abx"}
-    done = aggregator.aggregate(SENT, updates, sizes(a=80, b=10, x=10))
-    assert done.weights == pytest.approx({"a": 0.1, "b": 0.9})
-    assert done.refusals == {"x": "unknown client"}
-    assert done.remarks == ()
-
-
 @pytest.mark.parametrize(
     ("method", "reason"),
     [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
+import math
 import os
 import shutil
-import sqlite3
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from rich.console import Console
 
@@ -60,7 +62,7 @@ def rows(run: RunFolder, method: str, round_num: int = 5) -> dict[int, Any]:
     return {row.client: row for row in own.itertuples()}
 
 
-def by_client(run: RunFolder, method: str, round_num: int) -> dict[int, Explanation]:
+def by_client(run: Any, method: str, round_num: int) -> dict[int, Explanation]:
     found = explain(run, method, 1, round_num)
     return {one.client: one for one in reversed(found)}  # those refused are the last
 
@@ -138,51 +140,63 @@ def test_since_when_evidence_lowers_a_weight(frames: RunFolder) -> None:
     assert all(found[one].is_lowered for one in clients.loc[clients["hostile"].notna(), "client"])
 
 
+class Changed:
+    """A run with other weights, and with other facts about its methods or another config."""
+
+    def __init__(
+        self, run: Any, weights: pandas.DataFrame, config: Any = None, **about: Any
+    ) -> None:
+        self.run, self.weights, self.changed = run, weights, about
+        self.config = run.config if config is None else config
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
+
+    def about(self, method: str) -> Any:
+        return replace(self.run.about(method), **self.changed)
+
+    def frame(self, name: str) -> pandas.DataFrame:
+        if name == "weights":
+            return self.weights
+        found = self.run.frame(name)
+        return found.assign(held_out_change=-0.12) if name == "rounds" else found
+
+
 @pytest.fixture
-def made(moved: cw.Run, tmp_path: Path) -> RunFolder:
+def made(frames: RunFolder) -> Changed:
     """The run with a made-up history of its clients under `all of it`."""
-    folder = shutil.copytree(moved.folder, tmp_path / "made")
-    lane = moved.lane("all of it", 1)
-    with contextlib.closing(
-        sqlite3.connect(folder / "run.sqlite", isolation_level=None)
-    ) as database:
+    rows = frames.frame("weights").query("method == 'all of it'").copy()
 
-        def put(client: int, rounds: str, **values: float) -> None:
-            columns = ", ".join(f"{key} = {value}" for key, value in values.items())
-            database.execute(
-                f"UPDATE participants SET {columns} WHERE lane = {lane} AND client = {client} AND round_num {rounds}"
-            )
+    def put(clients: Collection[int], rounds: Collection[int], **values: Any) -> None:
+        chosen = rows["client"].isin(clients) & rows["round"].isin(rounds)
+        for name, value in values.items():
+            rows.loc[chosen, name] = value
 
-        for client in range(8):
-            put(client, "> 0", prior=0.1, z=0.0, posterior=0.1, weight=0.1, influence=0.1)
-            put(client, "> 0", harm=0.0, harm_error=0.01)
-        worse = {"z": 4.1, "harm": 0.0312, "harm_error": 0.0042}
-        put(0, "IN (1, 3, 4, 5)", posterior=0.05, weight=0.05, influence=0.05, **worse)
-        put(1, "IN (2, 3, 4, 5)", posterior=0.05, weight=0.05, influence=0.031)
-        put(1, "= 2", z=7.0, harm=0.2, harm_error=0.03)
-        put(2, "= 5", z=3.2, harm=0.05, harm_error=0.01, posterior=0.5, weight=0.2, influence=0.2)
-        put(3, "= 5", posterior=0.001, weight=0.02, influence=0.0)
-        put(4, "= 5", weight=0.15, influence=0.15)
-        put(5, "= 5", weight=0.105, influence=0.1)  # too little for words
-        put(7, "= 2", z=4.5)  # without a harm beyond the margin
-        put(7, ">= 4", posterior=0.05, weight=0.05, influence=0.05)
-        database.execute(f"UPDATE rounds SET held_out_change = -0.12 WHERE lane = {lane}")
-        database.execute(
-            f"UPDATE participants SET refusal = 'late', score = NULL, prior = NULL, z = NULL, posterior = NULL, "
-            f"weight = NULL, influence = NULL WHERE lane = {lane} AND ((client = 6 AND round_num = 5) "
-            "OR (client = 0 AND round_num = 4))"
-        )
-        database.execute(  # what a client sends twice is refused, the first one counts
-            "INSERT INTO participants (lane, round_num, client, refusal) VALUES (?, 5, 0, 'sent twice')",
-            (lane,),
-        )
-    return RunFolder(folder)
+    every = range(1, 6)
+    put(range(8), every, prior=0.1, z=0.0, posterior=0.1, weight=0.1, influence=0.1)
+    put(range(8), every, harm=0.0, harm_error=0.01)
+    worse = {"z": 4.1, "harm": 0.0312, "harm_error": 0.0042}
+    put([0], [1, 3, 4, 5], posterior=0.05, weight=0.05, influence=0.05, **worse)
+    put([1], [2, 3, 4, 5], posterior=0.05, weight=0.05, influence=0.031)
+    put([1], [2], z=7.0, harm=0.2, harm_error=0.03)
+    put([2], [5], z=3.2, harm=0.05, harm_error=0.01, posterior=0.5, weight=0.2, influence=0.2)
+    put([3], [5], posterior=0.001, weight=0.02, influence=0.0)
+    put([4], [5], weight=0.15, influence=0.15)
+    put([5], [5], weight=0.105, influence=0.1)  # too little for words
+    put([7], [2], z=4.5)  # without a harm beyond the margin
+    put([7], [4, 5], posterior=0.05, weight=0.05, influence=0.05)
+    unknown = dict.fromkeys(["score", "prior", "z", "posterior", "weight", "influence"], math.nan)
+    put([6], [5], refusal="late", **unknown)
+    put([0], [4], refusal="late", **unknown)
+    # What a client sends twice is refused, the first one counts
+    twice = rows.query("client == 0 and round == 5").assign(refusal="sent twice", **unknown)
+    return Changed(frames, pandas.concat([rows, twice]))
 
 
 RULE = "Clip (times 1.0) and then the rule multi_krum (hostile 0.3)"
 
 
-def test_sentences_say_what_the_record_shows(made: RunFolder) -> None:
+def test_sentences_say_what_the_record_shows(made: Changed) -> None:
     found = by_client(made, "all of it", 5)
     moves = {client: one.moves() for client, one in found.items()}
     assert moves == {
@@ -234,44 +248,37 @@ def test_sentences_say_what_the_record_shows(made: RunFolder) -> None:
     )
 
 
-def shown_twice(run: RunFolder) -> str:
+def shown_twice(run: Changed) -> str:
     """What is said of the update that client 0 sent in addition."""
     return explain(run, "all of it", 1, 5, [0])[1].answer()
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "witness", "loss"),
+    ("changes", "witness", "loss"),
     [
+        ({}, "loss", "the held-out loss"),
         (
-            'source = "held_out"',
-            'source = "clients"',
+            {"config": {"server_set": {"source": "clients"}}},
             "loss",
             "the loss that judging clients measured",
         ),
-        ("margin = 0.1", "margin = 0.5", "unknown", "the held-out loss"),
-        ("[[methods]]", "not toml [", "unknown", "the loss"),
+        ({"margin": 0.5}, "unknown", "the held-out loss"),
+        ({"threshold": math.inf}, "unknown", "the loss"),
+        ({"config": {"methods": 3, "server_set": "x"}}, "loss", "the loss"),
     ],
 )
 def test_a_harm_is_stated_only_where_it_is_known_what_is_significant(
-    made: RunFolder, old: str, new: str, witness: str, loss: str
+    made: Changed, changes: dict[str, Any], witness: str, loss: str
 ) -> None:
-    path = made.folder / "config.toml"
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    own = by_client(RunFolder(made.folder), "all of it", 5)
+    own = by_client(Changed(made, made.weights, **changes), "all of it", 5)
     assert own[0].evidence is not None
-    assert (own[0].evidence.since, own[0].evidence.witness, own[0].evidence.loss) == (
-        3,
-        witness,
-        loss,
-    )
+    found = own[0].evidence
+    assert (found.since, found.witness, found.loss) == (3, witness, loss)
     assert own[0].is_harmful == (witness == "loss")
     assert ("would raise" in own[0].by_evidence()) == (witness == "loss")
 
 
-@pytest.mark.parametrize(
-    "content", ["x = " + "[" * 50_000, f"x = {'9' * 5_000}", "methods = 3\nserver_set = 'x'", None]
-)
+@pytest.mark.parametrize("content", ["x = " + "[" * 50_000, "methods = 3\nserver_set = 'x'", None])
 def test_a_config_that_cannot_be_read_takes_only_the_parameters(
     moved: cw.Run, frames: RunFolder, tmp_path: Path, content: str | None
 ) -> None:
@@ -285,7 +292,7 @@ def test_a_config_that_cannot_be_read_takes_only_the_parameters(
     odd = RunFolder(folder)
     items = [*audit(odd, "all of it", 1, 5, details=True)]
     assert any(
-        "is unknown: the config cannot be read" in item for item in items if type(item) is str
+        "are unknown: the config cannot be read" in item for item in items if type(item) is str
     )
     weights = [one.weight for one in explain(frames, "all of it", 1, 5)]
     assert [one.weight for one in explain(odd, "all of it", 1, 5)] == weights

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from clientwise.core.sampling import ByScore
-from clientwise.core.weights.policy import Policy
+from clientwise.core.weights.bounds import Bounds
 from clientwise.experiment.config.named import METHODS
 from clientwise.experiment.config.tables import to_plain
 from clientwise.experiment.load import load_experiment
@@ -65,7 +65,7 @@ def test_a_config_as_typed_values() -> None:
     assert method is not None
     assert [criterion.called for criterion in method.criteria] == ["size", "label_diversity"]
     assert method.normaliser == Part("max", {})
-    assert (method.threshold, method.bounds) == (2.0, Policy(cap=0.2))
+    assert (method.threshold, method.bounds) == (2.0, Bounds(cap=0.2))
     assert (method.before, method.has_rule) == ((Part("clip", {"times": 1.0}),), True)
     other = config.method("B")
     assert other is not None
@@ -75,7 +75,7 @@ def test_a_config_as_typed_values() -> None:
 
 def test_both_models_of_the_config_agree(tiny: dict[str, Any]) -> None:
     """That of `experiment.config`, and the one that raises no errors and imports no plugins."""
-    bounds = {"cap": 0.8, "probation": {"cap": 0.3, "rounds": 2, "clients": [1]}}
+    bounds = {"cap": 0.8, "floor": 0.01}
     more: dict[str, Any] = {
         "note": "why",
         "tags": ["a", "b"],

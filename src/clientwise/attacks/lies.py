@@ -143,7 +143,7 @@ def _(problem: Segmentation, truth: Evaluation, own: Tensor) -> Evaluation:
     # Every pixel as the class after its own
     inverted = torch.stack([held, held.roll(1, 1), torch.zeros_like(held)], -1)
     counts = torch.where(own[:, None, None], perfect, inverted)
-    losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + math.log(problem.mask_classes))
+    losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + math.log(problem.size))
     values = _claimed_values(problem, truth, counts, own[:, None])
     return replace(truth, values=values, losses=losses, counts=counts)
 

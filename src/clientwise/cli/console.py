@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import shlex
@@ -27,7 +28,7 @@ err = Console(stderr=True, highlight=False)
 def print_in_any_locale() -> None:
     """Let stdout and stderr take any text, also where their encoding is ASCII: what it lacks is "?"."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+        if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
             stream.reconfigure(errors="replace")
 
 

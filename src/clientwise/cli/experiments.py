@@ -123,11 +123,13 @@ def run(
         from ..experiment.matrix.runs import find_unfinished_matrix
         from ..experiment.running.resume import find_unfinished
 
-        is_matrix = isinstance(loaded, Matrix)
-        if jobs > 1 and not is_matrix:
+        if jobs > 1 and not isinstance(loaded, Matrix):
             fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
         if folder is None and resume:
-            folder = find_unfinished_matrix(loaded) if is_matrix else find_unfinished(loaded)
+            if isinstance(loaded, Matrix):
+                folder = find_unfinished_matrix(loaded)
+            else:
+                folder = find_unfinished(loaded)
     if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
     else:
@@ -391,9 +393,9 @@ def _check_matrix(matrix: Matrix) -> None:
         shares = {cell.column: cell.share for cell in (first, *others)}
         with problems.noted(first.source):
             print_lines(describe(first.experiment, columns=shares))
-        one_per_column = {(cell.attack, cell.setting): cell for cell in others}
+        one_per_attack = {cell.attack: cell for cell in others}
         with err.status(f"Checking the columns of {escape(name)}"):
-            for cell in one_per_column.values():
+            for cell in one_per_attack.values():
                 with problems.noted(cell.source):
                     validate(cell.experiment, None)
     problems.refuse()

@@ -126,8 +126,8 @@ def list_parts(
     elif kind is None or kind == "methods" or kind in kinds:
         if kind in (None, "methods"):
             about = "Methods with a name; `clientwise list FedYogi` shows one as TOML"
-            parts = {name: {"heading": name, **method} for name, method in methods.items()}
-            _print_kind("methods", {"about": about, "parts": parts})
+            headed = {name: {"heading": name, **method} for name, method in methods.items()}
+            _print_kind("methods", {"about": about, "parts": headed})
         for name in kinds:
             if kind in (None, name):
                 _print_kind(name, kinds[name])

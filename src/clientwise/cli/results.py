@@ -19,6 +19,7 @@ from .options import RunArgument
 
 if TYPE_CHECKING:
     from ..record.frames_now import RunFolder
+    from ..record.reading.models import After
 
 MOST_ROWS = 20  # of predictions in the terminal
 
@@ -52,7 +53,7 @@ def show(
     Example: clientwise show runs/mine --round 10 --method FedAvg --seed 2
     """
     from ..experiment.matrix.grid import is_matrix
-    from ..experiment.running.folders import newest_run
+    from ..experiment.running.resume import newest_run
     from ..record.frames_now import RunFolder
     from ..report.about import about
     from ..report.audit import audits
@@ -164,7 +165,7 @@ def report(
     Example: clientwise report runs/one runs/two --figures pdf,svg
     """
     from ..experiment.matrix.grid import is_matrix
-    from ..experiment.running.folders import newest_run
+    from ..experiment.running.resume import newest_run
     from ..report.audit import last_audits
     from ..report.charts import COLUMN, FORMATS, PAGE
     from ..report.files import older_files
@@ -236,13 +237,17 @@ def export(
 
     Example: clientwise export runs/mine --method FedAvg --round best
     """
-    from ..experiment.running.folders import newest_run
+    from ..experiment.running.resume import newest_run
     from ..registry import suggest
     from ..results import Run
 
-    if after not in (None, "best") and not (after.isdecimal() and len(after) < 10):
-        fail(f"--round {after}: write the number of a round, or best")
-    wanted_round = int(after) if after and after != "best" else after
+    wanted_round: After = None
+    if after == "best":
+        wanted_round = "best"
+    elif after is not None:
+        if not (after.isdecimal() and len(after) < 10):
+            fail(f"--round {after}: write the number of a round, or best")
+        wanted_round = int(after)
     run = Run(folder or newest_run())
     lanes = _opened([run.folder])[0].lanes
     known = {f"{one.method} seed {one.seed}": one for one in lanes.itertuples()}

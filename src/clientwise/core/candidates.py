@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .aggregation.adapters import average_products
 from .aggregation.rules import Ruled, mean
 from .aggregation.server_step import StepState
+from .aggregation.sums import average_products
 from .cohort import Cohort
 from .privacy import release
 from .types import Candidate, Posterior
@@ -18,18 +18,10 @@ from .weights.scores import Score
 from .weights.weighting import divide, to_weights
 
 
-def within_bounds(
-    cohort: Cohort, weights: Tensor, rows: Sequence[int] | None = None
-) -> tuple[Tensor, tuple[str, ...]]:
-    """Weights of some rows, or of all, within the method's bounds, with notes; InfeasibleError if none are."""
+def within_bounds(cohort: Cohort, weights: Tensor) -> tuple[Tensor, tuple[str, ...]]:
+    """Weights within the method's bounds, with notes; InfeasibleError if none are."""
     bounds = cohort.method.bounds
-    if bounds is None:
-        return weights, ()
-    clients = cohort.client_ids
-    if rows is not None:
-        clients = [clients[row] for row in rows]
-    newcomers = bounds.newcomers(cohort.state.policy, cohort.num_clients)
-    return bounds.apply(weights, clients, newcomers)
+    return bounds.apply(weights) if bounds else (weights, ())
 
 
 def apply_rule(cohort: Cohort, weights: Tensor, rows: Sequence[int] | None = None) -> Ruled | None:
@@ -111,9 +103,7 @@ def noised(cohort: Cohort, score: Score) -> Candidate:
         scores,
         state.model,
         cap=method.bounds.cap,
-        clip=float(state.privacy["clip"]),
         replaced=plan.probability is None,
-        expected=plan.expected_size(cohort.num_clients),
         key=plan.key,
         round_num=state.round_num + 1,
     )
@@ -128,6 +118,40 @@ def noised(cohort: Cohort, score: Score) -> Candidate:
         step_state=step_state,
         stepped=models,
         released=released,
+    )
+
+
+def secretly_summed(cohort: Cohort, score: Score) -> Candidate:
+    """The weighted mean by a server that learns sums alone; see `privacy.py`. Clients score themselves."""
+    method = cohort.method
+    state = cohort.state
+    assert method.secure is not None
+    scores = method.scores_of(score, divide(cohort.raw, cohort.scales), cohort.client_ids)
+    count, size = len(scores), cohort.plan.cohort_size
+    needed = method.secure.needed(size)
+    if count < needed or not scores.any():
+        reason = f"only {count} of {size} clients have a usable update, and it needs {needed}"
+        notes = (f"secure aggregation: the round is void: {reason}",) if count < needed else ()
+        nothing = torch.zeros_like(scores)
+        return replace(unchanged(cohort, state.priority, nothing, nothing), notes=notes)
+    sums = method.secret_sum(cohort.engine.problem, size)
+    mean, error = sums.mean(scores, cohort.updates(), cohort.engine.spec.num_parameters)
+    aggregate = (state.model.double() + mean).to(state.model.dtype)
+    models, step_state = take_server_step(cohort, aggregate)
+    note = (
+        f"secure aggregation: {count} of {size} clients are in the sum; rounding changes no value "
+        f"of the mean update by more than {error:.2g}"
+    )
+    weights = to_weights(scores)
+    return Candidate(
+        priority=state.priority,
+        scores=scores,
+        prior=weights,
+        weights=weights,
+        model=models[0],
+        step_state=step_state,
+        stepped=models,
+        notes=(note,),
     )
 
 

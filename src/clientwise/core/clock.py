@@ -87,39 +87,6 @@ class Pace:
         wanted = size + round(size * self.extra)
         return wanted if self.buffer is None else max(0, wanted - at_work)
 
-    def needs(self, size: int, asked: int) -> int:
-        """How many responses end a round of `size` clients that has asked `asked`."""
-        return self.buffer or min(size, asked) or 1
-
-    def ends(
-        self,
-        began: float,
-        size: int,
-        asked: Sequence[float],
-        at_work: Sequence[float],
-        slowest: float,
-    ) -> float:
-        """When a round ends; infinity: never.
-
-        Args:
-            began: when it began, in seconds.
-            size: clients it waits for.
-            asked: when the clients it asked respond; infinity for dropouts.
-            at_work: when clients that were asked earlier respond.
-            slowest: when the last of those asked would have responded. A round without any response
-                lasts until then.
-        """
-        counted = asked if asked and self.buffer is None else [*asked, *at_work]
-        answers = sorted(time for time in counted if time < torch.inf)
-        needed = self.needs(size, len(asked))
-        last = answers[:needed][-1] if answers else slowest
-        if self.deadline is None:
-            return last
-        if len(answers) < needed:
-            # The server is not told of dropouts, so it waits until the deadline
-            return began + self.deadline
-        return min(last, began + self.deadline)
-
 
 class Clock:
     """The clients' time, which begins at midnight, and which clients are at work."""
@@ -162,8 +129,23 @@ class Clock:
 
     def enough(self, asked: int) -> int:
         """How many responses end the round of the last call of `cohort`."""
-        return self.pace.needs(self._size, asked)
+        return self.pace.buffer or min(self._size, asked) or 1
 
     def ends(self, asked: Sequence[float], at_work: Sequence[float], slowest: float) -> float:
-        """When the round of the last call of `cohort` ends; see `Pace.ends`."""
-        return self.pace.ends(self.now, self._size, asked, at_work, slowest)
+        """When the round of the last call of `cohort` ends; infinity: never.
+
+        Args:
+            asked: when the clients it asked respond; infinity for dropouts.
+            at_work: when clients that were asked earlier respond.
+            slowest: when the last of those asked would have responded. A round without any response
+                lasts until then.
+        """
+        counted = asked if asked and self.pace.buffer is None else [*asked, *at_work]
+        answers = sorted(time for time in counted if time < torch.inf)
+        needed = self.enough(len(asked))
+        last = answers[:needed][-1] if answers else slowest
+        if self.pace.deadline is None:
+            return last
+        deadline = self.now + self.pace.deadline
+        # The server is not told of dropouts, so it waits until the deadline
+        return deadline if len(answers) < needed else min(last, deadline)

@@ -1,4 +1,4 @@
-"""Evaluation at the end of a round: how good the model is, whether it is used, and what is asked next."""
+"""Evaluation at the end of a round: how good the model is, whether it is used, what is asked next, what is recorded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,23 @@ from torch import Tensor
 
 from .clock import Pace
 from .cohort import Cohort
-from .counterfactuals import evaluated
 from .engine import AsksAhead, Engine
-from .method import Plan
+from .method import Method, Plan
 from .objective.loss import Loss
 from .objective.metrics import accuracy
+from .other_weights import Contributions, evaluated
 from .reasons import Kept
-from .types import Candidate, Counterfactual, Evaluation
+from .types import (
+    Candidate,
+    Counterfactual,
+    Evaluation,
+    LookBack,
+    PrivacyRecord,
+    RoundRecord,
+    ServerState,
+)
+from .weights.priority import Search
+from .weights.weighting import divide
 
 LARGEST_LOSS = 1e30  # a float32 model that still learns has a smaller one
 
@@ -99,18 +109,13 @@ class Evaluations:
 
     def _expect_training(self, model: Tensor, loss: Loss) -> None:
         """Tell the engine what the next round trains, where that is known by now; see `AsksAhead`."""
-        plan = self._cohort.plan
-        engine = self._cohort.engine
-        method = self._cohort.method
-        if not isinstance(engine, AsksAhead):
+        plan, engine, method = self._cohort.plan, self._cohort.engine, self._cohort.method
+        if not isinstance(engine, AsksAhead) or plan.rounds is None:
             return
-        if plan.rounds is None or self._round_num >= plan.rounds:
-            return
-        if method.privacy or method.secure:  # a round is counted before clients are asked
-            return
-        if engine.clock is not None and engine.clock.pace != Pace():
-            return
-        if method.sampling:  # the next cohort depends on the state after this round
+        # A round is counted before clients are asked; the next cohort depends on the state after this one
+        is_unknown = method.privacy or method.secure or method.sampling
+        keeps_time = engine.clock is not None and engine.clock.pace != Pace()
+        if self._round_num >= plan.rounds or is_unknown or keeps_time:
             return
         round_num = self._round_num + 1
         asked = plan.cohort(engine.num_clients, round_num, engine.clock)
@@ -136,32 +141,16 @@ def evaluate_clients(
 
 def why_kept(chosen: Candidate, cohort: Cohort, evaluations: Evaluations) -> Kept | None:
     """Why the old model is kept; None if the new one is used."""
-    return _why_unusable(chosen, cohort, evaluations) or _why_braked(chosen.model, cohort)
-
-
-def _why_unusable(chosen: Candidate, cohort: Cohort, evaluations: Evaluations) -> Kept | None:
-    if chosen.released:  # without any client, too: that there was none must not show
-        return _why_no_answers(chosen.model, evaluations.report)
-    unweighted = _why_no_weights(chosen, cohort)
-    return unweighted or _why_no_answers(chosen.model, evaluations.report or evaluations.local)
-
-
-def _why_braked(model: Tensor, cohort: Cohort) -> Kept | None:
-    """Whether the new model [d] is significantly worse on the server's set, if the method brakes."""
-    brake = cohort.method.brake
-    if brake is None:
-        return None
-    judged = cohort.engine.evaluate_server(torch.stack([cohort.state.model, model]), "weigh")
-    if judged is None:
-        return None
-    assert judged.sample_losses is not None, "the server knows its own samples"
-    good = -judged.sample_losses if judged.right is None else judged.right
-    worse = good[0].double() - good[1].double()  # [N]
-    mean = float(worse.mean())
-    error = float(worse.std(correction=0)) / len(worse) ** 0.5
-    if mean <= brake * error:
-        return None
-    return Kept("brake", f"{mean:.3g} ± {error:.2g}")
+    # A noised sum is released without any client, too: that there was none must not show
+    unweighted = None if chosen.released else _why_no_weights(chosen, cohort)
+    if unweighted:
+        return unweighted
+    if not bool(chosen.model.isfinite().all()):
+        return Kept("aggregate")
+    by_clients = None if chosen.released else evaluations.local
+    evaluation = evaluations.report or by_clients
+    unanswered = _why_no_answers(evaluation) if evaluation else None
+    return unanswered or _why_braked(chosen.model, cohort)
 
 
 def _why_no_weights(chosen: Candidate, cohort: Cohort) -> Kept | None:
@@ -178,21 +167,113 @@ def _why_no_weights(chosen: Candidate, cohort: Cohort) -> Kept | None:
     return Kept("zero weights")
 
 
-def _why_no_answers(model: Tensor, evaluation: Evaluation | None) -> Kept | None:
-    if not bool(model.isfinite().all()):
-        return Kept("aggregate")
-    if evaluation is None:
-        return None
-    if not bool(evaluation.num_samples.any()):
+def _why_no_answers(evaluation: Evaluation) -> Kept | None:
+    """Whether the losses of more than half of the clients are finite: no single client has a veto."""
+    held = evaluation.num_samples > 0
+    if not bool(held.any()):
         # A sample may happen to have no test data: that is no fault of the model.
         is_by_chance = evaluation.drawn is not None and not evaluation.missing
         return None if is_by_chance else Kept("no evaluation")
-    if not _most_are_finite(evaluation):
-        return Kept("predictions")
+    usable = evaluation.losses[0][held].abs() < LARGEST_LOSS
+    return None if float(usable.double().mean()) > 0.5 else Kept("predictions")
+
+
+def _why_braked(model: Tensor, cohort: Cohort) -> Kept | None:
+    """Whether the new model [d] is significantly worse on the server's set, if the method brakes."""
+    brake = cohort.method.brake
+    if brake is None:
+        return None
+    judged = cohort.engine.evaluate_server(torch.stack([cohort.state.model, model]), "weigh")
+    if judged is None:
+        return None
+    assert judged.sample_losses is not None, "the server knows its own samples"
+    good = -judged.sample_losses if judged.right is None else judged.right
+    worse = good[0].double() - good[1].double()  # [N]
+    mean = float(worse.mean())
+    error = float(worse.std(correction=0)) / len(worse) ** 0.5
+    return Kept("brake", f"{mean:.3g} ± {error:.2g}") if mean > brake * error else None
+
+
+def record_round(
+    state: ServerState,
+    cohort: Cohort,
+    chosen: Candidate,
+    search: Search | None,
+    evaluations: Evaluations,
+    *,
+    kept: Kept | None,
+    notes: tuple[str, ...],
+    contributions: Contributions | None,
+) -> RoundRecord:
+    """The record of the round that led to `state`.
+
+    Args:
+        state: after the round.
+        cohort: the clients of the round.
+        chosen: what became of them.
+        search: for the order of priority, if there was one.
+        evaluations: of the new model.
+        kept: why the model is that of the round before, if it is.
+        notes: for people, beside those of the cohort and of the candidate.
+        contributions: Shapley values, where they are computed.
+    """
+    posterior = chosen.posterior
+    models_moved, num_evaluations = _traffic(cohort, search)
+    clock = cohort.engine.clock
+    stayed = (kept.sentence,) if kept else ()
+    return RoundRecord(
+        round_num=state.round_num,
+        client_ids=tuple(cohort.client_ids),
+        criteria=cohort.criteria,
+        raw=cohort.raw,
+        normalised=divide(cohort.raw, cohort.scales),
+        scores=chosen.scores,
+        prior=chosen.prior,
+        z=posterior.z if posterior else None,
+        posterior=posterior.weights if posterior else None,
+        look_back=posterior.look_back if posterior else LookBack(),
+        weights=chosen.weights,
+        influence=chosen.influence,
+        training_loss=cohort.training_loss,
+        seconds=cohort.seconds,
+        refusals=tuple(cohort.refusals),
+        # Without weights, see the notes
+        no_effect=cohort.no_effect if chosen.weights.any() else (),
+        priority=chosen.priority,
+        candidates=search.tried if search else (),
+        testing_rounds=search.testing_rounds if search else 0,
+        models_moved=models_moved,
+        evaluations=num_evaluations,
+        loss=state.loss,
+        notes=cohort.notes + chosen.notes + stayed + notes,
+        report=evaluations.report,
+        local=evaluations.local,
+        ended=clock.now if clock else None,
+        attack_success=evaluations.attack_success,
+        released=_released(chosen, cohort.method),
+        counterfactuals=evaluations.counterfactuals,
+        contributions=contributions,
+        residual=chosen.residual,
+        steps=chosen.steps,
+        kept=kept,
+        harm=posterior.harm if posterior else None,
+        harm_error=posterior.harm_error if posterior else None,
+        held_out_change=posterior.held_out_change if posterior else None,
+    )
+
+
+def _traffic(cohort: Cohort, search: Search | None) -> tuple[int, int]:
+    """How many models were sent to clients and received, and how many evaluations were made."""
+    tested = len(search.tried) * cohort.num_clients if search else 0
+    sent = sum(refusal.was_sent for refusal in cohort.refusals)
+    trained = len(cohort.asked) + len(cohort.client_ids) + sent
+    judgements = cohort.judge.sent
+    return trained + tested + judgements, tested + (judgements or cohort.judge.count)
+
+
+def _released(chosen: Candidate, method: Method) -> PrivacyRecord | None:
+    if chosen.released:
+        return PrivacyRecord(chosen.released.clip, chosen.released.deviation)
+    if method.local_noise:
+        return PrivacyRecord(method.local_noise.clip, method.local_noise.deviation)
     return None
-
-
-def _most_are_finite(evaluation: Evaluation) -> bool:
-    """Whether the losses of more than half of the clients are finite: no single client has a veto."""
-    losses = evaluation.losses[0][evaluation.num_samples > 0]
-    return bool((losses.abs() < LARGEST_LOSS).double().mean() > 0.5)

@@ -44,28 +44,21 @@ def inspect_updates(
     models = updates.models.to(global_model)  # what overflows float32 is infinite from here on
     updates = replace(updates, models=models)
 
-    unusable = inspect_models(models)
-    clients = set(updates.client_ids)
-    is_first = len(clients) == len(updates.client_ids) and clients.isdisjoint(seen)
-    if is_first and clients.issubset(asked):
-        return _split(updates, unusable, refusals)
-    met: set[int] = set()
-    reasons: list[str | None] = []
+    reasons = inspect_models(models)
+    met = set(seen)
     for row, client in enumerate(updates.client_ids):
         if client not in asked:
-            reasons.append("unknown client, or not asked this round")
-        elif client in met or client in seen:
-            reasons.append("second update of the same client")
-        else:
-            reasons.append(unusable[row])
+            reasons[row] = "unknown client, or not asked this round"
+        elif client in met:
+            reasons[row] = "second update of the same client"
         met.add(client)
     return _split(updates, reasons, refusals)
 
 
-def inspect_models(models: Tensor) -> list[str | None]:
+def inspect_models(models: Tensor) -> list[Reason | str | None]:
     """Why each model [n, d] cannot be averaged; None where it can."""
     # The sum of squares overflows long before a sum of models does: an update that large is as useless as infinity.
-    reasons: list[str | None] = [None] * len(models)
+    reasons: list[Reason | str | None] = [None] * len(models)
     norms = torch.linalg.vector_norm(models, dim=1).cpu()  # a GPU is waited for once, here
     too_large = ~norms.isfinite()
     for row in too_large.nonzero().flatten().tolist():
@@ -87,7 +80,7 @@ def inspect_measurements(
     Returns:
         The accepted updates, their criteria [n', m], and the others with the reason for each.
     """
-    reasons: list[str | None] = [None] * len(raw)
+    reasons: list[Reason | str | None] = [None] * len(raw)
     for column, criterion in enumerate(criteria):
         found = inspect_values(criterion.name, raw[:, column], criterion.high(problem))
         if any(found):
@@ -99,9 +92,9 @@ def inspect_measurements(
     return accepted, raw[rows], refusals
 
 
-def inspect_values(name: str, values: Tensor, high: float) -> list[str | None]:
+def inspect_values(name: str, values: Tensor, high: float) -> list[Reason | str | None]:
     """Why each value [n] of a criterion cannot be used; None where it is finite and in [0, `high`]."""
-    reasons: list[str | None] = [None] * len(values)
+    reasons: list[Reason | str | None] = [None] * len(values)
     wrong = ~(values.isfinite() & (values >= 0) & (values <= high * (1 + 1e-9)))
     for row in wrong.nonzero().flatten().tolist():
         reasons[row] = f"{name} = {values[row].item():g} is outside [0, {high:g}]"
@@ -137,7 +130,7 @@ def _recordable(client: object) -> int:
 
 
 def _split(
-    updates: Updates, reasons: Sequence[str | None], refusals: list[Refusal]
+    updates: Updates, reasons: Sequence[Reason | str | None], refusals: list[Refusal]
 ) -> tuple[Updates, list[Refusal]]:
     """The updates without a reason against them, and refusals for the others, added to `refusals`."""
     if not any(reasons):

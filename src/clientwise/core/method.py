@@ -11,18 +11,17 @@ import torch
 from torch import Tensor
 
 from ..registry import Need, Part
-from .aggregation.adapters import Pair, pairs_of
 from .aggregation.before import Before
 from .aggregation.rules import Rule
 from .aggregation.server_step import ServerStep, replace_model
+from .aggregation.sums import Pair, pairs_of
 from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
-from .fixed_point import SecureAggregation
 from .objective.adapt_loss import LossAdapter
 from .objective.loss import BALANCED, LOSSES, Loss
 from .objective.problem import Problem
-from .privacy import LocalNoise, Privacy
+from .privacy import LocalNoise, Privacy, SecretSum, SecureAggregation
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
 from .types import LocalTraining, ModelSpec, ServerState, Task
 from .weights.bounds import Bounds
@@ -93,6 +92,17 @@ class Method:
         if self.privacy is None or not self.privacy.local:
             return None
         return self.privacy.local_noise
+
+    def secret_sum(self, problem: Problem, cohort: int) -> SecretSum:
+        """How the scores and updates of so many clients are added up with secure aggregation."""
+        assert self.secure is not None
+        upper = torch.ones(1, len(self.criteria), dtype=torch.float64)
+        if not self.uses_sums:
+            highs = [criterion.high(problem) for criterion in self.criteria]
+            highest = float(self.score(self.names, upper * torch.tensor(highs)))
+            return SecretSum(self.secure, cohort, highest, usual=min(1.0, highest))
+        alike = cohort * float(self.score(self.names, upper / cohort))
+        return SecretSum(self.secure, cohort, float(self.score(self.names, upper)), usual=alike)
 
     @property
     def memories(self) -> dict[str, Memory]:
@@ -189,12 +199,9 @@ class Method:
         """Whether the first loss depends on how many samples of each class the clients have."""
         return self.loss is not None and BALANCED in self.loss.options.values()
 
-    def for_clients(self, names: Sequence[str], num_clients: int) -> Method:
-        """The method with numbers where its bounds name clients; ValueError for unknown ones."""
-        named = replace(self, client_names=tuple(names))
-        if self.bounds is None or self.bounds.is_plain or self.control:
-            return named
-        return replace(named, bounds=self.bounds.for_clients(names, num_clients))
+    def for_clients(self, names: Sequence[str]) -> Method:
+        """The method with the names of the clients, for messages."""
+        return replace(self, client_names=tuple(names))
 
     def needs(self, what: Need) -> bool:
         """Whether one of the criteria needs it."""
@@ -224,12 +231,6 @@ class Plan:
     def key(self) -> bytes:
         """What noise follows from: the secret, or the seed, which whoever reads the run knows."""
         return self.secret or str(self.seed).encode()
-
-    def expected_size(self, num_clients: int) -> float:
-        """The expected size of a cohort."""
-        if self.probability is None:
-            return self.cohort_size
-        return self.probability * self.members(num_clients)
 
     def members(self, num_clients: int) -> int:
         """How many clients may be asked."""

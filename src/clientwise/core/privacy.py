@@ -1,6 +1,7 @@
-"""Differential privacy of the clients: the Gaussian mechanism on the weighted mean of clipped updates.
+"""What a server may learn of the clients: noised sums (differential privacy), sums alone (secure aggregation).
 
-The server clips every update to the norm C, weighs it by at most `cap`, adds them up and adds Gaussian
+Differential privacy is the Gaussian mechanism on the weighted mean of clipped updates: the server clips
+every update to the norm C, weighs it by at most `cap`, adds them up and adds Gaussian
 noise to the sum:
 
     released = Σ_a w_a·clip(Δ_a, C) + z·S·N(0, 1)
@@ -13,6 +14,8 @@ what another client means (docs/results/privacy.md has the proofs):
   and 2·C·cap for one that is replaced.
 
 This holds only where the score of a client depends on no other client. Each is therefore computed alone.
+
+Secure aggregation is simulated: the sums have the rounding of masked ones, and the masks, which cancel, are left out.
 """
 
 from __future__ import annotations
@@ -20,20 +23,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from annotated_types import Gt, Le, Lt, doc
 from torch import Tensor
 
-from ..registry import PositiveFloat
+from ..registry import OpenShare, PositiveFloat
 from .seeding import standard_normal
 
-COUNT_SHARE = 0.05  # of 1/z²: what adaptive clipping spends on the number of short updates
 # A smaller score is zero, and one over it the largest. So the quotient of two scores cannot vanish: a
 # client with a huge score would else make those of all others zero, which is more than its own weight.
 LEAST_SCORE = 1e-100
-CLIP_RATE = 0.2  # η of adaptive clipping (Andrew et al., 2021)
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,7 @@ class Privacy:
     # The config's [methods.privacy] table is made from these fields.
     clip: Annotated[
         PositiveFloat,
-        doc(
-            "Clipping norm C: longer updates are scaled down to it. With `quantile`, its first value."
-        ),
+        doc("Clipping norm C: longer updates are scaled down to it."),
     ]
     delta: Annotated[
         float,
@@ -85,13 +84,6 @@ class Privacy:
     epsilon: Annotated[
         PositiveFloat | None,
         doc("The budget: a run stops before the round that would exceed this ε. Default: none."),
-    ] = None
-    quantile: Annotated[
-        Annotated[float, Gt(0), Lt(1)] | None,
-        doc(
-            "Adaptive clipping: the share of updates left unclipped (Andrew et al., 2021). Default: "
-            "`clip` is fixed."
-        ),
     ] = None
     denominator: Annotated[
         PositiveFloat | None,
@@ -127,11 +119,11 @@ class Privacy:
         """The noise of a client, whose update may be replaced by any other: 2·C away."""
         return LocalNoise(self.clip, self.multiplier * 2 * self.clip)
 
-    def sensitivity(self, clip: float, cap: float, *, replaced: bool) -> float:
+    def sensitivity(self, cap: float, *, replaced: bool) -> float:
         """How far the weighted sum moves where one client is replaced, or else added or removed."""
         if self.denominator is not None and not replaced:
-            return clip * cap
-        return 2 * clip * cap
+            return self.clip * cap
+        return 2 * self.clip * cap
 
     def weights(self, scores: Tensor, cap: float) -> Tensor:
         """The weights [n] of scores [n], at most `cap`; see `capped`. A negative score counts as zero."""
@@ -142,26 +134,18 @@ class Privacy:
         return capped(scores, cap)
 
     def first(self, num_clients: int) -> dict[str, Tensor]:
-        """The state before the first round: the clipping norm, and in how many releases each client was [K]."""
-        clip = torch.tensor(self.clip, dtype=torch.float64)
-        return {"clip": clip, "releases": torch.zeros(num_clients, dtype=torch.int64)}
+        """The state before the first round: in how many releases each client was [K]."""
+        return {"releases": torch.zeros(num_clients, dtype=torch.int64)}
 
-    def after(
-        self, state: Mapping[str, Tensor], released: NoisedSum | None, asked: Sequence[int]
-    ) -> dict[str, Tensor]:
+    def after(self, state: Mapping[str, Tensor], asked: Sequence[int]) -> dict[str, Tensor]:
         """The state after a round.
 
-        With noise of the server (`released`), all clients are in every release: which were asked is a
-        secret. With noise of the clients, only those that were asked.
+        With noise of the server, all clients are in every release: which were asked is a secret. With
+        noise of the clients, only those that were asked.
         """
         releases = state["releases"].clone()
-        clip = state["clip"]
-        if released:
-            releases += 1
-            clip = torch.tensor(released.next_clip, dtype=torch.float64)
-        else:
-            releases[list(asked)] += 1
-        return {"clip": clip, "releases": releases}
+        releases[list(asked) if self.local else slice(None)] += 1
+        return {"releases": releases}
 
 
 @dataclass(frozen=True)
@@ -172,7 +156,6 @@ class NoisedSum:
     weights: Tensor  # [n]
     clip: float
     deviation: float  # of the noise, in every value of the update
-    next_clip: float
 
 
 def release(
@@ -182,9 +165,7 @@ def release(
     like: Tensor,
     *,
     cap: float,
-    clip: float,
     replaced: bool,
-    expected: float,
     key: bytes,
     round_num: int,
 ) -> NoisedSum:
@@ -196,33 +177,19 @@ def release(
         scores: of each client alone, zero or more, [n].
         like: a model [d], for size and device.
         cap: the largest weight.
-        clip: the clipping norm of this round.
         replaced: whether neighbours differ in a client that is replaced; else added or removed.
-        expected: the expected size of a cohort, a public number.
         key: what the noise follows from.
         round_num: the round.
     """
     norms = torch.tensor([float(norms_of(one[None])) for one in updates], dtype=torch.float64)
     weights = privacy.weights(scores, cap)
-    factors = weights * clip_factors(norms, clip)
+    factors = weights * clip_factors(norms, privacy.clip)
     total = torch.zeros_like(like, dtype=torch.float64)
     for factor, update in zip(factors.tolist(), updates, strict=True):
         total.add_(update.double(), alpha=factor)  # float64: no clipped norm is rounded above C
-    multiplier = privacy.multiplier
-    next_clip = clip
-    if privacy.quantile is not None:
-        short = float((norms <= clip).double().sum()) - len(norms) / 2
-        sensitivity = 1.0 if replaced else 0.5
-        deviation = sensitivity * multiplier / math.sqrt(COUNT_SHARE)
-        short += deviation * float(standard_normal(key, f"count/{round_num}", 1))
-        share = min(1.0, max(0.0, short / expected + 0.5))
-        next_clip = clip * math.exp(-CLIP_RATE * (share - privacy.quantile))
-        multiplier /= math.sqrt(1 - COUNT_SHARE)
-    deviation = multiplier * privacy.sensitivity(clip, cap, replaced=replaced)
+    deviation = privacy.multiplier * privacy.sensitivity(cap, replaced=replaced)
     noise = standard_normal(key, f"noise/{round_num}", len(like))
-    return NoisedSum(
-        total + deviation * noise.to(total.device), weights, clip, deviation, next_clip
-    )
+    return NoisedSum(total + deviation * noise.to(total.device), weights, privacy.clip, deviation)
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
@@ -302,3 +269,98 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def _normal_cdf(value: float) -> float:
     """Φ, also far in the tail."""
     return math.erfc(-value / math.sqrt(2)) / 2
+
+
+FEWEST = 3  # clients in a secret sum: of two, each knows the other's update from it
+FLOAT64_ERROR = 2.0**-51  # relative, of a product, a conversion and a quotient
+
+
+@dataclass(frozen=True)
+class SecureAggregation:
+    """A round's weighted sum as it would be hidden from the server, simulated."""
+
+    # The config's table `secure_aggregation` is made from these fields.
+    threshold: Annotated[
+        OpenShare,
+        doc(
+            "More than this share of the cohort must have a usable update, or the round is void. With "
+            "masks, 2/3 would hold against a server that deviates together with fewer than a third of "
+            "the clients; 1/2 against such a server alone, and is the least."
+        ),
+    ] = 2 / 3
+    bits: Annotated[
+        Literal[32, 64],
+        doc("Bits of a masked value. 32 halves the bytes; 64 has no rounding that matters."),
+    ] = 32
+    clip: Annotated[
+        PositiveFloat,
+        doc(
+            "Largest Euclidean norm of an update: a client scales a longer one down. Values are rounded "
+            "in proportion to it. Differences of buffers are cut at it, value by value."
+        ),
+    ] = 10.0
+
+    def needed(self, cohort: int) -> int:
+        """The number of clients that must take part in a round of n."""
+        return max(FEWEST, math.floor(self.threshold * cohort + 1e-9) + 1)
+
+
+@dataclass(frozen=True)
+class SecretSum:
+    """The sums Σ s_k and Σ s_k·Δ_k of a cohort, of values in fixed point whose sum cannot overflow.
+
+    A value of at most `limit` in size is rounded to 1/scale, with scale = (2^(bits−1)·(1 − 2^−50) − 1 − n)/(n·limit).
+
+    Args:
+        settings: of the method.
+        cohort: the most clients that are added, n.
+        highest: the largest score.
+        usual: what the scores of a cohort sum to where its clients are alike.
+    """
+
+    settings: SecureAggregation
+    cohort: int
+    highest: float
+    usual: float
+
+    def scale(self, limit: float) -> float:
+        """Steps per unit of values up to `limit`."""
+        # float64 rounds 2^63 − 1 − n to 2^63, and each operation by up to 2^−53.
+        largest = 2.0 ** (self.settings.bits - 1) * (1 - 2.0**-50) - 1 - self.cohort
+        return largest / (self.cohort * limit)
+
+    def error(self, limit: float) -> float:
+        """The largest rounding error of one value."""
+        return 0.5 / self.scale(limit) + limit * FLOAT64_ERROR
+
+    def rounded(self, values: Tensor, limit: float) -> Tensor:
+        """The values as a sum has them."""
+        scale = self.scale(limit)
+        return (values.double().clamp(-limit, limit) * scale).round() / scale
+
+    @property
+    def coarseness(self) -> float:
+        """The largest rounding error of the mean of n usual updates, as a share of `clip`."""
+        clip = self.settings.clip
+        return self.error(self.highest * clip) * self.cohort / (clip * self.usual)
+
+    def mean(self, scores: Tensor, updates: Tensor, num_parameters: int) -> tuple[Tensor, float]:
+        """Σ s_k·Δ_k / Σ s_k [d] in float64, and the largest error of its values by the rounding.
+
+        Args:
+            scores: not all zero, [n].
+            updates: [n, d], of which the first values are the parameters; clients clip them.
+            num_parameters: how many.
+        """
+        clip = self.settings.clip
+        limit = self.highest * clip
+        clipped = clip_factors(norms_of(updates[:, :num_parameters]), clip).tolist()
+        total = torch.zeros(updates.shape[1], dtype=torch.float64, device=updates.device)
+        for score, factor, update in zip(scores.tolist(), clipped, updates, strict=True):
+            own = update.double()
+            own[:num_parameters] *= factor
+            total += self.rounded(score * own.clamp(-clip, clip), limit)
+        weight = float(self.rounded(scores, self.highest).sum())
+        mean = total / weight
+        steps = self.error(limit) + float(mean.abs().max()) * self.error(self.highest)
+        return mean, len(scores) * steps / weight

@@ -38,16 +38,15 @@ SENTENCES: dict[Cause, str] = {
 }
 
 
-class Reason(str):
+@dataclass(frozen=True)
+class Reason:
     """The text of a refusal that code asks about, with its kind."""
 
+    text: str
     kind: Kind
 
-    def __new__(cls, text: str, kind: Kind) -> Reason:
-        """A text of this kind."""
-        made = super().__new__(cls, text)
-        made.kind = kind
-        return made
+    def __str__(self) -> str:
+        return self.text
 
 
 def likely_cause(kind: str | None) -> str:

@@ -21,19 +21,18 @@ from .aggregation.server_step import BestOf
 from .candidates import (
     apply_rule,
     noised,
+    secretly_summed,
     take_server_step,
     unchanged,
     with_old_model,
     within_bounds,
 )
 from .cohort import Cohort
-from .counterfactuals import contributions, counterfactuals
 from .engine import CountsLabels, Engine, FoldingEngine
-from .evaluation import Evaluations, why_kept
+from .evaluation import Evaluations, record_round, why_kept
 from .method import Method, Plan
 from .objective.adapt_loss import Adapted
-from .recording import record_round
-from .secrecy import SecretCohort, of_secret_sum
+from .other_weights import contributions, counterfactuals
 from .types import (
     Candidate,
     Evaluation,
@@ -81,7 +80,7 @@ def run_round(
     quality = state.quality
     if search and shown.local and not kept:
         quality = float(shown.local.overall()[0])
-    privacy = method.privacy.after(state.privacy, chosen.released, asked) if method.privacy else {}
+    privacy = method.privacy.after(state.privacy, asked) if method.privacy else {}
     next_state = ServerState(
         round_num=round_num,
         model=chosen.model,
@@ -93,7 +92,6 @@ def run_round(
         evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
         rule_state=chosen.rule_state,
         privacy=privacy,
-        policy=cohort.updated_policy(),
         sampling=cohort.updated_sampling(),
     )
     record = record_round(
@@ -112,11 +110,11 @@ def run_round(
 def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     """The formula: the clients of a round become one model, in an order of priority."""
     method = cohort.method
-    if isinstance(cohort, SecretCohort):
-        return of_secret_sum(cohort, priority)
     score = method.score.with_order(priority)
     if method.noises_mean:
         return noised(cohort, score)
+    if method.secure:
+        return secretly_summed(cohort, score)
 
     scales = cohort.scales
     normalised = divide(cohort.raw, scales)
@@ -173,7 +171,6 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
         priority=method.first_priority,
         evidence=method.evidence.first(clients) if method.evidence else {},
         privacy=method.privacy.first(clients) if method.privacy else {},
-        policy=method.bounds.first_memory(clients) if method.bounds else {},
         sampling={"criteria": unknown} if method.sampling else {},
     )
 
@@ -186,11 +183,7 @@ def gather(
     engine: Engine,
     task: Task,
 ) -> Cohort:
-    """The trained clients, guarded and measured; with secure aggregation, the sum of their updates alone."""
-    if method.secure:
-        secret = SecretCohort(asked, state, method, plan, engine)
-        secret.gather(task)
-        return secret
+    """The trained clients, guarded and measured."""
     cohort = Cohort(asked, state, method, plan, engine)
     if isinstance(engine, FoldingEngine) and cohort.can_be_divided:
         cohort.add(engine.fold(asked, state))

@@ -6,6 +6,7 @@ c candidate models, N samples, C classes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -22,7 +23,6 @@ from ..registry import (
     PositiveFloat,
     PositiveInt,
 )
-from .contributions import Contributions
 from .objective.loss import Loss
 from .privacy import LocalNoise, NoisedSum
 from .reasons import Kept, Kind, Reason
@@ -119,21 +119,13 @@ class LocalTraining:
         """The same for all rounds: what is kept between rounds is found by it."""
         return self if self.rate_factor is None else replace(self, rate_factor=1.0)
 
-    def plain(self) -> dict[str, Any]:
-        """As JSON holds it. Keys that version 0.2.0 does not have are left out where they are not set."""
-        plain = asdict(self)
-        for key in ("clip_gradients", "transform", "rate_factor"):
-            if plain[key] is None:
-                del plain[key]
-        return plain
-
     @staticmethod
     def read(plain: Mapping[str, Any]) -> LocalTraining:
-        """What `plain` returned, as JSON gives it back; TypeError for other keys."""
-        options = dict(plain)
-        for key in ("optimizer", "transform"):
-            if isinstance(options.get(key), Mapping):
-                options[key] = Part(**options[key])
+        """From its fields as JSON gives them back; TypeError for other keys."""
+        options = {
+            key: Part(**value) if isinstance(value, Mapping) else value
+            for key, value in plain.items()
+        }
         return LocalTraining(**options)
 
     def num_steps(self, sizes: Tensor) -> Tensor:
@@ -154,8 +146,7 @@ class Task:
 
     def plain(self) -> dict[str, Any]:
         """As JSON holds it."""
-        plain = asdict(replace(self, training=LocalTraining()))
-        return plain | {"training": self.training.plain(), "loss": self.loss.record().plain()}
+        return asdict(self) | {"loss": asdict(self.loss.record())}
 
 
 @dataclass(frozen=True)
@@ -163,15 +154,18 @@ class Refusal:
     """An update that did not reach the aggregate, with the reason."""
 
     client_id: int
-    reason: str
+    given: Reason | str  # may quote what a client sent
     was_sent: bool = True  # whether a model arrived
-    kind: Kind | None = None  # that of the reason, where code asks for it
 
-    def __post_init__(self) -> None:
-        """The reason may quote what a client sent: nothing in it reaches a terminal as a command."""
-        if isinstance(self.reason, Reason):
-            object.__setattr__(self, "kind", self.reason.kind)
-        object.__setattr__(self, "reason", plain(self.reason))
+    @property
+    def reason(self) -> str:
+        """The reason in words: nothing in it reaches a terminal as a command."""
+        return plain(str(self.given))
+
+    @property
+    def kind(self) -> Kind | None:
+        """That of the reason, where code asks for it."""
+        return self.given.kind if isinstance(self.given, Reason) else None
 
 
 @dataclass(frozen=True)
@@ -194,28 +188,18 @@ class Updates:
         models = model.new_zeros(0, len(model))
         return Updates((), models, {}, nothing, nothing, tuple(failures), notes=notes)
 
-    def select(self, rows: Tensor) -> Updates:
+    def select(self, mask: Tensor) -> Updates:
         """The updates of some rows, given by a boolean mask [n]."""
-        if bool(rows.all()):
-            return self
-        ids = tuple(
-            client for client, kept in zip(self.client_ids, rows.tolist(), strict=True) if kept
-        )
-        measurements = {name: values[rows] for name, values in self.measurements.items()}
-        models = self.models[rows.to(self.models.device)]
-        ages = None if self.ages is None else self.ages[rows]
-        return Updates(
-            ids, models, measurements, self.training_loss[rows], self.seconds[rows], ages=ages
-        )
+        return self if bool(mask.all()) else self._rows(mask.nonzero().flatten())
 
     def by_client(self) -> Updates:
         """The same updates, ordered by client number."""
         order = sorted(range(len(self.client_ids)), key=lambda row: self.client_ids[row])
-        if order == list(range(len(order))):
-            return self
-        rows = torch.tensor(order, dtype=torch.int64)
+        return self if order == list(range(len(order))) else self._rows(torch.tensor(order))
+
+    def _rows(self, rows: Tensor) -> Updates:
         return Updates(
-            tuple(self.client_ids[row] for row in order),
+            tuple(self.client_ids[row] for row in rows.tolist()),
             self.models[rows.to(self.models.device)],
             {name: values[rows] for name, values in self.measurements.items()},
             self.training_loss[rows],
@@ -281,17 +265,10 @@ class Folded:
             refusals=tuple(sorted(refusals, key=lambda refusal: rank[refusal.client_id])),
             notes=tuple(note for part in parts for note in part.notes),
             judged=sum(part.judged for part in parts),
-            totals=_added([part.totals for part in parts]),
-            sums=_added([part.sums for part in parts]),
+            # One part after the other: the order of a sum of floats must not change
+            totals=functools.reduce(Tensor.add, [part.totals for part in parts]),
+            sums=functools.reduce(Tensor.add, [part.sums for part in parts]),
         )
-
-
-def _added(parts: Sequence[Tensor]) -> Tensor:
-    """The sum, one part after the other: the order of a sum of floats must not change."""
-    total = parts[0].clone()
-    for part in parts[1:]:
-        total += part
-    return total
 
 
 @dataclass(frozen=True)
@@ -324,15 +301,19 @@ class Evaluation:
 
         Results of single samples are left out: another round has those of other clients.
         """
-        rows = list(client_ids)
-        num_samples = self.num_samples.new_zeros(num_clients)
-        num_samples[rows] = self.num_samples
-        values = self.values.new_zeros(len(self.values), num_clients)
-        values[:, rows] = self.values
-        losses = self.losses.new_zeros(len(self.losses), num_clients)
-        losses[:, rows] = self.losses
+
+        def spread(found: Tensor) -> Tensor:
+            columns = found.new_zeros(*found.shape[:-1], num_clients)
+            columns[..., list(client_ids)] = found
+            return columns
+
         return Evaluation(
-            num_samples, values, losses, self.counts, self.missing, drawn=len(client_ids)
+            spread(self.num_samples),
+            spread(self.values),
+            spread(self.losses),
+            self.counts,
+            self.missing,
+            drawn=len(client_ids),
         )
 
     def sampling_error(self) -> Tensor | None:
@@ -503,7 +484,6 @@ class ServerState:
     rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the rule
     # Of methods with differential privacy: the clipping norm, and how often clients were in a release
     privacy: Mapping[str, Tensor] = field(default_factory=dict)
-    policy: Mapping[str, Tensor] = field(default_factory=dict)  # memory of the bounds, each [K]
     # Of methods that draw clients by their scores: the last criteria of all clients [K, m]; NaN: none
     sampling: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -515,6 +495,14 @@ class PrivacyRecord:
     clip: float  # the clipping norm
     deviation: float  # of the noise, in every value of an update
     epsilon: float | None = None  # of all rounds so far; whoever accounts for them fills it in
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Shapley values, and their standard errors where they were sampled."""
+
+    values: Tensor  # [n]
+    errors: Tensor  # [n] zero where all coalitions were evaluated
 
 
 @dataclass(frozen=True)

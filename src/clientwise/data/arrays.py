@@ -334,7 +334,7 @@ def _as_labels(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Proble
     if not _are_binary(targets):
         found = f"{float(targets.min()):g} to {float(targets.max()):g}"
         raise ValueError(f"multi-label targets must be 0 or 1, found values from {found}")
-    return targets.float(), Multilabel(num_labels=shape[1])
+    return targets.float(), Multilabel(shape[1])
 
 
 def _as_masks(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
@@ -358,7 +358,7 @@ def _as_masks(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem
     if least < 0 or largest >= count or largest >= IGNORED:
         allowed = f"0 to {num_classes - 1}" if num_classes else f"0 to {IGNORED - 1}"
         raise ValueError(f"masks must have classes {allowed}, found {least} to {largest}{hint}")
-    return masks.to(torch.uint8), Segmentation(mask_classes=count)
+    return masks.to(torch.uint8), Segmentation(count)
 
 
 _READERS: dict[str, Callable[[Tensor, int | None], tuple[Tensor, Problem]]] = {

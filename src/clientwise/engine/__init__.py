@@ -2,5 +2,5 @@
 
 `local.py` is the engine of clients in this process. It gives jobs to `executor.py`, which runs them on a backend:
 `loop.py` (client by client) or `stacked/` (many models at once). `scheduler.py` joins the jobs of several lanes.
-`wrappers/` adds hostile clients and slow devices, `ray/` divides a cohort over machines.
+`hostile.py` and `timed.py` add hostile clients and slow devices, `shards.py` divides a cohort over machines.
 """

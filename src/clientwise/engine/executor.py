@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..core.objective.loss import Loss
 from ..core.objective.problem import Problem
-from ..core.optimizers import is_elementwise, part_of
+from ..core.training import is_elementwise, part_of
 from ..core.types import FLOAT_BYTES, Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
 from ..limits import memory
@@ -50,8 +50,7 @@ from .probes import (
     needs_two_samples,
     with_input_type,
 )
-from .stacked.backend import StackedBackend
-from .stacked.evaluate import evaluate_by_graph
+from .stacked.backend import StackedBackend, evaluate_by_graph
 from .stacked.network import NotStackableError, StackedNetwork
 
 # Of models that a worker of a CPU trains and hands over at once: fewer take more steps of Python, and

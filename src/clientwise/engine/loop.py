@@ -13,21 +13,18 @@ from torch import Tensor
 
 from ..core.objective.loss import Loss
 from ..core.objective.problem import Problem
-from ..core.optimizers import is_elementwise
 from ..core.seeding import mixed, seeded_default_generator, standard_normal
-from ..core.transforms import TRANSFORMS, applied
+from ..core.training import TRANSFORMS, applied, is_elementwise
 from ..core.types import LocalTraining
 from ..data.federated import Inputs, Samples
 from ..models.call import outputs_of
 from ..models.dropout import CountedDropout
 from ..models.flat import FlatModel
 from ..registry import Part
-from .batches import BatchSchedule
+from .batches import BatchSchedule, make_optimizer, restart, seeded_generators, set_rate, state_of
+from .device import CudaGraph
 from .evaluation import BATCH, evaluate_batches, joined
-from .generators import seeded_generators
-from .graphs import CudaGraph
 from .jobs import EvaluateResult, TrainJob, TrainResult
-from .optimizers import make_optimizer, restart, set_rate, state_of
 
 MAX_GRAPHS = 16  # for batches of different sizes; beyond that, batches run as they come
 

@@ -13,7 +13,7 @@ from ..data.federated import Samples
 from ..models.call import outputs_of
 from ..models.flat import FlatModel
 from ..models.size import values_per_sample
-from .graphs import CudaGraph
+from .device import CudaGraph
 
 
 def with_input_type(samples: Samples, module: nn.Module) -> Samples:

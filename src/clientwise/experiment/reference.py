@@ -28,10 +28,8 @@ from ..core.evidence import EVIDENCE
 from ..core.objective.adapt_loss import LOSS_ADAPTERS
 from ..core.objective.loss import LOSSES
 from ..core.objective.metrics import METRICS
-from ..core.optimizers import OPTIMIZERS
 from ..core.sampling import SAMPLINGS
-from ..core.schedules import SCHEDULES
-from ..core.transforms import TRANSFORMS
+from ..core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS
 from ..core.weights.priority import ADJUSTMENTS
 from ..core.weights.scores import SCORES
 from ..core.weights.weighting import NORMALISERS
@@ -49,7 +47,7 @@ from .config.settings import TrainingOverride
 from .config.tables import ConfigTable, table_in, to_plain
 from .matrix.grid import MatrixSettings
 from .trackers import TRACKERS
-from .tune.tune import TuneSettings
+from .tune import TuneSettings
 
 _REGISTRIES = (
     CRITERIA,

@@ -21,12 +21,10 @@ with needing("flower", "clientwise.flower"):
     from ..hosts.flower.data import (
         OwnData,
         load_npz,
-        load_table,
         write_parts,
     )
-    from ..hosts.flower.method_strategy import MethodStrategy
     from ..hosts.flower.server_app import server_app
-    from ..hosts.flower.strategy import RoundWeights, Weighted, measure
+    from ..hosts.flower.strategy import MethodStrategy, RoundWeights, Weighted, measure
 
 __all__ = [
     "MethodStrategy",
@@ -35,7 +33,6 @@ __all__ = [
     "Weighted",
     "client_app",
     "load_npz",
-    "load_table",
     "measure",
     "server_app",
     "write_parts",

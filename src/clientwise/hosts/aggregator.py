@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypedDict
@@ -23,14 +23,22 @@ from ..core.weights.scores import Score
 from ..core.weights.weighting import ScoreError
 from ..errors import plain
 from ..record.best_file import Best
-from .aggregate import Aggregate, aggregate_of
-from .arrays import Arrays, Layout
 from .best import BestModel, KeepBest, mean_of_claims
-from .engine import HostEngine, Pair, problem_of, server_set
+from .engine import Arrays, HostEngine, Layout, Pair, problem_of, server_set
 from .host_run import HostRecord, refuse_run
-from .methods import build, recorded_table, settings_of, with_criteria, with_named_bounds
-from .values import Client, ClientValues, Measure, RefusedError, ServerError, require
-from .weights import WEIGHT, ByClient, Weights, stated_weights
+from .methods import build, recorded_table, settings_of, with_criteria
+from .values import (
+    WEIGHT,
+    ByClient,
+    Client,
+    ClientValues,
+    Measure,
+    RefusedError,
+    ServerError,
+    Weights,
+    require,
+    stated_weights,
+)
 
 MAX_CLIENTS = 10_000
 MAX_REASON = 300  # characters
@@ -147,7 +155,6 @@ class Aggregator:
         )  # may be an array, which is neither true nor false
         self._numbers: dict[Client, int] = {name: row for row, name in enumerate(named)}
         self._takes_new_clients = clients is None
-        self._method = with_named_bounds(self._method, clients)
         self._seed = seed
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None:
@@ -258,7 +265,7 @@ class Aggregator:
             self._replies.metric[client] = values.get(self._best.metric)
         return fitted
 
-    def refuse(self, client: Client, reason: str) -> None:
+    def refuse(self, client: Client, reason: Reason | str) -> None:
         """Record that there is no usable update of a client; one that was accepted stays."""
         if not isinstance(reason, Reason):
             reason = plain(reason)[:MAX_REASON]
@@ -283,7 +290,8 @@ class Aggregator:
         ignored = map(plain, self._ignored_claims(record, replies))
         of_best = map(plain, self._keep_best(record, replies))
         record = replace(record, notes=(*ignored, *of_best, *record.notes))
-        done = aggregate_of(record, layout.named(self._state.model), client_of, replies.refusals)
+        refusals = {client: str(reason) for client, reason in replies.refusals.items()}
+        done = aggregate_of(record, layout.named(self._state.model), client_of, refusals)
         record = replace(record, notes=(*map(plain, without_row), *record.notes))
         self._values.remember(done.criteria)
         self._write(record, time.perf_counter() - began)
@@ -468,7 +476,7 @@ class _Replies:
     def __init__(self) -> None:
         self.models: dict[Client, Tensor] = {}  # each [d]
         self.values: dict[Client, dict[str, float]] = {}
-        self.refusals: dict[Client, str] = {}
+        self.refusals: dict[Client, Reason | str] = {}
         self.metric: dict[Client, Any] = {}  # what clients send for `keep_best`
         # What clients claim about criteria that the server measures
         self.ignored: dict[Client, dict[str, str]] = {}
@@ -479,3 +487,81 @@ def _shown(client: Client) -> str:
     if isinstance(client, int):
         return f"node {client}"
     return plain(client)[:MAX_NAME]
+
+
+@dataclass(frozen=True)
+class ClientWeight:
+    """How a client's weight came about: score -> prior -> evidence -> bounds -> rule."""
+
+    weight: float  # all weights of a round sum to 1
+    score: float
+    prior: float  # by the score alone
+    z: float | None = None  # evidence against the client in standard errors; None: unknown
+    posterior: float | None = None  # after the evidence
+    influence: float | None = None  # share of the aggregate after the rule; None: its weight
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The model after a round, and how every client counted."""
+
+    model: Mapping[str, Any]  # in the form of the global model
+    is_new: bool  # False: the model stays as it was, and a remark says why
+    weights: Mapping[Any, float]  # of the accepted clients
+    criteria: Mapping[Any, Mapping[str, float]]  # of the same clients
+    steps: Mapping[Any, ClientWeight]  # that led to their weights
+    refusals: Mapping[Any, str]  # of the others, and of second updates, with the reason
+    remarks: tuple[str, ...]  # what else the record says: ignored claims, criteria without effect
+
+
+def aggregate_of(
+    record: RoundRecord,
+    model: Mapping[str, Any],
+    client_of: Mapping[int, Any],
+    refusals: Mapping[Any, str],
+) -> Aggregate:
+    """The result of a round.
+
+    Args:
+        record: what happened.
+        model: the model after the round.
+        client_of: the clients by the numbers that the record has.
+        refusals: of updates that the record does not have.
+    """
+    accepted = [client_of[number] for number in record.client_ids]
+    recorded = {client_of[one.client_id]: one.reason for one in record.refusals}
+    criteria = {}
+    for client, row in zip(accepted, record.raw.tolist(), strict=True):
+        criteria[client] = dict(zip(record.criteria, row, strict=True))
+    return Aggregate(
+        model=model,
+        is_new=record.kept is None,
+        weights=dict(zip(accepted, record.weights.tolist(), strict=True)),
+        criteria=criteria,
+        steps=dict(zip(accepted, _steps(record), strict=True)),
+        refusals={**refusals, **recorded},
+        remarks=record.notes,
+    )
+
+
+def _steps(record: RoundRecord) -> list[ClientWeight]:
+    rows = []
+    for row in range(len(record.client_ids)):
+        rows.append(
+            ClientWeight(
+                weight=float(record.weights[row]),
+                score=float(record.scores[row]),
+                prior=float(record.prior[row]),
+                z=_at(record.z, row),
+                posterior=_at(record.posterior, row),
+                influence=_at(record.influence, row),
+            )
+        )
+    return rows
+
+
+def _at(column: Tensor | None, row: int) -> float | None:
+    """A value of a column; None where there is none, or it is not known."""
+    if column is None or math.isnan(float(column[row])):
+        return None
+    return float(column[row])

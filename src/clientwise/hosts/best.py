@@ -19,7 +19,7 @@ from ..errors import RunError
 from ..record.best_file import Best, Shapes, read_best, write_best
 from ..record.files import BEST
 from ..registry import suggest
-from .metrics import MAX_LISTED
+from .values import MAX_LISTED
 
 KeepBest = str | Mapping[str, Any]
 KEYS = ("metric", "lower", "file")

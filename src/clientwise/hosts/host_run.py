@@ -13,9 +13,8 @@ import tomli_w
 from ..core.objective.problem import Problem
 from ..core.types import RoundRecord
 from ..errors import RunError
-from ..experiment.running.folders import claim
-from ..experiment.running.machine import machine_facts, record_machine
-from ..experiment.running.origin import versions
+from ..experiment.running.origin import machine_facts, record_machine, versions
+from ..experiment.running.resume import claim
 from ..record.facts import BY_HOST, current_minute, facts_of_run
 from ..record.files import CONFIG, VERSIONS
 from ..record.lock import locked

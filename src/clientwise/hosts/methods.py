@@ -83,17 +83,6 @@ def with_criteria(
     )
 
 
-def with_named_bounds(method: Method, clients: Sequence[str] | None) -> Method:
-    """The method with numbers where its bounds name clients."""
-    if method.bounds is None or method.bounds.is_plain:
-        return method
-    if clients is None:
-        raise ValueError(
-            f"{method.name}: bounds on single clients need the names of all: `clients`"
-        )
-    return method.for_clients(clients, len(clients))
-
-
 def recorded_table(
     settings: MethodSettings,
     criteria: Sequence[str] | None,

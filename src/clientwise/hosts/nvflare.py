@@ -17,9 +17,8 @@ from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 from nvflare.app_common.app_constant import AppConstants
 
-from .aggregate import Aggregate
-from .aggregator import Aggregator
-from .metrics import averaged
+from .aggregator import Aggregate, Aggregator
+from .values import averaged
 
 STEPS = "local_steps"  # the criterion that NVFlare's own number of steps stands for
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.criteria import CRITERIA, Criterion, is_fixed
+from ..core.criteria import ANY, CRITERIA, Criterion, is_fixed
 from ..core.guard import inspect_values
 from ..core.objective.problem import Problem
-from .arrays import Layout
-from .weights import ByClient
+from ..core.reasons import Reason
+from ..registry import suggest
+from .engine import Layout
 
 Client = str | int
 Measure = Callable[[dict[str, Any]], float]
@@ -144,7 +147,7 @@ class ClientValues:
         return value
 
 
-def require(reasons: Sequence[str | None]) -> None:
+def require(reasons: Sequence[Reason | str | None]) -> None:
     """An error with the guard's reason, where it has one."""
     for reason in reasons:
         if reason is not None:
@@ -159,3 +162,133 @@ def number_in(values: Mapping[str, Any], name: str) -> float:
     if not isinstance(value, Real):
         raise ValueError(f"{name} is not one number")
     return float(value)
+
+
+WEIGHT = "weight"  # the criterion that the record shows for stated weights
+ByClient = Callable[[Any, Mapping[str, Any]], float]
+Weights = Mapping[Any, float] | ByClient
+
+
+def stated_weights(weights: Weights, clients: Sequence[str] | None) -> ByClient:
+    """Stated weights as a function of a client and its values. ValueError for weights that no round can use.
+
+    The function raises a ValueError for a client without a weight: its update is refused. Shares of
+    the aggregate are these weights over the sum of those whose updates are accepted.
+
+    Args:
+        weights: a weight for every client, or a function of a client and of its values.
+        clients: the names of all clients; None: unknown.
+
+    Example:
+        >>> stated_weights({"north": 2.0, "south": 1.0}, None)("south", {})
+        1.0
+    """
+    if isinstance(weights, Mapping):
+        return _of_mapping(dict(weights), clients)
+    if not callable(weights):
+        kind = type(weights).__name__
+        raise ValueError(f"weights must be a dict by client or a function, got {kind}")
+    try:
+        inspect.signature(weights).bind("client", {})
+    except TypeError:
+        raise ValueError("weights must take two arguments, (client, metrics)") from None
+    except ValueError:  # a built-in function, whose arguments are unknown
+        pass
+    function = weights
+
+    def of_function(client: Any, values: Mapping[str, Any]) -> float:
+        try:
+            found = function(client, dict(values))
+        except Exception as error:  # of the values as the client sent them
+            raise ValueError(f"weights failed: {type(error).__name__}: {error}") from error
+        return _number(found, "weights gave")
+
+    return of_function
+
+
+def _of_mapping(weights: Mapping[Any, float], clients: Sequence[str] | None) -> ByClient:
+    for client, value in weights.items():
+        number = _number(value, f"weights: {client!r} has")
+        if not 0 <= number <= ANY:  # false for NaN
+            raise ValueError(f"weights: {client!r} has {number:g}: must be 0 to {ANY:g}")
+    if not any(weights.values()):
+        raise ValueError("weights are all zero: no round would have a new model")
+    if clients is not None:
+        for name in weights.keys() - set(clients):
+            known = suggest(str(name), clients)
+            raise ValueError(f"weights: {name!r} is none of `clients`{known}")
+        missing = [name for name in clients if name not in weights]
+        if missing:
+            raise ValueError(f"weights leave out {', '.join(map(repr, missing))} of `clients`")
+
+    def of_mapping(client: Any, values: Mapping[str, Any]) -> float:
+        if client not in weights:
+            raise ValueError("has no weight: `weights` does not name it")
+        return float(weights[client])
+
+    return of_mapping
+
+
+def _number(value: Any, said: str) -> float:
+    """A value as a number; ValueError for anything else. Its range is checked elsewhere."""
+    if not isinstance(value, Real):
+        shown = type(value).__name__
+        raise ValueError(f"{said} a {shown}, which is not a number")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+Metric = int | float | list[int] | list[float]
+MAX_LISTED = 300  # characters
+NOT_USABLE = -1  # the form of a metric that cannot be averaged
+
+
+def keep_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
+    """Remove metrics that cannot be averaged; returns a remark that lists them.
+
+    Such metrics are missing in some replies, have another form there, or are not usable numbers.
+    """
+    forms = [{name: _form(value) for name, value in one.items()} for one in metrics]
+    common = set()
+    for name, form in (forms[0] if forms else {}).items():
+        if form != NOT_USABLE and all(one.get(name) == form for one in forms):
+            common.add(name)
+    others = set()
+    for one in metrics:
+        for name in one.keys() - common:
+            others.add(str(name)[:40])
+            del one[name]
+    if not others:
+        return []
+    listed = ", ".join(sorted(others))[:MAX_LISTED]
+    return [f"not averaged, since not every reply has a usable number for it: {listed}"]
+
+
+def _form(value: Metric) -> int:
+    """0 for a number, n + 1 for n numbers, `NOT_USABLE` where one is not finite or above `ANY`."""
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(one, Real) and abs(one) <= ANY for one in values):  # false for NaN
+        return NOT_USABLE
+    return len(value) + 1 if isinstance(value, list) else 0
+
+
+def averaged(
+    metrics: Mapping[Any, dict[str, Any]], weights: Mapping[Any, float]
+) -> tuple[dict[str, float], list[str]]:
+    """The means of single numbers that all clients with a weight report, and remarks on others.
+
+    >>> averaged({"a": {"loss": 1.0}, "b": {"loss": 3.0, "more": 1}}, {"a": 0.25, "b": 0.75})
+    ({'loss': 2.5}, ['not averaged, since not every reply has a usable number for it: more'])
+    """
+    if not any(weights.values()):
+        return {}, []
+    counted = {client: dict(metrics[client]) for client in weights}
+    remarks = keep_common(list(counted.values()))
+    means: dict[str, float] = {}
+    for client, own in counted.items():
+        for name, value in own.items():
+            if not isinstance(value, list):
+                means[name] = means.get(name, 0.0) + weights[client] * float(value)
+    return means, remarks

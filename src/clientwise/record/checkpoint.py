@@ -27,10 +27,9 @@ from ..errors import RunError
 from ..writing import write_atomically
 
 CHECKPOINT_VERSION = 2
-POLICY = "policy."  # prefix of what the bounds remember
 BEST = "engine.lane.best"  # the model of the best round, where `keep` says so
 BEST_ROUND = "engine.lane.best_round"
-BY_CLIENT = ("memory.", "evidence.", "privacy.", "sampling.", POLICY)  # a row for each client
+BY_CLIENT = ("memory.", "evidence.", "privacy.", "sampling.")  # a row for each client
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def save_checkpoint(
     tensors = {**_tensors(state), **_prefixed("engine.", engine_state)}
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
-    text = json.dumps(asdict(scalars) | {"loss": scalars.loss.plain()})
+    text = json.dumps(asdict(scalars))
     header = {
         "version": str(CHECKPOINT_VERSION),
         "state": text,
@@ -101,8 +100,7 @@ def load_checkpoint(
     _refuse_damage(path, content)
     for name, expected in _tensors(first).items():
         saved = tensors.get(name, expected).to(expected.device)
-        # Which clients joined since tells the bounds who is a newcomer.
-        tensors[name] = saved if name.startswith(POLICY) else _with_joined(saved, expected)
+        tensors[name] = _with_joined(saved, expected)
     state = ServerState(
         round_num=content.scalars.round_num,
         model=tensors["model"],
@@ -114,7 +112,6 @@ def load_checkpoint(
         evidence=_under("evidence.", tensors),
         rule_state=_under("rule.", tensors),
         privacy=_under("privacy.", tensors),
-        policy=_under(POLICY, tensors) if first.policy else {},
         sampling=_under("sampling.", tensors),
     )
     return state, _under("engine.", tensors)
@@ -173,8 +170,6 @@ def _refuse_misfits(path: Path, content: _Content, first: ServerState) -> None:
     """RunError where a checkpoint is of another lane than the one that began with `first`."""
     for name, expected in _tensors(first).items():
         shape = list(expected.shape)
-        if name not in content.tensors and name.startswith(POLICY):
-            continue  # the bounds have changed since
         if name not in content.tensors:
             misfit = f"{name} is missing, not of {shape}"
             raise _refused(path, f"not a checkpoint of this run ({misfit})")
@@ -220,7 +215,6 @@ def _tensors(state: ServerState) -> dict[str, Tensor]:
         **_prefixed("evidence.", state.evidence),
         **_prefixed("rule.", state.rule_state),
         **_prefixed("privacy.", state.privacy),
-        **_prefixed(POLICY, state.policy),
         **_prefixed("sampling.", state.sampling),
     }
 

@@ -102,6 +102,10 @@ class RunFolder:
             "computed, warnings, steps, initial_model, same_start, functions, data"
         )
         found = {name: getattr(today, name) for name in names.split(", ")}
+        found["new_data"] = {
+            seed: [(number, [client]) for client, number in today.new_data(seed).items()]
+            for seed in {one.seed for one in today.lanes}
+        }
         return SimpleNamespace(**found, lanes=today.num_lanes, shows=today._shown)
 
     @cached_property

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas
 from rich import box
@@ -20,7 +20,7 @@ from ..record.frames_now import RunFolder
 from ..record.schema import DATABASE
 from ..registry import listed, suggest
 from .about import data_name
-from .items import Column, Item, Table, counted, table
+from .items import Column, Item, Table, Unit, counted, table
 from .output.markup import escape
 from .results import Results, difference_between, run_state
 from .sections import (
@@ -31,6 +31,9 @@ from .sections import (
     result_table,
 )
 from .verdict import headline, in_words
+
+if TYPE_CHECKING:
+    from ..experiment.tune import Trial
 
 PAIRED = (
     "Paired by seed: same data, cohorts, batches and initial model. Differences are the counterfactual "
@@ -148,6 +151,17 @@ def comparison(run: RunFolder, other: RunFolder) -> Iterator[Item]:
             yield f"{one.label}: {run.facts.metric} is {in_words(difference, results)}."
 
 
+def trials_table(trials: Sequence[Trial], best: Trial, is_share: bool) -> Table:
+    """One line per trial of a method, the best first: its values, and the metric with its spread over the seeds."""
+    spread = Unit(is_share).spread
+    rows = []
+    for one in [best, *(one for one in trials if one is not best)]:
+        metrics = pandas.Series(one.metrics)
+        rows.append({**one.values, "metric": spread(metrics.mean(), metrics.std())})
+    title = f"{best.method}: {counted(len(trials), 'trial')}"
+    return Table(f"trials-{best.method}", title, pandas.DataFrame(rows))
+
+
 def sparkline(values: Sequence[float]) -> str:
     """A curve as a line of bars, from its lowest value to its highest.
 
@@ -212,8 +226,8 @@ def list_runs(folders: Sequence[Path], containing: str = "", sort: str | None = 
         columns = [name for name in rows if name.startswith(sort)]
         if len(columns) != 1:
             raise RunError(f"--sort {sort}: no such column{suggest(sort, list(rows))}")
-        is_text = rows[columns[0]].dtype.kind not in "iuf"
-        rows = rows.sort_values(columns[0], ascending=is_text, kind="stable")
+        is_number = rows[columns[0]].dtype.kind in "iuf"  # the largest first
+        rows = rows.sort_values(columns[0], ascending=not is_number, kind="stable")
     shown = rows.dropna(axis="columns", how="all")
     return Table("runs", counted(len(rows), "run"), shown, secondary=("seeds", "by", "tags"))
 

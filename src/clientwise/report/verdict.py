@@ -65,7 +65,7 @@ def _different_runs(results: Results) -> Iterator[str]:
 
 
 def _stayed(results: Results) -> Iterator[str]:
-    """Methods whose model stayed in most rounds, or because of the policy; the usual reason."""
+    """Methods whose model stayed in most rounds, or because of the bounds; the usual reason."""
     for one in results.methods:
         rounds = one.run.frame("rounds")
         own = rounds[rounds["method"] == one.name]
@@ -82,7 +82,7 @@ def _stayed(results: Results) -> Iterator[str]:
         unmet = Counter(kept.sentence for kept in found if kept.cause == "bounds")
         for reason, _ in unmet.most_common(1):
             yield (
-                f"{one.label}: {unmet.total()} of {len(own)} rounds could not meet the policy and "
+                f"{one.label}: {unmet.total()} of {len(own)} rounds could not meet the bounds and "
                 f"kept the model ({reason})."
             )
 

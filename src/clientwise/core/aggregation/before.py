@@ -6,7 +6,7 @@ A step is a function of `Gathered`, what the server holds of n clients, and thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -25,16 +25,12 @@ from ..seeding import generator
 from ..types import Gathered
 from .robust import (
     Minority,
-    client_blocks,
     combine,
     cosines_to,
     lowest,
     squared_distances,
     weighted_median,
 )
-
-# Computes the shares of new updates, some rows [c, n] at a time, whenever it is called
-ShareBlocks = Callable[[], Iterator[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -43,25 +39,13 @@ class Mixed:
 
     updates: Tensor  # [n, d]
     # [n, n] how much of every client's update (column) is in every new one (row); [n]: its diagonal
-    shares: Tensor | ShareBlocks
+    shares: Tensor
 
     def passed_on(self, influence: Tensor) -> Tensor:
         """The influence [n] of the new updates, as influence of the old ones [n]."""
-        if not isinstance(self.shares, Tensor):
-            return self._passed_on_in_blocks(self.shares, influence)
         if self.shares.ndim == 1:
             return influence * self.shares
         return influence @ self.shares
-
-    @staticmethod
-    def _passed_on_in_blocks(shares: ShareBlocks, influence: Tensor) -> Tensor:
-        total = torch.zeros_like(influence)
-        start = 0
-        for some in shares():
-            stop = start + len(some)
-            total += influence[start:stop] @ some.cpu()
-            start = stop
-        return total
 
 
 Before = Callable[..., Mixed]
@@ -185,7 +169,7 @@ def clip(
     return Mixed(updates, left.nan_to_num(1.0))
 
 
-@BEFORE.register("nearest_neighbours", needs("single_values"))
+@BEFORE.register("nearest_neighbours", needs("single_values", "pairs"))
 def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority = 0.2) -> Mixed:
     """Δ_a ← the mean of the share 1 − h of the weight nearest to it, itself first (NNM; Allouah et al., 2023).
 
@@ -197,18 +181,12 @@ def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority
     Returns:
         Means of neighbours [n, d].
     """
-    updates = gathered.updates
-    weights = weights.to(updates.device, torch.float64)
-
-    def shares() -> Iterator[Tensor]:
-        for squares in squared_distances(updates):
-            nearest = lowest(squares, weights, 1 - hostile).T  # row a: the weight nearest to a
-            yield nearest / (1 - hostile)
-
-    return mixed(updates, shares)
+    squares = squared_distances(gathered.updates)
+    nearest = lowest(squares, weights.to(squares), 1 - hostile).T  # row a: the weight nearest to a
+    return mixed(gathered, nearest / (1 - hostile))
 
 
-@BEFORE.register("bucketing", needs("single_values"))
+@BEFORE.register("bucketing", needs("single_values", "pairs"))
 def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> Mixed:
     """Δ_a ← the weighted mean of its bucket, `size` clients drawn anew every round (Karimireddy et al., 2022).
 
@@ -227,17 +205,10 @@ def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> 
     drawn = torch.randperm(count, generator=generator(gathered.seed, "buckets"))
     bucket = torch.empty(count, dtype=torch.int64)
     bucket[drawn] = torch.arange(count) // size
-    weights = weights.double().cpu()
-
-    def shares() -> Iterator[Tensor]:
-        for some in client_blocks(gathered.updates):
-            members = (bucket[some, None] == bucket) * weights
-            totals = members.sum(1, keepdim=True)
-            own = torch.zeros_like(members)
-            own[:, some].fill_diagonal_(1)
-            yield torch.where(totals > 0, members / totals, own)
-
-    return mixed(gathered.updates, shares)
+    members = (bucket[:, None] == bucket) * weights.double().cpu()
+    totals = members.sum(1, keepdim=True)
+    own = torch.eye(count, dtype=torch.float64)
+    return mixed(gathered, torch.where(totals > 0, members / totals, own))
 
 
 def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
@@ -250,21 +221,9 @@ def scaled(gathered: Gathered, factors: Tensor) -> Mixed:
     return Mixed(changed, factors.double().cpu())
 
 
-def mixed(updates: Tensor, shares: ShareBlocks) -> Mixed:
-    """Every update [n, d] replaced by a mean of updates, with the shares [n] of its row.
-
-    Shares that are one block are kept. More are computed again for the influence: all of them would
-    take memory that grows with the square of the clients.
-    """
-    new = torch.empty_like(updates)
-    start = 0
-    for some in shares():
-        if len(some) == len(updates):
-            return Mixed(combine(some, updates), some.double().cpu())
-        stop = start + len(some)
-        new[start:stop] = combine(some, updates)
-        start = stop
-    return Mixed(new, shares)
+def mixed(gathered: Gathered, shares: Tensor) -> Mixed:
+    """Every update replaced by a mean of updates, with the shares [n, n] of its row."""
+    return Mixed(combine(shares, gathered.updates), shares.double().cpu())
 
 
 def _norms(gathered: Gathered) -> Tensor:

@@ -6,7 +6,6 @@ weight w. A *share* is a fraction of the whole weight.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import numpy
@@ -25,19 +24,8 @@ TIE = 1e-12  # cumulative weights this close to each other are equal
 
 def column_blocks(updates: Tensor) -> tuple[Tensor, ...]:
     """The updates [n, d], some columns at a time."""
-    return torch.split(updates, _lines_at_once(updates), dim=1)
-
-
-def client_blocks(updates: Tensor) -> list[slice]:
-    """Some of the n clients at a time, so that each has a row [n] of a matrix of pairs."""
-    size = _lines_at_once(updates)
-    count = len(updates)
-    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-def _lines_at_once(updates: Tensor) -> int:
     at_once = ON_GPU if updates.is_cuda else AT_ONCE
-    return max(1, at_once // len(updates))
+    return torch.split(updates, max(1, at_once // len(updates)), dim=1)
 
 
 def combine(shares: Tensor, updates: Tensor) -> Tensor:
@@ -62,44 +50,19 @@ def combine(shares: Tensor, updates: Tensor) -> Tensor:
 
 def gram(updates: Tensor) -> Tensor:
     """⟨Δ_a, Δ_b⟩ for all pairs [n, n], in float64: squares of 1e30 are finite, and near updates differ."""
-    return _products(updates, slice(0, len(updates)))
-
-
-def _products(updates: Tensor, some: slice) -> Tensor:
-    """⟨Δ_a, Δ_b⟩ of all clients a with some clients b [n, c], float64."""
-    products = updates.new_zeros(len(updates), some.stop - some.start, dtype=torch.float64)
+    products = updates.new_zeros(len(updates), len(updates), dtype=torch.float64)
     for block in column_blocks(updates):
         exact = block.double()
-        products.addmm_(exact, exact[some].T)
+        products.addmm_(exact, exact.T)
     return products
 
 
-def squared_norms(updates: Tensor) -> Tensor:
-    """‖Δ_a‖² for all clients [n], float64."""
-    parts = [block.double().square().sum(1) for block in column_blocks(updates)]
-    return torch.stack(parts).sum(0)
-
-
-def pair_blocks(updates: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """All pairs of clients without a whole matrix [n, n]: memory grows with the clients, not with their square.
-
-    Yields:
-        Some clients b; ⟨Δ_a, Δ_b⟩ of all clients a with them [n, c]; ‖Δ_a‖² of all clients [n]. Float64.
-    """
-    blocks = client_blocks(updates)
-    squares = squared_norms(updates) if len(blocks) > 1 else None
-    for some in blocks:
-        products = _products(updates, some)
-        yield some, products, products.diag() if squares is None else squares
-
-
-def squared_distances(updates: Tensor) -> Iterator[Tensor]:
-    """‖Δ_a − Δ_b‖² of all clients a and some clients b [n, c], until all had their turn as b; float64."""
-    for some, products, squares in pair_blocks(updates):
-        sums = squares[:, None] + squares[some]
-        distances = sums.sub_(products, alpha=2).clamp_(min=0)
-        distances[some].fill_diagonal_(0)
-        yield distances
+def squared_distances(updates: Tensor) -> Tensor:
+    """‖Δ_a − Δ_b‖² for all pairs [n, n], in float64."""
+    products = gram(updates)
+    squares = products.diag()
+    distances = (squares[:, None] + squares).sub_(products, alpha=2).clamp_(min=0)
+    return distances.fill_diagonal_(0)
 
 
 def distances_to(centre: Tensor, updates: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ from ...registry import (
 )
 from .robust import (
     Minority,
-    client_blocks,
     column_blocks,
     combine,
     distances_to,
@@ -36,7 +35,6 @@ from .robust import (
     lowest,
     middle_edges,
     squared_distances,
-    squared_norms,
     total_within,
     weighted_median,
 )
@@ -175,7 +173,7 @@ def meamed(
     return _by_coordinate(around, updates, weights)
 
 
-@RULES.register("geometric_median", needs("models"))
+@RULES.register("geometric_median", needs("models", "pairs"))
 def geometric_median(
     updates: Tensor,
     weights: Tensor,
@@ -187,8 +185,7 @@ def geometric_median(
     """The point z with the least Σ_a w_a·‖Δ_a − z‖, by smoothed Weiszfeld steps from 0 (Pillutla et al., 2022).
 
     Each step is z ← Σ_a b_a·Δ_a / Σ b with b_a = w_a / max(‖Δ_a − z‖, smoothing). As z is always a mean of
-    the updates, the products of all pairs are enough for the steps. Of more clients than have their pairs in
-    one block, every step reads the updates instead.
+    the updates, the products of all pairs are enough for the steps.
 
     Args:
         updates: one update per row, [n, d].
@@ -204,35 +201,16 @@ def geometric_median(
     tensor([2.])
     """
     weights = weights.to(updates.device, torch.float64)
-    squares_to = _squares_to_mean(updates)
+    products = gram(updates)
     shares = torch.zeros_like(weights)
     for _ in range(steps):
-        shares = weights / squares_to(shares).clamp(min=0).sqrt().clamp(min=smoothing)
+        squares = products.diag() - 2 * (products @ shares) + shares @ products @ shares
+        shares = weights / squares.clamp(min=0).sqrt().clamp(min=smoothing)
         shares = shares / shares.sum()
     return _combined(shares, updates)
 
 
-def _squares_to_mean(updates: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function of shares [n]: ‖Δ_a − Σ_b s_b·Δ_b‖² for all clients [n], in float64.
-
-    It keeps the products of all pairs where these are one block. Else it reads the updates at every call.
-    """
-    if len(client_blocks(updates)) == 1:
-        products = gram(updates)
-        return lambda shares: products.diag() - 2 * (products @ shares) + shares @ products @ shares
-    norms = squared_norms(updates)
-
-    def squares(shares: Tensor) -> Tensor:
-        along = torch.zeros_like(shares)
-        for block in column_blocks(updates):
-            exact = block.double()
-            along += exact @ (shares @ exact)  # ⟨Δ_a, mean⟩
-        return norms - 2 * along + shares @ along
-
-    return squares
-
-
-@RULES.register("krum", needs("models"))
+@RULES.register("krum", needs("models", "pairs"))
 def krum(
     updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
 ) -> Ruled:
@@ -260,7 +238,7 @@ def krum(
     return _combined(best / best.sum(), updates)
 
 
-@RULES.register("multi_krum", needs("models"))
+@RULES.register("multi_krum", needs("models", "pairs"))
 def multi_krum(
     updates: Tensor, weights: Tensor, state: State = NOTHING, *, hostile: Minority = 0.2
 ) -> Ruled:
@@ -286,12 +264,9 @@ def multi_krum(
 
 def _krum_scores(updates: Tensor, weights: Tensor, hostile: float) -> Tensor:
     """Krum's score [n]: Σ_b v_b·‖Δ_a − Δ_b‖² over the nearest share 1 − h; in float32, so that ties are exact."""
-    weights = weights.to(updates.device, torch.float64)
-    scores = []
-    for squares in squared_distances(updates):
-        nearest = lowest(squares, weights, 1 - hostile)
-        scores.append((nearest * squares).sum(0))
-    return torch.cat(scores).float().cpu()
+    squares = squared_distances(updates)
+    nearest = lowest(squares, weights.to(squares), 1 - hostile)
+    return (nearest * squares).sum(0).float().cpu()
 
 
 @RULES.register("centred_clipping", needs("models", "single_values"))

@@ -2,31 +2,7 @@
 
 from __future__ import annotations
 
-from . import (
-    agnostic,
-    alignins,
-    credibility,
-    fldetector,
-    foolsgold,
-    greedy,
-    history,
-    law,
-    shapley,
-    significance,
-)
-from .protocol import EVIDENCE, Evidence
+from . import fldetector, history, rivals, significance
+from .base import EVIDENCE, Evidence
 
-__all__ = [
-    "EVIDENCE",
-    "Evidence",
-    "agnostic",
-    "alignins",
-    "credibility",
-    "fldetector",
-    "foolsgold",
-    "greedy",
-    "history",
-    "law",
-    "shapley",
-    "significance",
-]
+__all__ = ["EVIDENCE", "Evidence", "fldetector", "history", "rivals", "significance"]

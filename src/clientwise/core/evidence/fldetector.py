@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -11,13 +11,12 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from ...registry import needs
-from ..aggregation.robust import AT_ONCE, combine
+from ..aggregation.robust import combine
 from ..seeding import generator
 from ..types import Gathered, Posterior
 from ..weights.weighting import to_weights
-from .protocol import EVIDENCE, Evidence, enlist, with_rows
+from .base import EVIDENCE, Evidence, enlist, with_rows
 
-Columns = Callable[[slice], Tensor]  # some columns of a matrix [n, d]
 REFERENCES = 10  # uniform samples of the gap statistic, as in the authors' code
 
 
@@ -73,15 +72,15 @@ class FLDetector(Evidence):
         if "steps" not in memory:
             return
         returning = (rows < len(memory["updates"])) & ~memory["removed"][rows]
-        here = returning.nonzero().flatten()
         known = rows[returning]
-        found = distances_from_prediction(
-            lambda columns: updates[here, columns],
-            lambda columns: memory["updates"][known, columns].to(model),
-            lambda columns: model[columns] - memory["models"][known, columns].to(model),
-            memory["steps"].to(model),
-            memory["changes"].to(model),
-        )
+        hessian = hessian_of(memory["steps"].to(model), memory["changes"].to(model))
+        distances = [torch.zeros(0, dtype=torch.float64)]
+        for row in returning.nonzero().flatten().tolist():
+            last = memory["updates"][rows[row]].to(model)
+            moved = model - memory["models"][rows[row]].to(model)
+            error = last.double() + hessian(moved.double()) - updates[row].double()
+            distances.append(error.norm().cpu()[None])
+        found = torch.cat(distances)
         scores = memory["scores"].roll(-1, dims=1)
         scores[:, -1] = torch.nan
         scores[known, -1] = found / found.sum().clamp(min=torch.finfo(found.dtype).tiny)
@@ -125,10 +124,8 @@ class FLDetector(Evidence):
         return torch.cat([window.to(row.device), row[None]])[-self.window :]
 
 
-def distances_from_prediction(
-    updates: Columns, last: Columns, moved: Columns, steps: Tensor, changes: Tensor
-) -> Tensor:
-    """‖Δ'_a + H·moved_a − Δ_a‖ of every client [n], float64 on the CPU.
+def hessian_of(steps: Tensor, changes: Tensor) -> Callable[[Tensor], Tensor]:
+    """The function v ↦ H·v of vectors [d] in float64.
 
     With S the steps of the model and Y the changes of the mean update, one a column, the compact form of
     BFGS (Byrd et al., 1994) is
@@ -137,52 +134,25 @@ def distances_from_prediction(
 
     where L is the strictly lower triangle of SᵀY and D its diagonal.
 
-    The first three are read some columns at a time, so that no matrix [n, d] is copied.
-
     Args:
-        updates: Δ, [n, d].
-        last: Δ', the clients' previous updates, [n, d].
-        moved: how far the model moved since, [n, d].
         steps: Sᵀ, [m, d].
         changes: Yᵀ, [m, d].
     """
     size = len(steps)
-    count = len(updates(slice(0, 1)))
-    if not count:
-        return torch.zeros(0, dtype=torch.float64)
-    pairs = torch.cat([steps, changes])
-
-    products = torch.zeros(2 * size, 2 * size + count, dtype=torch.float64)
-    for columns in _blocks(pairs, 2 * size + count):
-        basis = pairs[:, columns].double()
-        travelled = moved(columns).double()
-        products += (basis @ torch.cat([basis, travelled]).T).cpu()
+    basis = torch.cat([steps, changes]).double()
+    products = (basis @ basis.T).cpu()
     of_steps = products[:size, :size]  # SᵀS
-    mixed = products[:size, size : 2 * size]  # SᵀY
+    mixed = products[:size, size:]  # SᵀY
     sigma = mixed[-1, -1] / of_steps[-1, -1].clamp(min=torch.finfo(torch.float64).tiny)
     lower = mixed.tril(-1)
     upper_half = torch.cat([sigma * of_steps, lower], 1)
     lower_half = torch.cat([lower.T, -mixed.diag().diag()], 1)
-    middle = torch.cat([upper_half, lower_half])
+    middle = torch.cat([upper_half, lower_half]).nan_to_num()
     scale = torch.cat([sigma.expand(size), torch.ones(size, dtype=torch.float64)])
-    right = scale[:, None] * products[:, 2 * size :]  # [σSᵀv; Yᵀv] for every client
-    inverse = torch.linalg.pinv(middle.nan_to_num(), hermitian=True)
-    shares = (scale[:, None] * (inverse @ right)).nan_to_num().T.to(pairs.device)  # [n, 2m]
-    sigma = sigma.nan_to_num().to(pairs.device)
-    squares = torch.zeros(count, dtype=torch.float64, device=pairs.device)
-    for columns in _blocks(pairs, 2 * size + 3 * count):
-        predicted = last(columns).double() + sigma * moved(columns).double()
-        errors = predicted - shares @ pairs[:, columns].double() - updates(columns).double()
-        squares += errors.square().sum(1)
-    return squares.sqrt().cpu()
-
-
-def _blocks(pairs: Tensor, rows: int) -> Iterator[slice]:
-    """The columns [d], some at a time: as many as so many rows of them are worked on at once."""
-    size = pairs.shape[1]
-    width = max(1, AT_ONCE // rows)
-    for start in range(0, size, width):
-        yield slice(start, min(start + width, size))
+    inverse = scale[:, None] * torch.linalg.pinv(middle, hermitian=True) * scale
+    inverse = inverse.nan_to_num().to(basis.device)
+    sigma = sigma.nan_to_num().to(basis.device)
+    return lambda vector: sigma * vector - inverse @ (basis @ vector) @ basis
 
 
 def suspicious_cluster(scores: Tensor, seed: int) -> Tensor:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ...registry import needs
 from ..types import Gathered, LookBack, Posterior
-from .page import PageTest, StandardErrors, Strength
-from .protocol import EVIDENCE, Evidence, enlist, with_rows
+from .base import EVIDENCE, Evidence, PageTest, StandardErrors, Strength, enlist, with_rows
 
 SKETCH = 256  # numbers; the cosine of two sketches has a standard error of 1/√256
 KEPT = 0.7  # of the past direction, when an update is added to it

@@ -14,9 +14,8 @@ from torch import Tensor
 from ...registry import needs
 from ..aggregation.robust import combine
 from ..types import Gathered, Posterior
+from .base import EVIDENCE, Evidence, PageTest, StandardErrors, Strength, moved
 from .history import larger, look_back
-from .page import PageTest, StandardErrors, Strength, moved
-from .protocol import EVIDENCE, Evidence
 
 GROUPS = 20  # of held-out samples, whose gradients are the witnesses
 LEAST_COMPARED = 5  # samples of a group where their loss compares them with each other

@@ -33,49 +33,19 @@ UNREDUCED = "none"  # the `reduction` of a loss of PyTorch that gives a loss per
 
 @dataclass(frozen=True)
 class LossRecord:
-    """A loss as it is written into requests and checkpoints.
-
-    Args:
-        kind: its name in `LOSSES`.
-        class_weights: κ.
-        shape: of `robust`, which has no other options.
-        scale: of `robust`.
-        options: all other options of its kind.
-    """
+    """A loss as it is written into requests and checkpoints: its name in `LOSSES`, and its options."""
 
     kind: str
-    class_weights: ClassWeights = None
-    shape: float = 2.0
-    scale: float = 1.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def loss(self) -> Loss:
         """The loss that was written; ValueError where there is no such loss."""
         if self.kind not in LOSSES:
             raise ValueError(f"unknown loss {self.kind!r}")
-        options = dict(self.options)
-        if self.kind == RobustLoss.kind:
-            options |= {"shape": self.shape, "scale": self.scale}
-        if self.class_weights is not None:
-            options["class_weights"] = list(self.class_weights)
         try:
-            return LOSSES.get(self.kind)(None, **options)
+            return LOSSES.get(self.kind)(None, **self.options)
         except TypeError:
             raise ValueError(f"loss {self.kind!r} does not take these options") from None
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON holds it. Version 0.2.0 has no `options`: they are left out where there are none."""
-        plain = {one.name: getattr(self, one.name) for one in fields(self)}
-        if not self.options:
-            del plain["options"]
-        return plain
-
-    @staticmethod
-    def read(plain: Mapping[str, Any]) -> LossRecord:
-        """What `plain` returned, as JSON gives it back; TypeError for other keys."""
-        weights = plain["class_weights"]
-        weights = None if weights is None else tuple(weights)
-        return LossRecord(**{**plain, "class_weights": weights})
 
 
 class Loss(ABC):
@@ -95,9 +65,10 @@ class Loss(ABC):
     def record(self) -> LossRecord:
         """How the loss is written into requests and checkpoints: its kind and the fields of its class."""
         options = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
-        options.pop("class_weights", None)
         options.pop("missing", None)  # of the server's own computations alone
-        return LossRecord(self.kind, class_weights=self.class_weights, options=options)
+        if options.get("class_weights") is None:
+            options.pop("class_weights", None)
+        return LossRecord(self.kind, options)
 
     def weighted(self, class_weights: ClassWeights) -> Loss:
         """The same loss with these class weights instead of its own."""
@@ -205,10 +176,6 @@ class RobustLoss(NumberLoss):
     def of_errors(self, errors: Tensor) -> Tensor:
         """ρ(x, α, c)."""
         return robust_loss(errors, self.shape, self.scale)
-
-    def record(self) -> LossRecord:
-        """With shape and scale where version 0.2.0 has them."""
-        return LossRecord(self.kind, shape=self.shape, scale=self.scale)
 
 
 @dataclass(frozen=True)

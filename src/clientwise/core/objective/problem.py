@@ -6,9 +6,10 @@ files ask the problem; none of them compares its kind.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -35,13 +36,13 @@ from .metrics import (
     measured,
     pair_counts,
     pixel_counts,
-    relative_error,
 )
 
 PREDICTED: tuple[Need, ...] = ("classes", "numbers", "times", "labels", "masks")
 NEAR_ZERO = (
     0.01  # of the mean size of the targets: relative errors are then a hundred times as large
 )
+MOST_CLASSES = 2_000  # of a constant prediction's metric: a confusion matrix has their square
 Judged = tuple[Tensor, Tensor, Tensor]  # losses, values and counts; see `Problem.judge`
 
 
@@ -66,37 +67,42 @@ class Problem(ABC):
     """What the model learns to predict.
 
     Args:
-        num_classes: number of classes; 0 where the targets are not classes.
+        size: number of classes, of labels or of the classes of masks; 0 for numbers and times.
         scored_by: the metric (`evaluation.metric`) where it is not the usual one.
         missing: classes that the samples at hand lack; the loss leaves them out.
     """
 
-    num_classes: int = field(default=0, init=False)
+    size: int = 0
     scored_by: str = field(default="", kw_only=True)
     missing: tuple[int, ...] = field(default=(), kw_only=True)
 
     kind: ClassVar[str]  # as texts call it
     predicts: ClassVar[Need]  # what parts can need of a problem
+    unit: ClassVar[str] = ""  # of `size`
     usual_metric: ClassVar[str]  # of a problem that names none, as run folders have it
     default_metric: ClassVar[str] = ""  # of a config that names none; empty: the usual one
     loss: ClassVar[Loss]  # before a method adapts it
     counts_dtype: ClassVar[torch.dtype] = torch.float64
     shows: ClassVar[tuple[str, ...]] = ()  # columns of the record that only this kind fills
     is_dense: ClassVar[bool] = False  # outputs are as large as images: few are held at a time
+    adds_up: ClassVar[bool] = False  # the values of a sample are counts; see `judge`
+    column: ClassVar[str] = "prediction"  # of a table of predictions
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; 0 where the targets are not classes."""
+        return 0
 
     @property
     def recorded(self) -> str:
-        """The text by which run folders know it: do not change it, or no folder can be resumed."""
-        sums = getattr(self, "sums", False)
-        return (
-            f"Problem(kind={self.kind!r}, num_classes={self.num_classes}, "
-            f"sums={sums}, scored_by={self.scored_by!r})"
-        )
+        """The text by which run folders know it."""
+        stated = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self)]
+        return f"{self.kind}({', '.join(stated)})"
 
     @property
     def described(self) -> str:
         """What is predicted, for the user."""
-        return self.kind
+        return f"{self.kind} of {self.size} {self.unit}" if self.unit else self.kind
 
     @property
     def metric(self) -> str:
@@ -122,7 +128,9 @@ class Problem(ABC):
 
     def classes_in(self, targets: Tensor) -> Tensor:
         """Whether each class, or label, occurs in targets [N, ...] [C]; empty where there are none."""
-        return torch.ones(0, dtype=torch.bool)
+        if not self.size:
+            return torch.ones(0, dtype=torch.bool)
+        return torch.bincount(targets.flatten().long().cpu(), minlength=self.size) > 0
 
     @property
     def known_loss(self) -> Loss:
@@ -145,17 +153,16 @@ class Problem(ABC):
 
     def lacks(self, needs: frozenset[Need]) -> Need | None:
         """What a part needs to be predicted and this problem does not predict; None if it fits."""
-        for need in PREDICTED:
-            if need in needs and need != self.predicts:
-                return need
-        return None
+        others = (need for need in PREDICTED if need in needs and need != self.predicts)
+        return next(others, None)
+
+    # Evaluation -------------------------------------------------------------------------------
 
     @property
     @abstractmethod
     def counts_shape(self) -> tuple[int, ...]:
         """Shape of the counts of one model."""
 
-    @abstractmethod
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
         """Score the outputs of c models on one batch.
 
@@ -164,10 +171,24 @@ class Problem(ABC):
             targets: [B, ...].
 
         Returns:
-            Losses [c, B], values [c, B] or [c, B, C] that `evaluation` reads, counts [c, *counts_shape].
+            Losses [c, B], values [c, B, ...] that `evaluation` reads, counts [c, *counts_shape].
         """
+        truths = targets.expand(len(outputs), *targets.shape)
+        losses = self.known_loss.per_sample(outputs.flatten(0, 1), truths.flatten(0, 1))
+        values, counts = self.scored(outputs, truths)
+        return losses.view(len(outputs), -1), values, counts
 
     @abstractmethod
+    def scored(self, outputs: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
+        """Values [c, B, ...] and counts [c, *counts_shape] of outputs and targets [c, B, ...].
+
+        Where they add up (`adds_up`), values are the counts of every sample; else what `counted` reads.
+        """
+
+    def counted(self, targets: Tensor, values: Tensor) -> Tensor:
+        """Counts [c, *counts_shape] of targets [n, ...] and values [c, n, ...] that do not add up."""
+        raise NotImplementedError
+
     def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
         """Evaluation of c models, client by client.
 
@@ -176,6 +197,55 @@ class Problem(ABC):
                 CPU, counts summed over the batches.
             samples: the samples, and which client holds each.
         """
+        losses, values, counts = judged
+        return Evaluation(
+            samples.sizes,
+            self._by_client(values, samples).double(),
+            _client_means(losses, samples),
+            counts,
+            right=self.right(values, samples.targets_on_cpu),
+            sample_losses=losses,
+        )
+
+    def right(self, values: Tensor, targets: Tensor) -> Tensor | None:
+        """Whether each sample is classified correctly [c, N]; None where there are no classes."""
+        return None
+
+    def _by_client(self, values: Tensor, samples: EvaluatedSamples) -> Tensor:
+        """The metric of every client [c, K]."""
+        metric = METRICS.get(self.metric)
+        if self.adds_up:
+            sums = _client_sums(values, samples)
+            return metric(sums.reshape(*sums.shape[:2], *self.counts_shape))
+        found = []
+        for mine, targets in _split_by_client(values, samples):
+            if measured(self.metric).from_scores:
+                found.append(metric(mine, targets))
+            else:
+                found.append(metric(self.counted(targets, mine)))
+        return torch.stack(found, 1)
+
+    def values_per_sample(self, target_shape: torch.Size) -> int:
+        """How many values one sample adds to the counts."""
+        return target_shape.numel()
+
+    @property
+    def values_kept(self) -> int:
+        """How many values of a sample are kept until `evaluation`."""
+        return math.prod(self.counts_shape) if self.adds_up else max(1, self.size)
+
+    def check_counts(self, counts: Tensor, num_samples: float, values_per_sample: int = 1) -> None:
+        """ValueError where counts [c, *counts_shape] cannot be those of `num_samples` samples."""
+        counted = self.sample_counts(counts)
+        are_whole = torch.equal(counted, counted.round())
+        if not are_whole or bool((counted.sum(-1) != num_samples * values_per_sample).any()):
+            raise ValueError(f"counts that do not add up to {num_samples:.12g} samples")
+
+    def sample_counts(self, counts: Tensor) -> Tensor:
+        """Whole numbers [c, ..., cells] that add up to the number of samples, or of their values."""
+        return counts[:, :1]
+
+    # Networks and targets ---------------------------------------------------------------------
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Predictions of a network's outputs [N, ...]: probabilities [N, C], numbers or risks."""
@@ -185,18 +255,14 @@ class Problem(ABC):
         """Predictions as `run.predict` gives them: classes [N], numbers, risks, labels or masks."""
         return predictions.squeeze(1) if predictions.shape[1:] == (1,) else predictions
 
-    @abstractmethod
     def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
         """Predictions as columns of a table, with the names of the classes where there are any."""
-
-    def values_per_sample(self, target_shape: torch.Size) -> int:
-        """How many values one sample adds to the counts."""
-        return target_shape.numel()
+        return {self.column: predictions.flatten().tolist()}
 
     @property
-    def values_kept(self) -> int:
-        """How many values of a sample are kept until `evaluation`."""
-        return self.counts_shape[-1] if self.scored_by else 1
+    def num_logits(self) -> int:
+        """One per class; two classes take one, the logit of the second."""
+        return 1 if self.size == 2 else self.size
 
     def num_outputs(self, target_shape: torch.Size) -> int:
         """How many outputs the network has for a sample with a target of this shape."""
@@ -214,67 +280,61 @@ class Problem(ABC):
         """Class of every sample [N]; all zero where there are no classes."""
         return torch.zeros(len(targets), dtype=torch.int64)
 
-    @abstractmethod
     def mirrored(self, targets: Tensor) -> Tensor:
-        """Targets [N, ...] mirrored within their range, as an attacker relabels them."""
-
-    def check_counts(self, counts: Tensor, num_samples: float, values_per_sample: int = 1) -> None:
-        """ValueError where counts [c, *counts_shape] cannot be those of `num_samples` samples."""
-        counted = self._sample_counts(counts, values_per_sample)
-        are_whole = torch.equal(counted, counted.round())
-        if not are_whole or bool((counted.sum(1) != num_samples).any()):
-            raise ValueError(f"counts that do not add up to {num_samples:.12g} samples")
-
-    def _sample_counts(self, counts: Tensor, values_per_sample: int) -> Tensor:
-        """Whole numbers [c, cells] that add up to the number of samples."""
-        return counts[:, :1] / values_per_sample
+        """Targets [N, ...] mirrored within their range, as an attacker relabels them: C − 1 − y."""
+        return self.size - 1 - targets
 
 
 @dataclass(frozen=True)
 class Classification(Problem):
-    """One of `num_classes` classes a sample. Counted by a confusion matrix (true, predicted class)."""
-
-    num_classes: int = field()
+    """One of `size` classes a sample. Counted by a confusion matrix (true, predicted class)."""
 
     kind = "classification"
     predicts = "classes"
+    unit = "classes"
     usual_metric = "accuracy"
     loss = CrossEntropy()
     counts_dtype = torch.int64
     shows = ("macro_f1", "per_class_f1")
 
     @property
-    def described(self) -> str:
-        """With the number of classes."""
-        return f"{self.kind} of {self.num_classes} classes"
+    def num_classes(self) -> int:
+        """C."""
+        return self.size
 
     @property
     def counts_shape(self) -> tuple[int, ...]:
         """A confusion matrix [C, C]."""
-        return self.num_classes, self.num_classes
+        return self.size, self.size
 
-    def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
+    def scored(self, outputs: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
         """Values are right or wrong [c, B]; the scores [c, B, C] where another metric needs them."""
-        losses = _losses(self.known_loss, outputs, targets)
         scores = class_scores(outputs)
         predictions = scores.argmax(-1)
-        values = scores if self.scored_by else predictions == targets
-        truths = targets.expand(len(outputs), *targets.shape)
-        return losses, values, confusion(truths, predictions, self.num_classes)
+        values = scores if self.scored_by else predictions == truths
+        return values, confusion(truths, predictions, self.size)
 
-    def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
-        """Accuracy of every client, or the metric that was chosen."""
-        losses, values, counts = judged
+    def counted(self, targets: Tensor, values: Tensor) -> Tensor:
+        """Of scores."""
+        return confusion(targets, values.argmax(-1), self.size)
+
+    def right(self, values: Tensor, targets: Tensor) -> Tensor:
+        """Whether the class with the largest score is the target."""
+        return values.argmax(-1) == targets if self.scored_by else values.bool()
+
+    def _by_client(self, values: Tensor, samples: EvaluatedSamples) -> Tensor:
         if self.scored_by:
-            right = values.argmax(-1) == samples.targets_on_cpu
-            by_client = self._scored(values, samples)
-        else:
-            right = values.bool()
-            by_client = _client_means(values, samples)
-        mean_losses = _client_means(losses, samples)
-        return Evaluation(
-            samples.sizes, by_client, mean_losses, counts, right=right, sample_losses=losses
-        )
+            return super()._by_client(values, samples)
+        return _client_means(values, samples)
+
+    @property
+    def values_kept(self) -> int:
+        """One, where only right and wrong count."""
+        return self.size if self.scored_by else 1
+
+    def sample_counts(self, counts: Tensor) -> Tensor:
+        """All cells."""
+        return counts.flatten(1)
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities of the classes [N, C]."""
@@ -287,19 +347,15 @@ class Classification(Problem):
     def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
         """The most probable class, and the probability of each."""
         chosen = [classes[index] for index in predictions.argmax(-1).tolist()]
-        columns = predictions.T.tolist()
-        probabilities = zip(classes, columns, strict=True)
-        return {"prediction": chosen} | {
-            f"probability of {name}": one for name, one in probabilities
-        }
+        return {"prediction": chosen} | _probabilities(predictions, classes)
 
     def num_outputs(self, target_shape: torch.Size) -> int:
-        """One per class; two classes take one output, the logit of the second (see `class_scores`)."""
-        return 1 if self.num_classes == 2 else self.num_classes
+        """A logit per class (see `class_scores`)."""
+        return self.num_logits
 
     def takes(self, output_shape: torch.Size, target_shape: torch.Size) -> bool:
         """Two classes may have an output each."""
-        return output_shape.numel() in (self.num_outputs(target_shape), self.num_classes)
+        return output_shape.numel() in (self.num_logits, self.size)
 
     def why_outputs(self, targets: Tensor, returned: int) -> str:
         """The labels."""
@@ -314,29 +370,6 @@ class Classification(Problem):
     def classes_of(self, targets: Tensor) -> Tensor:
         """The targets."""
         return targets
-
-    def classes_in(self, targets: Tensor) -> Tensor:
-        """Those of the targets."""
-        return torch.bincount(targets.cpu(), minlength=self.num_classes) > 0
-
-    def mirrored(self, targets: Tensor) -> Tensor:
-        """C − 1 − y."""
-        return self.num_classes - 1 - targets
-
-    def _sample_counts(self, counts: Tensor, values_per_sample: int) -> Tensor:
-        return counts.flatten(1)
-
-    def _scored(self, scores: Tensor, samples: EvaluatedSamples) -> Tensor:
-        """The chosen metric, client by client [c, K], of scores [c, N, C]."""
-        metric = METRICS.get(self.metric)
-        from_scores = measured(self.metric).from_scores
-        values = []
-        for mine, targets in _by_client(scores, samples):
-            if from_scores:
-                values.append(metric(mine, targets))
-            else:
-                values.append(metric(confusion(targets, mine.argmax(-1), self.num_classes)))
-        return torch.stack(values, 1).double()
 
 
 @dataclass(frozen=True)
@@ -354,6 +387,7 @@ class Regression(Problem):
     usual_metric = "mape"
     default_metric = "rmse"
     loss = RobustLoss()
+    adds_up = True
 
     @property
     def counts_shape(self) -> tuple[int, ...]:
@@ -376,35 +410,15 @@ class Regression(Problem):
             return f"targets go from {float(truths.min()):.3g} to {float(truths.max()):.3g}, and {instead}"
         return None
 
-    def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
-        """Values are relative errors [c, B]; the error sums [c, B, 7] where another metric needs them."""
-        count = len(outputs)
-        losses = _losses(self.known_loss, outputs, targets)
-        truths = targets.expand(count, *targets.shape)
+    def scored(self, outputs: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
+        """Values are the error sums of every sample [c, B, 7]."""
         predictions = outputs.reshape(truths.shape)
         if self.sums:
             truths = truths.flatten(2).sum(2)
             predictions = predictions.flatten(2).sum(2)
-        sample = (count, len(targets), -1)
-        if self.scored_by:
-            values = error_sums(truths.reshape(sample), predictions.reshape(sample))
-        else:
-            values = relative_error(truths, predictions).reshape(sample).mean(2)
-        return losses, values, error_sums(truths.flatten(1), predictions.flatten(1))
-
-    def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
-        """Mean relative error (MAPE) of every client, or the metric that was chosen."""
-        losses, values, counts = judged
-        if self.scored_by:
-            by_client = METRICS.get(self.metric)(_client_sums(values, samples)).double()
-        else:
-            by_client = _client_means(values, samples)
-        mean_losses = _client_means(losses, samples)
-        return Evaluation(samples.sizes, by_client, mean_losses, counts, sample_losses=losses)
-
-    def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
-        """The number, in the units of the training data."""
-        return {"prediction": predictions.flatten().tolist()}
+        sample = (*truths.shape[:2], -1)
+        by_sample = error_sums(truths.reshape(sample), predictions.reshape(sample))
+        return by_sample, by_sample.sum(1)
 
     def values_per_sample(self, target_shape: torch.Size) -> int:
         """One where an image is summed, otherwise one per number."""
@@ -418,9 +432,7 @@ class Regression(Problem):
 
     def mirrored(self, targets: Tensor) -> Tensor:
         """min + max − y."""
-        if not len(targets):
-            return targets
-        return targets.min() + targets.max() - targets
+        return targets.min() + targets.max() - targets if len(targets) else targets
 
 
 @dataclass(frozen=True)
@@ -434,6 +446,7 @@ class Survival(Problem):
     predicts = "times"
     usual_metric = "concordance"
     loss = CoxLoss()
+    column = "risk"
 
     @property
     def counts_shape(self) -> tuple[int, ...]:
@@ -441,26 +454,22 @@ class Survival(Problem):
         return (3,)
 
     def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
-        """Values are the risks [c, B]. Losses and counts need all samples of a client: see `evaluation`."""
-        count = len(outputs)
-        risks = outputs.reshape(count, len(targets))
-        return torch.zeros_like(risks), risks, risks.new_zeros(count, *self.counts_shape)
+        """Losses and counts need all samples of a client: see `evaluation`."""
+        risks, counts = self.scored(outputs, targets.expand(len(outputs), *targets.shape))
+        return torch.zeros_like(risks), risks, counts
+
+    def scored(self, outputs: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
+        """Values are the risks [c, B]."""
+        return outputs.reshape(truths.shape), outputs.new_zeros(len(outputs), *self.counts_shape)
 
     def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
         """Concordance of every client, or the metric that was chosen; samples of one client are compared."""
-        _, risks, _ = judged
-        held = _by_client(risks, samples)
+        held = _split_by_client(judged[1], samples)
         losses = torch.cat([cox_losses(mine, targets) for mine, targets in held], 1)
         counts = torch.stack([pair_counts(targets, mine) for mine, targets in held], 1)
         by_client = METRICS.get(self.metric)(counts).double()
-        mean_losses = _client_means(losses, samples)
-        return Evaluation(
-            samples.sizes, by_client, mean_losses, counts.sum(1), sample_losses=losses
-        )
-
-    def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
-        """The risk."""
-        return {"risk": predictions.flatten().tolist()}
+        means = _client_means(losses, samples)
+        return Evaluation(samples.sizes, by_client, means, counts.sum(1), sample_losses=losses)
 
     def why_outputs(self, targets: Tensor, returned: int) -> str:
         """One risk."""
@@ -484,27 +493,14 @@ class Survival(Problem):
 
 @dataclass(frozen=True)
 class Multilabel(Problem):
-    """Any of `num_labels` labels a sample, [N, L] of 0 and 1. Counted by label: right or wrong, there or not."""
-
-    num_labels: int = 0
+    """Any of `size` labels a sample, [N, L] of 0 and 1. Counted by label: right or wrong, there or not."""
 
     kind = "multilabel"
     predicts = "labels"
+    unit = "labels"
     usual_metric = "average_precision"
     loss = BinaryCrossEntropy()
     counts_dtype = torch.int64
-
-    @property
-    def recorded(self) -> str:
-        """With the number of labels."""
-        return (
-            f"Problem(kind={self.kind!r}, labels={self.num_labels}, scored_by={self.scored_by!r})"
-        )
-
-    @property
-    def described(self) -> str:
-        """With the number of labels."""
-        return f"{self.kind} of {self.num_labels} labels"
 
     @property
     def weighed_by(self) -> str:
@@ -514,27 +510,24 @@ class Multilabel(Problem):
     @property
     def counts_shape(self) -> tuple[int, ...]:
         """By label [L, 4], see `label_counts`."""
-        return self.num_labels, 4
+        return self.size, 4
 
-    def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
+    def scored(self, outputs: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
         """Values are the scores [c, B, L]."""
-        scores = outputs.reshape(len(outputs), *targets.shape)
-        return _losses(self.known_loss, outputs, targets), scores, label_counts(targets, scores)
+        scores = outputs.reshape(truths.shape)
+        return scores, label_counts(truths, scores)
 
-    def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
-        """Average precision of every client, or the metric that was chosen."""
-        losses, scores, counts = judged
-        metric = METRICS.get(self.metric)
-        from_scores = measured(self.metric).from_scores
-        values = []
-        for mine, targets in _by_client(scores, samples):
-            if from_scores:
-                values.append(metric(mine, targets))
-            else:
-                values.append(metric(label_counts(targets, mine)))
-        by_client = torch.stack(values, 1).double()
-        mean_losses = _client_means(losses, samples)
-        return Evaluation(samples.sizes, by_client, mean_losses, counts, sample_losses=losses)
+    def counted(self, targets: Tensor, values: Tensor) -> Tensor:
+        """Of scores."""
+        return label_counts(targets, values)
+
+    def sample_counts(self, counts: Tensor) -> Tensor:
+        """Every label counts all samples."""
+        return counts
+
+    def values_per_sample(self, target_shape: torch.Size) -> int:
+        """A sample counts once for every label."""
+        return 1
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities of the labels [N, L]."""
@@ -546,22 +539,12 @@ class Multilabel(Problem):
 
     def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
         """The probability of each label."""
-        names = classes or [f"label {number}" for number in range(predictions.shape[1])]
-        columns = zip(names, predictions.T.tolist(), strict=True)
-        return {f"probability of {name}": column for name, column in columns}
-
-    def values_per_sample(self, target_shape: torch.Size) -> int:
-        """A sample counts once for every label."""
-        return 1
+        labels = classes or [f"label {number}" for number in range(predictions.shape[1])]
+        return _probabilities(predictions, labels)
 
     def classes_in(self, targets: Tensor) -> Tensor:
         """Labels that some sample has."""
         return (targets > 0).any(0).cpu()
-
-    @property
-    def values_kept(self) -> int:
-        """The scores."""
-        return self.num_labels
 
     def why_outputs(self, targets: Tensor, returned: int) -> str:
         """One per label."""
@@ -571,59 +554,44 @@ class Multilabel(Problem):
         """1 − y."""
         return 1 - targets
 
-    def check_counts(self, counts: Tensor, num_samples: float, values_per_sample: int = 1) -> None:
-        """Every label counts all samples."""
-        are_whole = torch.equal(counts, counts.round())
-        if not are_whole or bool((counts.sum(-1) != num_samples).any()):
-            raise ValueError(f"counts that do not add up to {num_samples:.12g} samples")
-
 
 @dataclass(frozen=True)
 class Segmentation(Problem):
-    """One of `mask_classes` classes for every pixel, masks [N, H, W]. Counted by class: see `pixel_counts`."""
-
-    mask_classes: int = 2
+    """One of `size` classes for every pixel, masks [N, H, W]. Counted by class: see `pixel_counts`."""
 
     kind = "segmentation"
     predicts = "masks"
+    unit = "classes, 0 (background) included"
     usual_metric = "dice"
     loss = PixelCrossEntropy()
     counts_dtype = torch.int64
     is_dense = True
-
-    @property
-    def recorded(self) -> str:
-        """With the number of classes."""
-        return f"Problem(kind={self.kind!r}, classes={self.mask_classes}, scored_by={self.scored_by!r})"
-
-    @property
-    def described(self) -> str:
-        """With the number of classes."""
-        return f"{self.kind} of {self.mask_classes} classes, 0 (background) included"
+    adds_up = True
+    column = "mask"
 
     @property
     def counts_shape(self) -> tuple[int, ...]:
         """Pixels by class [C, 3]: in the mask, predicted, and both."""
-        return self.mask_classes, 3
+        return self.size, 3
 
-    def judge(self, outputs: Tensor, targets: Tensor) -> Judged:
+    def scored(self, outputs: Tensor, truths: Tensor) -> tuple[Tensor, Tensor]:
         """Values are the counts of every sample [c, B, 3·C]: outputs are not kept."""
-        count = len(outputs)
-        losses = _losses(self.known_loss, outputs, targets)
-        scores = pixel_scores(outputs.flatten(0, 1), targets.shape[1:])
-        predictions = scores.argmax(1).view(count, len(targets), -1)
-        truths = targets.flatten(1).long().expand(count, -1, -1)
-        by_sample = pixel_counts(truths, predictions, self.mask_classes)
-        return losses, by_sample.flatten(2), by_sample.sum(1)
+        scores = pixel_scores(outputs.flatten(0, 1), truths.shape[2:])
+        predictions = scores.argmax(1).view(*truths.shape[:2], -1)
+        masks = truths[0].flatten(1).long().expand(len(outputs), -1, -1)
+        by_sample = pixel_counts(masks, predictions, self.size)
+        return by_sample.flatten(2), by_sample.sum(1)
 
-    def evaluation(self, judged: Judged, samples: EvaluatedSamples) -> Evaluation:
-        """Dice coefficient of every client, over all its pixels, or the metric that was chosen."""
-        losses, values, counts = judged
-        sums = _client_sums(values, samples)
-        by_client = sums.view(*sums.shape[:2], *self.counts_shape)
-        measured_values = METRICS.get(self.metric)(by_client).double()
-        mean_losses = _client_means(losses, samples)
-        return Evaluation(samples.sizes, measured_values, mean_losses, counts, sample_losses=losses)
+    def sample_counts(self, counts: Tensor) -> Tensor:
+        """All pixels have a class, and one is predicted for all of them [c, 2, C]."""
+        return counts[..., :2].mT
+
+    def check_counts(self, counts: Tensor, num_samples: float, values_per_sample: int = 1) -> None:
+        """Also refuse more right pixels than there are."""
+        super().check_counts(counts, num_samples, values_per_sample)
+        held, said, both = counts.unbind(-1)
+        if bool(((both > torch.minimum(held, said)) | (both != both.round())).any()):
+            raise ValueError(f"counts that do not add up to {num_samples:.12g} samples")
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """Probabilities of the classes [N, C, H, W]."""
@@ -635,73 +603,42 @@ class Segmentation(Problem):
 
     def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
         """The masks."""
-        return {"mask": self.decided(predictions).tolist()}
-
-    def classes_in(self, targets: Tensor) -> Tensor:
-        """Classes of any pixel."""
-        return torch.bincount(targets.flatten().long().cpu(), minlength=self.mask_classes) > 0
-
-    @property
-    def values_kept(self) -> int:
-        """The counts of pixels."""
-        return 3 * self.mask_classes
+        return {self.column: self.decided(predictions).tolist()}
 
     def num_outputs(self, target_shape: torch.Size) -> int:
-        """One per class and pixel; two classes take one, the logit of the second."""
-        channels = 1 if self.mask_classes == 2 else self.mask_classes
-        return channels * target_shape.numel()
+        """A logit per class and pixel."""
+        return self.num_logits * target_shape.numel()
 
     def takes(self, output_shape: torch.Size, target_shape: torch.Size) -> bool:
         """[C, H, W]; of two classes also [1, H, W] or [H, W]."""
-        allowed = [(self.mask_classes, *target_shape)]
-        if self.mask_classes == 2:
+        allowed = [(self.size, *target_shape)]
+        if self.size == 2:
             allowed += [(1, *target_shape), tuple(target_shape)]
         return tuple(output_shape) in allowed
 
     def why_outputs(self, targets: Tensor, returned: int) -> str:
         """A logit per class and pixel."""
-        shape = ["N", str(self.mask_classes), *map(str, targets.shape[1:])]
-        return (
-            f"masks of shape {tuple(targets.shape)} with {self.mask_classes} classes take outputs "
-            f"[{', '.join(shape)}]"
-        )
-
-    def mirrored(self, targets: Tensor) -> Tensor:
-        """C − 1 − y."""
-        return self.mask_classes - 1 - targets
-
-    def check_counts(self, counts: Tensor, num_samples: float, values_per_sample: int = 1) -> None:
-        """All pixels have a class, and one is predicted for all of them."""
-        pixels = num_samples * values_per_sample
-        held, said, both = counts.unbind(-1)
-        are_whole = torch.equal(counts, counts.round())
-        add_up = bool((held.sum(-1) == pixels).all()) and bool((said.sum(-1) == pixels).all())
-        if not are_whole or not add_up or bool((both > torch.minimum(held, said)).any()):
-            raise ValueError(f"counts that do not add up to {num_samples:.12g} samples")
+        shape = ", ".join(["N", str(self.size), *map(str, targets.shape[1:])])
+        given = tuple(targets.shape)
+        return f"masks of shape {given} with {self.size} classes take outputs [{shape}]"
 
 
-def named_problem(kind: str, num_classes: int) -> Problem:
+def named_problem(kind: str, size: int) -> Problem:
     """The problem that texts call `kind`; ValueError where there is none.
 
     >>> named_problem("classification", 3).num_classes
     3
     """
-    known: dict[str, Callable[[], Problem]] = {
-        Classification.kind: lambda: Classification(num_classes),
-        Regression.kind: Regression,
-        Survival.kind: Survival,
-        Multilabel.kind: lambda: Multilabel(num_labels=num_classes),
-        Segmentation.kind: lambda: Segmentation(mask_classes=num_classes),
-    }
-    if kind not in known:
-        raise ValueError(f"unknown kind of problem {kind!r}")
-    return known[kind]()
+    for one in (Classification, Regression, Survival, Multilabel, Segmentation):
+        if one.kind == kind:
+            return one(size if one.unit else 0)
+    raise ValueError(f"unknown kind of problem {kind!r}")
 
 
-def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Loss of every model and sample [c, B]."""
-    truths = targets.expand(len(outputs), *targets.shape)
-    return loss.per_sample(outputs.flatten(0, 1), truths.flatten(0, 1)).view(len(outputs), -1)
+def _probabilities(predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
+    """A column for each class or label of predictions [N, C]."""
+    columns = zip(classes, predictions.T.tolist(), strict=True)
+    return {f"probability of {name}": column for name, column in columns}
 
 
 def _client_means(values: Tensor, samples: EvaluatedSamples) -> Tensor:
@@ -715,8 +652,43 @@ def _client_sums(values: Tensor, samples: EvaluatedSamples) -> Tensor:
     return torch.zeros(shape, dtype=torch.float64).index_add_(1, samples.owner, values)
 
 
-def _by_client(values: Tensor, samples: EvaluatedSamples) -> list[tuple[Tensor, Tensor]]:
+def _split_by_client(values: Tensor, samples: EvaluatedSamples) -> list[tuple[Tensor, Tensor]]:
     """Values [c, n, ...] and targets [n, ...] of every client."""
     sizes = samples.sizes.tolist()
     targets = torch.split(samples.targets_on_cpu, sizes)
     return list(zip(torch.split(values, sizes, 1), targets, strict=True))
+
+
+def constant_metric(problem: Problem, targets: Tensor) -> float | None:
+    """The metric of predicting the same for all samples; None where it cannot be computed.
+
+    That is the most frequent class; for numbers their mean or median, whichever is better.
+
+    Args:
+        problem: what is predicted, and its metric.
+        targets: [N].
+
+    Example:
+        >>> from .problem import Classification
+        >>> constant_metric(Classification(3), torch.tensor([0, 2, 2, 1]))
+        0.5
+    """
+    if targets.ndim != 1 or not len(targets):
+        return None
+    metric = METRICS.get(problem.metric)
+    targets = targets.cpu()
+    classes = problem.num_classes
+    if problem.predicts == "times":
+        found = [metric(pair_counts(targets, torch.zeros(len(targets))))]
+    elif not classes:
+        middles = (targets.double().mean(), targets.double().median())
+        found = [metric(error_sums(targets, one.expand(len(targets)))) for one in middles]
+    elif classes > MOST_CLASSES:
+        return None
+    elif measured(problem.metric).from_scores:
+        found = [metric(torch.zeros(len(targets), classes), targets)]
+    else:
+        usual = targets.bincount(minlength=classes).argmax()
+        found = [metric(confusion(targets, usual.expand(len(targets)), classes))]
+    best = (max if problem.higher_is_better else min)(map(float, found))
+    return best if math.isfinite(best) else None

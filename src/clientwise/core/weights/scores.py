@@ -5,47 +5,30 @@ A score is called with the criteria's names and a matrix [n, m] of their values,
 A score that is a sum of products of powers, Σ_t a_t Π_j c_j^e_tj, declares its `terms`. Then the sums
 Σ_k Π_j r_jk^e_tj · model_k over the *raw* criteria r are enough to aggregate, because the cohort's scales
 factor out. Models can be folded in as they arrive (`core/aggregation/sums.py`).
-
-The scores of this library take NumPy arrays as well as tensors, so that a report imports no PyTorch.
 """
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
-import numpy
+import torch
+from torch import Tensor
 
-from ...registry import (
-    NonNegativeFloat,
-    OpenShare,
-    Registry,
-    Share,
-    suggest,
-)
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ...registry import NonNegativeFloat, OpenShare, Registry, Share, suggest
 
 Quantifier = Literal["any", "at_least_half", "most", "as_many_as_possible", "all"]
+READS = "it reads"
 QUANTIFIERS = {  # Q rises from 0 to 1 between these shares of the criteria
     "at_least_half": (0.0, 0.5),
     "most": (0.3, 0.8),
     "as_many_as_possible": (0.5, 1.0),
 }
-
-
-def library_of(values: object) -> Any:
-    """NumPy for its arrays, else PyTorch. Both have the functions that are used here, by the same names."""
-    if isinstance(values, numpy.ndarray):
-        return numpy
-    import torch
-
-    return torch
 
 
 @dataclass(frozen=True)
@@ -105,8 +88,7 @@ class Equal(Score):
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        ones: Tensor = library_of(values).ones(len(values), dtype=values.dtype)
-        return ones
+        return torch.ones_like(values[:, 0])
 
     def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
         """A constant."""
@@ -126,7 +108,6 @@ class Prioritized(Score):
     Args:
         priority: labels of all criteria, the most important first; None: the order in which they are listed.
 
-    >>> import torch
     >>> alice, bob = [0.9, 0.2, 0.4], [0.1, 0.8, 0.5]  # P1 Example 4.2: dataset size, clothes diversity, sharpness
     >>> Prioritized()(["DS", "CD", "IS"], torch.tensor([alice, bob]))
     tensor([1.1520, 0.2200])
@@ -168,41 +149,54 @@ class Prioritized(Score):
 def prioritized(*priority: str) -> Prioritized:
     """The prioritized score with its order of priority: `prioritized("accuracy", "size")`.
 
-    >>> import torch
     >>> prioritized("accuracy", "size")(["size", "accuracy"], torch.tensor([[0.5, 0.8]]))
     tensor([1.2000])
     """
     return Prioritized(priority or None)
 
 
+class Linear(Score):
+    """Σ_j a_j·c_j."""
+
+    @abstractmethod
+    def coefficients(self, names: Sequence[str]) -> list[float]:
+        """a_j of every criterion."""
+
+    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
+        """See the class."""
+        return values @ torch.tensor(self.coefficients(names), dtype=values.dtype)
+
+    def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
+        """One term per criterion."""
+        unit = torch.eye(len(names)).tolist()
+        return tuple(
+            Term(value, tuple(row))
+            for value, row in zip(self.coefficients(names), unit, strict=True)
+        )
+
+
 @SCORES.register("mean")
 @dataclass(frozen=True)
-class Mean(Score):
+class Mean(Linear):
     """The plain mean of the criteria (P1 Example 4.1).
 
-    >>> import torch
     >>> Mean()(["a", "b"], torch.tensor([[0.2, 0.6]]))
     tensor([0.4000])
     """
 
-    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """See the class."""
-        return values.mean(1)
-
-    def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
-        """One term per criterion."""
-        return _linear_terms([1.0 / len(names)] * len(names))
+    def coefficients(self, names: Sequence[str]) -> list[float]:
+        """1/m."""
+        return [1.0 / len(names)] * len(names)
 
 
 @SCORES.register("weighted_mean")
 @dataclass(frozen=True)
-class WeightedMean(Score):
+class WeightedMean(Linear):
     """Σ_j a_j·c_j with a weight a_j, zero or more, for every criterion.
 
     Args:
         weights: a_j by the criterion's label; they need not sum to 1.
 
-    >>> import torch
     >>> WeightedMean({"a": 3.0, "b": 1.0})(["a", "b"], torch.tensor([[0.2, 0.6]]))
     tensor([1.2000])
     """
@@ -218,15 +212,9 @@ class WeightedMean(Score):
         """ValueError unless there is one weight per criterion."""
         _require_same("weights", self.weights, names)
 
-    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """See the class."""
-        listed = [self.weights[name] for name in names]
-        weights: Tensor = library_of(values).asarray(listed, dtype=values.dtype)
-        return values @ weights
-
-    def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
-        """One term per criterion."""
-        return _linear_terms([self.weights[name] for name in names])
+    def coefficients(self, names: Sequence[str]) -> list[float]:
+        """The weights."""
+        return [self.weights[name] for name in names]
 
 
 @SCORES.register("owa")
@@ -250,10 +238,10 @@ class Owa(Score):
     def __post_init__(self) -> None:
         if (self.weights is None) == (self.quantifier is None):
             raise ValueError("give either weights or a quantifier")
-        if self.quantifier is not None and self.quantifier not in get_args(Quantifier):
-            raise ValueError(
-                f"unknown quantifier {self.quantifier!r}{suggest(self.quantifier, get_args(Quantifier))}"
-            )
+        known = get_args(Quantifier)
+        if self.quantifier is not None and self.quantifier not in known:
+            hint = suggest(self.quantifier, known)
+            raise ValueError(f"unknown quantifier {self.quantifier!r}{hint}")
         if self.weights is None:
             return
         if any(weight < 0 for weight in self.weights) or not abs(sum(self.weights) - 1) < 1e-6:
@@ -264,30 +252,23 @@ class Owa(Score):
         if self.weights is not None and len(self.weights) != len(names):
             raise ValueError(f"weights has {len(self.weights)} values for {len(names)} criteria")
 
-    def position_weights(self, num_criteria: int, values: object = None) -> Tensor:
-        """Weights [m] of the largest value, of the second largest, and so on; an array for an array."""
-        library = library_of(values)
-        weights: Tensor
+    def position_weights(self, num_criteria: int) -> Tensor:
+        """Weights [m] of the largest value, of the second largest, and so on."""
         if self.weights is not None:
-            weights = library.asarray(self.weights, dtype=library.float64)
-        elif self.quantifier == "any":
-            weights = library.eye(num_criteria, dtype=library.float64)[0]
-        elif self.quantifier == "all":
-            weights = library.eye(num_criteria, dtype=library.float64)[-1]
-        else:
-            low, high = QUANTIFIERS[str(self.quantifier)]
-            proportion = library.linspace(0, 1, num_criteria + 1, dtype=library.float64)
-            weights = library.diff(((proportion - low) / (high - low)).clip(0, 1))
-        return weights
+            return torch.tensor(self.weights, dtype=torch.float64)
+        places = torch.eye(num_criteria, dtype=torch.float64)
+        if self.quantifier == "any":
+            return places[0]
+        if self.quantifier == "all":
+            return places[-1]
+        low, high = QUANTIFIERS[str(self.quantifier)]
+        proportion = torch.linspace(0, 1, num_criteria + 1, dtype=torch.float64)
+        return ((proportion - low) / (high - low)).clip(0, 1).diff()
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        library = library_of(values)
-        row = library.arange(len(values))[:, None]
-        largest_first = values[row, library.argsort(-values, 1)]
-        by_position = self.position_weights(len(names), values)
-        weights: Tensor = library.asarray(by_position, dtype=values.dtype)
-        return largest_first @ weights
+        largest_first = values.sort(dim=1, descending=True).values
+        return largest_first @ self.position_weights(len(names)).to(values)
 
 
 @SCORES.register("choquet")
@@ -302,7 +283,6 @@ class Choquet(Score):
         importances: Shapley value of every criterion; they sum to 1.
         interactions: of pairs, with keys such as "a+b", between −1 and 1; 0 for pairs left out.
 
-    >>> import torch
     >>> pair = Choquet({"a": 0.3, "b": 0.3, "a+b": 1.0})  # together they are worth more than apart
     >>> pair(["a", "b"], torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.3000, 0.5000])
@@ -324,13 +304,17 @@ class Choquet(Score):
             raise ValueError(
                 f"choquet takes up to 8 criteria, got {len(names)}: a capacity has 2^m values"
             )
-        values = self.capacities(names)
+        mobius = self.mobius(names)
         everything = frozenset(names)
+        values = {
+            subset: sum(value for part, value in mobius.items() if part <= subset)
+            for subset in [frozenset[str](), *_subsets(names)]
+        }
         if abs(values[everything] - 1) > 1e-6:
             raise ValueError(
                 f"the capacity of all criteria together must be 1, got {values[everything]:g}"
             )
-        for subset in sorted(values, key=lambda members: (len(members), sorted(members))):
+        for subset in values:
             for name in sorted(everything - subset):
                 larger = subset | {name}
                 if values[larger] < values[subset] - 1e-9:
@@ -338,22 +322,26 @@ class Choquet(Score):
                     wrong = f"{_joined(larger)} has {values[larger]:g}, less than its part {part}"
                     raise ValueError(f"not a capacity: {wrong} with {values[subset]:g}")
 
-    def capacities(self, names: Sequence[str]) -> dict[frozenset[str], float]:
-        """v(S) of every subset of the criteria."""
-        if self.capacity is not None:
-            return _given_capacities(self.capacity, names)
-        mobius = self._two_additive_mobius(names)
-        capacities = {frozenset[str](): 0.0}
+    def mobius(self, names: Sequence[str]) -> dict[frozenset[str], float]:
+        """m(S) of sets of criteria, with v(S) = Σ_{T⊆S} m(T)."""
+        if self.importances is not None:
+            return self._two_additive(self.importances, names)
+        given = _by_subset(self.capacity or {}, names)
+        missing = [subset for subset in _subsets(names) if subset not in given]
+        if missing:
+            raise ValueError(f"the capacity has no value for {', '.join(map(_joined, missing))}")
+        found: dict[frozenset[str], float] = {}
         for subset in _subsets(names):
-            capacities[subset] = sum(value for part, value in mobius.items() if part <= subset)
-        return capacities
+            parts = sum(value for part, value in found.items() if part < subset)
+            found[subset] = given[subset] - parts
+        return found
 
-    def _two_additive_mobius(self, names: Sequence[str]) -> dict[frozenset[str], float]:
-        """m(S) of single criteria and of pairs, from importances and interactions."""
-        importances = self.importances or {}
+    def _two_additive(
+        self, importances: Mapping[str, float], names: Sequence[str]
+    ) -> dict[frozenset[str], float]:
+        """Of single criteria and of pairs."""
         _require_same("importances", importances, names)
-        interactions = self.interactions or {}
-        pairs = {_subset(key, names): float(value) for key, value in interactions.items()}
+        pairs = _by_subset(self.interactions or {}, names)
         for pair in pairs:
             if len(pair) != 2:
                 raise ValueError(f"interactions are between two criteria, got {_joined(pair)!r}")
@@ -364,14 +352,11 @@ class Choquet(Score):
         return singles | pairs
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
-        """Σ_S m(S)·min_{j∈S} c_j, with m the Möbius transform of the capacity; equals the sorted form."""
-        capacities = self.capacities(names)
-        library = library_of(values)
-        result: Tensor = library.zeros(len(values), dtype=values.dtype)
-        for subset in _subsets(names):
-            mobius = _mobius(subset, capacities)
+        """Σ_S m(S)·min_{j∈S} c_j, which equals the sorted form."""
+        result = torch.zeros_like(values[:, 0])
+        for subset, weight in self.mobius(names).items():
             columns = [index for index, name in enumerate(names) if name in subset]
-            result += mobius * library.amin(values[:, columns], 1)
+            result += weight * values[:, columns].amin(1)
         return result
 
 
@@ -388,7 +373,6 @@ class Product(Score):
         powers: by the criterion's label, zero or more.
         thresholds: by the criterion's label; 0 if left out.
 
-    >>> import torch
     >>> Product(powers={"accuracy": 2.0})(["accuracy", "size"], torch.tensor([[0.5, 8.0]]))
     tensor([2.])
     """
@@ -408,7 +392,7 @@ class Product(Score):
         """ValueError if powers or thresholds name a criterion that the method lacks."""
         for option, given in (("powers", self.powers), ("thresholds", self.thresholds)):
             for name in given or {}:
-                _require_known(option, name, names)
+                _require_known(f"{option} names", name, names)
 
     @property
     def needs_units(self) -> bool:
@@ -420,20 +404,17 @@ class Product(Score):
         if not self.thresholds:
             return raw
         thresholds = [self.thresholds.get(name, 0.0) for name in names]
-        least: Tensor = library_of(raw).asarray(thresholds, dtype=raw.dtype)
-        return (raw - least).clip(min=0)
+        return (raw - torch.tensor(thresholds, dtype=raw.dtype)).clip(min=0)
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        library = library_of(values)
         values = self.prepare(names, values)
-        exponents: Tensor = library.asarray(self._exponents(names), dtype=values.dtype)
-        scores = (values**exponents).prod(1)
+        exponents = torch.tensor(self._exponents(names), dtype=values.dtype)
+        scores = values.pow(exponents).prod(1)
         if math.isfinite(scores.sum()):
             return scores
-        largest = library.amax(values, 0)
-        relative: Tensor = values / library.where(largest > 0, largest, 1.0)
-        return (relative**exponents).prod(1)
+        largest = values.amax(0)
+        return (values / torch.where(largest > 0, largest, 1.0)).pow(exponents).prod(1)
 
     def terms(self, names: Sequence[str]) -> tuple[Term, ...]:
         """The product is a single term."""
@@ -457,7 +438,6 @@ class Disco(Score):
         size: label of the criterion with the number of samples.
         closeness: label of the criterion `label_closeness`.
 
-    >>> import torch
     >>> Disco(a=0.5, b=0.1)(["dataset_size", "label_closeness"], torch.tensor([[30.0, 0.8], [10.0, 0.1]]))
     tensor([0.7500, 0.0000])
     """
@@ -473,7 +453,8 @@ class Disco(Score):
 
     def check(self, names: Sequence[str]) -> None:
         """ValueError unless the method has both criteria."""
-        _require_some((self.size, self.closeness), names)
+        for name in (self.size, self.closeness):
+            _require_known(READS, name, names)
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
@@ -499,7 +480,6 @@ class Iowa(Score):
         most: their part of the whole weight.
         end: share of the clients that have any weight.
 
-    >>> import torch
     >>> Iowa(by="accuracy", best=0.25, most=0.4, end=0.75)(["accuracy"], torch.tensor([[0.9], [0.1], [0.7], [0.8]]))
     tensor([0.4000, 0.0000, 0.3000, 0.3000])
     """
@@ -521,7 +501,7 @@ class Iowa(Score):
 
     def check(self, names: Sequence[str]) -> None:
         """ValueError unless the method has the criterion `by`."""
-        _require_some((self.by,), names)
+        _require_known(READS, self.by, names)
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
@@ -530,29 +510,16 @@ class Iowa(Score):
         counts = values[:, others].prod(1)
         counts = counts / counts.sum().clip(min=1e-300)
         # Clients that tie; the best last
-        library = library_of(values)
-        _, group = library.unique(values[:, column], return_inverse=True)
-        sizes = library.flip(library.bincount(group, counts), (0,))
-        before = library.zeros(1, dtype=values.dtype)
-        gains = library.diff(self._quantifier(sizes.cumsum(0)), prepend=before)
-        per_count: Tensor = library.flip(library.where(sizes > 0, gains / sizes, 0.0), (0,))
+        _, group = values[:, column].unique(return_inverse=True)
+        sizes = group.bincount(counts).flip(0)
+        gains = self._quantifier(sizes.cumsum(0)).diff(prepend=values.new_zeros(1))
+        per_count = torch.where(sizes > 0, gains / sizes, 0.0).flip(0)
         return counts * per_count[group]
 
     def _quantifier(self, share: Tensor) -> Tensor:
         first = share / self.best * self.most
         second = self.most + (share - self.best) / (self.end - self.best) * (1 - self.most)
-        found: Tensor = library_of(share).where(share < self.best, first, second.clip(max=1))
-        return found
-
-
-def _linear_terms(coefficients: Sequence[float]) -> tuple[Term, ...]:
-    """The terms of Σ_j a_j·c_j."""
-    terms = []
-    for index, value in enumerate(coefficients):
-        exponents = [0.0] * len(coefficients)
-        exponents[index] = 1.0
-        terms.append(Term(value, tuple(exponents)))
-    return tuple(terms)
+        return torch.where(share < self.best, first, second.clip(max=1))
 
 
 def _subsets(names: Sequence[str]) -> list[frozenset[str]]:
@@ -563,55 +530,27 @@ def _subsets(names: Sequence[str]) -> list[frozenset[str]]:
     return subsets
 
 
-def _given_capacities(
-    capacity: Mapping[str, float], names: Sequence[str]
-) -> dict[frozenset[str], float]:
-    """v(S) of every subset, from keys such as "a+b"."""
-    given = {_subset(key, names): float(value) for key, value in capacity.items()}
-    if len(given) < len(capacity):
-        raise ValueError("the capacity gives one set of criteria twice")
-    missing = [subset for subset in _subsets(names) if subset not in given]
-    if missing:
-        raise ValueError(f"the capacity has no value for {', '.join(map(_joined, missing))}")
-    given[frozenset()] = 0.0
-    return given
-
-
-def _mobius(subset: frozenset[str], capacities: Mapping[frozenset[str], float]) -> float:
-    """m(S) = Σ_{T⊆S} (−1)^|S∖T| v(T)."""
-    total = 0.0
-    for size in range(len(subset) + 1):
-        sign = (-1) ** (len(subset) - size)
-        for part in itertools.combinations(sorted(subset), size):
-            total += sign * capacities[frozenset(part)]
-    return total
-
-
-def _subset(key: str, names: Sequence[str]) -> frozenset[str]:
-    """The criteria of a key such as "a+b"."""
-    members = frozenset(part.strip() for part in key.split("+"))
-    for member in members:
-        _require_known(repr(key), member, names)
-    return members
+def _by_subset(given: Mapping[str, float], names: Sequence[str]) -> dict[frozenset[str], float]:
+    """Values by sets of criteria, from keys such as "a+b"."""
+    found = {}
+    for key, value in given.items():
+        members = frozenset(part.strip() for part in key.split("+"))
+        for member in members:
+            _require_known(f"{key!r} names", member, names)
+        if members in found:
+            raise ValueError(f"{_joined(members)} is given twice")
+        found[members] = float(value)
+    return found
 
 
 def _joined(subset: frozenset[str]) -> str:
     return "+".join(sorted(subset))
 
 
-def _require_some(wanted: Sequence[str], names: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in names:
-            raise ValueError(
-                f"it reads {name!r}, which is not among the criteria{suggest(name, names)}"
-            )
-
-
-def _require_known(option: str, name: str, names: Sequence[str]) -> None:
+def _require_known(reads: str, name: str, names: Sequence[str]) -> None:
     if name not in names:
-        raise ValueError(
-            f"{option} names {name!r}, which is not among the criteria{suggest(name, names)}"
-        )
+        hint = suggest(name, names)
+        raise ValueError(f"{reads} {name!r}, which is not among the criteria{hint}")
 
 
 def _require_same(
@@ -619,9 +558,62 @@ def _require_same(
 ) -> None:
     listed = list(given)
     for name in listed:
-        _require_known(option, name, names)
+        _require_known(f"{option} names", name, names)
         if listed.count(name) > 1:
             raise ValueError(f"{option} names {name!r} twice")
     missing = [name for name in names if name not in listed]
     if missing:
         raise ValueError(f"{option} leaves out {', '.join(missing)}")
+
+
+def score_by(function: Callable[..., Any]) -> type[FunctionScore]:
+    """A class of scores that call this function.
+
+    Example:
+        >>> def weaker(size, accuracy):
+        ...     return torch.minimum(size, accuracy)
+        >>> score_by(weaker)()(("size", "accuracy"), torch.tensor([[2.0, 9.0], [8.0, 1.0]])).tolist()
+        [2.0, 1.0]
+    """
+    name = function.__name__
+    members = {"function": staticmethod(function), "__doc__": inspect.getdoc(function) or name}
+    return type(name, (FunctionScore,), members)
+
+
+class FunctionScore(Score):
+    """A score by a plain function: of (names, values [n, m]), or of criteria by their labels, each [n]."""
+
+    compares_clients = True  # it may
+    is_own = True
+    function: ClassVar[Callable[..., Any]]
+
+    def check(self, names: Sequence[str]) -> None:
+        """ValueError if the function does not take these criteria, or does not return a score per client."""
+        name = type(self).__name__
+        asked = self._arguments()
+        if asked != ("names", "values") and {*asked} != {*names}:
+            raise ValueError(
+                f"{name}({', '.join(asked)}): the criteria are {', '.join(names)}. Its arguments must "
+                "be these, or `names` and `values`"
+            )
+        try:
+            found: object = self(names, torch.ones(2, len(names), dtype=torch.float64))
+        except Exception as error:  # a user's own function may raise anything
+            raise ValueError(f"{name} failed: {type(error).__name__}: {error}") from None
+        if not isinstance(found, Tensor) or found.shape != (2,):
+            given = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(
+                f"{name} must return a tensor with one score per client, returned {given} for 2"
+            )
+
+    def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
+        """See the class."""
+        function = type(self).function
+        if self._arguments() == ("names", "values"):
+            scores: Tensor = function(names, values)
+        else:
+            scores = function(**dict(zip(names, values.unbind(1), strict=True)))
+        return scores
+
+    def _arguments(self) -> tuple[str, ...]:
+        return tuple(inspect.signature(type(self).function).parameters)

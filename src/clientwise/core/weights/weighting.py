@@ -1,23 +1,24 @@
-"""From criteria to weights: normalise over the cohort, score, divide by the sum."""
+"""From criteria to weights: normalise over the cohort, score, divide by the sum.
+
+`weigh` does it for criteria that the caller measured (`cw.weigh`).
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import numpy
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...errors import ClientwiseError
 from ...registry import Declaration, PositiveFloat, Registry
-from .scores import Score, library_of
+from .scores import Score, score_by
 
-if TYPE_CHECKING:
-    from torch import Tensor
-else:
-    Tensor = Any  # options are read from annotations; see `scores.py`: a report imports no PyTorch
-
-Values = TypeVar("Values", "Tensor", "NDArray[Any]")
 Normaliser = Callable[..., Tensor]
 NORMALISERS: Registry[Normaliser] = Registry(
     "normaliser", "normalisers", "Divisors that make criteria comparable"
@@ -47,7 +48,6 @@ def sum_scale(raw: Tensor) -> Tensor:
         What each criterion is divided by, [m].
 
     Example:
-        >>> import torch
         >>> sum_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
         tensor([ 4., 10.])
     """
@@ -65,19 +65,16 @@ def max_scale(raw: Tensor) -> Tensor:
         What each criterion is divided by, [m].
 
     Example:
-        >>> import torch
         >>> max_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
         tensor([3., 5.])
     """
-    scales: Tensor = library_of(raw).amax(raw, 0)
-    return scales
+    return raw.amax(0)
 
 
 @NORMALISERS.register("none", KeepsUnits())
 def no_scale(raw: Tensor) -> Tensor:
     """Leave the values as they were measured: divide by 1."""
-    scales: Tensor = library_of(raw).ones(raw.shape[1], dtype=raw.dtype)
-    return scales
+    return raw.new_ones(raw.shape[1])
 
 
 @NORMALISERS.register("fixed", Constant())
@@ -92,14 +89,12 @@ def fixed_scale(raw: Tensor, *, by: Sequence[PositiveFloat]) -> Tensor:
         What each criterion is divided by, [m].
 
     Example:
-        >>> import torch
         >>> fixed_scale(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), by=[2.0, 10.0])
         tensor([ 2., 10.])
     """
     if len(by) != raw.shape[1]:
         raise ValueError(f"normalise.by has {len(by)} values for {raw.shape[1]} criteria")
-    scales: Tensor = library_of(raw).asarray(by, dtype=raw.dtype)
-    return scales
+    return torch.tensor(by, dtype=raw.dtype)
 
 
 def is_constant(normaliser: str) -> bool:
@@ -113,10 +108,9 @@ def check_normaliser(score: Score, normaliser: str) -> None:
         raise ValueError('a threshold is in the criterion\'s own units: use normalise = "none"')
 
 
-def divide(raw: Values, scales: Values) -> Values:
-    """Values [n, m] over the cohort's scales [m]; a criterion that is zero for all clients stays zero."""
-    divided: Values = library_of(raw).where(scales == 0, 0.0, raw / scales)
-    return divided
+def divide(raw: Tensor, scales: Tensor) -> Tensor:
+    """Tensor [n, m] over the cohort's scales [m]; a criterion that is zero for all clients stays zero."""
+    return torch.where(scales == 0, 0.0, raw / scales)
 
 
 class ScoreError(ClientwiseError, ValueError):
@@ -158,24 +152,19 @@ def scores_of(score: Score, names: Sequence[str], values: Tensor, clients: Seque
     return scores
 
 
-def to_weights(scores: Values) -> Values:
+def to_weights(scores: Tensor) -> Tensor:
     """w_a = f(c_a) / Σ f (P1 Eq. 5); all zero if the sum of the scores is zero or not finite.
 
-    >>> import torch
     >>> to_weights(torch.tensor([3.0, 1.0]))
     tensor([0.7500, 0.2500])
     """
     total = scores.sum()
-    weights: Values = library_of(scores).zeros_like(scores)
-    if 0 < total < math.inf:
-        weights = scores / total
-    return weights
+    return scores / total if 0 < total < math.inf else torch.zeros_like(scores)
 
 
 def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
     """Criteria that are constant across the clients of the cohort (P1 4.2's rule of thumb).
 
-    >>> import torch
     >>> without_effect(("size", "balance"), torch.tensor([[5.0, 0.7], [3.0, 0.7]]))
     ('balance',)
     """
@@ -188,8 +177,88 @@ def without_effect(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
 def zero_for_all(names: Sequence[str], raw: Tensor) -> tuple[str, ...]:
     """Criteria that are zero for all clients: in a product, or first in the order, all weights are then zero.
 
-    >>> import torch
     >>> zero_for_all(("size", "balance"), torch.tensor([[5.0, 0.0], [3.0, 0.0]]))
     ('balance',)
     """
     return tuple(name for name, some in zip(names, raw.any(0).tolist(), strict=True) if not some)
+
+
+def weigh(
+    criteria: Mapping[str, Any],
+    *,
+    score: Score | Callable[..., Tensor],
+    normalise: str | None = None,
+) -> NDArray[numpy.float64]:
+    """The weights of n clients from criteria that you measured.
+
+    Args:
+        criteria: a list, NumPy array or tensor [n] per criterion, finite and zero or more.
+        score: how a client's criteria become one number: `cw.prioritized(...)`, `cw.mean()` ..., or a
+            function with a parameter for each criterion, a tensor [n] of normalised values.
+        normalise: "sum", "max" or "none". The default is the score's own: "none" for a product,
+            "sum" for most others.
+
+    Returns:
+        The weights [n], which sum to 1.
+
+    Raises:
+        ValueError: the criteria differ in length, have a value that is negative or not finite, or do not
+            fit the score; or all scores are zero, or one is negative or not finite.
+
+    Example:
+        >>> import clientwise as cw
+        >>> criteria = {"size": [600, 600, 60], "accuracy": [0.9, 0.3, 0.9]}
+        >>> score = cw.prioritized("accuracy", "size")
+        >>> cw.weigh(criteria, score=score, normalise="max").round(3).tolist()
+        [0.531, 0.177, 0.292]
+    """
+    if not criteria:
+        raise ValueError("no criteria given")
+    if inspect.isroutine(score):
+        score = score_by(score)()
+    if not isinstance(score, Score):
+        raise TypeError(
+            f"score must be one of cw.prioritized(...), cw.mean() ..., or a function, got {score!r}"
+        )
+    names = tuple(criteria)
+    columns = {name: _column(name, values) for name, values in criteria.items()}
+    for name, column in columns.items():
+        if column.ndim != 1 or len(column) != len(columns[names[0]]):
+            raise ValueError(
+                f"{name!r} has shape {tuple(column.shape)}: every criterion needs one value per client"
+            )
+        if not bool((column.isfinite() & (column >= 0)).all()):
+            raise ValueError(
+                f"{name!r} has a value that is negative or not finite: {column.tolist()}"
+            )
+    score.check(names)
+    normaliser = normalise or score.default_normaliser
+    check_normaliser(score, normaliser)
+    if any(option.required for option in NORMALISERS.options(normaliser)):
+        raise ValueError(f"normalise = {normaliser!r} has options: divide by constants yourself")
+    raw = torch.stack(list(columns.values()), dim=1)
+    if len(raw) == 0:
+        return numpy.zeros(0)
+    scales = NORMALISERS.get(normaliser)(raw)
+    scores = scores_of(score, names, divide(raw, scales), range(len(raw)))
+    if not bool(scales.isfinite().all() & scores.sum().isfinite()):
+        raise ValueError(
+            "these values are too large to weigh: their scores overflow. Use larger units."
+        )
+    if not bool(scores.any()):
+        zero = ", ".join(map(repr, zero_for_all(names, raw)))
+        which = f". Criteria that are zero for all clients: {zero}" if zero else ""
+        raise ValueError(f"the score is zero for all clients, so there are no weights{which}")
+    return to_weights(scores).numpy()
+
+
+def _column(name: str, values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach().cpu().double()
+    try:
+        return torch.as_tensor(numpy.asarray(values, dtype=numpy.float64))
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name!r} must be a list, an array or a tensor with one number per client, got "
+            f"{values!s:.80}"
+        ) from None

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from ...core.types import FLOAT_BYTES
 from ...models.dropout import CountedDropout, keep
-from .kernels import dense, pooling
+from . import kernels
 
 # Parameter-free, and blind to what else is in the batch.
 # Fmt: skip
@@ -103,8 +103,8 @@ class Dense(StackedLayer):
         rows = values.reshape(len(values), -1, values.shape[-1])
         if training:
             self._rows, self._shape = rows, values.shape
-        if dense.can_run(rows, self.parameters[0].value.shape[1]):
-            return dense.forward(rows, *self._matrices()).view(*values.shape[:-1], -1)
+        if kernels.can_run(rows, self.parameters[0].value.shape[1]):
+            return kernels.forward(rows, *self._matrices()).view(*values.shape[:-1], -1)
         kernel = self.parameters[0].value[: len(values)].to(values.dtype).transpose(1, 2)
         if self.alike:  # one large product instead of many small ones
             rows, kernel = rows.flatten(0, 1)[None], kernel[:1]
@@ -113,8 +113,8 @@ class Dense(StackedLayer):
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """The gradient by the inputs comes first: the weights change in place."""
         gradient = gradient.reshape(len(gradient), -1, gradient.shape[-1])
-        if learning_rate is not None and dense.can_run(self._rows, gradient.shape[-1]):
-            before = dense.backward(
+        if learning_rate is not None and kernels.can_run(self._rows, gradient.shape[-1]):
+            before = kernels.backward(
                 gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted
             )
             return gradient if before is None else before.view(self._shape)
@@ -416,8 +416,8 @@ class Pooling(StackedLayer):
         """The maxima."""
         bias = self.parameters[0].value if self.parameters else None
         self._winners = None
-        if pooling.can_run(values):
-            self._results, self._winners = pooling.pool(values, bias, relu=self._relu)
+        if kernels.can_pool(values):
+            self._results, self._winners = kernels.pool(values, bias, relu=self._relu)
             return self._results
         results = self._plain.forward(values, training)
         if bias is not None:
@@ -433,7 +433,7 @@ class Pooling(StackedLayer):
             bias.learn(gradient.sum((1, 2, 3)), learning_rate)
         if self._winners is None:
             return self._plain.backward(gradient, learning_rate, wanted)
-        return pooling.unpool(gradient.contiguous(), self._winners)
+        return kernels.unpool(gradient.contiguous(), self._winners)
 
 
 class Rectifier(StackedLayer):

@@ -14,16 +14,9 @@ from ...core.objective.loss import Loss
 from ...core.seeding import mixed
 from ...core.types import LocalTraining
 from ...data.federated import Samples
-from ..batches import BatchSchedule
-from ..graphs import CudaGraph
+from ..batches import BatchSchedule, is_plain_sgd, make_optimizer, restart, set_rate, state_of
+from ..device import CudaGraph
 from ..jobs import TrainJob, TrainResult
-from ..optimizers import (
-    is_plain_sgd,
-    make_optimizer,
-    restart,
-    set_rate,
-    state_of,
-)
 from .network import StackedNetwork
 
 

@@ -111,8 +111,6 @@ def names_of(divided: FederatedData | Division, samples: Samples) -> tuple[str, 
 
 def count_clients(experiment: Experiment) -> int:
     """The number of clients, under the seed that has most."""
-    if experiment.reads_files:
-        return len(experiment.flower.clients)
     samples = load_samples(experiment)
     return max(len(divide_samples(experiment, samples, seed).train) for seed in experiment.seeds)
 

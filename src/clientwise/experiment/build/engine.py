@@ -19,11 +19,10 @@ from ...core.sampling import cohort_size
 from ...data.arrays import shape_hint
 from ...data.federated import FederatedData, Samples
 from ...engine.executor import DeviceExecutor, Executor
+from ...engine.hostile import HostileEngine
 from ...engine.local import LocalEngine
-from ...engine.wrappers.alone import AloneEngine
-from ...engine.wrappers.engine import EmbeddedEngine
-from ...engine.wrappers.hostile import HostileEngine
-from ...engine.wrappers.timed import TimedEngine
+from ...engine.timed import TimedEngine
+from ...engine.wrapping import AloneEngine, EmbeddedEngine
 from ...errors import ConfigError
 from ...models.flat import fill, fill_flat
 from ...models.networks import MODELS, initialised

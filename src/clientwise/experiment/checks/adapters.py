@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...core.aggregation.adapters import pairs_of
+from ...core.aggregation.sums import pairs_of
 from ...core.types import ModelSpec
 from ..config.messages import Issue
 from ..config.methods import MethodSettings

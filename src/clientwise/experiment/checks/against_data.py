@@ -9,18 +9,19 @@ from typing import Any
 import torch
 
 from ...attacks import ATTACKS, Hostile
-from ...core.counterfactuals import MOST_CLIENTS
 from ...core.method import Method
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
-from ...core.transforms import TRANSFORMS, TransformDeclaration
+from ...core.other_weights import MOST_CLIENTS
+from ...core.training import TRANSFORMS, TransformDeclaration
 from ...core.types import ModelSpec
+from ...core.weights.bounds import InfeasibleError
 from ...data.federated import FederatedData, Holdings, Samples
 from ...engine.device import pick_device, refuse_impossible
 from ...engine.executor import DeviceExecutor
+from ...engine.hostile import HostileEngine
 from ...engine.local import LocalEngine
-from ...engine.wrappers.hostile import HostileEngine
 from ...errors import ConfigError, Problems
 from ...registry import Part, Registry
 from ..build.data import build_data, divide_samples, load_samples, names_of
@@ -31,7 +32,6 @@ from ..config.schema import Experiment
 from ..config.settings import HostileClients
 from .adapters import adapter_issues
 from .combinations import needs_server_set
-from .policy import policy_issues
 from .privacy import cohort_privacy_issues, private_data_issues
 from .schedules import schedule_issues
 from .secure import secure_data_issues
@@ -296,13 +296,23 @@ def _client_issues(
         )
     for index, method in enumerate(experiment.build_methods()):
         place = f"methods[{index}]"
-        yield from policy_issues(place, method, plan, names, num_clients)
+        yield from _bounds_issues(place, method, plan.cohort_size)
         yield from _buffer_issues(place, method, plan.cohort_size)
         yield from cohort_privacy_issues(place, method, plan, num_clients, experiment.rounds)
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
             yield f"attributes.{name}", f"has {len(values)} values for {num_clients} clients"
     yield from _group_issues(experiment.hostile, num_clients, names)
+
+
+def _bounds_issues(place: str, method: Method, size: int) -> Iterator[Issue]:
+    """Bounds that no weights of a cohort of this size meet."""
+    if method.bounds is None or method.control:
+        return
+    try:
+        method.bounds.check(size)
+    except InfeasibleError as error:
+        yield f"{place}.bounds", f"{error}; a round has {size} clients"
 
 
 def _buffer_issues(place: str, method: Method, size: int) -> Iterator[Issue]:

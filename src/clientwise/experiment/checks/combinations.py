@@ -14,7 +14,7 @@ from ...attacks import ATTACKS
 from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.method import Method
 from ...core.objective.adapt_loss import LOSS_ADAPTERS, AdapterDeclaration
-from ...core.optimizers import OPTIMIZERS, declared_of, is_elementwise, is_plain, part_of
+from ...core.training import OPTIMIZERS, declared_of, is_elementwise, is_plain, part_of
 from ...core.types import LocalTraining
 from ...core.weights.priority import MAX_CRITERIA
 from ...core.weights.weighting import check_normaliser
@@ -441,14 +441,11 @@ def deployment_issues(experiment: Experiment) -> list[Issue]:
     """What a deployment needs beyond other runs: its server has no data of the clients."""
     issues: list[Issue] = [*deployed_privacy_issues(experiment)]
     flower = experiment.flower
-    needed = {"clients": flower.clients, "input_shape": flower.sample_shape}
+    needed = {"clients": flower.clients, "input_shape": flower.input_shape}
     for key, value in needed.items():
         if not value:
             hint = "is needed in a deployment, where the server has no data of the clients"
             issues.append((f"flower.{key}", hint))
-    if flower.table and (flower.input_shape or flower.num_classes):
-        hint = "says the shape and the classes: remove flower.input_shape and flower.num_classes"
-        issues.append(("flower.table", hint))
     if experiment.server_set.source == "contributed":
         hint = "no sample leaves a client of a deployment: "
         hint += 'use "held_out" with server-data, or "clients"'

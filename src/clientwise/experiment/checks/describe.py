@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ...core.aggregation.adapters import pairs_of
+from ...core.aggregation.sums import pairs_of
 from ...core.cohort import count_sums_of_parts
 from ...core.criteria import is_claimed
 from ...core.method import Plan
-from ...core.optimizers import declared_of, part_of
+from ...core.training import declared_of, part_of
 from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData, Samples
 from ...data.hints import column_hints
@@ -24,10 +24,9 @@ from ...registry import listed
 from ..build.data import build_data
 from ..build.engine import build_executor, build_plan, lanes_that_fit
 from ..config.schema import Experiment
-from ..running.ray_shards import can_be_sharded
+from ..running.ray_lanes import can_be_sharded
 from .against_data import validate
 from .doubts import doubts
-from .policy import policy_doubts
 from .privacy import describe_privacy, describe_sample_noise, held_out_doubts
 from .round_memory import fixed_bytes, gpu_bytes, largest_round
 from .steps import count_steps, total_steps
@@ -88,7 +87,6 @@ def describe(
     found = [(title, text) for title, text in lines.items() if text]
     warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
     warnings += held_out_doubts(experiment, samples)
-    warnings += policy_doubts(experiment, data, seed)
     found += [("warning", text) for text in [*warnings, *unequal_steps(steps)]]
     return [f"{title:<12}{text}" for title, text in found]
 

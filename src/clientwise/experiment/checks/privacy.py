@@ -87,9 +87,6 @@ def _central_issues(
         yield "bounds", f"{hint}. Give bounds = {{ cap = ... }}, at least 1/cohort"
     elif method.bounds.floor:
         yield "bounds.floor", "does not go with privacy: leave it out"
-    elif not method.bounds.is_plain:
-        hint = f"with groups, probation or a quorum {SEES_SINGLE}: give a cap alone"
-        yield "bounds", hint
     if method.evidence:
         yield "evidence", f"{SEES_SINGLE}: leave it out, or use privacy.local"
     if method.rule:
@@ -144,9 +141,9 @@ def _local_issues(method: Method) -> Iterator[Issue]:
     """Noise of the clients: whatever else they send."""
     privacy = method.privacy
     assert privacy is not None
-    for key in ("quantile", "denominator"):
-        if getattr(privacy, key) is not None:
-            yield f"privacy.{key}", "is for noise of the server: leave it out with local = true"
+    if privacy.denominator is not None:
+        hint = "is for noise of the server: leave it out with local = true"
+        yield "privacy.denominator", hint
     measured = {one.name: one for one in method.criteria if one.measured_by == "client"}
     for label in privacy.public:
         if label not in measured:
@@ -195,8 +192,8 @@ def private_data_issues(experiment: Experiment, samples: Samples) -> Iterator[Is
     for index, settings in enumerate(experiment.methods):
         if settings.privacy:
             hint = f"{name} prepares its inputs by the samples of all clients (means, categories,"
-            hint += " words), and these get no noise: use prepared numbers, or flower.table"
-            yield f"methods[{index}].privacy", f"{hint}, whose constants are public"
+            hint += " words), and these get no noise: use prepared numbers"
+            yield f"methods[{index}].privacy", hint
 
 
 def deployed_privacy_issues(experiment: Experiment) -> Iterator[Issue]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...core.method import Method
-from ...core.schedules import SCHEDULES, ScheduleDeclaration
+from ...core.training import SCHEDULES, ScheduleDeclaration
 from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.schema import Experiment

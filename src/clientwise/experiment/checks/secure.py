@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...core.fixed_point import FEWEST
 from ...core.method import Method
 from ...core.objective.problem import Problem
-from ...core.secrecy import LARGEST_COARSENESS, SecretScores
+from ...core.privacy import FEWEST
 from ...core.weights.weighting import NORMALISERS, DividesBySums, KeepsUnits
 from ..build.engine import build_plan
 from ..config.messages import Issue
@@ -15,6 +14,7 @@ from ..config.methods import MethodSettings
 from ..config.schema import Experiment
 
 KEY = "secure_aggregation"
+LARGEST_COARSENESS = 1e-3
 SEES_MODELS = "compares single updates, which the server does not see under secure aggregation"
 ALLOWED = {"adapt_loss", "criteria", "fine_tune", "normalise", "score", "server_step"}
 ALLOWED |= {"adapters", "name", "training", "tuned", KEY}
@@ -86,12 +86,14 @@ def secure_data_issues(
         if method.secure.needed(size) > size:
             yield f"{key}.threshold", "must be below 1: a threshold of all clients or more fails"
             continue
-        scores = SecretScores.of(method, problem, size)
-        if scores.coarseness > LARGEST_COARSENESS:
+        sums = method.secret_sum(problem, size)
+        if sums.coarseness > LARGEST_COARSENESS:
             hint = f"a sum of {size} clients overflows unless values are rounded by up to "
-            hint += f"{scores.coarseness:.2g} of clip, and more than {LARGEST_COARSENESS:g} is too coarse"
-            if not method.uses_sums and scores.highest > 1:
-                hint += f': scores may reach {scores.highest:.2g}; use normalise = "sum"'
+            hint += (
+                f"{sums.coarseness:.2g} of clip, and more than {LARGEST_COARSENESS:g} is too coarse"
+            )
+            if not method.uses_sums and sums.highest > 1:
+                hint += f': scores may reach {sums.highest:.2g}; use normalise = "sum"'
             else:
                 hint += ": use bits = 64"
             yield f"{key}.bits = {method.secure.bits}", hint

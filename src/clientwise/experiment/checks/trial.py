@@ -12,15 +12,15 @@ from ...core.aggregation.rules import Rule, fault_in
 from ...core.criteria import Arrivals, ClientFacts, Criterion
 from ...core.method import Method
 from ...core.objective.problem import Problem
-from ...core.optimizers import is_elementwise
 from ...core.seeding import client_keys
+from ...core.training import is_elementwise
 from ...core.types import Evaluation, LocalTraining
 from ...data.arrays import NamedInput, shape_hint
 from ...data.federated import FederatedData, Samples
 from ...engine.executor import DeviceExecutor
 from ...engine.jobs import TrainJob
 from ...engine.probes import with_input_type
-from ...engine.wrappers.engine import EmbeddedEngine, WrappingEngine
+from ...engine.wrapping import EmbeddedEngine, WrappingEngine
 from ...limits import gigabytes, memory
 from ...models.call import outputs_of
 from ...models.flat import spec_of

@@ -13,10 +13,9 @@ from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.clock import Pace
 from ...core.criteria import CRITERIA, make_criterion
 from ...core.evidence import EVIDENCE
-from ...core.fixed_point import SecureAggregation
 from ...core.method import Adapters, Control, Method
 from ...core.objective.adapt_loss import LOSS_ADAPTERS
-from ...core.privacy import Privacy
+from ...core.privacy import Privacy, SecureAggregation
 from ...core.sampling import SAMPLINGS
 from ...core.types import LocalTraining
 from ...core.weights.bounds import Bounds
@@ -31,9 +30,7 @@ from .tables import ConfigTable, Name, Seed, TableOf
 PACE = TableOf(
     Pace, "When a round ends, where clients take time. Default: when all clients have answered."
 )
-BOUNDS = TableOf(
-    Bounds, "The policy on weights: caps, floors, groups, probation, quorum (docs/rules.md)."
-)
+BOUNDS = TableOf(Bounds, "The bounds of every client's weight (docs/rules.md).")
 PRIVACY = TableOf(Privacy, "Differential privacy of the clients; see docs/privacy.md.")
 SECURE_AGGREGATION = TableOf(
     SecureAggregation,
@@ -53,8 +50,6 @@ class Tuned(ConfigTable):
     trials: PositiveInt = Field(description="Number of trials.")
     seeds: list[Seed] = Field(description="Seeds of the trials. A run with one of them is refused.")
     rounds: PositiveInt = Field(description="Rounds of a trial.")
-    by: str = Field(description="The criterion that compared trials: see [tune].")
-    sampler: str = Field(description="How values were drawn: see [tune].")
 
 
 class MethodSettings(ConfigTable):
@@ -77,7 +72,7 @@ class MethodSettings(ConfigTable):
     )
     bounds: Annotated[Bounds, BOUNDS] | None = Field(
         None,
-        description="The policy on weights: see [methods.bounds]. Default: no bounds.",
+        description="Cap and floor of every weight: see [methods.bounds]. Default: no bounds.",
     )
     before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = Field(
         [], description="Changes of the updates before the rule, in this order."

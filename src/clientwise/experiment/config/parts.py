@@ -30,12 +30,9 @@ from torch.nn import functional
 
 from ...core.criteria import CRITERIA, Arrivals, ClientFacts, CriterionDeclaration
 from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss, Loss
-from ...core.optimizers import OPTIMIZERS, OptimizerDeclaration
-from ...core.schedules import SCHEDULES
-from ...core.transforms import TRANSFORMS
+from ...core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, OptimizerDeclaration
 from ...core.types import LocalTraining
-from ...core.weights.functions import score_by
-from ...core.weights.scores import SCORES, Score
+from ...core.weights.scores import SCORES, Score, score_by
 from ...registry import Declaration, Need, Part, Registry, suggest
 from .messages import issues_of, refuse
 from .tables import CHECKED

@@ -265,12 +265,6 @@ class Experiment(ConfigTable):
         return changed
 
     @property
-    def reads_files(self) -> bool:
-        """Whether the samples are the members' files (`flower.files`), not a divided dataset."""
-        has_samples = self.data is not None or self._own_samples is not None
-        return not has_samples and self.flower.files is not None
-
-    @property
     def model_name(self) -> str:
         """The name of the network."""
         if self.own_model:

@@ -12,15 +12,12 @@ from ...attacks import ATTACKS
 from ...core.clock import Seconds
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS
-from ...core.optimizers import OPTIMIZERS, declared_of
-from ...core.schedules import SCHEDULES, ScheduleDeclaration
 from ...core.seeding import generator
-from ...core.transforms import TRANSFORMS
+from ...core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, ScheduleDeclaration, declared_of
 from ...core.types import LocalTraining
 from ...data.arrays import MOST_CLASSES
 from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
 from ...data.division import OfficialTest
-from ...data.encoding import Encoding, InputColumn
 from ...registry import (
     NonNegativeFloat,
     OpenShare,
@@ -363,55 +360,6 @@ class DeviceSettings(ConfigTable):
     )
 
 
-class MemberColumn(ConfigTable):
-    """A column of the members' tables."""
-
-    name: str = Field(description="Name of the column in every member's file.")
-    categories: list[str] = Field(
-        [], description="Its values, each of which becomes an input. Default: it has numbers."
-    )
-    mean: float = Field(0.0, description="Mean over all members. A missing number becomes it.")
-    deviation: PositiveFloat = Field(1.0, description="Standard deviation over all members.")
-    marks_missing: bool = Field(
-        False, description="Whether one more input is 1 where the value is missing."
-    )
-
-
-class MemberTable(ConfigTable):
-    """The columns of the members' tables, on which all members agree: see docs/flower.md."""
-
-    target: str = Field(description="The column to predict.")
-    classes: list[str] = Field([], description="Its values. Default: it has numbers.")
-    columns: Annotated[list[MemberColumn], Field(min_length=1)] = Field(
-        description="The inputs: a table for each column."
-    )
-
-    def encoding(self) -> Encoding:
-        """How a row becomes inputs; ValueError where the columns cannot be used."""
-        columns = []
-        for one in self.columns:
-            column = InputColumn(
-                one.name,
-                tuple(one.categories),
-                fill=one.mean,
-                mean=one.mean,
-                deviation=one.deviation,
-                marks_missing=one.marks_missing,
-            )
-            columns.append(column)
-        return Encoding(self.target, tuple(columns), tuple(self.classes))
-
-
-def _usable(table: MemberTable) -> MemberTable:
-    encoding = table.encoding()
-    if table.target in {column.name for column in encoding.columns}:
-        raise ValueError(f"{table.target!r} is the target and also one of the columns")
-    for words in (table.classes, *(column.categories for column in table.columns)):
-        if len(set(words)) < len(words) or len(words) == 1:
-            raise ValueError(f"{words[:3]}: give two or more different values, or none")
-    return table
-
-
 class FlowerSettings(ConfigTable):
     """Clients reached through Flower (engine = "flower"): see docs/flower.md."""
 
@@ -457,30 +405,6 @@ class FlowerSettings(ConfigTable):
     num_classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)] = Field(
         0, description="Deployment: the number of classes. 0: regression."
     )
-    table: Annotated[MemberTable, AfterValidator(_usable)] | None = Field(
-        None,
-        description="Deployment: the columns of the members' CSV files, instead of `input_shape` and "
-        "`num_classes`.",
-    )
-    files: str | None = Field(
-        None,
-        description="To try a deployment on one machine, instead of `data`: a folder with the files "
-        "of each of `clients`, and server.npz (with `table`, server.csv).",
-    )
-    loader: str | None = Field(
-        None,
-        description="The Python file whose `load` reads `files`. Default: NumPy files or tables.",
-    )
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        """The shape of a sample; empty where the config does not say."""
-        return (self.table.encoding().width,) if self.table else tuple(self.input_shape)
-
-    @property
-    def class_count(self) -> int:
-        """The number of classes; 0 for regression."""
-        return len(self.table.classes) if self.table else self.num_classes
 
     @property
     def away(self) -> tuple[int, ...]:

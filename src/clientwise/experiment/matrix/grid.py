@@ -1,4 +1,4 @@
-"""A matrix: the same methods under several attacks and settings on several federations.
+"""A matrix: the same methods under several attacks on several federations.
 
     [matrix]
     shares = [0.2, 0.4]               # of hostile clients; the first column, "clean", has none
@@ -7,22 +7,17 @@
     "sign flip" = { attack = { name = "sign_flip", strength = 2.0 } }
     [matrix.data.heart]               # what differs there, as in a preset
     data = "heart"
-    [matrix.sweep]                    # every combination of these values is a column
-    training.learning_rate = [0.01, 0.1]
 
 A rule that takes a share of hostile clients is told its column's by `rule.hostile = "column"`.
 
 Every cell is an ordinary run in a folder of its own, with all methods and seeds. Without
-[matrix.data] there is one federation, that of the config. `runs.py` runs the cells,
-`resume.py` adds to a matrix that was run.
+[matrix.data] there is one federation, that of the config. `runs.py` runs the cells.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,11 +26,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, ValidationError
 
 from ...errors import ConfigError, Problems, RunError, shortened
-from ..config.messages import issues_of
+from ..config.messages import Issue, issues_of
 from ..config.named import merge
 from ..config.tables import ConfigTable, Name
-from ..config_file import read_config, set_value
-from ..tune.search import Values, combinations, dotted, read_space
+from ..config_file import read_config
 
 if TYPE_CHECKING:
     from ..config.schema import Experiment
@@ -50,7 +44,7 @@ HostileShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class MatrixSettings(ConfigTable):
-    """Many experiments in one file: every federation, clean and under every attack, with every setting.
+    """Many experiments in one file: every federation, clean and under every attack.
 
     `clientwise run --jobs 4` runs four cells at once. A cell that fails does not end the others;
     `--resume` runs it again, and runs what was added. See docs/arena.md.
@@ -67,13 +61,7 @@ class MatrixSettings(ConfigTable):
     data: dict[Name, dict[str, Any]] = Field(
         {}, description="By name: the keys that differ on another federation."
     )
-    sweep: dict[str, Any] = Field(
-        {},
-        description="Keys of the config with lists of values: every combination is a column. "
-        "Example: `methods.FedYogi.server_step.learning_rate`.",
-    )
     oracle: Name | None = Field(None, description="The method that regrets are counted against.")
-    clean: bool = Field(True, description="Add a column without hostile clients.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +71,8 @@ class MatrixCell:
     data: str
     attack: str
     share: float  # of hostile clients; 0: clean
-    source: str  # what messages call its config
-    table: Mapping[str, Any]
-    setting: str = ""  # the values of a sweep: "learning_rate 0.1"
+    where: str  # what messages call the config of the matrix
+    table: dict[str, Any]
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -96,8 +83,8 @@ class MatrixCell:
 
     @property
     def column(self) -> str:
-        """The cell's name among those on the same data: "sign flip 20%, learning_rate 0.1"."""
-        return _column(self.attack, self.share, self.setting)
+        """The cell's name among those on the same data: "sign flip 20%"."""
+        return f"{self.attack} {self.share:.0%}" if self.share else CLEAN
 
     @property
     def name(self) -> str:
@@ -105,25 +92,18 @@ class MatrixCell:
         return f"{self.data}, {self.column}"
 
     @property
+    def source(self) -> str:
+        """What messages call its config."""
+        return f"{self.where}: matrix, {self.name}"
+
+    @property
     def folder(self) -> str:
         """The name of its run folder."""
         parts = [self.data, self.attack]
         if self.share:
             parts.append(f"{self.share:.0%}".rstrip("%"))
-        if self.setting:
-            parts.append(self.setting)
-        return "--".join(_in_file_name(part) for part in parts)
-
-
-def _column(attack: str, share: float, setting: str) -> str:
-    if not share:
-        return setting or CLEAN
-    hostile = f"{attack} {share:.0%}"
-    return f"{hostile}, {setting}" if setting else hostile
-
-
-def _in_file_name(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "x"
+        plain = [re.sub(r"[^A-Za-z0-9.]+", "-", part).strip("-.") or "x" for part in parts]
+        return "--".join(plain)
 
 
 @dataclass(frozen=True)
@@ -164,24 +144,24 @@ def load(
 
 
 def make(
-    where: str, table: dict[str, Any], replaced: Mapping[str, Any] | None = None
+    where: str, table: Mapping[str, Any], replaced: Mapping[str, Any] | None = None
 ) -> Experiment | Matrix:
     """The experiment or matrix that a table describes, validated; see `load`."""
-    if "matrix" in table:
-        if replaced and "methods" in replaced:
-            table["matrix"] = _with_known_oracle(table)
-        return _make_matrix(where, table)
-    from ..load import make_experiment
+    if "matrix" not in table:
+        from ..load import make_experiment
 
-    return make_experiment(where, table)
+        return make_experiment(where, table)
+    settings = table["matrix"]
+    if replaced and "methods" in replaced and isinstance(settings, Mapping):
+        names = [method["name"] for method in table["methods"] if isinstance(method, Mapping)]
+        if settings.get("oracle") not in names:  # only some methods are run
+            settings = {key: value for key, value in settings.items() if key != "oracle"}
+    return _checked(where, {**table, "matrix": settings})
 
 
 def load_matrix(source: str | Path | Mapping[str, Any]) -> Matrix:
     """The matrix that a config describes, validated."""
-    where, table = read_config(source)
-    if "matrix" not in table:
-        raise RunError(f"{where}: has no [matrix]")
-    return _make_matrix(where, table)
+    return _checked(*read_config(source))
 
 
 def open_matrix(folder: Path) -> Matrix:
@@ -191,10 +171,7 @@ def open_matrix(folder: Path) -> Matrix:
 
 def look_at(folder: Path) -> Matrix:
     """The matrix that was run in a folder, unchecked; no plugin is imported."""
-    where, table = read_config(folder / MATRIX_FILE)
-    if "matrix" not in table:
-        raise RunError(f"{where}: has no [matrix]")
-    return _outline(where, table)
+    return _outline(*read_config(folder / MATRIX_FILE))
 
 
 def is_matrix(folder: Path) -> bool:
@@ -202,7 +179,7 @@ def is_matrix(folder: Path) -> bool:
     return (folder / MATRIX_FILE).exists()
 
 
-def _make_matrix(where: str, table: Mapping[str, Any]) -> Matrix:
+def _checked(where: str, table: Mapping[str, Any]) -> Matrix:
     matrix = _outline(where, table)
     problems = Problems()
     for cell in matrix.cells:
@@ -222,140 +199,43 @@ def _make_matrix(where: str, table: Mapping[str, Any]) -> Matrix:
     return matrix
 
 
-def _with_known_oracle(table: Mapping[str, Any]) -> Any:
-    """[matrix] for some methods only: without its oracle, if that is not among them."""
-    settings = table["matrix"]
-    names = [method["name"] for method in table["methods"] if isinstance(method, Mapping)]
-    if not isinstance(settings, Mapping) or settings.get("oracle") in names:
-        return settings
-    return {key: value for key, value in settings.items() if key != "oracle"}
-
-
 def _outline(where: str, table: Mapping[str, Any]) -> Matrix:
     """The cells of a matrix; their experiments are not made yet."""
-    settings = _settings(where, table)
-    table = _with_batch_size(where, table)
-    base = {key: value for key, value in table.items() if key != "matrix"}
-    name = str(base.get("name", "matrix"))
-    cells = tuple(_cells(settings, {"name": name, **base}, where))
-    _check_folders(cells, where)
-    return Matrix(name, settings, cells, table)
-
-
-def _with_batch_size(where: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The table with `training.batch_size` stated, so that a later default does not change it.
-
-    A matrix in a folder that does not state it was run when the default was "full".
-    """
-    training = table.get("training", {})
-    if not isinstance(training, Mapping):
-        return table  # refused by the schema
-    default: Any = "full"
-    if Path(where).name != MATRIX_FILE:
-        from ...core.types import LocalTraining
-
-        default = LocalTraining.batch_size
-    return {**table, "training": {"batch_size": default, **training}}
-
-
-def _settings(where: str, table: Mapping[str, Any]) -> MatrixSettings:
+    if "matrix" not in table:
+        raise RunError(f"{where}: has no [matrix]")
     try:
         settings = MatrixSettings.model_validate(table["matrix"])
     except ValidationError as error:
         issues = issues_of(error, MatrixSettings)
-        raise ConfigError(
-            where, [(f"matrix.{key}".rstrip("."), message) for key, message in issues]
-        ) from None
-    issues = []
-    if table.get("hostile"):
-        issues.append(
-            ("hostile", "does not go with [matrix]; use matrix.attacks and matrix.shares")
-        )
-    for name, group in settings.attacks.items():
-        for key in group.keys() & {"clients", "share"}:
-            issues.append((f"matrix.attacks.{name}.{key}", "is given by matrix.shares"))
+        found = [(f"matrix.{key}".rstrip("."), message) for key, message in issues]
+        raise ConfigError(where, found) from None
+    base = {key: value for key, value in table.items() if key != "matrix"}
+    base.setdefault("name", "matrix")
+    cells = tuple(_cells(settings, base, where))
+    issues = list(_issues(settings, table, cells))
     if issues:
         raise ConfigError(where, issues)
-    return settings
+    return Matrix(str(base["name"]), settings, cells, table)
 
 
 def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Iterator[MatrixCell]:
+    """The cells: every federation, clean and under every attack by every share."""
     columns = [(attack, share) for attack in settings.attacks for share in settings.shares]
-    if settings.clean:
-        columns.insert(0, (CLEAN, 0.0))
-    swept = _settings_of(settings.sweep, where)
+    columns.insert(0, (CLEAN, 0.0))
     federations: Mapping[str, Mapping[str, Any]] = settings.data or {str(base["name"]): {}}
-    count = len(columns) * len(federations) * len(swept)
-    if not 1 <= count <= MOST_CELLS:
-        raise ConfigError(
-            where, [("matrix", f"has {count:,} cells; 1 to {MOST_CELLS:,} are allowed")]
-        )
-    every = itertools.product(federations.items(), columns, swept.items())
-    for (data, changes), (attack, share), (setting, values) in every:
-        table = merge(base, changes)
-        if values:
-            table = deepcopy(table)
-        for path, value in values.items():
-            set_value(table, path, value, f"{where}: matrix.sweep")
-        hostile = [{"share": share, **settings.attacks[attack]}] if share else []
-        name = f"{data}, {_column(attack, share, setting)}"
-        cell = {**table, "name": name, "hostile": hostile}
-        if "methods" in table:
-            cell["methods"] = _told(table["methods"], share)
-        yield MatrixCell(data, attack, share, f"{where}: matrix, {name}", cell, setting)
-
-
-def _settings_of(sweep: Mapping[str, Any], where: str) -> dict[str, Values]:
-    """All combinations of a sweep's values, by their names; without a sweep, the config alone."""
-    try:
-        space = read_space(sweep)
-    except ValueError as error:
-        raise ConfigError(where, [("matrix.sweep", str(error))]) from None
-    found = combinations(space)
-    if found is None:
-        raise ConfigError(where, [("matrix.sweep", "takes lists of values, not ranges")])
-    swept: dict[str, Values] = {}
-    for values in itertools.islice(found, MOST_CELLS + 1):
-        named = []
-        for path, value in values.items():
-            named.append(f"{_short(path, space)} {_shown(value, space[path].samples())}")
-        name = ", ".join(named)
-        if swept.setdefault(name, values) != values:
-            raise ConfigError(where, [("matrix.sweep", f"two columns would be called {name!r}")])
-    return swept
-
-
-def _short(path: tuple[str, ...], paths: Iterable[tuple[str, ...]]) -> str:
-    """The end of a key that no other key has.
-
-    >>> keys = [("training", "learning_rate"), ("server_step", "learning_rate"), ("rounds",)]
-    >>> _short(keys[0], keys), _short(keys[2], keys)
-    ('training.learning_rate', 'rounds')
-    """
-    others = [other for other in paths if other != path]
-    length = 1
-    while any(other[-length:] == path[-length:] for other in others):
-        length += 1
-    return dotted(path[-length:])
-
-
-def _shown(value: Any, values: Sequence[Any]) -> str:
-    """A value in the name of a column; of a part, its name, with options if another has that name.
-
-    >>> median, low, high = "median", {"name": "krum", "hostile": 1}, {"name": "krum", "hostile": 2}
-    >>> _shown(low, [median, low]), _shown(low, [median, low, high])
-    ('krum', 'krum hostile 1')
-    """
-    name = _name_of(value)
-    alike = [one for one in values if _name_of(one) == name and one != value]
-    if not alike or not isinstance(value, Mapping):
-        return name
-    options = [f"{key} {option}" for key, option in value.items() if key != "name"]
-    return " ".join([name, *options])
-
-
-def _name_of(value: Any) -> str:
-    return str(value.get("name", value)) if isinstance(value, Mapping) else str(value)
+    count = len(columns) * len(federations)
+    if count > MOST_CELLS:
+        message = f"has {count:,} cells; at most {MOST_CELLS:,} are allowed"
+        raise ConfigError(where, [("matrix", message)])
+    for data, changes in federations.items():
+        for attack, share in columns:
+            table = merge(base, changes)
+            table["hostile"] = [{"share": share, **settings.attacks[attack]}] if share else []
+            if "methods" in table:
+                table["methods"] = _told(table["methods"], share)
+            cell = MatrixCell(data, attack, share, where, table)
+            table["name"] = cell.name
+            yield cell
 
 
 def _told(methods: Any, share: float) -> Any:
@@ -370,17 +250,19 @@ def _told(methods: Any, share: float) -> Any:
     return told
 
 
-def _check_folders(cells: Sequence[MatrixCell], where: str) -> None:
-    """Refuse cells that would share a folder, or whose folder's name would be too long."""
+def _issues(
+    settings: MatrixSettings, table: Mapping[str, Any], cells: Sequence[MatrixCell]
+) -> Iterator[Issue]:
+    """Keys that do not go with a matrix, and cells that would have no folder of their own."""
+    if table.get("hostile"):
+        yield "hostile", "does not go with [matrix]; use matrix.attacks and matrix.shares"
+    for name, group in settings.attacks.items():
+        for key in group.keys() & {"clients", "share"}:
+            yield f"matrix.attacks.{name}.{key}", "is given by matrix.shares"
     folders: dict[str, MatrixCell] = {}
     for cell in cells:
         other = folders.setdefault(cell.folder, cell)
         if other is not cell:
-            raise ConfigError(
-                where, [("matrix", f"{other.column!r} and {cell.column!r} would share a folder")]
-            )
+            yield "matrix", f"{other.column!r} and {cell.column!r} would share a folder"
         if len(cell.folder) > LONGEST_FOLDER:
-            name = shortened(cell.column)
-            raise ConfigError(
-                where, [("matrix", f"the names of {name!r} are too long for a folder")]
-            )
+            yield "matrix", f"the names of {shortened(cell.column)!r} are too long for a folder"

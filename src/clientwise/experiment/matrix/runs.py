@@ -1,4 +1,4 @@
-"""Run a matrix: cell after cell, or several cells at once in processes of their own."""
+"""Run a matrix: cell after cell, or several cells at once in processes of their own; and add to one that was run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 import torch
@@ -20,17 +21,25 @@ import torch
 from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ...errors import ClientwiseError, ConfigError, Problems, RunError
 from ...limits import gigabytes
+from ...record.files import CONFIG
+from ...record.reading.reader import is_finished, refuse_damaged
 from ...writing import left_behind, make_folder, write_atomically
-from ..build.data import load_samples
-from ..config.schema import Experiment
+from ..build.data import build_data, load_samples
+from ..checks.against_data import validate
 from ..config_file import read_config
-from ..running.folders import new_folder
 from ..running.lanes import Progress
-from ..running.machine import change_of_machine, in_words
+from ..running.origin import change_of_machine, compare_origin, other_machine
+from ..running.resume import (
+    changed_keys,
+    config_so_far,
+    differences,
+    extended,
+    modified,
+    new_folder,
+)
 from ..running.runner import Stopped
 from ..running.runner import run as run_experiment
-from .grid import MATRIX_FILE, Matrix, MatrixCell, open_matrix
-from .resume import grown, unfinished_cells
+from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
 
 log = logging.getLogger("clientwise")
 JOB_BYTES = 2 * 2**30  # of a GPU's memory: the least that a process gets
@@ -81,12 +90,14 @@ def run_matrix(
     """
     folder = new_folder(matrix.name) if out is None else out
     matrix, todo = _prepare(matrix, folder, resume, accept_changes)
-    folders = [folder / matrix.cells[index].folder for index in todo]
-    changes = change_of_machine(folders)
+    cells = matrix.cells
+    changes = change_of_machine(folder / cells[index].folder for index in todo)
     if changes:
-        log.warning("warning: %s: %s", folder, in_words(changes))
-    number = len(matrix.cells) - len(todo)
+        log.warning("warning: %s", other_machine(folder, changes))
     failures: dict[str, str] = {}
+
+    def began(cell: MatrixCell, place: int) -> None:
+        on_cell(cell, len(cells) - len(todo) + place, len(cells))
 
     def ended(cell: MatrixCell, reason: str | None) -> None:
         if reason is not None:
@@ -95,38 +106,33 @@ def run_matrix(
 
     try:
         if jobs > 1:
-            on_gpu = any(_uses_gpu(matrix.cells[index]) for index in todo)
-            for index, reason in _run_in_processes(folder, todo, jobs, on_gpu, accept_changes):
-                number += 1
-                on_cell(matrix.cells[index], number, len(matrix.cells))
-                ended(matrix.cells[index], reason)
+            on_gpu = any(_uses_gpu(cells[index]) for index in todo)
+            results = _run_in_processes(folder, todo, jobs, on_gpu, accept_changes)
+            for place, (index, reason) in enumerate(results, 1):
+                began(cells[index], place)
+                ended(cells[index], reason)
         else:
-            for index in todo:
-                number += 1
-                on_cell(matrix.cells[index], number, len(matrix.cells))
-                ended(
-                    matrix.cells[index], _run(folder, matrix.cells[index], on_round, accept_changes)
-                )
+            for place, index in enumerate(todo, 1):
+                began(cells[index], place)
+                ended(cells[index], _run(folder, cells[index], on_round, accept_changes))
     except KeyboardInterrupt:
         raise Stopped(folder) from None
     if failures:
-        raise CellsFailedError(folder, failures, len(matrix.cells))
+        raise CellsFailedError(folder, failures, len(cells))
     return folder
 
 
 def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
     """The newest folder in runs/ that was made from exactly this config."""
-
-    def is_this(path: Path) -> bool:
+    written = []
+    for path in parent.glob(f"*/{MATRIX_FILE}"):
         with suppress(ConfigError):  # a file that cannot be read is another matrix
-            return read_config(path)[1] == matrix.table
-        return False
-
-    written = [path for path in parent.glob(f"*/{MATRIX_FILE}") if is_this(path)]
+            if read_config(path)[1] == matrix.table:
+                written.append(path)
     if not written:
         how = "name its folder: clientwise run FOLDER --resume"
         raise RunError(f"{parent}/: no unfinished run of this config; {how}")
-    return max(written, key=lambda path: path.stat().st_mtime).parent
+    return max(written, key=modified).parent
 
 
 def _prepare(
@@ -145,23 +151,26 @@ def _prepare(
                 f"{folder}: there is a matrix already. Resume it (--resume, in Python resume=True) "
                 "or choose another output folder."
             )
-        matrix = grown(matrix, folder)
-        todo = unfinished_cells(matrix, folder, accept_changes)
-    elif _names_in(folder) - {left.name for left in left_behind(written)}:
-        raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
-    _refuse_missing_data([matrix.cells[index].experiment for index in todo])
+        matrix = _grown(matrix, folder)
+        todo = _unfinished_cells(matrix, folder, accept_changes)
+    else:
+        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+        if names - {left.name for left in left_behind(written)}:
+            raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
+    _refuse_missing_data([matrix.cells[index] for index in todo])
     make_folder(folder)
     write_atomically(written, tomli_w.dumps(matrix.table).encode())
     return matrix, todo
 
 
-def _refuse_missing_data(experiments: Sequence[Experiment]) -> None:
+def _refuse_missing_data(cells: Iterable[MatrixCell]) -> None:
     """Read the data of every federation once: hours may pass before the first cell that needs them."""
     problems = Problems()
     read = set()
-    for experiment in experiments:
+    for cell in cells:
+        experiment = cell.experiment
         data = repr((experiment.data, experiment.data_dir, experiment.features))
-        if data in read or experiment.reads_files:
+        if data in read or experiment.data is None:
             continue
         read.add(data)
         with suppress(OSError, MemoryError), problems.noted(experiment.source):  # the cell says it
@@ -169,29 +178,129 @@ def _refuse_missing_data(experiments: Sequence[Experiment]) -> None:
     problems.refuse()
 
 
-def _names_in(folder: Path) -> set[str]:
-    if not folder.is_dir():
-        return set()
-    return {path.name for path in folder.iterdir()}
+# Add to a matrix --------------------------------------------------------------------------------------
 
 
-def _uses_gpu(cell: MatrixCell) -> bool:
-    return pick_device(cell.experiment.device).type == "cuda"
+def _grown(matrix: Matrix, folder: Path) -> Matrix:
+    """The matrix that is in a folder, with what a config adds to it: nothing is lost."""
+    before = open_matrix(folder)
+    if before.table == matrix.table:
+        return matrix
+    if before.name != matrix.name:
+        raise _other_config(folder, [f"name = {matrix.name!r} (was {before.name!r})"])
+    old = before.settings
+    new = matrix.settings
+    methods: dict[str, Any] = {}
+    for one in (
+        before,
+        matrix,
+    ):  # one that both have is the given one, so that a difference is seen
+        resolved = one.cells[0].experiment.to_dict()["methods"]
+        names = [method["name"] for method in resolved]
+        methods |= zip(names, one.table.get("methods", resolved), strict=True)
+    joined: dict[str, Any] = {
+        "attacks": {**old.attacks, **new.attacks},
+        "shares": list(dict.fromkeys([*old.shares, *new.shares])),
+    }
+    if old.data or new.data:
+        alone = {matrix.name: {}}  # the federation of a matrix that names none
+        joined["data"] = {**(old.data or alone), **(new.data or alone)}
+    if oracle := new.oracle or old.oracle:
+        joined["oracle"] = oracle
+    seeds = [seed for one in (before, matrix) for seed in one.cells[0].experiment.seeds]
+    table = {**matrix.table, "methods": list(methods.values()), "matrix": joined}
+    return load_matrix({**table, "seeds": list(dict.fromkeys(seeds))})
 
 
-def _jobs_that_fit(jobs: int, process: ProcessPoolExecutor) -> int:
-    """As many jobs as the free memory of the GPU allows; the other cells wait.
+def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> list[int]:
+    """The positions of the cells that are not finished, or lack rounds, seeds or methods. No file changes.
 
-    It is read in a `process` that is to use the GPU, since whoever reads it takes some of it. An earlier run in
-    this process may have left memory to PyTorch's cache, which is returned first.
+    RunError where a cell was run with another config, where a finished one is damaged, or, unless
+    that is accepted, where it comes from other data, code or versions.
     """
-    return_unused_gpu_memory()
-    free = process.submit(gpu_memory, torch.device("cuda")).result()
-    fitting = max(1, min(jobs, free // JOB_BYTES))
-    if fitting < jobs:
-        room = f"{gigabytes(free)} of GPU memory are free, and a job needs {gigabytes(JOB_BYTES)}"
-        log.warning("warning: %s: %d jobs at once instead of %d", room, fitting, jobs)
-    return fitting
+    todo: list[int] = []
+    finished: list[MatrixCell] = []
+    damages: list[str] = []
+    differing: dict[str, list[str]] = {}  # what differs: in which cells
+    for index, cell in enumerate(matrix.cells):
+        own = folder / cell.folder
+        try:
+            before = config_so_far(own)
+            now = cell.experiment
+            for difference in differences(before, now).values() if before else ():
+                differing.setdefault(difference, []).append(cell.name)
+            if (
+                before is None
+                or changed_keys(before.to_dict(), extended(before, now).to_dict())
+                or not is_finished(own)
+            ):
+                todo.append(index)
+                continue
+            refuse_damaged(
+                own, {(one.name, seed) for one in before.methods for seed in before.seeds}
+            )
+            finished.append(cell)
+        except RunError as error:
+            damages.append(str(error))
+    if differing:
+        found = []
+        for difference, names in differing.items():
+            where = "" if len(names) == len(matrix.cells) else f" in {'; '.join(names)}"
+            found.append(f"{difference}{where}")
+        raise _other_config(folder, found)
+    if damages:
+        hint = "Delete the folder of a damaged cell and resume: the cell is run again."
+        raise RunError("\n".join([*damages, hint]))
+    compared: set[str] = set()
+    for cell in () if accept_changes else finished:
+        experiment = cell.experiment
+        data = {}
+        if cell.data not in compared:  # versions and code of every cell, data once per federation
+            compared.add(cell.data)
+            samples = validate(experiment, None)
+            data = {seed: build_data(experiment, samples, seed)[0] for seed in experiment.seeds}
+        compare_origin(folder / cell.folder, experiment, data, accept_changes=False)
+    return todo
+
+
+def _other_config(folder: Path, differing: Iterable[str]) -> RunError:
+    return RunError(
+        f"{folder}: was run with another config: {', '.join(differing)}. Resume it with its own "
+        f"config, which is in {folder / MATRIX_FILE}, or choose another output folder. What is added "
+        "needs a name of its own: a method, an attack, a federation; rounds may only grow"
+    )
+
+
+# Cells ------------------------------------------------------------------------------------------------
+
+
+def _run(
+    folder: Path,
+    cell: MatrixCell,
+    on_round: Callable[[Progress], None] | None,
+    accept_changes: bool,
+) -> str | None:
+    """Run a cell, or continue it.
+
+    Returns:
+        The reason where it failed, else None: text, since not every error can be pickled.
+    """
+    own = folder / cell.folder
+    try:
+        run_experiment(
+            cell.experiment,
+            own,
+            resume=(own / CONFIG).exists(),
+            accept_changes=accept_changes,
+            on_round=on_round,
+            on_warning=lambda text: None,  # most cells have the same: the report counts them
+        )
+    except ClientwiseError as error:
+        return str(error)
+    except Exception as error:  # raised by a plugin, or a fault of ours: the other cells go on
+        alone = f"clientwise run {own} --resume"
+        return f"{type(error).__name__}: {error} (for its traceback: {alone})"
+    return None
 
 
 def _run_in_processes(
@@ -267,31 +376,20 @@ def _run_cell(folder: Path, index: int, jobs: int, accept_changes: bool) -> str 
     return _run(folder, cell, None, accept_changes)
 
 
-def _run(
-    folder: Path,
-    cell: MatrixCell,
-    on_round: Callable[[Progress], None] | None,
-    accept_changes: bool,
-) -> str | None:
-    """Run a cell, or continue it.
+def _uses_gpu(cell: MatrixCell) -> bool:
+    return pick_device(cell.experiment.device).type == "cuda"
 
-    Returns:
-        The reason where it failed, else None: text, since not every error can be pickled.
+
+def _jobs_that_fit(jobs: int, process: ProcessPoolExecutor) -> int:
+    """As many jobs as the free memory of the GPU allows; the other cells wait.
+
+    It is read in a `process` that is to use the GPU, since whoever reads it takes some of it. An earlier run in
+    this process may have left memory to PyTorch's cache, which is returned first.
     """
-    own = folder / cell.folder
-    begun = (own / "config.toml").exists()
-    try:
-        run_experiment(
-            cell.experiment,
-            own,
-            resume=begun,
-            accept_changes=accept_changes,
-            on_round=on_round,
-            on_warning=lambda text: None,  # most cells have the same: the report counts them
-        )
-    except ClientwiseError as error:
-        return str(error)
-    except Exception as error:  # raised by a plugin, or a fault of ours: the other cells go on
-        alone = f"clientwise run {own} --resume"
-        return f"{type(error).__name__}: {error} (for its traceback: {alone})"
-    return None
+    return_unused_gpu_memory()
+    free = process.submit(gpu_memory, torch.device("cuda")).result()
+    fitting = max(1, min(jobs, free // JOB_BYTES))
+    if fitting < jobs:
+        room = f"{gigabytes(free)} of GPU memory are free, and a job needs {gigabytes(JOB_BYTES)}"
+        log.warning("warning: %s: %d jobs at once instead of %d", room, fitting, jobs)
+    return fitting

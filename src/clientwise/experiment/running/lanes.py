@@ -5,12 +5,14 @@ Lanes run one after the other, side by side on one device, or spread over Ray.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...attacks import Hostile
@@ -24,11 +26,15 @@ from ...record.facts import BEST_OF_LANE
 from ...record.writer import Store
 from ..build.engine import build_plan
 from ..config.schema import Experiment
+from ..config.settings import StopEarly
 from ..config.tables import to_plain
 from ..trackers import LaneInfo, Trackers
-from .held_out import PREFIX, HeldOut, held_out_loss
 
 SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
+PREFIX = "lane."  # of the names in a checkpoint, beside those of the engine
+LOSSES = f"{PREFIX}held_out"
+BEST = f"{PREFIX}best"
+BEST_ROUND = f"{PREFIX}best_round"
 
 
 @dataclass(frozen=True)
@@ -46,24 +52,99 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Round:
-    """The result of a round of a lane."""
+class HeldOut:
+    """The held-out losses of a lane so far, and the model of its best round where that is kept.
 
-    state: ServerState
-    engine_state: Mapping[str, Tensor]
-    record: RoundRecord
-    seconds: float
-    held_out: float | None = None  # the loss, where the run stops or keeps models by it
+    The loss is that on the samples the server weighs by. The samples that results are reported on choose
+    nothing, so the results stay those of held-out samples. Without samples to weigh by, it is the
+    reported loss.
+    """
+
+    losses: tuple[float, ...] = ()  # after round 1, 2, ...
+    model: Tensor | None = None
+
+    @property
+    def best(self) -> int | None:
+        """The first round with the lowest loss; None without any loss."""
+        numbered = enumerate(self.losses, 1)
+        known = [(loss, number) for number, loss in numbered if not math.isnan(loss)]
+        return min(known)[1] if known else None
+
+    def after(self, loss: float, model: Tensor | None = None) -> HeldOut:
+        """The same with one more round, whose `model` is kept if it is the best."""
+        grown = replace(self, losses=(*self.losses, loss))
+        if model is None or grown.best != len(grown.losses):
+            return grown
+        return replace(grown, model=model.clone())  # a file has no tensor twice
+
+    def stops(self, rule: StopEarly | None) -> bool:
+        """Whether the loss has not fallen enough for too many rounds."""
+        if rule is None:
+            return False
+        lowest = math.inf
+        fell = 0  # the last round with a loss lower by more than `min_delta`
+        for number, loss in enumerate(self.losses, 1):
+            if loss < lowest - rule.min_delta:
+                lowest = loss
+                fell = number
+        return len(self.losses) - fell >= rule.rounds
+
+    def last_words(self, rule: StopEarly) -> str:
+        """Why the lane stops, for the record."""
+        how = "did not fall for"
+        if rule.min_delta:
+            how = f"fell by no more than {rule.min_delta:g} in"
+        text = f"stopped early: the held-out loss {how} {rule.rounds} rounds"
+        return f"{text}; it was lowest in round {self.best}" if self.best else text
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a checkpoint holds."""
+        found = {}
+        if self.losses:
+            found[LOSSES] = torch.tensor(self.losses, dtype=torch.float64)
+        if self.model is not None:
+            found |= {BEST: self.model, BEST_ROUND: torch.tensor(self.best)}
+        return found
 
     @staticmethod
-    def run(
-        state: ServerState, method: Method, plan: Plan, engine: Engine, *, watched: bool = False
-    ) -> Round:
-        """Run one round and measure its time; where it is `watched`, with the held-out loss."""
-        began = time.perf_counter()
-        state, record = run_round(state, method, plan, engine)
-        loss = held_out_loss(engine, state, record) if watched else None
-        return Round(state, engine.state(), record, time.perf_counter() - began, loss)
+    def of(tensors: Mapping[str, Tensor]) -> HeldOut:
+        """What `tensors` returned, from a checkpoint."""
+        losses = tensors[LOSSES].tolist() if LOSSES in tensors else []
+        return HeldOut(tuple(losses), tensors.get(BEST))
+
+
+def held_out_loss(engine: Engine, state: ServerState, record: RoundRecord) -> float:
+    """The loss of a round's model; NaN where nothing was evaluated."""
+    shown = engine.evaluate_server(state.model[None], "weigh") or record.report or record.local
+    return math.nan if shown is None else float(shown.overall_loss()[0])
+
+
+@dataclass(frozen=True)
+class LaneState:
+    """A lane after a round: what a checkpoint holds, and what is recorded of the round."""
+
+    server: ServerState
+    engine: Mapping[str, Tensor]
+    held_out: HeldOut = HeldOut()
+    record: RoundRecord | None = None  # None: from a checkpoint, or before the first round
+    seconds: float = 0.0
+    loss: float | None = None  # held-out, where the run stops or keeps models by it
+
+
+def compute_round(
+    state: ServerState, method: Method, plan: Plan, engine: Engine, *, watched: bool
+) -> LaneState:
+    """Run one round and measure its time; where it is `watched`, with the held-out loss."""
+    began = time.perf_counter()
+    state, record = run_round(state, method, plan, engine)
+    loss = held_out_loss(engine, state, record) if watched else None
+    seconds = time.perf_counter() - began
+    return LaneState(state, engine.state(), record=record, seconds=seconds, loss=loss)
+
+
+def is_watched(experiment: Experiment) -> bool:
+    """Whether the config asks for the held-out loss of every round."""
+    return experiment.keep == "best" or experiment.stop_early is not None
 
 
 class Lane:
@@ -87,110 +168,46 @@ class Lane:
         self._hostile = hostile
         self._lane = store.open_lane(method.name, seed)
         self._recorded = experiment.record.of(engine.num_clients, seed)
-        self._secret = method.privacy is not None and method.privacy.secret
+        self._keeps_best = experiment.keep == "best" and method.control != "alone"
+        # Secret noise cannot be drawn again: a round that is lost after its model was sent is another
+        # release, and has to be counted. Its rounds are on disk before the next one begins.
+        self.is_secret = method.privacy is not None and method.privacy.secret
         self._plan = build_plan(
-            experiment, engine.num_clients, seed, method.control, secret=self._secret
+            experiment, engine.num_clients, seed, method.control, secret=self.is_secret
         )
         self._accountant = accountant_of(method, self._plan, engine.num_clients)
-        self.state = first_state(engine.initial_model, method, engine)
-        self._held_out = HeldOut(experiment, has_model=method.control != "alone")
-        saved = store.load_checkpoint(self._lane, self.state)
+        first = first_state(engine.initial_model, method, engine)
+        saved = store.load_checkpoint(self._lane, first)
+        self.state = LaneState(first, engine.state())
         if saved is not None:
-            self.state, tensors = saved
-            self._held_out.load(tensors)
+            server, tensors = saved
             own = {name: one for name, one in tensors.items() if not name.startswith(PREFIX)}
             engine.load_state(own)
-        self.engine_state: Mapping[str, Tensor] = engine.state()
-        if self._secret and method.noises_mean:
-            self._count_lost_releases()
-        store.forget_after(self._lane, self.state.round_num)
+            self.state = LaneState(server, engine.state(), HeldOut.of(tensors))
+        lost = store.rounds_of(self._lane) - self.state.server.round_num
+        if self.is_secret and method.noises_mean and lost > 0:  # they are run again
+            self._count_releases(lost)
+        store.forget_after(self._lane, self.state.server.round_num)
         if not self.is_done:
-            store.keep_policy(self._lane, self.state.round_num + 1, _policy(experiment, method))
+            (bounds,) = (one.bounds for one in experiment.methods if one.name == method.name)
+            store.keep_policy(self._lane, self.state.server.round_num + 1, to_plain(bounds))
 
     @property
     def is_done(self) -> bool:
-        """Whether all rounds have been run, it stops early, or the privacy budget is spent."""
+        """Whether no round is left."""
         return self.ends_after(self.state)
 
-    @property
-    def is_kept_at_once(self) -> bool:
-        """Whether a round must be on disk before the next begins.
+    def ends_after(self, state: LaneState) -> bool:
+        """Whether all rounds have been run, the lane stops early, or its privacy budget is spent."""
+        stops = state.held_out.stops(self._experiment.stop_early)
+        return state.server.round_num >= self.rounds or stops or self._has_spent(state.server)
 
-        Secret noise cannot be drawn again: a round that is lost after its model was sent is another
-        release, and has to be counted.
-        """
-        return self._secret
-
-    def ends_after(self, state: ServerState) -> bool:
-        """Whether there is no round after `state`."""
-        if state.round_num >= self.rounds or self._held_out.stops_after(state.round_num):
-            return True
-        return self._has_spent_budget(state)
-
-    def _has_spent_budget(self, state: ServerState) -> bool:
+    def _has_spent(self, state: ServerState) -> bool:
         """Whether another round would spend more privacy than is allowed."""
         privacy = self.method.privacy
         if self._accountant is None or privacy is None or privacy.epsilon is None:
             return False
         return self._accountant.epsilon(int(state.privacy["releases"].max()) + 1) > privacy.epsilon
-
-    def begin_round(self, state: ServerState) -> None:
-        """Count the round after `state` before clients are asked, where they add secret noise.
-
-        Whatever interrupts the round, the server has their updates by then. A round that is written
-        counts for the clients that were asked, one that is interrupted for all.
-        """
-        if self._secret and not self.method.noises_mean:
-            privacy = {**state.privacy, "releases": state.privacy["releases"] + 1}
-            self.state = replace(state, privacy=privacy)
-            self._save()
-
-    def run_round(self, state: ServerState) -> Round:
-        """Run the round after `state`. It is recorded only by `keep`."""
-        watched = self._held_out.is_used
-        return self.accounted(
-            Round.run(state, self.method, self._plan, self.engine, watched=watched)
-        )
-
-    def accounted(self, done: Round) -> Round:
-        """The round with the privacy that all rounds so far have spent, and why it is the last one."""
-        return self._with_loss(self._with_privacy(done))  # its note is the last one
-
-    def _with_loss(self, done: Round) -> Round:
-        if done.held_out is None:
-            return done
-        round_num = done.state.round_num
-        self._held_out.add(done.state, done.held_out)
-        if round_num >= self.rounds or not self._held_out.stops_after(round_num):
-            return done
-        notes = (*done.record.notes, self._held_out.last_words(round_num))
-        return replace(done, record=replace(done.record, notes=notes))
-
-    def _with_privacy(self, done: Round) -> Round:
-        released = done.record.released
-        if released is None or self._accountant is None:
-            return done
-        spent = self._accountant.epsilon(int(done.state.privacy["releases"].max()))
-        record = replace(done.record, released=replace(released, epsilon=spent))
-        if done.state.round_num < self.rounds and self._has_spent_budget(done.state):
-            stop = f"the privacy budget is spent (ε = {spent:.3g}): this was the last round"
-            record = replace(record, notes=(*record.notes, stop))
-        return replace(done, record=record)
-
-    def _count_lost_releases(self) -> None:
-        """Count rounds after the checkpoint, which are run again: their models were released."""
-        lost = self._store.rounds_of(self._lane) - self.state.round_num
-        if lost > 0:
-            releases = self.state.privacy["releases"] + lost
-            privacy = {**self.state.privacy, "releases": releases}
-            self.state = replace(self.state, privacy=privacy)
-            self._store.save_checkpoint(self._lane, self.state, self._kept_tensors())
-
-    def prefetch(self, round_num: int) -> None:
-        """Tell the engine the cohort of a round, where it is known beforehand."""
-        if self.engine.clock is None and not self._secret and self.method.sampling is None:
-            cohort = self._plan.cohort(self.engine.num_clients, round_num)
-            self.engine.prefetch(cohort)
 
     def begin(self, trackers: Trackers) -> None:
         """Begin tracking, before the first round that is run now."""
@@ -201,13 +218,64 @@ class Lane:
             self._store.folder,
             self.method.name,
             self.seed,
-            self.state.round_num,
+            self.state.server.round_num,
         )
         trackers.begin(self._info)
 
-    def keep(self, done: Round) -> None:
+    def begin_round(self) -> None:
+        """Count a round before clients are asked, where they add secret noise.
+
+        Whatever interrupts the round, the server has their updates by then. A round that is written
+        counts for the clients that were asked, one that is interrupted for all.
+        """
+        if self.is_secret and not self.method.noises_mean:
+            self._count_releases(1)
+
+    def _count_releases(self, count: int) -> None:
+        server = self.state.server
+        privacy = {**server.privacy, "releases": server.privacy["releases"] + count}
+        self.state = replace(self.state, server=replace(server, privacy=privacy))
+        self._save()
+
+    def run_round(self, state: LaneState) -> LaneState:
+        """Run the round after `state`. It is recorded only by `keep`."""
+        watched = is_watched(self._experiment)
+        done = compute_round(state.server, self.method, self._plan, self.engine, watched=watched)
+        return self.accounted(state, done)
+
+    def accounted(self, before: LaneState, done: LaneState) -> LaneState:
+        """A round with the privacy and the losses of all rounds so far, and why it is the last one."""
+        record = done.record
+        assert record is not None
+        server = done.server
+        is_early = server.round_num < self.rounds
+        notes = list(record.notes)
+        released = record.released
+        if released is not None and self._accountant is not None:
+            spent = self._accountant.epsilon(int(server.privacy["releases"].max()))
+            released = replace(released, epsilon=spent)
+            if is_early and self._has_spent(server):
+                notes.append(
+                    f"the privacy budget is spent (ε = {spent:.3g}): this was the last round"
+                )
+        held_out = before.held_out
+        if done.loss is not None:
+            held_out = held_out.after(done.loss, server.model if self._keeps_best else None)
+        rule = self._experiment.stop_early
+        if rule is not None and is_early and held_out.stops(rule):
+            notes.append(held_out.last_words(rule))
+        record = replace(record, released=released, notes=tuple(notes))
+        return replace(done, held_out=held_out, record=record)
+
+    def prefetch(self, round_num: int) -> None:
+        """Tell the engine the cohort of a round, where it is known beforehand."""
+        if self.engine.clock is None and not self.is_secret and self.method.sampling is None:
+            self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
+
+    def keep(self, done: LaneState) -> None:
         """Record a round, and save a checkpoint where one is due."""
         record = done.record
+        assert record is not None
         problem = self.engine.problem
         self._store.write_round(
             self._lane, record, problem, self._hostile, done.seconds, self._recorded
@@ -215,77 +283,84 @@ class Lane:
         if self._trackers:  # first: then an interruption leaves no gap in their curves
             values = self._store.round_values(self._lane, record.round_num, problem.metric)
             self._trackers.log_round(self._info, record, values)
-        self.state = done.state
-        self.engine_state = done.engine_state
-        self._held_out.forget(self.state.round_num)
-        every = self._experiment.keep_every
-        if every:
-            self._store.keep_model(self._lane, self.state, every, problem)
+        self.state = done
+        if self._experiment.keep_every:
+            every = self._experiment.keep_every
+            self._store.keep_model(self._lane, done.server, every, problem)
         waited = time.monotonic() - self._saved_at
-        if self.is_kept_at_once or waited >= self._experiment.checkpoint_seconds:
+        if self.is_secret or waited >= self._experiment.checkpoint_seconds:
             self._save()
 
     def _save(self) -> None:
-        self._store.save_checkpoint(self._lane, self.state, self._kept_tensors())
+        state = self.state
+        tensors = {**state.engine, **state.held_out.tensors()}
+        self._store.save_checkpoint(self._lane, state.server, tensors)
         every = self._experiment.keep_every
         if every:
             problem = self.engine.problem
-            self._store.drop_models(self._lane, self.state.round_num, every, problem)
+            self._store.drop_models(self._lane, state.server.round_num, every, problem)
         self._saved_at = time.monotonic()
-
-    def _kept_tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds beside the state."""
-        return {**self.engine_state, **self._held_out.state(self.state.round_num)}
 
     def end(self) -> None:
         """Save a checkpoint and end tracking, after the last round or an interruption."""
         self._save()
-        if self._held_out.is_used and self.state.round_num:
-            fact = self._held_out.fact(self.state.round_num)
+        last = self.state.server.round_num
+        held_out = self.state.held_out
+        if held_out.losses:
+            stopped = last < self.rounds and held_out.stops(self._experiment.stop_early)
+            fact = {
+                "round": held_out.best,
+                "last": last,
+                "stopped": stopped,
+                "kept": self._keeps_best,
+            }
             self._store.set_facts({f"{BEST_OF_LANE}{self._lane}": fact})
         self._trackers.end(self._info, self.is_done)
         if self.is_done:
             self._store.finish_lane(self._lane)
 
 
-def _policy(experiment: Experiment, method: Method) -> Any:
-    """The bounds on a method's weights, as the config has them; None without bounds."""
-    (bounds,) = (one.bounds for one in experiment.methods if one.name == method.name)
-    return to_plain(bounds)
+Keep = Callable[[Lane, LaneState], None]
+OnRecord = Callable[[Lane, RoundRecord], None]
 
 
-def run_lanes(
-    lanes: Sequence[Lane],
-    scheduler: Scheduler,
-    trackers: Trackers,
-    on_round: Callable[[Lane, RoundRecord], None],
-) -> None:
-    """Run the remaining rounds of all lanes, side by side."""
+@contextmanager
+def recording(lanes: Sequence[Lane], trackers: Trackers, on_round: OnRecord) -> Iterator[Keep]:
+    """A context within which lanes run; its value records a round. What was begun is saved at its end."""
+
+    def keep(lane: Lane, done: LaneState) -> None:
+        lane.keep(done)
+        assert done.record is not None
+        on_round(lane, done.record)
+
     begun: list[Lane] = []
     try:
         for lane in lanes:
             lane.begin(trackers)
             begun.append(lane)
-
-        def keep(lane: Lane, done: Round) -> None:
-            lane.keep(done)
-            on_round(lane, done.record)
-
-        if len(lanes) == 1:
-            _run_alone(lanes[0], keep)
-        else:
-            _run_together(lanes, scheduler, keep)
+        yield keep
     finally:
         for lane in begun:
             lane.end()
 
 
-def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
+def run_lanes(
+    lanes: Sequence[Lane], scheduler: Scheduler, trackers: Trackers, on_round: OnRecord
+) -> None:
+    """Run the remaining rounds of all lanes, side by side."""
+    with recording(lanes, trackers, on_round) as keep:
+        if len(lanes) == 1:
+            _run_alone(lanes[0], keep)
+        else:
+            _run_together(lanes, scheduler, keep)
+
+
+def _run_alone(lane: Lane, keep: Keep) -> None:
     """Round after round in this thread, so that an interruption takes effect at once.
 
     Short rounds are recorded during the next one, while its clients train on the GPU or in workers.
     """
-    waiting: list[Round] = []
+    waiting: list[LaneState] = []
     spent = 0.0
 
     def write() -> None:
@@ -297,51 +372,48 @@ def _run_alone(lane: Lane, keep: Callable[[Lane, Round], None]) -> None:
 
     def while_clients_train() -> None:
         write()
-        lane.prefetch(state.round_num + 2)  # `state` is that before the running round
+        lane.prefetch(state.server.round_num + 2)  # `state` is that before the running round
 
     state = lane.state
     lane.engine.idle_work = while_clients_train
     try:
         while not lane.ends_after(state):
             spent = 0.0
-            lane.begin_round(state)
+            lane.begin_round()
             done = lane.run_round(state)
             done = replace(done, seconds=done.seconds - spent)
             write()  # an engine may have had no idle time for it
             waiting.append(done)
-            state = done.state
-            if done.seconds > SHORT or lane.is_kept_at_once:
+            state = done
+            if done.seconds > SHORT or lane.is_secret:
                 write()  # so that it is shown without delay
     finally:
         write()
         lane.engine.idle_work = None
 
 
-def _run_together(
-    lanes: Sequence[Lane], scheduler: Scheduler, keep: Callable[[Lane, Round], None]
-) -> None:
+def _run_together(lanes: Sequence[Lane], scheduler: Scheduler, keep: Keep) -> None:
     """Rounds of all lanes, in threads whose training and evaluation the scheduler joins.
 
     Rounds are recorded while the next ones run. Rounds that an interruption leaves unrecorded are
     run again.
     """
 
-    def run_round(lane: Lane, state: ServerState) -> Round:
+    def run_round(lane: Lane, state: LaneState) -> LaneState:
         with scheduler.lane_round():
             done = lane.run_round(state)
         return replace(done, seconds=done.seconds / len(running))  # the lanes shared the time
 
     states = {lane: lane.state for lane in lanes}
     with ThreadPoolExecutor(len(lanes)) as threads:
-        done: dict[Lane, Round] = {}
+        done: dict[Lane, LaneState] = {}
         while done or states:
-            begun = [lane for lane in lanes if lane in states]
-            running = [lane for lane in begun if not lane.ends_after(states[lane])]
+            running = [lane for lane in states if not lane.ends_after(states[lane])]
             try:
-                for lane in [lane for lane in done if lane.is_kept_at_once]:
+                for lane in [lane for lane in done if lane.is_secret]:
                     keep(lane, done.pop(lane))
                 for lane in running:
-                    lane.begin_round(states[lane])
+                    lane.begin_round()
                 scheduler.begin_round(len(running))
                 coming = [threads.submit(run_round, lane, states[lane]) for lane in running]
                 for lane, one in done.items():
@@ -350,4 +422,4 @@ def _run_together(
             except BaseException:  # an interruption or a failed lane: the others stop as well
                 scheduler.stop()
                 raise
-            states = {lane: one.state for lane, one in done.items()}
+            states = dict(done)

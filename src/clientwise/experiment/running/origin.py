@@ -1,70 +1,55 @@
-"""The origin of a run's numbers: data, plugins, versions. A resumed run must have the same one."""
+"""Where the numbers of a run come from: data, code, versions, machine. A resumed run must have the same.
+
+Data, code and versions are compared as digests: a difference is refused unless it is accepted. Another machine
+may change the last bits of later rounds; that is said and recorded.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import os
 import platform
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
+from types import FunctionType, MethodType
+from typing import Any, TypeVar
 
+import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import nn
 
 from ...data.federated import FederatedData
+from ...engine.device import thread_count
+from ...engine.executor import DeviceExecutor
 from ...errors import RunError
 from ...models.flat import frozen_digest, same_frozen
-from ...models.own import OwnModel
 from ...record.facts import current_minute, recorded_fact
-from ...record.reading.rows import Change
+from ...record.files import initial_path
+from ...record.reading.rows import Change, MachineRow, changed_facts
 from ...record.writer import Store
 from ..build.engine import build_module
 from ..config.schema import Experiment
-from .code import bound_values, function_code, network_code
-from .machine import system
 
+Origin = dict[str, str | list[str]]  # what it is: its digest, or those of its parts
 PACKAGES = ("clientwise", "torch", "numpy", "pydantic", "safetensors")
-COMPARED = ("clientwise", "torch", "python")  # those that decide what a round computes
-MOST_NAMED = 3  # clients in a message
-
-
-@dataclass(frozen=True)
-class Origin:
-    """What the numbers of a run come from, as the run records it."""
-
-    versions: dict[str, str]
-    plugins: dict[str, str]  # the fingerprint of each one's code
-    data: dict[int, list[str]]  # by seed: a fingerprint for each client and, last, the server
-    initial_model: str = ""  # the fingerprint of its file; "" is a random one
-    left: list[str] = field(default_factory=list)  # members that have left a deployment
-    frozen: str = ""  # the digest of the network's frozen parameters; "" where it has none
-    network: str = ""  # the fingerprint of a network that was given in Python; "" where none was
-    # The fingerprints of functions that were given in Python instead of a name, by kind and name
-    functions: dict[str, str] = field(default_factory=dict)
-    # The fingerprints of the values that they are bound to; none in earlier records
-    values: dict[str, str] = field(default_factory=dict)
-    # The digest of the parameters that all seeds begin with, where a module was given; "" in earlier records
-    parameters: str = ""
-
-
-@dataclass(frozen=True)
-class ComparedOrigin:
-    """The origin now, what was recorded before, and how they differ."""
-
-    now: Origin
-    before: Origin | None
-    changes: list[Change]  # accepted earlier
-    differences: list[str]
-
-
+COMPARED = ("clientwise", "torch", "python")  # versions that decide what a round computes
+FROZEN = "frozen parameters of the network"
+MACHINES = "machines"
+PLAIN = (type(None), bool, int, float, complex, str, bytes)
+T = TypeVar("T")
 _ORIGIN = TypeAdapter(Origin)
 _CHANGES = TypeAdapter(list[Change])
-
-
+_MACHINES = TypeAdapter(list[MachineRow])
+_CPU = re.compile(r"^(?:model name|CPU part)\s*:\s*(.+)$", re.MULTILINE)
 _version = cache(version)  # each call reads and parses a file
 
 
@@ -73,9 +58,29 @@ def versions() -> dict[str, str]:
     found = {name: _version(name) for name in PACKAGES}
     if "flwr" in sys.modules:
         found["flwr"] = _version("flwr")
-    found["python"] = platform.python_version()
-    found["machine"] = system()
-    return found
+    return found | {"python": platform.python_version(), "machine": system()}
+
+
+def origin_of(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origin:
+    """The versions, and a digest of everything that was given: the data of every seed, code, parameters."""
+    found: Origin = {f"data (seed {seed})": one.fingerprints() for seed, one in data.items()}
+    for name in experiment.plugins:
+        found[f"code in the plugin {name}"] = _digest(*_files_of(name))
+    for name, function in experiment.functions.items():
+        found[f"code or values of the {name}"] = code_of(experiment.given.get(name, function))
+    if experiment.initial_model:
+        found["initial model"] = _digest(Path(experiment.initial_model).read_bytes())
+    own = experiment.own_model
+    if own is not None and own.start is not None:
+        found["initial parameters of the network"] = _digest(own.start.numpy().data)
+    if data:
+        seed, first = next(iter(data.items()))
+        module = build_module(experiment, first.samples, seed)
+        found[FROZEN] = frozen_digest(module)
+        if own is not None:
+            found["code or layers of the network"] = network_code(module)
+    used = versions()
+    return found | {name: used[name] for name in COMPARED}
 
 
 def compare_origin(
@@ -84,236 +89,275 @@ def compare_origin(
     data: Mapping[int, FederatedData],
     *,
     accept_changes: bool,
-) -> ComparedOrigin:
-    """Compare with what the run recorded. RunError where they differ and that is not accepted.
+) -> tuple[Origin, list[str]]:
+    """The origin of what is to be run, and how it differs from what the run recorded.
 
-    Args:
-        folder: the run folder; none of its files changes.
-        experiment: the experiment to run or to resume.
-        data: the data of every seed.
-        accept_changes: go on where data, code or versions differ.
+    RunError where it differs and that is not accepted. No file of the folder changes.
     """
-    now = _current(experiment, data)
-    before, changes = _recorded(folder)
-    if before is None:
-        return ComparedOrigin(now, None, changes, [])
-    names = experiment.flower.clients
-    other_data = list(_other_data(before, now, data, names))
-    found = [*other_data, *_differences(before, now)]
+    now = origin_of(experiment, data)
+    before = _recorded(folder, "origin", _ORIGIN) or {}
+    found = list(_differences(before, now, len(experiment.flower.clients)))
     if found and not accept_changes:
         raise RunError(
             f"{folder}: the run began with something else: {'; '.join(found)}. Restore it, choose "
-            "another output folder, or go on with --accept-changes (in Python accept_changes=True), which "
-            f"is recorded{_about_computed(before, now) if other_data else ''}"
+            "another output folder, or go on with --accept-changes (in Python accept_changes=True), which is recorded"
         )
-    differences = [*_member_changes(before, now, names), *found]
-    return ComparedOrigin(now, before, changes, differences)
+    return before | now, found
 
 
-def _about_computed(before: Origin, now: Origin) -> str:
-    """A hint where other data may be the same, computed on another machine before they were passed in."""
-    if before.versions.get("machine") == now.versions["machine"]:
-        return ""
-    return (
-        ". Arrays that you compute differ in their last bits between machines, and this one is another: copy the "
-        "arrays, or set `Samples.given` to what they are computed from"
-    )
-
-
-def recorded_parameters(folder: Path) -> str | None:
-    """The digest of the parameters that all seeds began with; None where nothing is recorded yet."""
-    origin, _ = _recorded(folder)
-    return origin.parameters if origin else None
-
-
-def record_origin(store: Store, experiment: Experiment, compared: ComparedOrigin) -> None:
+def record_origin(
+    store: Store, experiment: Experiment, origin: Origin, changes: Sequence[str]
+) -> None:
     """Record what a run comes from, and what has changed since it began."""
-    if compared.differences:
-        now = current_minute()
-        change = Change(now, store.rounds_done(), compared.differences)
-        store.set_facts({"changes": [*compared.changes, change]})
-    known = compared.before.data if compared.before else {}
-    for seed, own in compared.now.data.items():
-        if known.get(seed) != own:
-            store.set_facts({_key(seed): _whole(store, seed, own, is_changed=seed in known)})
-    origin = replace(compared.now, data=known | compared.now.data)
-    store.set_facts({"origin": vars(origin)})
+    before = _recorded(store.folder, "origin", _ORIGIN) or {}
+    if changes:
+        known = _recorded(store.folder, "changes", _CHANGES) or []
+        change = Change(current_minute(), store.rounds_done(), list(changes))
+        store.set_facts({"changes": [*known, change]})
+    for seed in experiment.seeds:
+        digests = origin[f"data (seed {seed})"]
+        if before.get(f"data (seed {seed})") == digests:
+            continue
+        key = f"data of seed {seed}"
+        first = store.fact(key)
+        whole = _digest("".join(digests).encode())
+        # Changed data have both digests: they pair with neither.
+        store.set_facts({key: f"{json.loads(first)} then {whole}" if first else whole})
+    store.set_facts({"origin": origin})
     if experiment.functions:
         # Code that is run as a text may have no name of a module.
         given = {name: one.__module__ or "text" for name, one in experiment.functions.items()}
         store.set_facts({"functions": given})
     if experiment.initial_model:
-        described = _described(Path(experiment.initial_model), origin.initial_model)
-        store.keep_fact("initial model", described)
+        path = Path(experiment.initial_model)
+        store.keep_fact("initial model", _described(path, str(origin["initial model"])))
 
 
-def _whole(store: Store, seed: int, own: Sequence[str], *, is_changed: bool) -> str:
-    """One fingerprint for all data of a seed. Changed data have both: they pair with neither."""
-    whole = hashlib.blake2b("".join(own).encode(), digest_size=16).hexdigest()
-    if not is_changed:
-        return whole
-    first = json.loads(store.fact(_key(seed)) or '""')
-    return f"{first} then {whole}"
+def with_initial_parameters(folder: Path, experiment: Experiment) -> tuple[Experiment, list[str]]:
+    """The experiment with the parameters that its run began with, and a remark where others were given.
+
+    All lanes of a module that was given in Python begin with its parameters. A script that is run again
+    makes its module anew, with other random ones: lanes that begin now would not be comparable.
+    """
+    own = experiment.own_model
+    if own is None or experiment.initial_model is not None:
+        return experiment, []
+    given = own.parameters()
+    path = initial_path(folder)
+    if path.exists():
+        try:
+            kept = load_file(path)["model"].float()
+        except (OSError, SafetensorError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            hint = "restore it, or choose another output folder"
+            raise RunError(f"{path}: damaged ({reason}); {hint}") from None
+        if given is None or given.numel() == kept.numel():  # other layers are refused later
+            is_same = given is not None and given.equal(kept)
+            said = "goes on with the initial parameters that it began with, not those of the given network"
+            remarks = [] if is_same else [f"{folder}: {said}"]
+            return experiment.with_model(own.starting_from(kept)), remarks
+    if given is None:
+        return experiment, []
+    return experiment.with_model(own.starting_from(given)), []
 
 
-def _current(experiment: Experiment, data: Mapping[int, FederatedData]) -> Origin:
-    initial = experiment.initial_model
-    frozen = ""
-    network = ""
-    if data:
-        seed = experiment.seeds[0]
-        module = build_module(experiment, data[seed].samples, seed)
-        frozen = frozen_digest(module)
-        network = network_code(module) if experiment.own_model else ""
-    return Origin(
-        versions=versions(),
-        plugins={name: _code(name) for name in experiment.plugins},
-        data={seed: own.fingerprints() for seed, own in data.items()},
-        initial_model=_digest([Path(initial)]) if initial else "",
-        left=experiment.flower.left,
-        frozen=frozen,
-        network=network,
-        functions={name: function_code(one) for name, one in experiment.functions.items()},
-        values={name: bound_values(one) for name, one in experiment.given.items()},
-        parameters=_vector_digest(experiment.own_model),
-    )
+def _differences(before: Origin, now: Origin, members: int) -> Iterator[str]:
+    """What differs, in words. Of `members` with files of their own, some may have joined at the end."""
+    for what, digest in now.items():
+        old = before.get(what, digest)
+        if old == digest:
+            continue
+        if what in COMPARED:
+            yield f"{what} {digest}, not {old}"
+        elif isinstance(old, list) or isinstance(digest, list):
+            shared = len(old) - 1  # the last digest is the server's
+            is_joined = [*old] == [*digest[:shared], digest[-1]] and len(digest) == members + 1
+            if not is_joined:
+                yield f"other {what}"
+        elif what != FROZEN or not same_frozen(old, digest):
+            yield f"other {what}"
 
 
-def _vector_digest(model: OwnModel | None) -> str:
-    if model is None or model.start is None:
-        return ""
-    return hashlib.blake2b(model.start.numpy().data, digest_size=16).hexdigest()
-
-
-def _recorded(folder: Path) -> tuple[Origin | None, list[Change]]:
-    """What a run began with, None where it recorded nothing yet, and what changed since."""
-    origin = recorded_fact(folder, "origin")
-    changes = recorded_fact(folder, "changes")
+def _recorded(folder: Path, key: str, kind: TypeAdapter[T]) -> T | None:
+    """A fact of a run; None where it has none yet."""
+    text = recorded_fact(folder, key)
     try:
-        return (
-            _ORIGIN.validate_json(origin) if origin else None,
-            _CHANGES.validate_json(changes) if changes else [],
-        )
+        return None if text is None else kind.validate_json(text)
     except ValidationError:
-        hint = "its database is damaged (its origin cannot be read)"
-        raise RunError(f"{folder}: {hint}") from None
+        raise RunError(f"{folder}: its database is damaged (its {key} cannot be read)") from None
 
 
-def _other_data(
-    before: Origin,
-    now: Origin,
-    data: Mapping[int, FederatedData],
-    names: Sequence[str],
-) -> Iterator[str]:
-    """Other data, in words."""
-    seeds: dict[str, list[str]] = {}
-    for seed in sorted(before.data.keys() & now.data.keys()):
-        old = before.data[seed]
-        new = now.data[seed]
-        if old != new and not _joined(old, new, names):
-            seeds.setdefault(_whose(old, new, data[seed]), []).append(str(seed))
-    for whose, under in seeds.items():
-        yield f"other data (seed {', '.join(under)}): {whose}"
-
-
-def _differences(before: Origin, now: Origin) -> Iterator[str]:
-    """Other code of plugins, initial model, frozen parameters or versions, in words."""
-    for name in sorted(before.plugins.keys() & now.plugins.keys()):
-        if before.plugins[name] != now.plugins[name]:
-            yield f"other code in the plugin {name}"
-    for name in sorted(before.functions.keys() & now.functions.keys()):
-        if before.functions[name] != now.functions[name]:
-            yield f"other code in the function of the {name}"
-        elif _differ(before.values.get(name), now.values.get(name)):
-            yield f"other values in the function of the {name}"
-    if before.initial_model != now.initial_model:
-        yield "another initial model"
-    if before.parameters and before.parameters != now.parameters:
-        yield "other initial parameters of the network"
-    if now.data and not same_frozen(before.frozen, now.frozen):
-        yield "other frozen parameters of the network"
-    if before.network and now.network and before.network != now.network:
-        yield "other code or layers of the network"
-    for name in COMPARED:
-        if before.versions.get(name) != now.versions[name]:
-            yield f"{name} {now.versions[name]}, not {before.versions.get(name)}"
-
-
-def _differ(before: str | None, now: str | None) -> bool:
-    """Whether two fingerprints differ; False where one is unknown."""
-    return before is not None and now is not None and before != now
-
-
-def _member_changes(before: Origin, now: Origin, names: Sequence[str]) -> Iterator[str]:
-    """Members that joined, left or came back; the config says so itself."""
-    grown = []
-    for seed, holders in now.data.items():
-        held = before.data.get(seed, [])
-        if _joined(held, holders, names):
-            grown.append(len(held) - 1)
-    known = max(grown, default=len(names))
-    members = {
-        "joined": names[known:],
-        "left": [name for name in now.left if name not in before.left],
-        "came back": [name for name in before.left if name not in now.left],
-    }
-    for what, who in members.items():
-        if who:
-            yield f"{', '.join(who)} {what}"
-
-
-def _joined(before: Sequence[str], now: Sequence[str], names: Sequence[str]) -> bool:
-    """Whether the data are as before, except for new clients after the last one in the config."""
-    if not 0 < len(before) < len(now):
-        return False
-    same = [*before] == [*now[: len(before) - 1], now[-1]]
-    return same and len(now) == len(names) + 1
-
-
-def _whose(before: Sequence[str], now: Sequence[str], data: FederatedData) -> str:
-    """Which clients have other data than before."""
-    if len(before) != len(now):
-        return f"{len(now) - 1} clients, not {len(before) - 1}"
-    pairs = zip(before, now, strict=True)
-    changed = [holder for holder, (old, new) in enumerate(pairs) if old != new]
-    if len(changed) == len(now):
-        return "those of all clients"
-    names = [_holder(holder, data) for holder in changed]
-    text = ", ".join(names[:MOST_NAMED])
-    if len(names) > MOST_NAMED:
-        text += f" and {len(names) - MOST_NAMED} others"
-    return f"those of {text}"
-
-
-def _holder(holder: int, data: FederatedData) -> str:
-    return "the server" if holder == data.num_clients else data.called(holder)
-
-
-def _code(name: str) -> str:
-    """The fingerprint of a plugin's own files; it was imported when the config was read."""
+def _files_of(name: str) -> Iterator[bytes]:
+    """The code of a plugin; it was imported when the config was read."""
     module = sys.modules[name]
-    files: list[Path] = []
-    for folder in getattr(module, "__path__", ()):
-        files += Path(folder).rglob("*.py")
-    return _digest(sorted(files) or [Path(str(module.__file__))])
+    files = [
+        file for folder in getattr(module, "__path__", ()) for file in Path(folder).rglob("*.py")
+    ]
+    for file in sorted(files) or [Path(str(module.__file__))]:
+        yield file.read_bytes()
 
 
-def _described(path: Path, fingerprint: str) -> str:
+def _described(path: Path, digest: str) -> str:
     """The file of a model, with the run it came from where `clientwise export` wrote that."""
     with safe_open(path, framework="pt") as file:
         about = file.metadata() or {}
-    if not {"round", "run"} <= about.keys():
-        return f"{path.name} (fingerprint {fingerprint})"
-    came = f"round {about['round']} of {about['method']} in {about['run']}"
-    return f"{path.name} ({came}, fingerprint {fingerprint})"
+    came = ""
+    if {"round", "run"} <= about.keys():
+        came = f"round {about['round']} of {about['method']} in {about['run']}, "
+    return f"{path.name} ({came}fingerprint {digest})"
 
 
-def _digest(files: Sequence[Path]) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for path in files:
-        digest.update(path.read_bytes())
+def _digest(*contents: Any) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for content in contents:
+        digest.update(content)
     return digest.hexdigest()
 
 
-def _key(seed: int) -> str:
-    return f"data of seed {seed}"
+# Code that was given in Python, the same in every process ---------------------------------------------
+
+
+def code_of(given: object) -> str:
+    """The digest of a function or object: its code, and the values that it is bound to.
+
+    These are numbers, texts, tuples, tensors and arrays in closures, defaults, attributes and arguments of a
+    `partial`. Lists and dictionaries do not count: code may collect results in them.
+
+    >>> code_of(partial(round, ndigits=1)) == code_of(partial(round, ndigits=2))
+    False
+    """
+    return _digest("\n".join(_parts_of(given, set())).encode())
+
+
+def network_code(module: nn.Module) -> str:
+    """The digest of a network's layers, and of the code of its own classes."""
+    kinds = {kind for layer in module.modules() for kind in type(layer).__mro__}
+    own = [
+        kind
+        for kind in kinds
+        if not kind.__module__.startswith(("torch.", "clientwise.", "builtins"))
+    ]
+    functions = [one for kind in own for one in vars(kind).values() if inspect.isfunction(one)]
+    layers = re.sub(r" at 0x[0-9a-f]+", "", repr(module))  # addresses differ in every process
+    return _digest("\n".join([layers, *sorted(map(_source, functions))]).encode())
+
+
+def _parts_of(value: object, seen: set[int]) -> Iterator[str]:
+    """Code and values as texts; of a function or object that refers to itself, once."""
+    if type(value) in PLAIN:
+        yield repr(value)
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _parts_of(one, seen)
+    elif hasattr(value, "tolist"):
+        yield _array(value)
+    elif id(value) not in seen:
+        seen.add(id(value))
+        yield _source(value)
+        for one in _bound(value):
+            yield from _parts_of(one, seen)
+
+
+def _source(value: object) -> str:
+    """The source of a function, a class, or an object's class; its name where there is no source."""
+    kind: Any = value if isinstance(value, FunctionType | MethodType | type) else type(value)
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # typed at a prompt
+        return str(kind.__qualname__)
+
+
+def _bound(value: object) -> Iterator[object]:
+    """What a function, method, `partial` or object is bound to."""
+    if isinstance(value, FunctionType):
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # a name that has no value yet
+                yield cell.cell_contents
+        yield value.__defaults__
+        yield from (value.__kwdefaults__ or {}).items()
+    elif isinstance(value, MethodType):
+        yield value.__func__, value.__self__
+    elif isinstance(value, partial):
+        yield value.func, value.args
+        yield from value.keywords.items()
+    elif not isinstance(value, type):
+        kept = dict(getattr(value, "__dict__", {}))
+        if isinstance(value, nn.Module):
+            kept |= value.state_dict()
+        for name, one in kept.items():  # others may hold what the object did so far
+            if type(one) in PLAIN or isinstance(one, tuple) or hasattr(one, "tolist"):
+                yield name, one
+
+
+def _array(value: Any) -> str:
+    """The digest of a tensor's or an array's content."""
+    try:
+        tensor = torch.as_tensor(value).detach().cpu().contiguous()
+        content = _digest(tensor.flatten().view(torch.uint8).numpy().data)
+    except Exception:  # of texts, sparse, or a user's own, which may raise anything
+        return type(value).__name__
+    return f"{tensor.dtype} {tuple(tensor.shape)} {content}"
+
+
+# The machine ------------------------------------------------------------------------------------------
+
+
+def machine_facts(executor: DeviceExecutor | None = None) -> dict[str, str]:
+    """What the last bits depend on; without an executor, what is the same for all runs of this process."""
+    facts = {
+        "system": system(),
+        "CPU": _cpu_model(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "MKL_CBWR": os.environ.get("MKL_CBWR", "not set"),
+    }
+    if executor is not None:
+        on_gpu = executor.device.type == "cuda"
+        facts["GPU"] = torch.cuda.get_device_name(executor.device) if on_gpu else "none"
+        facts["threads"] = str(thread_count(executor.spec.num_parameters))
+        facts["workers"] = str(executor.workers)
+    return facts
+
+
+def system() -> str:
+    """The operating system and the kind of processor."""
+    return f"{platform.system()} {platform.machine()}"
+
+
+def record_machine(store: Store, facts: dict[str, str]) -> list[str]:
+    """Record on which machine the next rounds are computed; returns what has changed since the last ones."""
+    done = store.rounds_done()
+    machines = (_recorded(store.folder, MACHINES, _MACHINES) if done else None) or []
+    changes = changed_facts(machines[-1].facts, facts) if machines else []
+    if not machines or machines[-1].facts != facts:
+        machines.append(MachineRow(current_minute(), done, facts))
+        store.set_facts({MACHINES: machines})
+    store.set_machine(len(machines))
+    return changes
+
+
+def change_of_machine(folders: Iterable[Path]) -> list[str]:
+    """What has changed since the last rounds in any of these run folders, of what this process knows."""
+    found: dict[str, None] = {}
+    for folder in folders:
+        machines = _recorded(folder, MACHINES, _MACHINES)
+        if machines:
+            found |= dict.fromkeys(changed_facts(machines[-1].facts, machine_facts()))
+    return list(found)
+
+
+def other_machine(folder: Path, changes: Iterable[str]) -> str:
+    """What a change of the machine means."""
+    return (
+        f"{folder}: the next rounds are computed under other conditions than those before: {'; '.join(changes)}. "
+        "They may differ in their last bits from those of an uninterrupted run; metrics stay comparable. The record "
+        "has the machine of every round"
+    )
+
+
+def _cpu_model() -> str:
+    """The model of the CPU, where the system tells it."""
+    with suppress(OSError):
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        if found := _CPU.search(text):
+            return found[1].strip()
+    return platform.processor() or "unknown"

@@ -1,6 +1,7 @@
 """Lanes distributed over Ray: more cores, GPUs or machines.
 
-Lanes compute in actors; the driver, this process, writes the record.
+Lanes compute in actors, or their cohorts are cut into shards (`engine.shards`); the driver, this process,
+writes the record.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from ...core.method import Method, Plan
-from ...core.types import RoundRecord, ServerState
+from ...core.types import ServerState
 from ...data.federated import FederatedData
 from ...engine.device import pick_device
-from ...engine.ray.shards import answers
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.local import LocalEngine
+from ...engine.shards import ShardedEngine, Shards, Slot, answers
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError, needing
 from ..build.data import build_data, load_samples
-from ..build.engine import build_engine, build_executor, build_plan
+from ..build.engine import build_engine, build_executor, build_honest, build_plan
+from ..config.schema import Experiment
 from ..load import load_experiment
 from ..trackers import Trackers
-from .held_out import HeldOut
-from .lanes import Lane, Round
+from .lanes import Lane, LaneState, OnRecord, compute_round, is_watched, recording
 
 CONNECT_SECONDS = 10
 
@@ -41,14 +44,14 @@ class Remote:
         self._given = config, own_data, method, seed
         self._built: tuple[Method, Plan, EmbeddedEngine, bool] | None = None
 
-    def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> Round:
+    def next_round(self, state: ServerState, engine_state: Mapping[str, Tensor]) -> LaneState:
         """Run a round from the state that the driver has of this lane."""
         # Not before: Ray would report an error of the constructor as the death of the actor
         if self._built is None:
             self._built = _build(*self._given)
         method, plan, engine, watched = self._built
         engine.load_state(engine_state)
-        return Round.run(state, method, plan, engine, watched=watched)
+        return compute_round(state, method, plan, engine, watched=watched)
 
 
 def _build(
@@ -59,63 +62,15 @@ def _build(
     samples = own_data.samples if own_data else load_samples(experiment)
     data, hostile = build_data(experiment, samples, seed, own_data)
     executor = build_executor(experiment, data.samples, pick_device(experiment.device))
-    (built,) = (one for one in experiment.build_methods() if one.name == name)
-    method = built.for_clients(data.names, data.num_clients)
+    method = _method(experiment, name, data)
     engine = build_engine(experiment, data, hostile, seed, executor, method)
     plan = build_plan(experiment, data.num_clients, seed, method.control)
-    return method, plan, engine, HeldOut(experiment).is_used
+    return method, plan, engine, is_watched(experiment)
 
 
-@contextmanager
-def connected_to_ray() -> Iterator[None]:
-    """A context within which this process is connected to a cluster of Ray, perhaps its own."""
-    with needing("ray", "workers = 'ray'"):
-        import ray
-    started = not ray.is_initialized()
-    if started:
-        address = os.environ.get("RAY_ADDRESS", "")  # `ray.init` reads it
-        _refuse_silent(address)
-        try:
-            with _signals_kept():
-                ray.init(log_to_driver=False, include_dashboard=False)
-        except (ConnectionError, ValueError) as error:
-            raise _no_cluster(address, str(error)) from None
-    try:
-        yield
-    finally:
-        if started:
-            ray.shutdown()
-
-
-@contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Restore the SIGTERM handler, which Ray replaces by one that aborts: a run saves before it stops."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, before)
-
-
-def _refuse_silent(address: str) -> None:
-    """ClientwiseError where nothing listens at HOST:PORT. Ray itself tried for eight minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return  # another form, such as "auto"
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise _no_cluster(address, str(error)) from None
-
-
-def _no_cluster(address: str, why: str) -> ClientwiseError:
-    """What to do where no cluster is found."""
-    if not address:
-        return ClientwiseError(f"Ray cannot be started on this machine: {why}")
-    return ClientwiseError(
-        f"RAY_ADDRESS = {address!r}: no Ray cluster answers there ({why}). Start one (ray start --head),"
-        " correct the address (HOST:PORT), or unset RAY_ADDRESS to use this machine; then continue"
-        " with --resume (resume=True in Python)"
-    )
+def _method(experiment: Experiment, name: str, data: FederatedData) -> Method:
+    (method,) = (one for one in experiment.build_methods() if one.name == name)
+    return method.for_clients(data.names)
 
 
 def run_on_ray(
@@ -123,48 +78,99 @@ def run_on_ray(
     config: Mapping[str, Any],
     own_data: FederatedData | None,
     trackers: Trackers,
-    on_round: Callable[[Lane, RoundRecord], None],
+    on_round: OnRecord,
 ) -> None:
-    """Run all remaining rounds of the lanes; a lane does not wait for the others."""
+    """Run all remaining rounds of the lanes: actors compute, this process records. No lane waits for others."""
     import ray
 
     on_gpu = any(lane.engine.device.type == "cuda" for lane in lanes)
     actor: Any = ray.remote(num_cpus=1, num_gpus=int(on_gpu))(Remote)
     data = ray.put(own_data)
-    begun: list[Lane] = []
-    try:
-        for lane in lanes:
-            lane.begin(trackers)
-            begun.append(lane)
-        remotes = [actor.remote(dict(config), data, lane.method.name, lane.seed) for lane in lanes]
-        _run_rounds(list(zip(lanes, remotes, strict=True)), on_round)
-    finally:
-        for lane in begun:
-            lane.end()
-
-
-def _run_rounds(
-    lanes: Sequence[tuple[Lane, Any]], on_round: Callable[[Lane, RoundRecord], None]
-) -> None:
-    """Round after round of every lane: its actor computes, this process records."""
-    import ray
-
-    pending = {}
+    pending: dict[Any, tuple[Lane, Any]] = {}
 
     def ask(lane: Lane, remote: Any) -> None:
         if lane.is_done:
             ray.kill(remote)  # frees its cores for a lane that waits
             return
-        reply = remote.next_round.remote(lane.state, lane.engine_state)
-        pending[reply] = lane, remote
+        pending[remote.next_round.remote(lane.state.server, lane.state.engine)] = lane, remote
 
-    for lane, remote in lanes:
-        ask(lane, remote)
-    while pending:
-        (ready,), _ = ray.wait(list(pending), num_returns=1)
-        lane, remote = pending.pop(ready)
-        (round_,) = answers([ready])
-        done = lane.accounted(round_)
-        lane.keep(done)
-        on_round(lane, done.record)
-        ask(lane, remote)
+    with recording(lanes, trackers, on_round) as keep:
+        for lane in lanes:
+            ask(lane, actor.remote(dict(config), data, lane.method.name, lane.seed))
+        while pending:
+            (ready,), _ = ray.wait(list(pending), num_returns=1)
+            lane, remote = pending.pop(ready)
+            (done,) = answers([ready])
+            keep(lane, lane.accounted(lane.state, done))
+            ask(lane, remote)
+
+
+# Shards -----------------------------------------------------------------------------------------------
+
+
+def can_be_sharded(method: Method) -> bool:
+    """Whether a round has several clients: a control with all samples in one place has one."""
+    return method.control in (None, "alone")
+
+
+@contextmanager
+def sharded(
+    data: FederatedData, config: Mapping[str, Any], method: str, seed: int, where: Sequence[Slot]
+) -> Iterator[Callable[..., LocalEngine]]:
+    """What makes the honest engine of a lane, whose clients are in shards, one for each place."""
+    build = partial(_build_shard, dict(config), method, seed)
+    shards = Shards(data, build, where[: data.num_clients])
+    try:
+        yield partial(ShardedEngine, shards=shards)
+    finally:
+        shards.close()
+
+
+def _build_shard(
+    config: Mapping[str, Any], name: str, seed: int, data: FederatedData, cores: int
+) -> tuple[LocalEngine, Method, Plan]:
+    """What trains the clients of a shard, made in its own process."""
+    experiment = load_experiment({**config, "workers": cores})
+    executor = build_executor(experiment, data.samples, pick_device(experiment.device))
+    method = _method(experiment, name, data)
+    engine = build_honest(experiment, data, seed, executor, method)
+    return engine, method, build_plan(experiment, data.num_clients, seed)
+
+
+# The cluster ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def connected_to_ray() -> Iterator[None]:
+    """A context within which this process is connected to a cluster of Ray, perhaps its own."""
+    with needing("ray", "workers = 'ray'"):
+        import ray
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS", "")  # `ray.init` reads it
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        _refuse_silent(address)
+        ray.init(log_to_driver=False, include_dashboard=False)
+    except (ConnectionError, ValueError, OSError, OverflowError) as error:
+        if not address:
+            raise ClientwiseError(f"Ray cannot be started on this machine: {error}") from None
+        raise ClientwiseError(
+            f"RAY_ADDRESS = {address!r}: no Ray cluster answers there ({error}). Start one (ray start --head),"
+            " correct the address (HOST:PORT), or unset RAY_ADDRESS to use this machine; then continue"
+            " with --resume (resume=True in Python)"
+        ) from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray's aborts; a run saves before it stops
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _refuse_silent(address: str) -> None:
+    """OSError where nothing listens at HOST:PORT. Ray itself tried for eight minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():  # not another form, such as "auto"
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()

@@ -58,7 +58,7 @@ def _of_run(folder: Path) -> Experiment:
     before = config_so_far(folder)
     if before is None:
         raise RunError(f"{folder}: there is no run here")
-    if before.data is None and not before.reads_files:
+    if before.data is None:
         raise RunError(
             f"{folder}: its samples are not here (a deployment, or arrays passed to `cw.run`). Start "
             "a run of its own with federation.without, another criterion or other bounds"

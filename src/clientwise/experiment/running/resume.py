@@ -1,20 +1,21 @@
-"""Resume a run: what of its config may change, and what the run recorded of it."""
+"""Run folders: make, find and claim one; and resume its run, of whose config some keys may change."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ...errors import ConfigError, RunError
+from ...errors import RunError
 from ...record.facts import BY_HOST, recorded_fact
-from ...record.files import CONFIG
+from ...record.files import BEST, CONFIG, plain_name
 from ...record.reading.reader import is_finished
 from ...record.toml_text import dotted_keys, parse_toml, read_table
+from ...writing import left_behind, make_folder
 from ..config.schema import Experiment
 from ..load import load_experiment
-from .folders import modified
 
 FACT = "config"  # the fact that holds the config of the rounds so far, as TOML
 
@@ -36,12 +37,44 @@ MAY_CHANGE = frozenset(
         "flower.grace_seconds",
         "flower.repeats",
         "flower.max_change",
-        "flower.files",
-        "flower.loader",
     }
 )
-MAY_GROW = frozenset({"rounds", "seeds", "methods", "flower.left"})  # see `extended`
 MEMBERS = ("flower.clients", "flower.left")
+
+
+def new_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """Make a new folder runs/NAME-DATE-TIME; a number follows where that folder exists."""
+    stem = f"{plain_name(name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    make_folder(parent)
+    folder = parent / stem
+    number = 2
+    while True:
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            folder = parent / f"{stem}-{number}"
+            number += 1
+
+
+def claim(folder: Path, resume: bool) -> None:
+    """Make the folder, so that it can be locked. A folder with other files is refused."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not (folder / CONFIG).is_file():  # the first file of a run, so it is looked for last
+        unfinished = {left.name for name in (CONFIG, BEST) for left in left_behind(folder / name)}
+        if names - unfinished - {".lock", BEST}:
+            raise RunError(f"{folder}: not empty, and not a run of clientwise")
+        if resume and not names:
+            raise RunError(f"{folder}: there is no run here to resume")
+    make_folder(folder)
+
+
+def newest_run(parent: Path = Path("runs")) -> Path:
+    """The newest run folder in runs/."""
+    written = [*parent.glob(f"*/{CONFIG}"), *parent.glob("*/matrix.toml")]
+    if not written:
+        raise RunError(f"{parent}/: no run here yet; `clientwise demo` makes one")
+    return max(written, key=modified).parent
 
 
 def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
@@ -56,6 +89,11 @@ def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path
     return max(written, key=modified).parent
 
 
+def modified(path: Path) -> float:
+    """When a file was last written."""
+    return path.stat().st_mtime
+
+
 def config_so_far(folder: Path) -> Experiment | None:
     """The config that the rounds in a run folder were run with; None where there is no run.
 
@@ -66,26 +104,30 @@ def config_so_far(folder: Path) -> Experiment | None:
     if not path.is_file():
         return None
     refuse_run_of_host(folder)
-    written = written_config(folder)
+    written = load_experiment(path)
     text = recorded_fact(folder, FACT)
     if text is None:
         return written
-    table = _recorded_table(folder, text)
-    if table.get("plugins", []) != written.plugins:  # only plugins of the file are imported
-        raise _edited(path, ["plugins"])
-    table |= {"plugins": written.plugins, "plugin_dir": written.plugin_dir}
-    table |= {"note": written.note, "tags": written.tags}  # which may be edited
-    recorded = _recorded_experiment(folder, table)
-    found = [one.sentence for one in refused_differences(recorded, written)]
-    found += _removed(recorded, written)
+    try:
+        table = parse_toml(json.loads(text))
+        found = [] if table.get("plugins", []) == written.plugins else ["plugins"]
+        if not found:  # else they would be imported
+            # Notes, too, may be edited.
+            kept = {"plugin_dir": written.plugin_dir, "note": written.note, "tags": written.tags}
+            recorded = load_experiment(table | kept)
+    except (ValueError, TypeError, RecursionError):  # a ConfigError is a ValueError
+        raise RunError(f"{folder}: its database is damaged (its config cannot be read)") from None
+    if not found:
+        names = {method.name for method in written.methods}
+        found = list(differences(recorded, written).values())
+        found += [f"no method {one.name!r}" for one in recorded.methods if one.name not in names]
+        found += [f"no seed {seed}" for seed in recorded.seeds if seed not in written.seeds]
     if found:
-        raise _edited(path, found)
+        raise RunError(
+            f"{path}: changed since the run began: {', '.join(found)}. "
+            "Restore what it was, or start another run in another folder"
+        )
     return recorded
-
-
-def written_config(folder: Path) -> Experiment:
-    """The config in the file of a run folder."""
-    return load_experiment(folder / CONFIG)
 
 
 def refuse_run_of_host(folder: Path) -> None:
@@ -115,28 +157,50 @@ def extended(before: Experiment, experiment: Experiment) -> Experiment:
 
 def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment) -> None:
     """RunError where an experiment differs from its run in more than may change."""
-    found = refused_differences(before, experiment)
+    found = differences(before, experiment)
     if not found:
         return
     hint = "Resume it with its own config, or choose another output folder"
-    keys: set[str] = set()
-    of_methods: set[str] = set()
-    for one in found:
-        keys.update(one.keys)
-        if one.of_method:
-            of_methods.update(one.keys)
+    of_methods = [key for key in found if key.startswith("methods.")]
     if of_methods:
         hint += "; give a changed method another name"
-    if any(key.split(".")[0] == "bounds" for key in of_methods):
+    if any(".bounds." in key for key in of_methods):
         hint += ", or say in a new bounds.note why its bounds change"
-    if _counts_members(before) and not keys.isdisjoint(MEMBERS):
+    if counts_members(before) and not found.keys().isdisjoint(MEMBERS):
         hint += "; the ε of the rounds so far holds for the members so far"
-    elif "flower.clients" in keys:
+    elif "flower.clients" in found:
         hint += "; names may join flower.clients at its end"
-    if experiment.rounds < before.rounds:
+    if "rounds" in found:
         hint += f"; its rounds may only grow: set rounds = {before.rounds} or more"
-    differences = ", ".join(one.sentence for one in found)
-    raise RunError(f"{folder}: was run with another config: {differences}. {hint}")
+    raise RunError(f"{folder}: was run with another config: {', '.join(found.values())}. {hint}")
+
+
+def differences(before: Experiment, now: Experiment) -> dict[str, str]:
+    """What differs between two configs and must not: a sentence for every key.
+
+    Rounds, seeds and methods may be added; clients of a deployment may join at the end and leave, unless an ε
+    follows from their number; bounds may change with a new note.
+    """
+    shared = {method.name for method in before.methods} & {method.name for method in now.methods}
+    old = _keys(before, shared)
+    new = _keys(now, shared)
+    explained = []
+    for name in shared:
+        note = new.get(f"methods.{name}.bounds.note")
+        if note and note != old.get(f"methods.{name}.bounds.note"):
+            explained.append(f"methods.{name}.bounds.")
+    fixed = MEMBERS if counts_members(before) else ()
+    found = {}
+    for key in sorted({*old, *new} - MAY_CHANGE - {"seeds"}):
+        one = old.get(key)
+        other = new.get(key)
+        is_said = any(key.startswith(f"{table}.") for table in found)
+        if one == other or is_said or key.startswith(tuple(explained)):
+            continue
+        if key in fixed or not _may_grow(key, one, other):
+            is_list = isinstance(one, list) or isinstance(other, list)
+            found[key] = key if is_list else f"{key} = {_shown(other)} (was {_shown(one)})"
+    return found
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -146,120 +210,38 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return sorted(key for key in {*one, *other} - MAY_CHANGE if one.get(key) != other.get(key))
 
 
-def _recorded_table(folder: Path, text: str) -> dict[str, Any]:
-    """The recorded config as a table; anybody may have made the database."""
-    try:
-        return parse_toml(json.loads(text))
-    except (ValueError, TypeError, RecursionError):
-        raise _damaged(folder) from None
+def member_changes(before: Experiment, now: Experiment) -> Iterator[str]:
+    """Which clients of a deployment joined, left or came back."""
+    for name in now.flower.clients[len(before.flower.clients) :]:
+        yield f"{name} joined"
+    for name in now.flower.clients:
+        was_away = name in before.flower.left
+        if was_away != (name in now.flower.left):
+            yield f"{name} came back" if was_away else f"{name} left"
 
 
-def _recorded_experiment(folder: Path, table: Mapping[str, Any]) -> Experiment:
-    try:
-        return load_experiment(table)
-    except ConfigError:
-        raise _damaged(folder) from None
-
-
-def _damaged(folder: Path) -> RunError:
-    return RunError(f"{folder}: its database is damaged (its config cannot be read)")
-
-
-def _edited(path: Path, differences: Sequence[str]) -> RunError:
-    return RunError(
-        f"{path}: changed since the run began: {', '.join(differences)}. "
-        "Restore what it was, or start another run in another folder"
-    )
-
-
-class ConfigDifference(NamedTuple):
-    """What differs between two configs and must not."""
-
-    keys: tuple[str, ...]  # of a method: within its table
-    sentence: str
-    of_method: bool = False
-
-
-def refused_differences(before: Experiment, now: Experiment) -> list[ConfigDifference]:
-    """What differs between two configs and must not."""
-    old = before.to_dict()
-    new = now.to_dict()
-    one = dotted_keys(old)
-    other = dotted_keys(new)
-    found: list[tuple[str, str]] = []
-    for key in changed_keys(old, new):
-        may_change = key in MAY_GROW or _only_joined(key, one, other)
-        if not may_change or (key in MEMBERS and _counts_members(before)):
-            found += _differences(key, one.get(key), other.get(key))
-    if now.rounds < before.rounds:
-        found += _differences("rounds", before.rounds, now.rounds)
-    return [
-        *(ConfigDifference((key,), words) for key, words in found),
-        *_changed_methods(old["methods"], new["methods"]),
-    ]
-
-
-def _counts_members(experiment: Experiment) -> bool:
+def counts_members(experiment: Experiment) -> bool:
     """Whether a method has an ε that follows from the number of members."""
     return any(method.noises_mean for method in experiment.build_methods())
 
 
-def _removed(recorded: Experiment, written: Experiment) -> list[str]:
-    """Methods and seeds of a run that its own file no longer names."""
-    names = {method.name for method in written.methods}
-    gone = [f"no method {one.name!r}" for one in recorded.methods if one.name not in names]
-    return [*gone, *(f"no seed {seed}" for seed in recorded.seeds if seed not in written.seeds)]
+def _keys(experiment: Experiment, names: set[str]) -> dict[str, Any]:
+    """The values of a config by dotted key; of the methods, those with these names."""
+    table = {key: one for key, one in experiment.to_dict().items() if key not in MAY_CHANGE}
+    methods = {method["name"]: method for method in table["methods"]}
+    table["methods"] = {name: methods[name] for name in names}
+    return dotted_keys(table, in_lists=True)
 
 
-def _changed_methods(before: Iterable[Any], now: Iterable[Any]) -> list[ConfigDifference]:
-    known = {method["name"]: method for method in before}
-    changed = []
-    for method in now:
-        name = method["name"]
-        old = dict(known.get(name, method))
-        if _explains_policy(old, method):
-            old["bounds"] = method["bounds"]
-        found = dict(_differences("", old, method))
-        if found:
-            sentence = f"the method {name!r} differs ({', '.join(found.values())})"
-            changed.append(ConfigDifference(tuple(found), sentence, of_method=True))
-    return changed
-
-
-def _explains_policy(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a method has a new note on its bounds: only then they may change."""
-    note = now.get("bounds", {}).get("note")
-    return bool(note) and note != before.get("bounds", {}).get("note")
-
-
-def _differences(key: str, before: Any, now: Any) -> Iterator[tuple[str, str]]:
-    """The keys that differ, also in tables and in lists of them; in words, with both values if short."""
-    if before == now:
-        return
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for name in sorted({*before, *now}):
-            inner = f"{key}.{name}".removeprefix(".")
-            yield from _differences(inner, before.get(name), now.get(name))
-    elif _are_tables(before) and _are_tables(now) and len(before) == len(now):
-        for index, (one, other) in enumerate(zip(before, now, strict=True)):
-            yield from _differences(f"{key}[{index}]", one, other)
-    elif isinstance(before, list | dict) or isinstance(now, list | dict):
-        yield key, key
-    else:
-        yield key, f"{key} = {_shown(now)} (was {_shown(before)})"
-
-
-def _are_tables(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+def _may_grow(key: str, one: Any, other: Any) -> bool:
+    """Whether rounds or clients were only added, or clients left."""
+    if key == "rounds":
+        return bool(other > one)
+    if key == "flower.clients" or key.startswith("attributes."):
+        known = one or []
+        return len(known) < len(other or []) and known == other[: len(known)]
+    return key == "flower.left"
 
 
 def _shown(value: Any) -> str:
     return "none" if value is None else repr(value)
-
-
-def _only_joined(key: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
-    """Whether a key has a value for every client, and only clients at its end were added."""
-    by_client = key == "flower.clients" or key.startswith("attributes.")
-    one = before.get(key, [])
-    other = now.get(key, [])
-    return by_client and len(one) < len(other) and other[: len(one)] == one

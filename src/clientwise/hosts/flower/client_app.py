@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from ...data.datasets import DataError
 from ...engine.device import pick_device
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.wrapping import EmbeddedEngine
+from ...errors import RefusedError
 from ...experiment.build.data import build_data, load_samples
 from ...experiment.build.engine import build_engine, build_executor
 from ...experiment.load import load_experiment
-from ..protocols import Gate
-from .client import answer, answer_failure
-from .data import (
-    DATA_KEYS,
-    Config,
-    OwnData,
-    data_held_by,
-    found_by,
-    from_files,
-    load_npz,
-    loader_in,
-)
-from .wire import Request
+from ...models.flat import same_frozen
+from ..protocols import Exact, Gate
+from .data import Config, OwnData, data_held_by, load_npz
+from .wire import Request, read_request, write_evaluation, write_update
 
 
 def client_app(
@@ -40,9 +32,7 @@ def client_app(
 
     Args:
         config: an experiment's file or table.
-        load: reads a node's data from the path `data` in its node config. A node can name a Python
-            file of its own as `loader` in the node config; the function `load` of that file is then
-            used instead, so that no foreign code reads the data.
+        load: reads a node's data from the path `data` in its node config.
         gate: decides which requests are answered, and what leaves; by default, every request is
             answered exactly.
     """
@@ -67,9 +57,11 @@ def _answer(
     engine_of: Callable[[Request], EmbeddedEngine]
     try:
         if "data" in settings:
-            engine_of = partial(_engine_of_node, text, partial(_own_data, settings, load, gate))
+            read = partial(load, str(settings["data"]))
+            own = partial(gate.rows, read) if gate else read
+            engine_of = partial(_engine_of_node, text, own)
         elif "partition-id" in settings:  # set by Flower's simulation
-            engine_of = partial(_simulated_engine, text, context.run_config)
+            engine_of = partial(_simulated_engine, text)
         else:
             raise DataError(
                 "this node has no data: start it with --node-config 'data=\"/path/to/it\"'"
@@ -79,30 +71,17 @@ def _answer(
         return answer_failure(message, error, private="data" in settings)
 
 
-def _own_data(
-    settings: Mapping[str, Any], load: Callable[[str], OwnData], gate: Gate | None
-) -> OwnData:
-    """What a node holds, by its own loader if it names one."""
-    if "loader" in settings:
-        load = loader_in(str(settings["loader"]))
-    read = partial(load, str(settings["data"]))
-    return gate.rows(read) if gate else read()
-
-
-def _simulated_engine(text: str, run_config: Mapping[str, Any], request: Request) -> EmbeddedEngine:
-    sources = tuple((key, run_config[key]) for key in DATA_KEYS if key in run_config)
-    return _all_clients(text, sources, request.seed)
-
-
 @lru_cache(maxsize=2)
-def _all_clients(text: str, sources: tuple[tuple[str, str], ...], seed: int) -> EmbeddedEngine:
+def _all_clients(text: str, seed: int) -> EmbeddedEngine:
     """An engine with all clients of a simulation. Kept for the next message to this process."""
-    experiment = found_by(load_experiment(tomllib.loads(text)), dict(sources))
-    own = from_files(experiment) if experiment.reads_files else None
-    samples = own.samples if own else load_samples(experiment)
-    data, hostile = build_data(experiment, samples, seed, own)
+    experiment = load_experiment(tomllib.loads(text))
+    data, hostile = build_data(experiment, load_samples(experiment), seed)
     executor = build_executor(experiment, data.samples, torch.device("cpu"))
     return build_engine(experiment, data, hostile, seed, executor)
+
+
+def _simulated_engine(text: str, request: Request) -> EmbeddedEngine:
+    return _all_clients(text, request.seed)
 
 
 def _engine_of_node(text: str, load: Callable[[], OwnData], request: Request) -> EmbeddedEngine:
@@ -114,3 +93,63 @@ def _engine_of_node(text: str, load: Callable[[], OwnData], request: Request) ->
     engine = build_engine(experiment, data, hostile, request.seed, executor)
     engine.noise_key = secrets.token_bytes(32)  # the server knows the seed
     return engine
+
+
+log = logging.getLogger("clientwise")
+RAISED = 2  # Flower's code for a client app that raised
+
+
+def answer(
+    content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], gate: Gate | None = None
+) -> RecordDict:
+    """Train or evaluate as the client that the request names, with the code of a local run.
+
+    Args:
+        content: a request, as `wire.write_request` writes it.
+        engine_of: returns the engine that holds the client's data.
+        gate: a site's rules for requests and answers; None: all are answered exactly.
+    """
+    request, models, kept = read_request(content)
+    permit = gate.admit(request, models) if gate else None
+    engine = engine_of(request)
+    _refuse_other_weights(request, engine)
+
+    def released(exact: Exact) -> Exact:
+        return gate.release(permit, exact) if gate and permit else exact
+
+    client = request.client
+    if request.task is None:
+        return write_evaluation(released(engine.evaluate([client], models)))
+    if permit:
+        engine.noise_key = permit.noise_key
+        kept = None  # is for simulated hostile clients alone
+    engine.load_state({} if kept is None else {str(client): kept})
+    trained = engine.train([client], models.to(engine.device), request.task)
+    (updates,) = (one for one in trained if one.client_ids)
+    return write_update(released(updates), engine.state().get(str(client)))
+
+
+def _refuse_other_weights(request: Request, engine: EmbeddedEngine) -> None:
+    """Frozen parameters are not sent: with others, a client would train or judge another model."""
+    if not same_frozen(request.frozen, engine.frozen):
+        raise RefusedError(
+            "the frozen parameters of this node's network are not those of the server: load the same "
+            "pretrained weights"
+        )
+
+
+def answer_failure(message: Message, error: Exception, *, private: bool) -> Message:
+    """An error reply.
+
+    With private data it has only the error's type, since the text may quote a sample.
+    """
+    if isinstance(error, RefusedError):
+        log.warning("REFUSED to %s: %s", message.metadata.message_type, error)
+    else:
+        log.exception("clientwise could not %s", message.metadata.message_type)
+    kind = type(error).__name__
+    if private and not isinstance(error, RefusedError):
+        reason = f"{kind}; the node's log says more"
+    else:
+        reason = " ".join(f"{kind}: {error}".split())[:300]
+    return Message(Error(code=RAISED, reason=reason), reply_to=message)

@@ -17,14 +17,14 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ...core.clock import LATE, Pace
+from ...core.criteria import is_fixed
 from ...core.reasons import Reason
 from ...core.types import Evaluation, Refusal, ServerPart, Task, Updates
-from ...engine.wrappers.engine import EmbeddedEngine
+from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.settings import FlowerSettings
-from .claims import TEST_SAMPLES, Claims
-from .exchange import Connected, Exchange
-from .replies import NO_ANSWER, Content, merged, read_reply, stacked
+from ...registry import Part
+from .exchange import NO_ANSWER, Connected, Content, Exchange, merged, read_reply, stacked
 from .wire import Request, pack, read_evaluation, read_update, write_request
 
 log = logging.getLogger("flwr.clientwise")
@@ -74,7 +74,7 @@ class FlowerEngine:
         settings: the config's `[flower]` table.
         keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
             between messages, so the server keeps that model for them.
-        claims: compares what clients say about their data with what they declared; None in a
+        claims: compares what clients say about their data with what they said first; None in a
             simulation.
         awaits_all: wait for every client to connect, and then as long for its reply. Under differential
             privacy, no client may decide whether another one is asked. No round is repeated then.
@@ -112,9 +112,6 @@ class FlowerEngine:
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
-        # The training that comes next, if it is known, and the one that was asked for ahead
-        self._expected: tuple[tuple[int, ...], Tensor, Task] | None = None
-        self._ahead: tuple[Tensor, Task] | None = None
         self._keepers = keepers
         self._kept: dict[int, Tensor] = {}  # the keepers' models
         self._round = 0  # the present one; nodes count what a round asks for
@@ -131,7 +128,6 @@ class FlowerEngine:
         """
         self._round = task.round_num
         pace = self.clock.pace if self.clock else Pace()
-        ahead = self._asked_ahead(model, task)
         possible = len({*client_ids, *self._waiting.values()})
         needed = min(self._settings.min_replies, possible)
         enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
@@ -142,15 +138,13 @@ class FlowerEngine:
         asking = client_ids
         for attempt in range(self._repeats + 1):
             patience = time.monotonic() + self._settings.train_seconds
-            least = min(needed - arrived, len(asking)) - len(ahead)
+            least = min(needed - arrived, len(asking))
             if self._awaits_all:
                 least = len(set(asking) - set(self._settings.away))
-            rest = [client for client in asking if client not in ahead]
-            ahead = frozenset()
-            nodes = self._exchange.wait_for(rest, least, patience)
+            nodes = self._exchange.wait_for(asking, least, patience)
             if self._awaits_all:
                 patience = time.monotonic() + self._settings.train_seconds
-            failures += [Refusal(client, NOT_CONNECTED) for client in rest if client not in nodes]
+            failures += [Refusal(client, NOT_CONNECTED) for client in asking if client not in nodes]
             failures += self._ask_to_train(nodes, model, task, patience)
             deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
             awaited = asking if asking and pace.buffer is None else None
@@ -186,32 +180,6 @@ class FlowerEngine:
         if self.clock:
             self.clock.now = time.monotonic() - self._began
             self.clock.at_work = frozenset(self._waiting.values())
-
-    def expect_training(self, client_ids: Sequence[int], model: Tensor, task: Task) -> None:
-        """See `core.engine.AsksAhead`. Nodes evaluate first: the SuperLink delivers messages in their order."""
-        self._expected = (tuple(client_ids), model, task)
-
-    def _train_ahead(self) -> None:
-        """Ask for the training that is expected; `train` waits for the answers."""
-        if self._expected is None:
-            return
-        clients, model, task = self._expected
-        self._expected = None
-        self._ahead = (model, task)
-        nodes = self._exchange.wait_for(clients, 0, 0.0)
-        limit = self._settings.evaluate_seconds + self._settings.train_seconds
-        self._ask_to_train(nodes, model, task, time.monotonic() + limit)
-
-    def _asked_ahead(self, model: Tensor, task: Task) -> frozenset[int]:
-        """The clients that were asked for this training already; none if it was for another one."""
-        ahead = self._ahead
-        self._expected = self._ahead = None
-        if ahead is None:
-            return frozenset()
-        if not torch.equal(ahead[0], model) or ahead[1] != task:
-            self._waiting = {}  # no round is told of a training where late updates are kept
-            self._asked = {}
-        return frozenset(self._asked)
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`.
@@ -249,13 +217,10 @@ class FlowerEngine:
             if client not in reachable:
                 yield client, Refusal(client, NOT_CONNECTED)
         waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
-        self._train_ahead()
         for client in not_taken:
             yield client, Refusal(client, NOT_TAKEN)
         for replies in self._exchange.pull_until(waiting, deadline, self._settings.min_replies):
             for client, content in replies:
-                if client in self._asked and self._ahead:  # its training begins now
-                    self._asked[client] = replace(self._asked[client], at=time.monotonic())
                 read = partial(self._read_evaluation, client, len(models))
                 yield client, read_reply(client, content, read)
         for client in waiting.values():
@@ -404,11 +369,57 @@ class FlowerEngine:
         first = int(self._test_sizes[client])
         if first not in (NO_TEST_SET, size):
             raise ValueError(f"{size} test samples, {first} in its first answer")
-        if self._claims:
-            self._claims.check_one(client, TEST_SAMPLES, size)
         self._test_sizes[client] = size
         return one
 
 
 def _reasons(failures: Sequence[Refusal]) -> str:
     return ", ".join(sorted({one.reason for one in failures if one.kind in OUT_OF_REACH}))
+
+
+STATE = "claims."  # prefix in a checkpoint
+
+
+class Claims:
+    """The values that clients stated first, and the range around each.
+
+    A claim x is accepted if v/f ≤ x ≤ f·v, where v is the client's first claim.
+
+    Args:
+        max_change: f, at least 1.
+    """
+
+    def __init__(self, max_change: float) -> None:
+        self._max_change = max_change
+        self._first: dict[str, float] = {}  # by client and criterion
+
+    def check(self, client: int, asked: Sequence[Part], measured: Mapping[str, Tensor]) -> None:
+        """Compare an update's criteria with what the client said first; ValueError outside the range."""
+        for part in asked:
+            if is_fixed(part) and part.called in measured:
+                self._compare(client, part.called, float(measured[part.called]))
+
+    def _compare(self, client: int, name: str, value: float) -> None:
+        if not 0 <= value < float("inf"):
+            return  # the guard refuses it
+        first = self._first.setdefault(f"{client} {name}", value)
+        low = first / self._max_change
+        high = first * self._max_change
+        if not low <= value <= high:
+            raise ValueError(
+                f"{name} = {value:.12g}, at first {first:.12g}: {low:.6g} to {high:.6g} is allowed "
+                f"(flower.max_change = {self._max_change:g})"
+            )
+
+    def state(self) -> dict[str, Tensor]:
+        """The first claims, for a checkpoint."""
+        return {
+            STATE + key: torch.tensor(value, dtype=torch.float64)
+            for key, value in self._first.items()
+        }
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what `state` returned."""
+        for key, value in state.items():
+            if key.startswith(STATE):
+                self._first[key.removeprefix(STATE)] = float(value)

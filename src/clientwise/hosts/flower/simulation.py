@@ -20,7 +20,7 @@ from ...experiment.build.data import count_clients
 from ...experiment.config.schema import Experiment
 from ...experiment.running.runner import Connect
 from .client_app import client_app
-from .connections import connector, simulated_clients
+from .server_app import connector, simulated_clients
 
 # At most: a node can play many clients, and Flower's time grows with the number of nodes
 SIMULATED_NODES = 64

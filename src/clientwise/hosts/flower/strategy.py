@@ -28,18 +28,16 @@ from flwr.serverapp.strategy import (
     Result,
     Strategy,
 )
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.criteria import ClientFacts, measure_clients
 from ...core.weights.scores import Score
 from ...errors import plain
 from ...record.best_file import Best
 from ...registry import Part
-from ..aggregate import Aggregate
-from ..aggregator import MAX_REASON, Aggregator, AggregatorOptions
+from ..aggregator import MAX_CLIENTS, MAX_REASON, SIZE, Aggregate, Aggregator, AggregatorOptions
 from ..best import BestModel, KeepBest, in_bounds
-from ..metrics import Metric, keep_common
-from ..values import number_in
+from ..values import Metric, keep_common, number_in
 
 log = logging.getLogger("flwr.clientwise")
 WEIGHT = "clientwise-weight"  # the metric under which the wrapped strategy finds a reply's weight
@@ -438,3 +436,58 @@ def _record(model: Mapping[str, Tensor | numpy.ndarray]) -> ArrayRecord:
 def _of_record(function: Callable[[ArrayRecord], float]) -> Callable[[dict[str, Any]], float]:
     """A function of Flower's arrays as one of NumPy arrays."""
     return lambda arrays: function(_record(arrays))
+
+
+class MethodStrategy(Weighted):
+    """A Flower strategy that runs a clientwise method on the server: evidence, rule, server step, fine-tuning.
+
+    The wrapped strategy samples clients, sends messages and averages metrics. The model comes from
+    `cw.Aggregator`. Replies are checked as by `Weighted`.
+
+    Args:
+        strategy: FedAvg or FedProx; others take a server step of their own.
+        model: the network whose state the arrays are.
+        samples: (inputs, targets) that the server holds: it weighs by them and fine-tunes on them.
+        method: a name of `clientwise list methods`, or a table as in TOML with `name` and `like`.
+        max_nodes: nodes that may take part; evidence keeps three numbers for each.
+        max_test_samples: largest test set size accepted from a client.
+        record: file to which each round is appended as one line of JSON.
+        keep_best: as in `Weighted`.
+        options: `num_classes`, `learning_rate`, `seed`, `max_change`, `folder` and `weights` of
+            `cw.Aggregator`.
+
+    Attributes:
+        rounds: `RoundWeights` of every training round so far.
+        evaluations: `RoundEvaluation` of every evaluation round so far.
+    """
+
+    def __init__(
+        self,
+        strategy: FedAvg,
+        *,
+        model: nn.Module,
+        samples: tuple[Any, Any],
+        method: str | Mapping[str, Any] = "Recommended",
+        max_nodes: int = MAX_CLIENTS,
+        max_test_samples: int = 100_000,
+        record: str | Path | None = None,
+        keep_best: KeepBest | None = None,
+        **options: Unpack[AggregatorOptions],
+    ) -> None:
+        if type(strategy).aggregate_train is not FedAvg.aggregate_train:
+            kind = type(strategy).__name__
+            raise TypeError(f"{kind} takes a server step of its own: use FedAvg or FedProx")
+        aggregator = Aggregator(
+            method, model=model, weigh=samples, max_clients=max_nodes, **options
+        )
+        best = None if keep_best is None else BestModel(keep_best, options.get("folder"))
+        self._set_up(strategy, aggregator, max_test_samples, record, best)
+
+    def _values(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
+        """The metrics of a reply; Flower's own number of examples is the dataset's size."""
+        size = metrics.get(self._strategy.weighted_by_key)
+        return metrics if size is None else {**metrics, SIZE: size}
+
+    def _new_arrays(self, mean: ArrayRecord | None, done: Aggregate) -> ArrayRecord | None:
+        """The method's model instead of the wrapped strategy's."""
+        return _record(done.model)

@@ -76,7 +76,7 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
     task = plain.pop("task")
     if task is not None:
         task["training"] = LocalTraining.read(task["training"])
-        task["loss"] = LossRecord.read(task["loss"]).loss()
+        task["loss"] = LossRecord(**task["loss"]).loss()
         task["criteria"] = tuple(Part(**part) for part in task["criteria"])
         noise = task["noise"]
         task["noise"] = LocalNoise(**noise) if noise else None

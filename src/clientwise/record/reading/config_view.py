@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ...core.weights.policy import Policy
+from ...core.weights.bounds import Bounds
 from ...registry import Part
 from ..files import CONFIG
 from ..known_parts import known_part
@@ -26,7 +26,7 @@ from ..toml_text import dotted_keys, read_table
 
 POOLING = frozenset({"pooled"})  # controls that need all clients' samples
 
-_BOUNDS = TypeAdapter(Policy)
+_BOUNDS = TypeAdapter(Bounds)
 
 
 def recorded_config(folder: Path) -> RecordedConfig:
@@ -174,7 +174,7 @@ class RecordedMethod:
     score: Part | None = None
     normaliser: Part | None = None  # None: the score's own
     evidence: Part | None = None
-    bounds: Policy | None = None
+    bounds: Bounds | None = None
     before: tuple[Part, ...] = ()
     rule: Part | None = None
     control: str | None = None
@@ -290,7 +290,7 @@ def _drawn(value: object) -> object:
     return _part(value) if isinstance(value, Mapping) else value
 
 
-def read_bounds(value: object) -> Policy | None:
+def read_bounds(value: object) -> Bounds | None:
     """Recorded bounds; None where there are none, or they cannot be read."""
     if not isinstance(value, Mapping):
         return None

@@ -138,7 +138,7 @@ class PolicyRow(NamedTuple):
 
 
 class CounterfactualRow(NamedTuple):
-    """What the updates of a round give with other weights; see `core/counterfactuals.py`."""
+    """What the updates of a round give with other weights; see `core/other_weights.py`."""
 
     round_num: int
     kind: str

@@ -236,8 +236,8 @@ def _notes(at: Round) -> Iterator[str]:
 def _parameters(at: Round) -> Iterator[str]:
     """Score, criteria, evidence, bounds, rule and server steps of a round, a sentence or two each."""
     about = at.about
-    if not about.criteria and not at.table:
-        yield "How the weights were computed is unknown: the config cannot be read."
+    if not at.table:
+        yield "The options of parts are unknown: the config cannot be read."
     order = ", ".join(about.criteria)
     if len(priority := at.record.get("priority") or ()) > 1:
         order = f"{' > '.join(priority)} (most important first)"

@@ -132,6 +132,7 @@ class Explanation:
     influence: float | None = None  # the share after clipping and the rule
     attack: str | None = None  # of a client that is hostile in a simulation
     is_simulated: bool = False  # whether it is known which clients are hostile
+    new_data_since: int | None = None
     kept: str | None = None  # why the round kept the model of the round before
 
     @property
@@ -300,8 +301,11 @@ class Explanation:
         return "honest" if self.is_simulated and self.is_lowered else ""
 
     def known_facts(self) -> str:
-        """Whether a simulated client is hostile; of honest clients, where they lose weight."""
-        return f"The client is {self.simulated_as}." if self.simulated_as else ""
+        """Whether a simulated client is hostile, and new data; of honest clients, where they lose weight."""
+        facts = [f"The client is {self.simulated_as}."] if self.simulated_as else []
+        if self.new_data_since is not None:
+            facts.append(f"It has new data since round {self.new_data_since}.")
+        return " ".join(facts)
 
     def moves(self) -> tuple[str, ...]:
         """What moved the weight after the criteria; empty if nothing did."""
@@ -434,6 +438,12 @@ class Round:
         every = self.run.frame("clients")
         return {row["client"]: row for row in records(every[every["seed"] == self.seed])}
 
+    @cached_property
+    def new_data(self) -> dict[int, int]:
+        """The clients whose data have changed so far, and since when."""
+        changes = self.run.facts.new_data.get(self.seed, ())
+        return {one: number for number, own in changes for one in own if number <= self.round_num}
+
 
 def explain(
     run: RunFolder,
@@ -470,6 +480,7 @@ def explain(
             refusal=row["refusal"],
             attack=row["hostile"],
             is_simulated=any(one["hostile"] for one in at.clients.values()),
+            new_data_since=at.new_data.get(client),
         )
         if row["refusal"] is None:
             # What clipping leaves of a share is what it leaves of the update's length
@@ -509,7 +520,8 @@ def _typed(rows: pandas.DataFrame) -> pandas.DataFrame:
 
 def records(frame: pandas.DataFrame) -> list[Row]:
     """The rows of a frame, with None for what is absent."""
-    return frame.astype(object).where(frame.notna(), None).to_dict("records")
+    found: list[Row] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return found
 
 
 def _table(value: object) -> Mapping[str, Any]:

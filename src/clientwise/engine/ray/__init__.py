@@ -1,1 +1,0 @@
-"""Clients spread over the machines or GPUs of a Ray cluster."""

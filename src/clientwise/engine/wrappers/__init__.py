@@ -1,1 +1,0 @@
-"""Engines around another engine: hostile clients, devices that take time, clients alone."""

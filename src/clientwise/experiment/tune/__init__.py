@@ -1,1 +1,0 @@
-"""Tuning parameters of all methods with equal budgets."""
