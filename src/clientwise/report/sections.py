@@ -479,7 +479,7 @@ def first_rounds(one: Method, curves: Frame, target: float) -> Series:
     return reached.idxmax().where(reached.any()).reindex(one.seeds).astype(float)
 
 
-def _used(so_far: Frame, rounds: Series) -> Series:
+def used(so_far: Frame, rounds: Series) -> Series:
     """By seed, what was used up at the end of these rounds."""
     known = {
         seed: so_far[seed].get(number) if seed in so_far else None
@@ -494,8 +494,10 @@ def _to_target(results: Results) -> Iterator[Column]:
         (run.facts.target for run in results.runs if run.facts.target is not None), None
     )
     for name, text, so_far, _ in scales(results) if target is not None else ():
-        used = [_used(so_far(one), first_rounds(one, one.metric, target)) for one in results.ranked]
-        yield reached_column(f"{name} to {results.unit.target(target)}", used, text)
+        by_seed = [
+            used(so_far(one), first_rounds(one, one.metric, target)) for one in results.ranked
+        ]
+        yield reached_column(f"{name} to {results.unit.target(target)}", by_seed, text)
 
 
 def reached_column(name: str, by_seed: Sequence[Series], text: Callable[[float], str]) -> Column:
@@ -537,12 +539,12 @@ def targets(results: Results) -> Iterator[Item]:
         title = f"{facts.metric} of at {'least' if facts.higher_is_better else 'most'} {results.unit.target(target)}"
         who = f"that percentage of the {evaluated_clients(results)} reaches the target on its own test data"
         for name, text, so_far, _ in scales(results):
-            used = [so_far(one) for one in known]
+            progress = [so_far(one) for one in known]
             columns = [Column("method", [one.label for one in known])]
             for share in PERCENTAGES:
                 own = [
-                    _used(frame, reached[one.label][share])
-                    for one, frame in zip(known, used, strict=True)
+                    used(frame, reached[one.label][share])
+                    for one, frame in zip(known, progress, strict=True)
                 ]
                 columns.append(reached_column(share, own, text))
             if name == "rounds":
