@@ -117,7 +117,7 @@ def between(run: cw.Run, other: cw.Run) -> str:
         macro_f1 = paired_difference(one.last("macro_f1"), against.last("macro_f1"))
         if metric is None or macro_f1 is None or one.seeds != against.seeds:
             raise ValueError(f"{run.name} and {other.name}: the seeds of {one.label} differ")
-        hostile = interval(against.rounds.groupby("seed")["hostile_influence"].mean())
+        hostile = interval(against.by_seed("hostile_influence"))
         rows.append([one.label, change(metric, 100), change(macro_f1, digits=3), hostile])
     head = [
         "method",

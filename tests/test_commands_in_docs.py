@@ -89,7 +89,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
             assert "Traceback" not in output
     run = cw.Run(cw.run(experiment, "runs/all"))
     assert run.rounds == 2
-    shown = table_of(TUTORIAL, "worst client")
+    shown = table_of(TUTORIAL, "worst 10%")
     head = shown.pop("head")
     labels = ["method", *(column.label for column in summary_columns(run))]
     assert [label for label in head if label not in labels] == [], (
@@ -105,7 +105,7 @@ def test_the_numbers_of_the_tutorial_are_true(tmp_path: Path) -> None:
     parts = [block for language, block in blocks if language == "toml"]
     experiment.write_text("\n".join(parts), encoding="utf-8")
     run = cw.Run(cw.run(experiment, tmp_path / "run"))
-    shown = table_of(TUTORIAL, "worst client")
+    shown = table_of(TUTORIAL, "worst 10%")
     for line in run.summary():
         printed = float(shown[line.method][1].split("%")[0])
         accuracy = 100 * sum(line.metric) / len(line.metric)

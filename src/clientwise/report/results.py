@@ -159,13 +159,17 @@ class Method:
         """A column of the rounds, summed up over rounds and seeds."""
         return float(self.rounds[column].sum()) if column in self.rounds else 0.0
 
+    def by_seed(self, column: str) -> Series:
+        """A column of the rounds: its mean over the rounds, by seed."""
+        return (
+            self.rounds.groupby("seed")[column].mean()
+            if column in self.rounds
+            else Series(dtype=float)
+        )
+
     def mean(self, column: str) -> float:
         """A column of the rounds: its mean over the rounds, and then over the seeds."""
-        return (
-            float(self.rounds.groupby("seed")[column].mean().mean())
-            if column in self.rounds
-            else float("nan")
-        )
+        return float(self.by_seed(column).mean())
 
     @cached_property
     def clients(self) -> Frame:
