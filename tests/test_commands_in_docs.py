@@ -91,7 +91,7 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run.rounds == 2
     shown = table_of(TUTORIAL, "worst 10%")
     head = shown.pop("head")
-    labels = ["method", *(column.label for column in summary_columns(run))]
+    labels = summary_columns(run)
     assert [label for label in head if label not in labels] == [], (
         "columns that the command does not print"
     )
@@ -112,10 +112,10 @@ def test_the_numbers_of_the_tutorial_are_true(tmp_path: Path) -> None:
         assert abs(printed - accuracy) < MOST_POINTS_OFF, line.method
 
 
-def summary_columns(run: cw.Run) -> list:
+def summary_columns(run: cw.Run) -> list[str]:
     from reported import items_of
 
-    return list(items_of(run)["summary"].columns)
+    return items_of(run)["summary"].columns
 
 
 def test_the_page_on_predicting_runs_as_printed(

@@ -200,9 +200,9 @@ class RunFolder:
             [cause, detail] if isinstance(cause, str) else None for cause, detail in causes
         ]
         best = self.today.best_of_lanes  # of the losses, only where the lowest one is
-        lanes = {row.lane: best.get(row.lane) for row in self.today.lanes}
+        lanes = {lane: one.round for lane, one in best.items()}
         frame["held_out_loss"] = [
-            None if lanes[lane] is None or lanes[lane].round is None else float(lanes[lane].round != number)
+            None if lanes.get(lane) is None else float(lanes[lane] != number)
             for lane, number in zip(frame["lane"], frame["round"], strict=True)
         ]
         keys = ["method", "seed", "round"]
