@@ -115,6 +115,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "record": {
         "annotated_types",
         "numpy",
+        "pandas",
         "pydantic",
         "pydantic_core",
         "safetensors",

@@ -159,6 +159,18 @@ class Method:
         """A column of the rounds, summed up over rounds and seeds."""
         return float(self.rounds[column].sum()) if column in self.rounds else 0.0
 
+    @property
+    def notes(self) -> list[str]:
+        """The notes of its rounds; without that training stopped early, the last note of its round."""
+        if "notes" not in self.rounds:
+            return []
+        found: list[str] = []
+        columns = (self.rounds[name] for name in ("seed", "round", "notes"))
+        for seed, number, notes in zip(*columns, strict=True):
+            if isinstance(notes, list):
+                found += notes[:-1] if self.stopped.get(seed) == number else notes
+        return found
+
     def by_seed(self, column: str) -> Series:
         """A column of the rounds: its mean over the rounds, by seed."""
         return (

@@ -1107,14 +1107,8 @@ def refusals(results: Results) -> Iterator[Item]:
             .nlargest(MOST_LISTED, "times")
             .reset_index()
         )
-        noted = [
-            note
-            for notes in one.rounds.get("notes", ())
-            if isinstance(notes, list)
-            for note in notes
-        ]
         notes = (
-            Series(noted, dtype=object)
+            Series(one.notes, dtype=object)
             .value_counts(sort=False)
             .rename_axis("reason")
             .reset_index(name="times")

@@ -115,7 +115,7 @@ def run_items(run: RunFolder) -> Iterator[Item]:
         every = counted(len(one.rounds), "round")
         for name, count in _counts(one.rounds, "no_effect").items():
             yield f"{one.label}: {name} was constant across clients in {count} of {every} and had no effect there."
-        for note, count in _counts(one.rounds, "notes").items():
+        for note, count in Counter(one.notes).items():
             yield f"{one.label}: {note} ({counted(count, 'round')})"
         for reason, count in one.refusals["reason"].value_counts().items():
             yield f"{one.label}: {counted(count, 'update')} refused: {reason}"
