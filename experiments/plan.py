@@ -25,7 +25,7 @@ from clientwise.data.federated import FederatedData
 from clientwise.data.folder import DataError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_module
-from clientwise.models.call import outputs_of
+from clientwise.models.modules import outputs_of
 from clientwise.record.reading.reader import is_finished
 from clientwise.report.items import in_time
 

@@ -125,7 +125,7 @@ def with_extras(folder: Path) -> None:
         archive.writestr("1.png", b"\x89PNG")
     from clientwise.data.folder import Archive
 
-    attempt("images picture", lambda: Archive(Path("faces.zip"), 1000).image("1.png", 8))
+    attempt("images picture", lambda: Archive(Path("faces.zip")).image("1.png", 8))
     for extra, name in (("datasets", "digits"), ("datasets", "diabetes"), ("demo", "mnist5k")):
         attempt(f"{extra} {name}", lambda name=name: cw.DATASETS.get(name)(None))
     digits = write("digits.toml", 'data = "digits"')

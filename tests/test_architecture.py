@@ -375,14 +375,13 @@ WRITES = {
 OF_MODULES = {"copy", "dump", "move", "rename"}  # of other objects, these write no file
 MODULES = {"json", "os", "shutil", "tomli_w", "torch"}
 METHODS = {"save", "to_json"}  # functions of these names return what they make
-CACHE = "arrays"  # a `data.cache.Writer`: its folder is renamed when it is whole
+CACHE = "arrays"  # a `data.folder.Writer`: its folder is renamed when it is whole
 # Where a file is written in place, and why nobody finds half of it.
 IN_PLACE = {
     ("cli/console.py", "open"): "the null device, where output to a terminal that is gone goes",
-    ("data/cache.py", "open"): "in a folder that is renamed when it is whole",
-    ("data/cache.py", "open_memmap"): "in a folder that is renamed when it is whole",
-    ("data/cache.py", "save"): "in a folder that is renamed when it is whole",
-    ("data/features.py", "savez_compressed"): "put in place when it is whole",
+    ("data/folder.py", "open"): "in a folder that is renamed when it is whole",
+    ("data/folder.py", "open_memmap"): "in a folder that is renamed when it is whole",
+    ("data/folder.py", "save"): "in a folder that is renamed when it is whole",
     ("report/files.py", "to_csv"): "into a text",
     ("record/lock.py", "open"): "its content does not matter",
     ("record/pack.py", "copy"): "in a folder that is renamed when it is whole",

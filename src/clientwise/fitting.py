@@ -29,7 +29,7 @@ from .experiment.load import make_experiment
 from .experiment.running.lanes import Progress
 from .experiment.running.runner import EngineFactory, Stopped
 from .launch import run as run_folder
-from .models.own import OwnNetwork
+from .models.modules import OwnNetwork
 from .record.files import plain_name
 from .registry import suggest
 from .report.items import counted

@@ -15,7 +15,7 @@ from torch import nn
 from .data.federated import FederatedData, Samples
 from .errors import ClientwiseError, ConfigError, MissingPackageError, needing, shortened
 from .experiment.config.schema import Experiment
-from .models.own import OwnModel
+from .models.modules import OwnModel
 
 if TYPE_CHECKING:
     from .experiment.running.lanes import Progress

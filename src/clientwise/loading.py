@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .experiment.load import load_experiment
-from .models.own import OwnNetwork
+from .models.modules import OwnNetwork
 from .prediction import load_predictor
 from .record.model_file import ENDING
 

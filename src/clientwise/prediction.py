@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from .core.objective.problem import Problem, named_problem
-from .data.arrays import NamedInput, pack, read_blocks
+from .data.arrays import NamedInput, pack, read_holders, unpack
 from .data.encoding import Encoding
 from .data.federated import Samples
 from .data.table import Encoder, encode_rows, read_rows, remarks
@@ -22,11 +22,9 @@ from .engine.probes import with_input_type
 from .errors import ClientwiseError
 from .experiment.config.parts import make, read_recorded
 from .limits import gigabytes, memory
-from .models.call import outputs_of
 from .models.flat import fill
+from .models.modules import OwnModel, OwnNetwork, check_parameters, described, outputs_of
 from .models.networks import MODELS
-from .models.own import OwnModel, OwnNetwork
-from .models.size import check_parameters, described
 from .record.model_file import ModelHeader, read_model
 from .record.reading.rows import ModelFacts
 
@@ -129,7 +127,8 @@ def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ..
     parts: tuple[NamedInput, ...] = ()
     try:
         if isinstance(given, Dataset | DataLoader):
-            ((given, _),) = read_blocks([("inputs", given)])
+            (read,) = read_holders([("inputs", given)])
+            given = unpack(read.inputs, read.parts) if read.parts else read.inputs
         if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "shape"):
             raise ValueError("a tuple of 2: pass the inputs alone, without targets")
         if isinstance(given, Mapping):

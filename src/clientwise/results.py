@@ -18,8 +18,8 @@ from .errors import ClientwiseError, RunError, needing
 from .experiment.config.parts import make
 from .experiment.load import load_experiment
 from .models.flat import fill
+from .models.modules import OwnModel, OwnNetwork
 from .models.networks import MODELS, initialised
-from .models.own import OwnModel, OwnNetwork
 from .prediction import Predictor, predict_samples, predictor
 from .record.files import CONFIG, plain_name
 from .record.model_file import (

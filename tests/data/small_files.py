@@ -16,37 +16,30 @@ import numpy
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from clientwise.data.published import (
-    beijing_air,
-    cifar10,
-    digit_domains,
-    heart,
-    malaria,
-    mnist,
-    parkinsons,
-    tcga_brca,
-    vgg_cells,
-    wisdm,
-)
+from clientwise.data.published import handwriting, images, tables
 
 PIXELS, LABELS = load_digits(return_X_y=True)
+HOSPITALS = {"Cleveland": 6, "Hungarian": 5, "Switzerland": 4, "VA": 4}
+STATIONS = ("Dongsi", "Tiantan")
+USPS = {"zip.train": 6, "zip.test": 4}
 SMALL: dict[ModuleType, dict[str, Any]] = {
-    mnist: {
+    handwriting: {
         "PARTS": {"train": 60, "t10k": 10},
         "CLASS_COUNTS": {
             "train": numpy.bincount(LABELS[:60], minlength=10).tolist(),
             "t10k": numpy.bincount(LABELS[60:70], minlength=10).tolist(),
         },
+        "USPS": USPS,
+        "SEMEION": 5,
     },
-    cifar10: {"RECORDS": 10, "PER_CLASS": (5, 1)},
-    malaria: {"PER_CLASS": 3, "PEOPLE": 4},
-    vgg_cells: {"COUNT": 10, "SIZE": 16, "LEAST": 1, "MOST": 10},
-    heart: {"HOSPITALS": {"Cleveland": 6, "Hungarian": 5, "Switzerland": 4, "VA": 4}},
-    parkinsons: {"RECORDINGS": 12, "PATIENTS": 3},
-    tcga_brca: {"REGIONS": ("Northeast", "Canada"), "TRAIN": (4, 3), "TEST": (2, 2)},
-    wisdm: {"WINDOWS": 12, "PEOPLE": 3, "ACTIVITIES": 2},
-    beijing_air: {"STATIONS": ("Dongsi", "Tiantan"), "HOURS": 8},
-    digit_domains: {"USPS": {"zip.train": 6, "zip.test": 4}, "SEMEION": 5},
+    images: {
+        **{"RECORDS": 10, "PER_CLASS": (5, 1), "PER_KIND": 3, "PATIENTS": 4},
+        **{"COUNT": 10, "SIZE": 16, "LEAST": 1, "MOST": 10},
+    },
+    tables: {
+        **{"REGIONS": ("Northeast", "Canada"), "STATIONS": " ".join(STATIONS), "HOURS": 8},
+        "SIZES": {"heart": (19, 4), "parkinsons": (12, 3), "tcga_brca": (11, 2), "wisdm": (12, 3)},
+    },
 }
 
 
@@ -81,7 +74,7 @@ def write_cifar10(folder: Path) -> tuple[numpy.ndarray, numpy.ndarray]:
     place.mkdir(parents=True)
     random = numpy.random.default_rng(0)
     pixels = random.integers(0, 256, (60, 3, 32, 32), numpy.uint8)
-    for number, name in enumerate(cifar10.FILES):
+    for number, name in enumerate(images.FILES):
         labels = random.permutation(10).astype(numpy.uint8)
         records = numpy.concatenate(
             [labels[:, None], pixels[10 * number :][:10].reshape(10, -1)], 1
@@ -183,7 +176,7 @@ def write_leaf(path: Path, users: Mapping[str, list[int]]) -> None:
 def write_heart(folder: Path) -> None:
     """Four hospitals; Cleveland writes 1.0 where others write 1, Switzerland knows no cholesterol."""
     (folder / "heart").mkdir(parents=True)
-    for place, (hospital, count) in enumerate(SMALL[heart]["HOSPITALS"].items()):
+    for place, (hospital, count) in enumerate(HOSPITALS.items()):
         cholesterol, one = (
             ("0", "1") if hospital == "Switzerland" else ("233", "1.0" if place == 0 else "1")
         )
@@ -250,7 +243,7 @@ def write_wisdm(folder: Path) -> None:
 def write_air(folder: Path) -> None:
     (folder / "beijing_air").mkdir(parents=True)
     head = '"No","year","month","day","hour","PM2.5","PM10","SO2","wd","WSPM","station"'
-    for station in SMALL[beijing_air]["STATIONS"]:
+    for station in STATIONS:
         rows = [
             f'{n},2013,3,1,{n},{"NA" if n == 2 else 10 * n + 10},9,{n},"{"NNW"[n % 3 :]}",0.5,"{station}"'
             for n in range(8)
@@ -264,7 +257,7 @@ def write_domains(folder: Path) -> None:
     write_mnist(folder)
     for name in ("usps", "semeion"):
         (folder / name).mkdir()
-    for name, count in SMALL[digit_domains]["USPS"].items():
+    for name, count in USPS.items():
         lines = [f"{n} " + " ".join(["-1.000"] * 255 + ["1.000"]) + " " for n in range(count)]
         (folder / "usps" / f"{name}.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     lines = [",".join(["0"] * 255 + ["1", str(n + 1)]) for n in range(5)]
@@ -275,9 +268,9 @@ def write_cifar10n(folder: Path) -> None:
     """Human labels of the fifty training images: `worse` is wrong everywhere."""
     write_cifar10(folder)
     (folder / "cifar10n").mkdir()
-    batches = [folder / "cifar10" / "cifar-10-batches-bin" / name for name in cifar10.FILES[:-1]]
+    batches = [folder / "cifar10" / "cifar-10-batches-bin" / name for name in images.FILES[:-1]]
     clean = numpy.concatenate(
-        [numpy.frombuffer(path.read_bytes(), numpy.uint8)[:: cifar10.RECORD] for path in batches]
+        [numpy.frombuffer(path.read_bytes(), numpy.uint8)[:: images.RECORD] for path in batches]
     )
     labels = dict.fromkeys(
         ["clean_label", "aggre_label", "random_label1", "random_label2", "random_label3"], clean

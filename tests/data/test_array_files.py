@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 import clientwise as cw
-from clientwise.data.array_files import arrays
+from clientwise.data.datasets import arrays
 from clientwise.data.folder import DataError
 
 ROWS, FEATURES = 4_000, 16
@@ -96,7 +96,7 @@ def test_inputs_larger_than_memory_are_trained_on(tmp_path: Path) -> None:
 import resource
 import torch
 from clientwise.core.objective.problem import Classification
-from clientwise.data.array_files import _numbers
+from clientwise.data.datasets import numbers_in
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
@@ -104,7 +104,7 @@ from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import linear
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_DATA, ({LIMIT}, {LIMIT}))
-inputs = _numbers(Path({str(place / "inputs.npy")!r}))
+inputs = numbers_in(Path({str(place / "inputs.npy")!r}))
 targets = torch.arange({ROWS}) % 4
 held = Holdings(torch.arange({ROWS}), targets, torch.arange(41) * 100)
 report = Holdings.of([(held.indices, held.targets)])

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from clientwise.data.datasets import DATASETS
 
@@ -29,11 +28,3 @@ def test_datasets_inside_dependencies(
         assert sorted(samples.targets.unique().tolist()) == list(range(10))
     else:
         assert bool((samples.targets > 0).all())
-
-
-def test_digits_are_those_of_scikit_learn() -> None:
-    """Their file is read without importing scikit-learn."""
-    images, labels = load_digits(return_X_y=True)
-    samples = DATASETS.get("digits")(None)
-    assert samples.inputs.flatten(1).tolist() == images.tolist()
-    assert samples.targets.tolist() == labels.tolist()

@@ -19,7 +19,7 @@ from clientwise.data.division import federate
 from clientwise.data.features import FEATURES, Backbone, with_features
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import iid
-from clientwise.data.published import digit_domains
+from clientwise.data.published import handwriting
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.registry import Part
@@ -139,7 +139,7 @@ COMPUTED = {
     "logarithms of air": (air, numpy, "log10"),
     "blurred cells": (cells, "scipy.ndimage", "gaussian_filter"),
     "blurred cells alone": (partial(cells, augment=False), "scipy.ndimage", "gaussian_filter"),
-    "resized digits": (domains, digit_domains, "interpolate"),
+    "resized digits": (domains, handwriting, "interpolate"),
     "features": (features, nn.Conv2d, "forward"),
 }
 
@@ -208,38 +208,6 @@ def test_given_targets_and_wrong_labels_count(everything: Path) -> None:
     truth = before.samples.targets[before.train.indices]
     honest = replace(before, train=replace(before.train, targets=truth))
     assert changed_holders(before, honest) == [1]
-
-
-def test_dots_of_cells_count(everything: Path) -> None:
-    before = cells(everything)
-    (everything / "vgg_cells" / "cells" / "005dots.png").write_bytes(
-        moved_dots(everything / "vgg_cells" / "cells" / "005dots.png")
-    )
-    assert len(changed_holders(before, cells(everything))) == 1
-
-
-def moved_dots(path: Path) -> bytes:
-    """The same number of cells in other places."""
-    import io
-
-    from PIL import Image
-
-    content = io.BytesIO()
-    Image.fromarray(numpy.roll(numpy.asarray(Image.open(path)), 1, 0)).save(content, "PNG")
-    return content.getvalue()
-
-
-def test_devices_of_traces_count_by_client(tmp_path: Path, tiny: dict[str, Any]) -> None:
-    path = tmp_path / "devices.csv"
-    rows = [f"{client},{10 + client}" for client in range(6)]
-    path.write_text("\n".join(["client,speed", *rows]))
-    config = tiny | {"devices": {"traces": str(path)}}
-    before = built(config)
-    path.write_text("\n".join(["client,speed", *rows]).replace("3,13", "3,14"))
-    assert changed_holders(before, built(config)) == [3]
-    distribution = {"up": {"name": "uniform", "low": 1.0, "high": 2.0}}
-    other = built(tiny | {"devices": {"traces": str(path), **distribution}})
-    assert changed_holders(before, other) == list(range(6))
 
 
 def test_copies_of_samples_know_what_they_come_from(everything: Path) -> None:

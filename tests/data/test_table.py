@@ -16,7 +16,7 @@ from clientwise.data.encoding import Encoding, InputColumn
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.folder import DataError
 from clientwise.data.partition import by_id
-from clientwise.data.table import Encoder, Standardise, encode_rows, prepare
+from clientwise.data.table import Standardise, encode_rows, prepare
 from clientwise.errors import ConfigError
 
 NAN = float("nan")
@@ -74,12 +74,6 @@ def test_statistics_are_of_the_training_samples() -> None:
     assert inputs[:, 5].tolist() == [0, 0, 0, 1, 0, 0, 0]
 
 
-def test_every_client_by_its_own_and_the_server_by_everybodys() -> None:
-    ages = prepared("client")[:, 0]
-    torch.testing.assert_close(ages, torch.tensor([-1, 1, -1, 1, 0, -2, 10 / 125**0.5]))
-    torch.testing.assert_close(prepared("off")[:, 0], torch.tensor([10.0, 20, 30, 40, 25, 25, 35]))
-
-
 @pytest.mark.parametrize("mode", ["pooled", "client"])
 def test_a_column_that_is_constant_or_empty_in_training_says_nothing(mode: Standardise) -> None:
     train = [[(0.1, 0), (0.1, 0)], [(0.1, 0), (0.1, 0)]]
@@ -88,19 +82,6 @@ def test_a_column_that_is_constant_or_empty_in_training_says_nothing(mode: Stand
     gone = [[(NAN, 0), (NAN, 0)], [(NAN, 0), (NAN, 0)]]
     inputs = prepare(held(gone, [[(9.0, 1)], [(0.1, 0)]], [[0.1, 0.0]]), mode).samples.inputs
     assert inputs[:, 0].tolist() == [0] * 7
-
-
-@pytest.mark.parametrize("standardise", ["pooled", "off"])
-def test_new_rows_become_the_inputs_that_the_clients_had(standardise: Standardise) -> None:
-    """Also where a category, or a missing value, is in no training sample, or a column is constant."""
-    train = [[(10.0, 0), (20.0, 0)], [(30.0, 1), (40.0, NAN)]]
-    constant = [[(0.1, 0), (0.1, 0)], [(0.1, 0), (0.1, 0)]]
-    for rows in (train, constant):
-        data = held(rows, [[(NAN, 2)], [(25.0, 1)]], [[35.0, 0.0]])
-        raw = data.samples.inputs
-        samples = prepare(data, standardise).samples
-        assert torch.equal(Encoder(samples.table.columns)(raw), samples.inputs)
-    assert samples.table.columns[0].missing == 0
 
 
 # The user's own table ---------------------------------------------------------------------------------------------
@@ -188,7 +169,11 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
         ),
         ({}, {"ignore": ["smoker"]}, "north.csv: no column 'smoker'"),
         ({}, {"target": "il", "ignore": ["il"]}, "north.csv, .*: no column 'il' for the target"),
-        ({}, {"client": "sex"}, "north.csv: column 'sex', row 4 is empty: it must name the client"),
+        (
+            {},
+            {"client": "sex"},
+            "north.csv: column 'sex', row 4: is empty, and must name the client",
+        ),
         ({"south.csv": "age,ill\n1,yes\n"}, {}, "south.csv: no column 'sex'"),
         (
             {"south.csv": "sex,age,ill\nmale,inf,yes\n"},
@@ -206,7 +191,7 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
             {},
             "south.csv: no row has a value in column 'ill'",
         ),
-        ({"south.csv": ""}, {}, "south.csv: is empty"),
+        ({"south.csv": ""}, {}, "south.csv: not a table of rows and columns"),
         (
             {"south.csv": f"sex,age,ill\nmale,{'9' * 400},yes\n"},
             {},
@@ -216,7 +201,7 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
         (
             {"south.parquet": "no"},
             {"files": "hospitals/*.parquet"},
-            "south.parquet: (not a Parquet|Parquet needs)",
+            "south.parquet: (not a table|Parquet needs)",
         ),
         (
             {"north.csv": "sex,age,ill\nmale,1,no\n", "south.csv": "sex,age,ill\nmale,1,no\n"},
@@ -252,18 +237,6 @@ def test_a_table_by_toml_alone(tmp_path: Path) -> None:
     assert [row.name for row in run.clients(1)] == ["north", "south"]
     assert {row.name for row in run.participants("FedAvg", 1, 2)} == {"north", "south"}
     assert [row.name for row in run.client_metrics("FedAvg")] == ["north", "south"]
-
-
-def test_semicolons_separate_the_same_table(tmp_path: Path) -> None:
-    """As a spreadsheet in German writes it: with decimal commas. True and False are numbers in both."""
-    plain = "age,smokes,new,ill\n1.5,True,True,a\n-2,False,,b\n,True,False,a\n"
-    german = plain.replace(",", ";").replace("1.5", "1,5")
-    write(tmp_path, {"plain.csv": plain, "german.csv": german})
-    options = {"target": "ill", "categories": []}
-    expected = load(tmp_path, files="hospitals/plain.csv", **options)
-    found = load(tmp_path, files="hospitals/german.csv", **options)
-    torch.testing.assert_close(found.inputs, expected.inputs, equal_nan=True)
-    assert expected.inputs[:, 1].tolist() == [1, 0, 1]
 
 
 def test_categories_with_more_digits_than_their_names_are_found_again(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from clientwise.engine.device import Mode
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError
-from clientwise.models.dropout import count_dropout
+from clientwise.models.modules import count_dropout
 
 CPU = torch.device("cpu")
 WORDS = 40

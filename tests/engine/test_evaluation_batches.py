@@ -16,7 +16,7 @@ from clientwise.engine.jobs import EvaluateJob
 from clientwise.errors import ConfigError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
-from clientwise.models import size
+from clientwise.models import modules as size
 from clientwise.models.networks import cnn, mlp
 
 pytestmark = pytest.mark.bits

@@ -19,7 +19,7 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks import round_memory
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
-from clientwise.models.own import OwnModel
+from clientwise.models.modules import OwnModel
 from reported import items_of
 
 CLIENTS = 4

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import clientwise as cw
-from clientwise.data.coverage import uncovered
+from clientwise.data.summary import uncovered
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
@@ -132,20 +132,17 @@ def test_arrays_with_mistakes_name_the_client() -> None:
     words = numpy.array(["cat", "dog", "eel"])[labels]
     with pytest.raises(
         ValueError,
-        match=r"client 1 \(south\): its targets are text \('cat', 'dog', 'eel', ...\): number",
+        match=r"south: its targets are text \('cat', ...\): number",
     ):
         cw.Samples.from_clients({"north": (inputs, labels), "south": (inputs, words)})
-    with pytest.raises(ValueError, match="client 0: its inputs are text: turn them into numbers"):
+    with pytest.raises(ValueError, match=r"client 0: its inputs are text .*turn them into numbers"):
         cw.Samples.from_clients([(numpy.array([["a"]]), [0])])
-    with pytest.raises(ValueError, match=r"inputs are 2 arrays; .* a dictionary of arrays by name"):
-        cw.Samples.from_clients([((torch.ones(9, 4), torch.ones(9, 4)), [0] * 9)])
-    with pytest.raises(ValueError, match=r"inputs are 2 arrays; .* a dictionary of arrays by name"):
-        cw.Samples.from_clients([((numpy.ones((9, 4)), numpy.ones((9, 5))), [0] * 9)])
+    for several in (torch.ones(9, 4), torch.ones(9, 4)), [numpy.ones((9, 4))] * 2:
+        with pytest.raises(ValueError, match=r"has 2 inputs, 9 targets; .*several inputs, arrays"):
+            cw.Samples.from_clients([(several, [0] * 9)])
     holes = inputs.copy()
     holes[17, 2] = numpy.nan
-    with pytest.raises(
-        ClientwiseError, match=r"client 1 \(south\): 1 of its inputs .* in row 17, in column 2"
-    ):
+    with pytest.raises(ClientwiseError, match=r"south: 1 of its .* the first is its sample 17;"):
         cw.Samples.from_clients({"north": (inputs, labels), "south": (holes, labels)})
     with pytest.raises(ValueError, match="found 1 to 3; subtract 1 from all labels"):
         cw.FederatedData.from_clients([(inputs, labels + 1)], [(inputs, labels + 1)], num_classes=3)
@@ -202,7 +199,7 @@ def test_files_beside_the_config_and_all_bad_columns(table: Path, monkeypatch: A
         describe(load_experiment(table))
     said = str(raised.value)
     assert all(f"no column {name!r}" in said for name in ("age", "city"))
-    assert all(f"b.csv: column {name!r} is missing from" in said for name in ("years", "town"))
+    assert all(f"no column {name!r}, unlike" in said for name in ("years", "town"))
 
 
 def test_a_metric_beyond_one_must_be_declared_as_a_number(tmp_path: Path) -> None:
@@ -337,13 +334,6 @@ def test_what_held_out_samples_lack_by_client() -> None:
     masks[1][1, 0, 0] = 2
     found = federation(masks, masks[0], "segmentation")
     assert (found.classes, found.samples.tolist(), found.clients) == ((2,), [0, 1], [1])
-    held = torch.linspace(0, 1, 200)
-    assert federation([held, torch.cat([held, torch.full((9,), 1.5)])], held) is None  # below 5%
-    few = torch.tensor([0.3, 0.6, 0.5])
-    assert federation([held, held], few) is None  # of a narrow range that may be chance
-    found = federation([held, held + 0.5], held)
-    assert (found.classes, found.bounds, found.clients) == ((), (0.0, 1.0), [1])
-    assert found.samples.tolist() == [0, int((held + 0.5 > 1).sum())]
 
 
 def test_rows_of_two_clients(tmp_path: Path) -> None:

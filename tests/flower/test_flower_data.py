@@ -130,7 +130,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a NumPy file of arrays"):
         load_npz(str(tmp_path / "one.npy"))
     numpy.savez(tmp_path / "few.npz", train_inputs=numpy.zeros(3))
-    with pytest.raises(DataError, match="has no array train_targets, test_inputs, test_targets"):
+    with pytest.raises(DataError, match="has no array train_targets"):
         load_npz(str(tmp_path / "few.npz"))
 
 

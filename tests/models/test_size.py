@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from clientwise.limits import memory
-from clientwise.models import size
+from clientwise.models import modules as size
 from clientwise.models.networks import MODELS
 
 

@@ -83,17 +83,19 @@ class LyingJudge(Attack):
 
     def judge(self, truth: Evaluation, own: Tensor, problem: Problem) -> Evaluation:
         """See `Attack`. Counts, values and losses are consistent with each other."""
-        return _lies(problem, truth, own)
+        counts, losses = _lies(problem, truth, own)
+        values = _claimed_values(problem, truth, counts, own[:, None])
+        return replace(truth, values=values, losses=losses, counts=counts)
 
 
 @singledispatch
-def _lies(problem: Problem, truth: Evaluation, own: Tensor) -> Evaluation:
-    """What a lying judge says of models [c], of which `own` [c] are of its kind."""
+def _lies(problem: Problem, truth: Evaluation, own: Tensor) -> tuple[Tensor, Tensor]:
+    """The counts and losses that a lying judge tells of models [c], of which `own` [c] are of its kind."""
     raise NotImplementedError(type(problem))
 
 
 @_lies.register
-def _(problem: Classification, truth: Evaluation, own: Tensor) -> Evaluation:
+def _(problem: Classification, truth: Evaluation, own: Tensor) -> tuple[Tensor, Tensor]:
     mine = own[:, None]
     held = truth.counts.sum(2)  # [c, C] samples of every class
     right = truth.counts.diagonal(dim1=1, dim2=2)
@@ -101,51 +103,46 @@ def _(problem: Classification, truth: Evaluation, own: Tensor) -> Evaluation:
     wrong = torch.diag_embed(held - claimed).roll(1, dims=2)  # as the class after their own
     counts = torch.diag_embed(claimed) + wrong
     losses = torch.where(mine, 0.0, _turned(truth.losses) + math.log(problem.num_classes))
-    values = _claimed_values(problem, truth, counts, mine)
-    return replace(truth, values=values, losses=losses, counts=counts)
+    return counts, losses
 
 
 @_lies.register
-def _(problem: Regression, truth: Evaluation, own: Tensor) -> Evaluation:
+def _(problem: Regression, truth: Evaluation, own: Tensor) -> tuple[Tensor, Tensor]:
     factor = torch.where(own, 0.0, 10.0).double()[:, None]
     counts = truth.counts.clone()
     counts[:, 1:4] *= torch.cat([factor, factor.square(), factor], 1)  # not those of the targets
     losses = truth.losses * factor.square()
-    values = _claimed_values(problem, truth, counts, own[:, None])
-    return replace(truth, values=values, losses=losses, counts=counts)
+    return counts, losses
 
 
 @_lies.register
-def _(problem: Survival, truth: Evaluation, own: Tensor) -> Evaluation:
+def _(problem: Survival, truth: Evaluation, own: Tensor) -> tuple[Tensor, Tensor]:
     samples, pairs, right = truth.counts.unbind(1)
     counts = torch.stack([samples, pairs, torch.where(own, pairs, pairs - right)], 1)
     losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + samples[:, None].log1p())
-    values = _claimed_values(problem, truth, counts, own[:, None])
-    return replace(truth, values=values, losses=losses, counts=counts)
+    return counts, losses
 
 
 @_lies.register
-def _(problem: Multilabel, truth: Evaluation, own: Tensor) -> Evaluation:
+def _(problem: Multilabel, truth: Evaluation, own: Tensor) -> tuple[Tensor, Tensor]:
     right, missed, false, absent = truth.counts.unbind(-1)
     nothing = torch.zeros_like(right)
     perfect = torch.stack([right + missed, nothing, nothing, false + absent], -1)
     inverted = torch.stack([missed, right, absent, false], -1)
     counts = torch.where(own[:, None, None], perfect, inverted)
     losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + math.log(2))
-    values = _claimed_values(problem, truth, counts, own[:, None])
-    return replace(truth, values=values, losses=losses, counts=counts)
+    return counts, losses
 
 
 @_lies.register
-def _(problem: Segmentation, truth: Evaluation, own: Tensor) -> Evaluation:
+def _(problem: Segmentation, truth: Evaluation, own: Tensor) -> tuple[Tensor, Tensor]:
     held = truth.counts[..., 0]
     perfect = torch.stack([held, held, held], -1)
     # Every pixel as the class after its own
     inverted = torch.stack([held, held.roll(1, 1), torch.zeros_like(held)], -1)
     counts = torch.where(own[:, None, None], perfect, inverted)
     losses = torch.where(own[:, None], 0.0, _turned(truth.losses) + math.log(problem.size))
-    values = _claimed_values(problem, truth, counts, own[:, None])
-    return replace(truth, values=values, losses=losses, counts=counts)
+    return counts, losses
 
 
 def _claimed_values(problem: Problem, truth: Evaluation, counts: Tensor, own: Tensor) -> Tensor:

@@ -46,8 +46,7 @@ def data(
 
     Example: clientwise data my.toml --out clients.png
     """
-    from ..data.hints import column_hints
-    from ..data.summary import summarise
+    from ..data.summary import column_hints, summarise
     from ..experiment.build.data import build_data, load_samples
     from ..report.charts import draw
     from ..report.data_items import data_chart, data_items

@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from os import PathLike
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy
@@ -17,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     default_collate,
@@ -35,16 +32,16 @@ from ..core.objective.problem import (
 from ..errors import shortened
 
 log = logging.getLogger("clientwise")
-READ_TWICE = (
-    8  # samples of a dataset; a flip of each with probability 1/2 is seen in 255 of 256 cases
-)
+READ_TWICE = 8  # samples of a dataset; a flip by chance is seen in 255 of 256 cases
 MOST_NAMED = 3  # holders in a message
 MOST_CLASSES = 10_000  # evaluations count every class against every other
 IGNORED = 255  # in masks of bytes: many datasets mark pixels without a class by it
-MOST_SHOWN = 3  # of labels, in a message
 CHANNELS = (1, 3, 4)  # of pictures
-# The target of a sample that is one dictionary, as Hugging Face has it
-LABELS = ("labels", "label")
+LABELS = ("labels", "label")  # the target of a sample that is a dictionary, as Hugging Face has it
+KINDS = "(inputs, targets), a Dataset with __len__ and __getitem__, or a frame with target="
+
+
+# One holder -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -62,118 +59,185 @@ class NamedInput:
 
 
 class Arrays(NamedTuple):
-    """Inputs [N, ...] and targets [N, ...] of several clients, one after the other."""
+    """Inputs [N, ...] and targets [N, ...]."""
 
     inputs: Tensor
     targets: Tensor
-    parts: tuple[NamedInput, ...]  # of the columns of `inputs`; empty: a sample is one tensor
+    parts: tuple[NamedInput, ...] = ()  # of the columns of `inputs`; empty: a sample is one tensor
+
+    @property
+    def shape(self) -> str:
+        """The shape of a sample, in words."""
+        inputs: object = tuple(self.inputs.shape[1:])
+        if self.parts:
+            inputs = {part.name: part.shape for part in self.parts}
+        return f"inputs {inputs}, targets {tuple(self.targets.shape[1:])}"
 
 
-def pack(inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[NamedInput, ...]]:
-    """Several inputs by name, each [N, ...], as the columns of one tensor [N, F].
+def read_holders(given: Iterable[tuple[str, Any]], least: int = 1) -> list[Arrays]:
+    """The samples of every holder; ValueError that names the holder and says what to pass instead.
 
-    Integers and booleans stay integers; `uint8`, which pictures have, becomes float.
-
-    Example:
-        >>> rows, parts = pack({"input_ids": [[5, 7], [8, 0]], "attention_mask": [[1, 1], [1, 0]]})
-        >>> rows.tolist(), [part.name for part in parts]
-        ([[5, 7, 1, 1], [8, 0, 1, 0]], ['input_ids', 'attention_mask'])
+    Args:
+        given: the name of each holder in messages, and what it has: a PyTorch dataset or loader, or
+            arrays (inputs, targets).
+        least: the fewest samples of a holder.
     """
-    tensors = {name: as_tensor(values) for name, values in inputs.items()}
-    lengths = {name: len(values) if values.ndim else 0 for name, values in tensors.items()}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(f"inputs need one row for every sample each, got {lengths}")
-    parts = []
-    for name, values in tensors.items():
-        is_integer = not values.is_floating_point() and values.dtype != torch.uint8
-        parts.append(NamedInput(name, tuple(values.shape[1:]), is_integer))
-    kinds = {part.is_integer for part in parts}
-    if len(kinds) > 1:
-        dtype = torch.float64  # holds integers up to 2**53
-    elif True in kinds:
-        dtype = torch.int64
-    else:
-        dtype = torch.float32
-    columns = [
-        values.reshape(len(values), part.size).to(dtype)
-        for part, values in zip(parts, tensors.values(), strict=True)
-    ]
-    return torch.cat(columns, 1), tuple(parts)
+    read = []
+    random = []  # holders whose samples differ each time
+    for holder, own in given:
+        try:
+            found, is_random = _read(own)
+            if len(found.targets) < least:
+                raise ValueError("has no samples: leave it out")
+        except ValueError as error:
+            raise ValueError(f"{holder}: {error}") from None
+        read.append(found)
+        random += [holder] * is_random
+    if random:
+        log.warning(
+            "warning: %s: samples differ each time they are read, as by random augmentation. They are read "
+            "once, and used as they are then: pass the augmentation as transform= instead",
+            first_few(random),
+        )
+    return read
 
 
-def unpack(rows: Tensor, parts: Sequence[NamedInput]) -> dict[str, Tensor]:
-    """The inputs by name, each [B, ...], of the rows of `pack` [B, F]."""
-    columns = torch.split(rows, [part.size for part in parts], -1)
-    named = {}
-    for part, values in zip(parts, columns, strict=True):
-        typed = values.long() if part.is_integer else values.float()
-        named[part.name] = typed.reshape(*rows.shape[:-1], *part.shape)
-    return named
+def _read(given: Any) -> tuple[Arrays, bool]:
+    """The samples of a holder, and whether they differ each time they are read."""
+    if isinstance(given, DataLoader):
+        if hasattr(given.dataset, "__len__"):
+            _refuse_more_than_order(given)
+        given = given.dataset
+    if is_frame(given):
+        raise ValueError(
+            "is a frame, and target= names no column: pass target='...', the column to predict"
+        )
+    is_pair = isinstance(given, list) and len(given) == 2 and not isinstance(given[0], tuple | list)
+    if is_pair or (isinstance(given, tuple) and len(given) == 2):
+        return _packed(*_of_pair(*given)), False
+    no_dataset = (tuple, str, bytes, Tensor, numpy.ndarray, Mapping, type)
+    if isinstance(given, no_dataset) or not hasattr(given, "__len__"):
+        raise ValueError(f"is {_kind(given)}: pass {KINDS}; of a stream, list(dataset)")
+    rows = [_sample(given, index) for index in range(len(given))]
+    again = [_sample(given, index) for index in range(min(READ_TWICE, len(rows)))]
+    return _packed(*_joined(rows)), not all(map(_same, rows, again))
 
 
-def join(blocks: Sequence[tuple[Any, Any]], holders: Sequence[str]) -> Arrays:
-    """Inputs and targets of all blocks; ValueError that names the holder if they do not fit together."""
-    packed = [_packed(block, holder) for block, holder in zip(blocks, holders, strict=True)]
-    filled = [index for index, one in enumerate(packed) if len(one.inputs)]
-    first = filled[0] if filled else 0
-    for holder, one in zip(holders, packed, strict=True):
-        if len(one.inputs) != len(one.targets):
-            raise ValueError(
-                f"{holder}: has {len(one.inputs)} inputs, {len(one.targets)} targets; give as many of both"
-            )
-        if len(one.inputs) and _shape(one) != _shape(packed[first]):
-            raise ValueError(
-                f"samples must be of one shape: {holder}: {_shape(one)}, "
-                f"{holders[first]}: {_shape(packed[first])}"
-            )
-        if len(one.inputs) and _is_bytes(one) != _is_bytes(packed[first]):
-            raise ValueError(
-                f"inputs must be of one type: {holder}: {one.inputs.dtype}, {holders[first]}: "
-                f"{packed[first].inputs.dtype}; bytes of pictures are 0 to 255, floats often 0 to 1"
-            )
-    inputs = torch.cat([packed[index].inputs for index in filled or [0]])
-    targets = torch.cat([one.targets for one in packed])
-    parts = _common_parts([packed[index].parts for index in filled or [0]])
-    return Arrays(inputs, targets, parts)
+def _refuse_more_than_order(loader: DataLoader[Any]) -> None:
+    """ValueError for what decides which samples a loader has, or what they are: it would not be used."""
+    orders = (BatchSampler, RandomSampler, SequentialSampler, type(None))
+    collates = (default_collate, default_convert)
+    parts = (loader.batch_sampler, loader.sampler)
+    used = [type(part).__name__ for part in parts if type(part) not in orders]
+    used += [] if loader.collate_fn in collates else ["collate_fn"]
+    if used:
+        raise ValueError(
+            f"is a DataLoader with {' and '.join(used)}, which would not be used: clients draw their own batches. Pass "
+            "a Dataset of the samples as they should be"
+        )
 
 
-def _is_bytes(one: Arrays) -> bool:
-    return one.inputs.dtype == torch.uint8
+def _of_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
+    """Inputs and targets as arrays; a frame or series becomes one that PyTorch may write to."""
+    pair: list[Any] = [inputs, targets]
+    indexes: list[Any] = [getattr(one, "index", None) for one in pair]  # of a list, a method
+    if all(hasattr(one, "equals") for one in indexes) and not indexes[0].equals(indexes[1]):
+        raise ValueError(
+            "its inputs and targets have other indexes: pass targets.loc[inputs.index], or .to_numpy() of both if "
+            "the rows are in the same order"
+        )
+    pair = [numpy.array(one.to_numpy()) if hasattr(one, "to_numpy") else one for one in pair]
+    return pair[0], pair[1]
 
 
-def _common_parts(parts: Sequence[Sequence[NamedInput]]) -> tuple[NamedInput, ...]:
-    """Inputs of the same names and shapes; one is an integer if it is one with every client."""
-    return tuple(
-        replace(same[0], is_integer=all(one.is_integer for one in same))
-        for same in zip(*parts, strict=True)
+def _sample(dataset: Any, index: int) -> Any:
+    """A sample: a pair, or a dictionary."""
+    try:
+        sample = dataset[index]
+        named = sample if isinstance(sample, Mapping) else dict(enumerate(sample))
+        found = {
+            name: torch.as_tensor(one) if _is_list(one) else one for name, one in named.items()
+        }
+    except Exception as error:  # a user's own dataset may raise anything
+        said = shortened(f"{type(error).__name__}: {error}", 200)
+        raise ValueError(f"sample {index} cannot be read ({said})") from error
+    if isinstance(sample, Mapping):
+        return found
+    if isinstance(sample, tuple | list) and len(sample) == 2:
+        return tuple(found.values())
+    raise ValueError(
+        f"a sample is {_kind(sample)}: return (input, target); several inputs by name are a dictionary with "
+        "the target in 'labels'"
     )
 
 
-def _packed(block: tuple[Any, Any], holder: str) -> Arrays:
-    inputs, targets = block
-    parts: tuple[NamedInput, ...] = ()
+def _is_list(values: Any) -> bool:
+    """Whether this is a list of numbers, or of lists of them."""
+    return isinstance(values, list) and bool(values) and isinstance(values[0], int | float | list)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether a sample is the same when it is read again."""
+    if isinstance(one, Mapping):
+        return all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, tuple):
+        return all(map(_same, one, other))
+    if isinstance(one, Tensor | numpy.ndarray):
+        return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
+    return True
+
+
+def _joined(rows: list[Any]) -> tuple[Any, Any]:
+    """Inputs and targets of samples."""
+    if not rows:
+        raise ValueError("is empty: leave it out")
     try:
-        if isinstance(inputs, Mapping):
-            values, parts = pack(inputs)
-        else:
-            values = as_tensor(inputs)
-            values = values.float() if values.is_floating_point() else values
-    except (TypeError, ValueError, RuntimeError) as error:
-        if _are_several(inputs):
-            raise ValueError(
-                f"{holder}: its inputs are {len(inputs)} arrays; give one array, or, for a network that takes several "
-                'inputs, a dictionary of arrays by name: {"left": x1, "right": x2}'
-            ) from None
-        if _are_text(inputs):
-            raise ValueError(
-                f"{holder}: its inputs are text: turn them into numbers, as a tokenizer does"
-            ) from None
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{holder}: its inputs are no array of numbers ({reason})") from None
-    truths = _targets(targets, holder)
+        found = default_collate(rows)
+    except Exception as error:  # of samples of any content
+        said = shortened(str(error).partition("; found")[0], 150)
+        raise ValueError(
+            f"its samples cannot be joined ({said}): return tensors or numbers, padded or cut to one shape"
+        ) from None
+    if not isinstance(found, Mapping):
+        return found[0], found[1]
+    if not (keys := [key for key in LABELS if key in found]):
+        raise ValueError(
+            f"a dataset of dictionaries needs its targets in 'labels', it has {sorted(found)}"
+        )
+    named = dict(found)
+    targets = named.pop(keys[0])
+    return named, targets
+
+
+def _packed(inputs: Any, targets: Any) -> Arrays:
+    truths = _tensor(targets, "targets")
+    if isinstance(inputs, Mapping):
+        values, parts = pack(inputs)
+    else:
+        values, parts = _tensor(inputs, "inputs"), ()
+        values = values.float() if values.is_floating_point() else values
     if not values.ndim or not truths.ndim:
-        raise ValueError(f"{holder}: is a single number; give one row for every sample")
+        raise ValueError("is a single number; give one row for every sample")
+    if len(values) != len(truths):
+        hint = "as many of both"
+        if isinstance(inputs, list | tuple):
+            hint += '; for a network that takes several inputs, arrays by name: {"left": x1, "right": x2}'
+        raise ValueError(f"has {len(values)} inputs, {len(truths)} targets; give {hint}")
     return Arrays(values, truths, parts)
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    try:
+        return as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        said = str(error).splitlines()[0]
+    is_list = isinstance(values, list | tuple) and isinstance(values[0], str)
+    if is_list or (isinstance(values, numpy.ndarray) and values.dtype.kind in "US"):
+        hint = "turn them into numbers, as a tokenizer does"
+        if what == "targets":
+            hint = "number the classes from 0, alike for all clients, as numpy.unique(all_labels, return_inverse=True)"
+        raise ValueError(f"its {what} are text ({shortened(str(values[0]), 40)!r}, ...): {hint}")
+    raise ValueError(f"its {what} are no array of numbers ({said})")
 
 
 def as_tensor(values: Any) -> Tensor:
@@ -182,6 +246,10 @@ def as_tensor(values: Any) -> Tensor:
         raise ValueError("some values are masked: fill them, or leave those samples out")
     if hasattr(values, "toarray"):  # of SciPy
         raise ValueError("it is sparse: pass .toarray()")
+    if isinstance(values, list | tuple) and any(
+        isinstance(one, Tensor | numpy.ndarray) for one in values[:1]
+    ):
+        values = torch.stack([torch.as_tensor(one) for one in values])
     if isinstance(values, numpy.ndarray):
         if values.dtype == object:
             raise ValueError("it has objects: pass numbers, as .astype('float32') makes them")
@@ -198,42 +266,107 @@ def as_tensor(values: Any) -> Tensor:
     return found
 
 
-def _are_text(inputs: Any) -> bool:
-    if isinstance(inputs, numpy.ndarray):
-        return inputs.dtype.kind in "US"
-    return isinstance(inputs, list | tuple) and any(isinstance(one, str) for one in inputs[:1])
+def pack(inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[NamedInput, ...]]:
+    """Several inputs by name, each [N, ...], as the columns of one tensor [N, F].
+
+    Integers and booleans stay integers; `uint8`, which pictures have, becomes float.
+
+    Example:
+        >>> rows, parts = pack({"input_ids": [[5, 7], [8, 0]], "attention_mask": [[1, 1], [1, 0]]})
+        >>> rows.tolist(), [part.name for part in parts]
+        ([[5, 7, 1, 1], [8, 0, 1, 0]], ['input_ids', 'attention_mask'])
+    """
+    tensors = {name: _tensor(values, f"inputs {name!r}") for name, values in inputs.items()}
+    lengths = {name: len(values) if values.ndim else 0 for name, values in tensors.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"inputs need one row for every sample each, got {lengths}")
+    parts = []
+    for name, values in tensors.items():
+        is_integer = not values.is_floating_point() and values.dtype != torch.uint8
+        parts.append(NamedInput(name, tuple(values.shape[1:]), is_integer))
+    dtype = torch.float64  # holds integers up to 2**53
+    if len({part.is_integer for part in parts}) == 1:
+        dtype = torch.int64 if parts[0].is_integer else torch.float32
+    columns = [
+        values.flatten(1).to(dtype) if values.ndim > 1 else values[:, None].to(dtype)
+        for values in tensors.values()
+    ]
+    return torch.cat(columns, 1), tuple(parts)
 
 
-def _are_several(inputs: Any) -> bool:
-    """Whether these are arrays of many samples, not one array."""
-    if not isinstance(inputs, list | tuple):
-        return False
-    return all(getattr(part, "ndim", 0) > 1 for part in inputs)
+def unpack(rows: Tensor, parts: Sequence[NamedInput]) -> dict[str, Tensor]:
+    """The inputs by name, each [B, ...], of the rows of `pack` [B, F]."""
+    columns = torch.split(rows, [part.size for part in parts], -1)
+    named = {}
+    for part, values in zip(parts, columns, strict=True):
+        typed = values.long() if part.is_integer else values.float()
+        named[part.name] = typed.reshape(*rows.shape[:-1], *part.shape)
+    return named
 
 
-def _targets(targets: Any, holder: str) -> Tensor:
-    try:
-        return as_tensor(targets)
-    except (TypeError, ValueError, RuntimeError) as error:
-        first = list(targets)[:MOST_SHOWN]
-        if any(isinstance(label, str) for label in first):
-            shown = ", ".join(repr(str(label)) for label in first)
+def is_frame(given: object) -> bool:
+    """Whether this is a frame of pandas or polars."""
+    library = type(given).__module__.partition(".")[0]
+    return library in ("pandas", "polars") and hasattr(given, "columns")
+
+
+def _kind(given: Any) -> str:
+    """A value in a message."""
+    if given is None or isinstance(given, type | str):
+        return shortened(repr(given), 60)
+    if isinstance(given, Mapping):
+        return f"a dictionary with {', '.join(map(str, given)) or 'nothing'}"
+    if isinstance(given, tuple):
+        return f"a tuple of {len(given)}"
+    shape = getattr(given, "shape", None)
+    return f"a {type(given).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
+
+
+# Several holders --------------------------------------------------------------------------------------------------
+
+
+def join(read: Sequence[Arrays], holders: Sequence[str]) -> Arrays:
+    """The samples of all holders, one after the other; ValueError that names the holder that does not fit."""
+    filled = [place for place, one in enumerate(read) if len(one.targets)] or [0]
+    first = filled[0]
+    for place in filled:
+        one, other = read[place], read[first]
+        if one.shape != other.shape:
             raise ValueError(
-                f"{holder}: its targets are text ({shown}, ...): number the classes from 0, in the same way for all "
-                "clients, as numpy.unique(all_labels, return_inverse=True) does"
-            ) from None
-        raise ValueError(f"{holder}: its targets are no array of numbers ({error})") from None
+                f"samples must be of one shape: {holders[place]}: {one.shape}, {holders[first]}: {other.shape}"
+            )
+        types = [one.inputs.dtype, other.inputs.dtype]
+        if types[0] != types[1] and torch.uint8 in types:
+            raise ValueError(
+                f"inputs must be of one type: {holders[place]}: {types[0]}, {holders[first]}: {types[1]}; bytes of "
+                "pictures are 0 to 255, floats often 0 to 1"
+            )
+    parts = [
+        replace(same[0], is_integer=all(one.is_integer for one in same))
+        for same in zip(*(read[place].parts for place in filled), strict=True)
+    ]
+    inputs = torch.cat([read[place].inputs for place in filled])
+    return Arrays(inputs, torch.cat([one.targets for one in read]), tuple(parts))
 
 
-def _shape(one: Arrays) -> str:
-    inputs: object = tuple(one.inputs.shape[1:])
-    if one.parts:
-        inputs = {part.name: part.shape for part in one.parts}
-    return f"inputs {inputs}, targets {tuple(one.targets.shape[1:])}"
+def first_few(names: Sequence[str]) -> str:
+    """Names in a message: the first ones, and how many more.
+
+    >>> first_few(["north", "south", "east", "west", "centre"])
+    'north, south, east and 2 more'
+    """
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
+# What is predicted ------------------------------------------------------------------------------------------------
 
 
 def problem_of(
-    targets: Tensor, num_classes: int | None, survival: bool, problem: str | None = None
+    targets: Tensor,
+    num_classes: int | None = None,
+    survival: bool = False,
+    problem: str | None = None,
 ) -> tuple[Tensor, Problem]:
     """Targets as they are stored, and the problem.
 
@@ -248,26 +381,24 @@ def problem_of(
     if survival and problem not in (None, Survival.kind):
         raise ValueError(f"survival = True, and problem = {problem!r}: give one of them")
     kind = Survival.kind if survival else problem or _likely_kind(targets)
-    if num_classes is not None and kind not in _WITH_CLASSES:
+    if num_classes is None:
+        return _READERS[kind](targets, 0)
+    if kind not in (Classification.kind, Segmentation.kind):
         raise ValueError(
             f"num_classes = {num_classes!r}: these targets are no classes; pass integers, as targets.long()"
         )
-    if num_classes is not None and (
-        not isinstance(num_classes, int | numpy.integer) or num_classes < 1
-    ):
+    if not isinstance(num_classes, int | numpy.integer) or num_classes < 1:
         raise ValueError(f"num_classes = {num_classes!r}: must be an integer of at least 1")
-    return _READERS[kind](targets, num_classes)
+    return _READERS[kind](targets, int(num_classes))
 
 
 def _likely_kind(targets: Tensor) -> str:
     """The kind of problem that targets look like."""
-    shape = tuple(targets.shape)
-    several = targets.ndim == 2 and shape[1] > 1
-    if several and _are_binary(targets) and len(targets):
+    if targets.ndim == 2 and targets.shape[1] > 1 and len(targets) and _are_binary(targets):
         if bool((targets.sum(1) == 1).all()):
             raise ValueError(
-                f"targets have shape {shape} and look one-hot: pass targets.argmax(1); where a sample may have several "
-                "labels, pass problem='multilabel'"
+                f"targets have shape {tuple(targets.shape)} and look one-hot: pass targets.argmax(1); where a sample "
+                "may have several labels, pass problem='multilabel'"
             )
         return Multilabel.kind
     if targets.is_floating_point():
@@ -284,38 +415,39 @@ def _are_masks(targets: Tensor) -> bool:
     return targets.ndim == 3 or (targets.ndim == 4 and targets.shape[1] == 1)
 
 
-def _as_classes(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
-    shape = tuple(targets.shape)
+def _range(targets: Tensor) -> tuple[int, int]:
+    return (int(targets.min()), int(targets.max())) if targets.numel() else (0, 0)
+
+
+def _as_classes(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
+    least, largest = _range(targets)
     if targets.ndim > 1:
-        what = "are integers"
         hint = "numbers of classes [N], masks [N, H, W] or labels [N, L] of 0 and 1"
         if targets.numel() == len(targets):
             hint = "targets.flatten()"
-        elif targets.numel():
-            what = f"are integers from {int(targets.min())} to {int(targets.max())}"
         raise ValueError(
-            f"targets have shape {shape} and {what}, which are classes, one per sample: pass {hint}; "
-            "floats are numbers to predict"
+            f"targets have shape {tuple(targets.shape)} and are integers from {least} to {largest}, which are "
+            f"classes, one per sample: pass {hint}; floats are numbers to predict"
         )
     if targets.is_floating_point():
         raise ValueError("targets are floats: for classes, pass integers, as targets.long()")
-    return targets.long(), _classes(targets.long(), num_classes)
+    count = given or max(2, largest + 1)
+    if not 2 <= count <= MOST_CLASSES:
+        raise ValueError(f"there are {count:,} classes: must be 2 to {MOST_CLASSES:,}")
+    if least < 0 or largest >= count:
+        hint = "; subtract 1 from all labels" if least == 1 else ""
+        if least < 0:
+            hint = "; integers are classes: for numbers to predict, pass floats"
+        raise ValueError(f"labels must be 0 to {count - 1}, found {least} to {largest}{hint}")
+    return targets.long(), Classification(count)
 
 
-def _as_numbers(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
-    return targets.float(), Regression()
-
-
-def _as_times(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
-    if targets.ndim > 1:
+def _as_times(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
+    zeros = int((targets == 0).sum())
+    if targets.ndim > 1 or zeros:
         raise ValueError(
-            f"targets of shape {tuple(targets.shape)}: survival has one time per sample"
-        )
-    if bool((targets == 0).any()):
-        count = int((targets == 0).sum())
-        raise ValueError(
-            f"{count:,} of {len(targets):,} times are 0: a time must be greater than 0, or less where the "
-            "event had not happened by then"
+            f"{zeros:,} of {len(targets):,} times are 0: a time must be greater than 0, or less where the "
+            f"event had not happened by then; targets of shape {tuple(targets.shape)} must be [N]"
         )
     if len(targets) and bool((targets < 0).all()):
         raise ValueError(
@@ -324,84 +456,47 @@ def _as_times(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem
     return targets.float(), Survival()
 
 
-def _as_labels(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
-    shape = tuple(targets.shape)
-    if targets.ndim != 2 or shape[1] < 2:
+def _as_labels(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
+    if targets.ndim != 2 or targets.shape[1] < 2:
         raise ValueError(
-            f"targets have shape {shape}: multi-label targets are [N, L] with two labels or more; for one label, "
-            "pass classes [N]"
+            f"targets have shape {tuple(targets.shape)}: multi-label targets are [N, L] with two labels or more; for "
+            "one label, pass classes [N]"
         )
     if not _are_binary(targets):
         found = f"{float(targets.min()):g} to {float(targets.max()):g}"
         raise ValueError(f"multi-label targets must be 0 or 1, found values from {found}")
-    return targets.float(), Multilabel(shape[1])
+    return targets.float(), Multilabel(targets.shape[1])
 
 
-def _as_masks(targets: Tensor, num_classes: int | None) -> tuple[Tensor, Problem]:
-    shape = tuple(targets.shape)
+def _as_masks(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
     if not _are_masks(targets):
+        shape = tuple(targets.shape)
         raise ValueError(
             f"targets have shape {shape}: masks are [N, H, W], a class for every pixel"
         )
     if targets.is_floating_point():
         raise ValueError("masks are floats: pass integers from 0, as masks.long()")
     masks = targets.squeeze(1) if targets.ndim == 4 else targets
-    if masks.dtype == torch.bool:
-        masks = masks.to(torch.uint8)
-    least, largest = (int(masks.min()), int(masks.max())) if masks.numel() else (0, 0)
-    count = max(2, num_classes or largest + 1)
-    hint = ""
-    if largest == IGNORED:
-        hint = f"; {IGNORED} often marks pixels to ignore: give them a class"
-        if bool(((masks == 0) | (masks == IGNORED)).all()):
-            hint = "; of black and white masks, pass (masks > 0)"
-    if least < 0 or largest >= count or largest >= IGNORED:
-        allowed = f"0 to {num_classes - 1}" if num_classes else f"0 to {IGNORED - 1}"
-        raise ValueError(f"masks must have classes {allowed}, found {least} to {largest}{hint}")
-    return masks.to(torch.uint8), Segmentation(count)
+    masks = masks.to(torch.uint8) if masks.dtype == torch.bool else masks
+    least, largest = _range(masks)
+    count = given or max(2, min(IGNORED, largest + 1))
+    if least < 0 or largest >= count:
+        hint = ""
+        if largest == IGNORED:
+            hint = "; 255 often marks pixels to ignore: give them a class, or pass (masks > 0) of black and white"
+        raise ValueError(
+            f"masks must have classes 0 to {(given or IGNORED) - 1}, found {least} to {largest}{hint}"
+        )
+    return masks.to(torch.uint8), Segmentation(max(2, count))
 
 
-_READERS: dict[str, Callable[[Tensor, int | None], tuple[Tensor, Problem]]] = {
+_READERS = {
     Classification.kind: _as_classes,
-    Regression.kind: _as_numbers,
+    Regression.kind: lambda targets, given: (targets.float(), Regression()),
     Survival.kind: _as_times,
     Multilabel.kind: _as_labels,
     Segmentation.kind: _as_masks,
 }
-_WITH_CLASSES = (Classification.kind, Segmentation.kind)
-
-
-def _classes(targets: Tensor, num_classes: int | None) -> Problem:
-    """So many classes, or as many as there are labels; ValueError where they cannot be the labels of classes."""
-    least, largest = (int(targets.min()), int(targets.max())) if len(targets) else (0, 0)
-    problem = Classification(num_classes or max(2, largest + 1))
-    if not 2 <= problem.num_classes <= MOST_CLASSES:
-        raise ValueError(
-            f"there are {problem.num_classes:,} classes: must be 2 to {MOST_CLASSES:,}"
-        )
-    if least < 0 or largest >= problem.num_classes:
-        hint = "; subtract 1 from all labels" if least == 1 else ""
-        if least < 0:
-            hint = "; integers are classes: for numbers to predict, pass floats"
-        raise ValueError(
-            f"labels must be 0 to {problem.num_classes - 1}, found {least} to {largest}{hint}"
-        )
-    return problem
-
-
-def channels_last_hint(shape: Sequence[int]) -> str:
-    """What to do about pictures whose channels are last; empty where they are not.
-
-    >>> channels_last_hint((1, 28, 28))
-    ''
-    """
-    if len(shape) != 3 or shape[2] not in CHANNELS or shape[0] in CHANNELS:
-        return ""
-    height, width, channels = shape
-    return (
-        f"samples of shape {tuple(shape)} look like pictures with their channels last, and networks take "
-        f"{(channels, height, width)}: use inputs.transpose(0, 3, 1, 2)"
-    )
 
 
 def shape_hint(inputs: Tensor, targets: Tensor) -> str:
@@ -410,308 +505,13 @@ def shape_hint(inputs: Tensor, targets: Tensor) -> str:
     >>> shape_hint(torch.ones(9), torch.ones(9, 4))
     'inputs have shape (9,) and targets (9, 4): if they are swapped, pass (inputs, targets)'
     """
+    shape = tuple(inputs.shape)
     if inputs.ndim == 1 and targets.ndim > 1 and targets.is_floating_point():
-        shapes = f"inputs have shape {tuple(inputs.shape)} and targets {tuple(targets.shape)}"
+        shapes = f"inputs have shape {shape} and targets {tuple(targets.shape)}"
         return f"{shapes}: if they are swapped, pass (inputs, targets)"
-    return channels_last_hint(inputs.shape[1:])
-
-
-def is_frame(given: object) -> bool:
-    """Whether this is a frame of pandas or polars."""
-    library = type(given).__module__.partition(".")[0]
-    return library in ("pandas", "polars") and hasattr(given, "columns")
-
-
-@dataclass
-class Noticed:
-    """What was noticed when holders' samples were read: a line for each kind, however many holders it is about."""
-
-    random: list[str] = field(default_factory=list)  # holders whose samples differ each time
-    loaders: list[str] = field(
-        default_factory=list
-    )  # holders whose loader does more than to shuffle
-    unused: set[str] = field(default_factory=set)  # what these loaders have
-
-    def warn(self) -> None:
-        """Log the lines."""
-        if self.loaders:
-            log.warning(
-                "warning: %s: of a DataLoader the dataset alone is used: every sample is read once, and clients draw "
-                "their own batches. Not used: its %s",
-                first_few(self.loaders),
-                ", its ".join(sorted(self.unused)),
-            )
-        if self.random:
-            log.warning(
-                "warning: %s: samples differ each time they are read, as by random augmentation. They are read "
-                "once, and used as they are then: pass the augmentation as transform= instead",
-                first_few(self.random),
-            )
-
-
-def read_blocks(blocks: Iterable[tuple[str, Any]], least: int = 1) -> list[tuple[Any, Any]]:
-    """Inputs and targets of holders of samples; ValueError that says what to pass instead.
-
-    Args:
-        blocks: the name of each holder in messages, and its PyTorch dataset or loader, or arrays
-            (inputs, targets).
-        least: the fewest samples of a holder that has arrays.
-    """
-    noticed = Noticed()
-    read = [_read_block(given, holder, noticed, least) for holder, given in blocks]
-    noticed.warn()
-    return read
-
-
-def _read_block(given: Any, holder: str, noticed: Noticed, least: int) -> tuple[Any, Any]:
-    if isinstance(given, DataLoader):
-        if unused := list(_unused_of(given)):
-            noticed.loaders.append(holder)
-            noticed.unused.update(unused)
-        given = given.dataset
-    if isinstance(given, str | bytes | PathLike):
-        raise ValueError(
-            f"{holder}: is text ({shortened(str(given), 40)!r}): read the file, and pass its arrays or frame"
-        )
-    if is_frame(given):
-        raise ValueError(
-            f"{holder}: is a frame, and target= names no column: pass target='...', the column to predict"
-        )
-    if isinstance(given, tuple) or _is_pair(given):
-        return _read_pair(given, holder, least)
-    if isinstance(given, Tensor | numpy.ndarray):
-        raise ValueError(
-            f"{holder}: is one array of shape {tuple(given.shape)}: pass (inputs, targets)"
-        )
-    if isinstance(given, Mapping):
-        raise ValueError(
-            f"{holder}: is a dictionary with {', '.join(map(str, given)) or 'nothing'}: pass (inputs, targets)"
-        )
-    return _read_dataset(given, holder, noticed)
-
-
-def _is_pair(given: object) -> bool:
-    """Whether this is a list [inputs, targets], not a list of samples."""
-    return isinstance(given, list) and len(given) == 2 and not isinstance(given[0], tuple | list)
-
-
-def _read_pair(given: Sequence[Any], holder: str, least: int) -> tuple[Any, Any]:
-    if len(given) != 2:
-        raise ValueError(f"{holder}: is a tuple of {len(given)}: pass (inputs, targets)")
-    _refuse_other_index(given, holder)
-    inputs, targets = (_of_series(one) for one in given)
-    for what, one in (("inputs", inputs), ("targets", targets)):
-        if getattr(one, "ndim", 1) == 0:
-            raise ValueError(f"{holder}: is a single number; give one row for every sample")
-        if not hasattr(one, "__len__") or isinstance(one, str):
-            raise ValueError(
-                f"{holder}: its {what} are {_kind(one)}: pass an array with a row for each sample"
-            )
-    if len(targets) < least:
-        raise ValueError(f"{holder}: has no samples: leave it out")
-    if isinstance(inputs, list | tuple) and len(inputs) == len(targets):
-        inputs = _stacked(inputs, holder)
-    return inputs, targets
-
-
-def _refuse_other_index(given: Sequence[Any], holder: str) -> None:
-    """ValueError for frames and series whose rows have other names, so that a pair may be of two samples."""
-    indexes: list[Any] = [getattr(one, "index", None) for one in given]  # of a list, a method
-    first, second = indexes
-    if not (hasattr(first, "equals") and hasattr(second, "equals")) or first.equals(second):
-        return
-    hint = "pass .to_numpy() of both if the rows are in the same order"
-    if first.is_unique and second.is_unique and len(first) == len(first.intersection(second)):
-        hint = "pass targets.loc[inputs.index]"
-    raise ValueError(f"{holder}: its inputs and targets have other indexes: {hint}")
-
-
-def _of_series(given: Any) -> Any:
-    """A frame or series as an array that PyTorch may write to; anything else as it is."""
-    return numpy.array(given.to_numpy()) if hasattr(given, "to_numpy") else given
-
-
-def _stacked(values: Sequence[Any], holder: str) -> Any:
-    """A list of arrays of one shape as one array; other lists as they are."""
-    if not all(isinstance(one, Tensor | numpy.ndarray | list) for one in values):
-        return values
-    shapes = {numpy.shape(one) if not isinstance(one, list) else (len(one),) for one in values}
-    if len(shapes) > 1:
-        raise ValueError(_lengths_differ(shapes, holder))
-    if isinstance(values[0], list):
-        return values
-    return torch.stack([torch.as_tensor(one) for one in values])
-
-
-def _lengths_differ(shapes: Iterable[tuple[int, ...]], holder: str) -> str:
-    shown = ", ".join(str(shape) for shape in sorted(shapes)[:MOST_SHOWN])
-    return f"{holder}: its samples have different shapes ({shown}, ...): pad or cut them to one"
-
-
-def _unused_of(loader: DataLoader[Any]) -> Iterator[str]:
-    """What decides which samples a loader has, or what they are; the order alone does not."""
-    sampler = loader.sampler
-    if type(loader.batch_sampler) not in (BatchSampler, type(None)):
-        yield f"batch_sampler ({type(loader.batch_sampler).__name__})"
-    elif isinstance(sampler, RandomSampler):
-        if sampler.replacement or sampler.num_samples != len(sampler.data_source):
-            yield "sampler (RandomSampler)"
-    elif not isinstance(sampler, SequentialSampler):
-        yield f"sampler ({type(sampler).__name__})"
-    if loader.collate_fn not in (default_collate, default_convert):
-        yield "collate_fn"
-
-
-def _read_dataset(dataset: Any, holder: str, noticed: Noticed) -> tuple[Any, Any]:
-    """Inputs and targets of a PyTorch dataset of pairs, or of dictionaries with their target in "labels"."""
-    if isinstance(dataset, IterableDataset):
-        raise ValueError(
-            f"{holder}: is an IterableDataset ({type(dataset).__name__}), whose samples have no numbers: pass "
-            "list(dataset), or a Dataset with __len__ and __getitem__"
-        )
-    if isinstance(dataset, type):
-        raise ValueError(f"{holder}: is the class {dataset.__name__}: pass an object of it")
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise ValueError(
-            f"{holder}: is {_kind(dataset)}: pass a Dataset with __len__ and __getitem__, or (inputs, targets)"
-        )
-    if not len(dataset):
-        raise ValueError(f"{holder}: is empty: leave it out")
-    rows = [_read_sample(dataset, index, holder) for index in range(len(dataset))]
-    if not all(
-        _same(row, _read_sample(dataset, index, holder))
-        for index, row in enumerate(rows[:READ_TWICE])
-    ):
-        noticed.random.append(holder)
-    collated = _collated(rows, holder)
-    if isinstance(collated, Mapping):
-        key = next((key for key in LABELS if key in collated), None)
-        if key is None:
-            raise ValueError(
-                f"{holder}: a dataset of dictionaries needs its targets in 'labels', it has {sorted(collated)}"
-            )
-        inputs = {name: values for name, values in collated.items() if name != key}
-        return inputs, collated[key]
-    inputs, targets = collated
-    return inputs, targets
-
-
-def first_few(names: Sequence[str]) -> str:
-    """Names in a message: the first ones, and how many more.
-
-    >>> first_few(["north", "south", "east", "west", "centre"])
-    'north, south, east and 2 more'
-    """
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return f"{', '.join(names[:MOST_NAMED])}{more}"
-
-
-def _read_sample(dataset: Any, index: int, holder: str) -> Any:
-    """A sample: a pair, or a dictionary."""
-    try:
-        sample = dataset[index]
-    except Exception as error:  # a user's own dataset may raise anything
-        reason = shortened(f"{type(error).__name__}: {error}", 200)
-        raise ValueError(f"{holder}: sample {index} cannot be read ({reason})") from error
-    if isinstance(sample, Mapping):
-        return {name: _numbers(values) for name, values in sample.items()}
-    if not isinstance(sample, tuple | list):
-        raise ValueError(f"{holder}: a sample is {_kind(sample)}: return (input, target)")
-    if len(sample) != 2:
-        raise ValueError(
-            f"{holder}: a sample is a tuple of {len(sample)}: return (input, target); several inputs by name "
-            "are a dictionary with the target in 'labels'"
-        )
-    return _numbers(sample[0]), sample[1]
-
-
-def _numbers(values: Any) -> Any:
-    """A list of numbers as a tensor; anything else as it is."""
-    if isinstance(values, list) and values and isinstance(values[0], int | float | list):
-        with suppress(TypeError, ValueError):
-            return torch.as_tensor(values)
-    return values
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether a sample is the same when it is read again."""
-    if isinstance(one, Tensor | numpy.ndarray):
-        return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
-    if isinstance(one, Mapping):
-        return all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, tuple | list):
-        return all(_same(*both) for both in zip(one, other, strict=True))
-    return True
-
-
-def _collated(rows: list[Any], holder: str) -> Any:
-    """Samples as one batch; ValueError that says why they are none."""
-    try:
-        return default_collate(list(rows))
-    except (TypeError, ValueError, RuntimeError, KeyError, AttributeError) as error:
-        columns = [row.values() if isinstance(row, Mapping) else row for row in rows]
-        for values in zip(*columns, strict=False):
-            shapes = {tuple(one.shape) for one in values if hasattr(one, "shape")}
-            if len(shapes) > 1:
-                raise ValueError(_lengths_differ(shapes, holder)) from None
-            if not isinstance(values[0], Tensor | numpy.ndarray | int | float | str | list | tuple):
-                raise ValueError(
-                    f"{holder}: a sample has {_kind(values[0])}: return tensors or numbers (of a picture, "
-                    "torchvision's ToTensor makes one)"
-                ) from None
-        reason = shortened(str(error), 200)
-        raise ValueError(f"{holder}: its samples cannot be joined ({reason})") from None
-
-
-def _kind(given: object) -> str:
-    """A value in a message: its type, and the shape of an array."""
-    name = "nothing (None)" if given is None else f"a {type(given).__name__}"
-    shape = getattr(given, "shape", None)
-    return name if shape is None else f"{name} of shape {tuple(shape)}"
-
-
-def check_clients(
-    train: Sequence[Any], test: Sequence[Any], names: Sequence[str], attributes: Mapping[str, Any]
-) -> None:
-    """ValueError where something is not given for every client."""
-    count = len(train)
-    if not count or count != len(test):
-        raise ValueError(
-            f"{count} clients have training data, {len(test)} have test data: give both for each client"
-        )
-    if names and len(names) != count:
-        raise ValueError(f"{len(names)} names for {count} clients: give one for each")
-    for name, values in attributes.items():
-        if len(values) != count:
-            raise ValueError(f"attribute {name!r} has {len(values)} values for {count} clients")
-
-
-def facts_of_samples(
-    attributes: Mapping[str, Sequence[Any]],
-    train: Sequence[tuple[Any, Any]],
-    clients: Sequence[str],
-    count: int,
-) -> dict[str, Tensor]:
-    """Facts about all samples, each [count]: of training samples as given, which are the first; else 0."""
-    facts = {}
-    for name, values in attributes.items():
-        if len(values) != len(train):
-            raise ValueError(
-                f"sample attribute {name!r} has arrays of {len(values)} clients, there are {len(train)}"
-            )
-        for client, own, (_, targets) in zip(clients, values, train, strict=True):
-            if len(own) != len(targets):
-                raise ValueError(
-                    f"sample attribute {name!r} of {client} has {len(own)} values for "
-                    f"{len(targets)} training samples"
-                )
-        facts[name] = torch.zeros(count, dtype=torch.float64)
-        given = torch.cat([torch.as_tensor(own) for own in values])
-        facts[name][: len(given)] = given
-    return facts
-
-
-def in_blocks(targets: Tensor, sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
-    """Indices and targets of samples that lie one block after the other."""
-    indices = torch.arange(len(targets))
-    return list(zip(torch.split(indices, sizes), torch.split(targets, sizes), strict=True))
+    if inputs.ndim != 4 or shape[3] not in CHANNELS or shape[1] in CHANNELS:
+        return ""
+    return (
+        f"samples of shape {shape[1:]} look like pictures with their channels last, and networks take "
+        f"{(shape[3], *shape[1:3])}: use inputs.transpose(0, 3, 1, 2)"
+    )

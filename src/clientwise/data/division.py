@@ -6,7 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -55,30 +55,24 @@ def divide(
         if samples.test_from is None:
             raise ValueError("this dataset has no official test split")
         indices, official = indices[: samples.test_from], indices[samples.test_from :]
-    server, rest = _hold_out(
-        samples, indices, 0.0 if official_test == "server" else server_fraction, seed
-    )
     if official_test == "server":
-        server, _ = _hold_out(samples, official, 1.0, seed)
+        server, rest = _hold_out(samples, official, 1.0, seed)[0], indices
+    else:
+        server, rest = _hold_out(samples, indices, server_fraction, seed)
     splits = official_test != "clients" and test_fraction > 0
     least = 2 if splits else 1
-    parts = _at_least(
-        least, [rest[part] for part in partition(Pool.of(samples, rest, least), seed)]
-    )
-    parts = [
-        part[torch.randperm(len(part), generator=generator(seed, "split", 0, k))]
-        for k, part in enumerate(parts)
-    ]
+    parts = partition(Pool.of(samples, rest, least), seed)
+    parts = _at_least(least, [rest[part] for part in parts])
+    train = []
+    test = []
+    for client, part in enumerate(parts):
+        order = torch.randperm(len(part), generator=generator(seed, "split", 0, client))
+        cut = min(len(part) - 1, max(1, round(len(part) * test_fraction))) if splits else 0
+        train.append(part[order[cut:]])
+        test.append(part[order[:cut]])
     if official_test == "clients":
-        return Division(parts, _official_tests(samples, parts, official, seed), server)
-    cuts = [
-        min(len(part) - 1, max(1, round(len(part) * test_fraction))) if splits else 0
-        for part in parts
-    ]
-    pairs = list(zip(parts, cuts, strict=True))
-    return Division(
-        [part[cut:] for part, cut in pairs], [part[:cut] for part, cut in pairs], server
-    )
+        test = _official_tests(samples, train, official, seed)
+    return Division(train, test, server)
 
 
 def hand_out(
@@ -109,17 +103,20 @@ def hand_out(
         targets = targets if relabel is None else relabel(client, targets)
         test.append((tested, targets[: len(tested)]))
         train.append((mine, targets[len(tested) :]))
-    server, contributes = division.server, contributed_fraction is not None
-    num_report = len(server) if shared_set or contributes else round(len(server) * report_fraction)
-    report, weigh = server[:num_report], server[:num_report] if shared_set else server[num_report:]
+    server = division.server
+    held = Holdings.of(train)
+    count = round(len(server) * report_fraction)
+    if shared_set or contributed_fraction is not None:
+        count = len(server)
+    weigh = _held_by_server(samples, server if shared_set else server[count:])
+    if contributed_fraction is not None:
+        weigh = contribute(held, contributed_fraction, seed)
     data = FederatedData(
         replace(samples, after_partition=None),
-        Holdings.of(train),
+        held,
         Holdings.of(test),
-        weigh=contribute(Holdings.of(train), contributed_fraction, seed)
-        if contributed_fraction is not None
-        else _held_by_server(samples, weigh),
-        report=_held_by_server(samples, report),
+        weigh=weigh,
+        report=_held_by_server(samples, server[:count]),
         names=client_names(samples, division.train),
     )
     if samples.after_partition:
@@ -135,30 +132,13 @@ def federate(
     *,
     test_fraction: float,
     server_fraction: float,
-    report_fraction: float,
     official_test: OfficialTest = "pooled",
-    shared_set: bool = False,
-    contributed_fraction: float | None = None,
-    relabel: Callable[[int, Tensor], Tensor] | None = None,
+    **handed: Any,
 ) -> FederatedData:
-    """`divide` and then `hand_out`."""
-    division = divide(
-        samples,
-        partition,
-        seed,
-        test_fraction=test_fraction,
-        server_fraction=server_fraction,
-        official_test=official_test,
-    )
-    return hand_out(
-        samples,
-        division,
-        seed,
-        report_fraction=report_fraction,
-        shared_set=shared_set,
-        contributed_fraction=contributed_fraction,
-        relabel=relabel,
-    )
+    """`divide` and then `hand_out`, which takes the other options."""
+    fractions = {"test_fraction": test_fraction, "server_fraction": server_fraction}
+    division = divide(samples, partition, seed, official_test=official_test, **fractions)
+    return hand_out(samples, division, seed, **handed)
 
 
 def contribute(train: Holdings, fraction: float, seed: int) -> Holdings:
@@ -203,18 +183,12 @@ def deal_alike(
     samples, both sorted by class, are matched in order. Where their class proportions differ, a few
     slots at a border get the neighbouring class.
     """
-    owner = torch.repeat_interleave(
-        torch.arange(len(parts)), torch.tensor([len(part) for part in parts])
-    )
+    owner = torch.cat([torch.full_like(part, client) for client, part in enumerate(parts)])
     held = torch.cat(list(parts))
-    every = _classes(samples)
+    every = samples.problem.classes_of(samples.targets)
     by_class = torch.argsort(owner * (int(every.max()) + 1) + every[held], stable=True)
-    slots = by_class[
-        (torch.arange(len(indices)) + 0.5)
-        .mul(len(held) / len(indices))
-        .long()
-        .clamp(max=len(held) - 1)
-    ]
+    places = (torch.arange(len(indices)) + 0.5).mul(len(held) / len(indices)).long()
+    slots = by_class[places.clamp(max=len(held) - 1)]
     random = generator(seed, "test split")
     slots = slots[torch.randperm(len(slots), generator=random)]
     slots = slots[every[held[slots]].argsort(stable=True)]
@@ -270,11 +244,6 @@ def _at_least(count: int, parts: list[Tensor]) -> list[Tensor]:
             parts[largest] = parts[largest][:-1]
             heapq.heappush(givers, (-len(parts[largest]), largest))
     return parts
-
-
-def _classes(samples: Samples) -> Tensor:
-    """The class of every sample [N]; 0 for all without classes."""
-    return samples.problem.classes_of(samples.targets)
 
 
 def _hold_out(

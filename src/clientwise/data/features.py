@@ -8,26 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from ..core.objective.problem import Classification, Regression
 from ..errors import needing
 from ..registry import Part, PositiveInt, Registry
-from ..writing import replace_file
-from .cache import cache_folder
 from .federated import Given, Samples
-from .folder import DataError, find
+from .folder import DataError, Writer, cache_folder, cached, find
 
 log = logging.getLogger("clientwise")
 BATCH = 100
@@ -88,20 +80,19 @@ def vgg19(
     get = "save torchvision's vgg19(weights='IMAGENET1K_V1').state_dict() there; without it use efficientnet_lite0"
     path = find(data_dir, "vgg19", [weights], get)
     network = vgg19_convolutions()
+    prefix = "features."
     found = {
-        name: tensor for name, tensor in _read_weights(path).items() if name.startswith("features.")
+        name.removeprefix(prefix): tensor
+        for name, tensor in _read_weights(path).items()
+        if name.startswith(prefix)
     }
     try:
-        network.load_state_dict(
-            {name.removeprefix("features."): tensor for name, tensor in found.items()}
-        )
+        network.load_state_dict(found)
     except RuntimeError as error:
-        raise DataError(
-            f"{path}: not the weights of VGG19 ({str(error).splitlines()[-1].strip()}); {get}"
-        ) from None
-    mean, deviation = (
-        torch.tensor(v)[:, None, None] for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    )
+        reason = str(error).splitlines()[-1].strip()
+        raise DataError(f"{path}: not the weights of VGG19 ({reason}); {get}") from None
+    mean = torch.tensor((0.485, 0.456, 0.406))[:, None, None]
+    deviation = torch.tensor((0.229, 0.224, 0.225))[:, None, None]
     return Backbone(
         _Pooled(network, network),
         resolution,
@@ -138,145 +129,51 @@ def with_features(
 ) -> Samples:
     """The features of the dataset `data`; computed once and kept in the cache folder.
 
-    The cache entry belongs to the values of the samples and weights, not to the files they come from.
+    They belong to the values of the samples and weights, not to the files that these come from.
     """
-    options = hashlib.blake2b(
-        repr([dict(data.options), dict(part.options)]).encode(), digest_size=4
-    ).hexdigest()
-    name = f"features-{data.name}-{part.name}-{options}"
-    try:
-        samples, backbone = load(), FEATURES.get(part.name)(data_dir, **part.options)
-    except DataError as error:
-        return _copied(name, error)
-    if (
-        samples.after_partition is not None
-        or samples.inputs.shape[1:2] != (3,)
-        or samples.inputs.ndim != 4
-    ):
+    samples, backbone = load(), FEATURES.get(part.name)(data_dir, **part.options)
+    if samples.after_partition or samples.inputs.ndim != 4 or samples.inputs.shape[1] != 3:
         raise DataError(
             f"{part.name}: needs colour images [N, 3, height, width], {data.name} has none"
         )
-    path = cache_folder() / f"{name}-{_digest(samples, backbone.network)}.npz"
-    if path.exists():
-        try:
-            return replace(_load(path), problem=samples.problem)
-        except DataError:
-            log.warning("%s: damaged, so it is computed again", path)
-    log.warning(
-        "%s: computing the features of %s images; on a CPU this takes minutes. They are kept in %s",
-        part.name,
-        f"{len(samples.targets):,}",
-        path,
-    )
-    _save(path, extract(samples, backbone, device))
-    return replace(_load(path), problem=samples.problem)
+    digest = _digest(samples, backbone)
 
+    def build(arrays: Writer) -> None:
+        log.warning(
+            "%s: computing the features of %s images; on a CPU this takes minutes. They are kept in %s",
+            part.name,
+            f"{len(samples.targets):,}",
+            cache_folder(),
+        )
+        arrays.save(inputs=extract(samples, backbone, device).inputs.numpy())
 
-def _copied(name: str, missing: DataError) -> Samples:
-    """Features copied from another machine, if they are the only ones; else raise what was missing."""
-    found = list(cache_folder().glob(f"{name}-*.npz"))
-    if len(found) != 1:
-        raise missing
-    log.warning("%s. Using the features in %s instead", missing, found[0])
-    return _load(found[0])
-
-
-def _digest(samples: Samples, network: nn.Module) -> str:
-    """What the features depend on, to the last bit."""
-    weights = {name: tensor.numpy() for name, tensor in network.state_dict().items()}
-    arrays = _arrays(samples)
-    if samples.given:
-        for name in ("inputs", "targets"):
-            if arrays[name].dtype.kind == "f":  # computed: its last bits depend on the CPU
-                del arrays[name]
-        for index, values in enumerate(samples.given.values):
-            arrays[f"given {index}"] = values.numpy()
-    digest = hashlib.blake2b(digest_size=8)
-    for name, array in [*arrays.items(), *weights.items()]:
-        digest.update(repr((name, array.dtype.str, array.shape)).encode())
-        digest.update(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data)
-    return digest.hexdigest()
+    inputs = cached(f"features-{data.name}-{part.name}", [], build, digest)["inputs"]
+    numbers = int(digest, 16) + torch.arange(len(inputs))  # fingerprints are of these
+    return replace(samples, inputs=inputs, scale=backbone.scale, given=Given((numbers,)))
 
 
 def extract(samples: Samples, backbone: Backbone, device: torch.device) -> Samples:
     """The samples with features in place of images."""
     network = backbone.network.to(device).eval()
+    size = (backbone.resolution, backbone.resolution)
     features = []
     with torch.no_grad():
         for indices in torch.split(torch.arange(len(samples.targets)), BATCH):
             images = samples.batch(indices).to(device)
-            size = (backbone.resolution, backbone.resolution)
             if images.shape[2:] != size:
                 images = interpolate(images, size=size, mode="bicubic", align_corners=False)
             features.append(backbone.store(network(backbone.prepare(images))).cpu())
     return replace(samples, inputs=torch.cat(features), scale=backbone.scale)
 
 
-def _numbered(count: int, path: Path) -> Given:
-    """Samples by their numbers in the dataset that the digest in the file's name belongs to."""
-    digest = path.stem.rpartition("-")[2]
-    first = int.from_bytes(hashlib.blake2b(digest.encode(), digest_size=7).digest(), "big")
-    return Given((first + torch.arange(count),))
-
-
-def _arrays(samples: Samples) -> dict[str, numpy.ndarray]:
-    """Everything about the samples, by name."""
-    arrays = {
-        "inputs": samples.inputs.numpy(),
-        "targets": samples.targets.numpy(),
-        "scale": numpy.array(samples.scale),
-        "num_classes": numpy.array(samples.problem.num_classes),
-        **{
-            f"attribute {name}": values.numpy()
-            for name, values in samples.sample_attributes.items()
-        },
-    }
-    if samples.ids is not None:
-        arrays["ids"] = samples.ids.numpy()
-    if samples.test_from is not None:
-        arrays["test_from"] = numpy.array(samples.test_from)
-    return arrays
-
-
-def _save(path: Path, samples: Samples) -> None:
-    """The samples in one compressed file, whole or not at all."""
-    arrays: dict[str, Any] = {**_arrays(samples)}
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".", dir=path.parent
-        ) as folder:  # others may write the same file now
-            whole = Path(folder) / path.name
-            numpy.savez_compressed(whole, **arrays)
-            replace_file(whole, path)
-    except OSError as error:
-        raise DataError(
-            f"{path}: cannot be written ({error.strerror}); set CLIENTWISE_CACHE to another folder"
-        ) from None
-
-
-def _load(path: Path) -> Samples:
-    try:
-        with path.open("rb") as file, numpy.load(file) as kept:
-            arrays = {name: torch.from_numpy(kept[name]) for name in kept.files}
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({error}); copy it here again") from None
-    num_classes = int(arrays["num_classes"])
-    kind = "attribute "
-    return Samples(
-        arrays["inputs"],
-        arrays["targets"],
-        Classification(num_classes) if num_classes else Regression(),
-        float(arrays["scale"]),
-        {
-            name.removeprefix(kind): values
-            for name, values in arrays.items()
-            if name.startswith(kind)
-        },
-        arrays.get("ids"),
-        int(arrays["test_from"]) if "test_from" in arrays else None,
-        given=_numbered(len(arrays["targets"]), path),
-    )
+def _digest(samples: Samples, backbone: Backbone) -> str:
+    """What the features depend on, to the last bit."""
+    digest = hashlib.blake2b(repr((samples.scale, backbone.resolution)).encode(), digest_size=7)
+    given = samples.given or Given((samples.inputs,))
+    for tensor in (*given.values, *backbone.network.state_dict().values()):
+        digest.update(repr((tensor.dtype, tensor.shape)).encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

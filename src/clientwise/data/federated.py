@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,25 +15,26 @@ from ..core.clock import Devices
 from ..core.criteria import fact_columns
 from ..core.objective.problem import Problem
 from ..registry import Registry
-from .arrays import (
-    NamedInput,
-    check_clients,
-    facts_of_samples,
-    in_blocks,
-    join,
-    problem_of,
-    read_blocks,
-    unpack,
-)
+from .arrays import NamedInput, first_few, join, problem_of, read_holders, unpack
 from .encoding import Encoding
-from .fingerprints import Content, digests
+from .fingerprints import Digests
 from .folder import DataError
-from .holdings import Given as Given
-from .holdings import Holdings as Holdings
-from .holdings import NewData as NewData
 
-MOST_NAMED = 3  # of clients or columns, in a message
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
+OwnSamples = tuple[Any, Any] | Dataset[Any]  # (inputs, targets), or a PyTorch dataset of pairs
+
+
+@dataclass(frozen=True)
+class Given:
+    """What samples were computed from by floating-point functions; see `Samples.given`."""
+
+    values: tuple[Tensor, ...]  # each [M, ...]
+    # [N] the row of `values` that each sample comes from; None: row n is of sample n
+    rows: Tensor | None = None
+
+    def of(self, samples: Tensor) -> Given:
+        """The same of some samples, by their indices."""
+        return Given(self.values, samples if self.rows is None else self.rows[samples])
 
 
 @dataclass(frozen=True)
@@ -89,35 +91,25 @@ class Samples:
             return {part.name: part.shape for part in self.parts}
         return tuple(self.inputs.shape[1:])
 
+    def _picked(self, rows: Tensor, inputs: Tensor) -> Samples:
+        """Samples with other inputs [n, ...], and all else of the samples `rows` [n]."""
+        facts = {name: values[rows] for name, values in self.sample_attributes.items()}
+        ids = None if self.ids is None else self.ids[rows]
+        return replace(
+            self, inputs=inputs, targets=self.targets[rows], sample_attributes=facts, ids=ids
+        )
+
     def with_copies(self, of: Tensor, inputs: Tensor) -> Samples:
         """These samples and, appended, copies of the samples `of` [m] with other inputs [m, ...]."""
-        sources = torch.cat([torch.arange(len(self.targets)), of])
-        return replace(
-            self,
-            inputs=torch.cat([self.inputs, inputs]),
-            targets=torch.cat([self.targets, self.targets[of]]),
-            sample_attributes={
-                name: torch.cat([values, values[of]])
-                for name, values in self.sample_attributes.items()
-            },
-            ids=None if self.ids is None else torch.cat([self.ids, self.ids[of]]),
-            given=self.given.of(sources) if self.given else None,
-        )
+        rows = torch.cat([torch.arange(len(self.targets)), of])
+        given = self.given.of(rows) if self.given else None
+        return replace(self._picked(rows, torch.cat([self.inputs, inputs])), given=given)
 
     def rows(self, indices: Tensor) -> Samples:
         """Some of the samples, by their indices; nothing is done to them after the partition any more."""
-        return replace(
-            self,
-            inputs=self._rows(indices),
-            targets=self.targets[indices],
-            sample_attributes={
-                name: values[indices] for name, values in self.sample_attributes.items()
-            },
-            ids=None if self.ids is None else self.ids[indices],
-            test_from=None,
-            after_partition=None,
-            given=None,  # the rows are trained on elsewhere, and what was given stays here
-        )
+        picked = self._picked(indices, self._rows(indices))
+        # What they were computed from stays here: the rows are trained on elsewhere
+        return replace(picked, test_from=None, after_partition=None, given=None)
 
     def to(self, device: torch.device) -> Samples:
         """The samples with their inputs on a device; they stay compact and are scaled batch by batch."""
@@ -125,12 +117,12 @@ class Samples:
 
     @staticmethod
     def from_clients(
-        clients: Mapping[str, tuple[Any, Any] | Dataset[Any]]
-        | Sequence[tuple[Any, Any] | Dataset[Any]],
+        clients: Mapping[str, OwnSamples] | Sequence[OwnSamples],
         *,
         num_classes: int | None = None,
         survival: bool = False,
         problem: str | None = None,
+        least: int = 1,
     ) -> Samples:
         """All samples of every client, by its name or in a list.
 
@@ -142,61 +134,104 @@ class Samples:
             num_classes: of integer targets; by default the largest label plus one.
             survival: whether targets are times, negative if nothing had happened by then.
             problem: what the targets are, where they do not show it; see `fit`.
+            least: the fewest samples of a client.
 
         Example:
             >>> samples = Samples.from_clients({"north": ([[1.0], [2.0]], [0, 1]), "south": ([[3.0]], [1])})
             >>> samples.inputs.shape, samples.ids.tolist(), samples.names
             (torch.Size([3, 1]), [0, 0, 1], ('north', 'south'))
         """
-        held = list(clients.values()) if isinstance(clients, Mapping) else list(clients)
-        if not held:
-            raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
         names = tuple(clients) if isinstance(clients, Mapping) else ()
-        holders = [_called(client, names) for client in range(len(held))]
-        blocks = list(zip(holders, held, strict=True))
-        samples = Samples.of_holders(
-            blocks, num_classes=num_classes, survival=survival, problem=problem
-        )
-        return replace(samples, names=names)
-
-    @staticmethod
-    def of_holders(
-        blocks: Sequence[tuple[str, Any]],
-        *,
-        num_classes: int | None,
-        survival: bool,
-        problem: str | None,
-    ) -> Samples:
-        """The samples of holders as `read_blocks` takes them, one after the other; ids are their positions."""
-        holders = [holder for holder, _ in blocks]
-        read = read_blocks(blocks)
-        found = join(read, holders)
+        holders = clients if isinstance(clients, Mapping) else _numbered(clients)
+        if not holders:
+            raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
+        read = read_holders(holders.items(), least)
+        found = join(read, list(holders))
         targets, predicted = problem_of(found.targets, num_classes, survival, problem)
-        sizes = torch.tensor([len(block[1]) for block in read])
+        sizes = torch.tensor([len(one.targets) for one in read])
         ids = torch.repeat_interleave(torch.arange(len(read)), sizes)
-        samples = Samples(found.inputs, targets, predicted, ids=ids, parts=found.parts)
-        samples.check_finite(holders)
+        samples = Samples(found.inputs, targets, predicted, ids=ids, names=names, parts=found.parts)
+        samples.check_finite()
         return samples
 
-    def check_finite(self, holders: Sequence[str] = ()) -> None:
-        """DataError if inputs or targets are not finite: of which holder, and in which of its rows.
+    def check_finite(self) -> None:
+        """DataError if inputs or targets are not finite: of which holder, and in which of its rows."""
+        names = dict(enumerate(self.names))
+        if self.ids is None:
+            _refuse_infinite(self, torch.zeros(len(self.targets)), lambda _: "the dataset")
+        else:
+            _refuse_infinite(self, self.ids, lambda one: names.get(one, f"client {one}"))
 
-        Args:
-            holders: what messages call the ids; by default by their numbers and names.
-        """
-        ids = torch.zeros(len(self.targets), dtype=torch.int64) if self.ids is None else self.ids
-        found = []
-        for what, values in {"inputs": self.inputs, "targets": self.targets}.items():
-            if _is_finite(values):
-                continue
-            bad = ~values.isfinite().reshape(len(values), -1).all(1)
-            for holder in sorted(set(ids[bad].tolist())):
-                name = "the dataset" if self.ids is None else _called(holder, self.names)
-                if holders:
-                    name = holders[holder]
-                said = _not_finite(values[ids == holder], what, "row")
-                found.append(f"{name}: {said}")
-        _refuse(found)
+
+@dataclass(frozen=True)
+class Holdings:
+    """Which samples each of K holders has: holder k has `indices[offsets[k]:offsets[k+1]]`.
+
+    The targets are kept beside the indices, since a hostile client may have other labels.
+
+    Example:
+        >>> held = Holdings.of([(torch.tensor([4, 7]), torch.tensor([0, 1])), (torch.tensor([2]), torch.tensor([1]))])
+        >>> held.sizes.tolist(), held.gather([1])[0].tolist()
+        ([2, 1], [2])
+    """
+
+    indices: Tensor  # [total] into Samples.inputs
+    targets: Tensor  # [total, ...]
+    offsets: Tensor  # [K + 1]
+
+    @staticmethod
+    def of(parts: Sequence[tuple[Tensor, Tensor]]) -> Holdings:
+        """From one pair (sample indices, targets) per holder."""
+        indices, targets = zip(*parts, strict=True)
+        sizes = torch.tensor([0, *map(len, indices)])
+        return Holdings(torch.cat(indices), torch.cat(targets), sizes.cumsum(0))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @functools.cached_property
+    def sizes(self) -> Tensor:
+        """The number of samples of each holder [K]."""
+        return self.offsets.diff()
+
+    def slice(self, holder: int) -> slice:
+        """The rows of a holder's samples."""
+        return slice(int(self.offsets[holder]), int(self.offsets[holder + 1]))
+
+    @property
+    def owner(self) -> Tensor:
+        """The holder of every sample [total]."""
+        return torch.repeat_interleave(torch.arange(len(self)), self.sizes)
+
+    def gather(self, holders: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Indices [n] and targets [n, ...] of several holders, and each sample's index into `holders` [n]."""
+        if isinstance(holders, range) and holders == range(len(self)):  # all: nothing to pick
+            return self.indices, self.targets, self.owner
+        sizes = self.sizes
+        wanted = torch.tensor(list(holders), dtype=torch.int64)
+        owner = torch.repeat_interleave(torch.arange(len(wanted)), sizes[wanted])
+        starts = self.offsets[:-1][wanted] - (sizes[wanted].cumsum(0) - sizes[wanted])
+        rows = (torch.arange(len(owner)) + starts[owner]).to(self.indices.device)
+        return self.indices[rows], self.targets[rows], owner
+
+    def only(self, holders: Sequence[int]) -> Holdings:
+        """The same of some holders, in their order; the others keep their numbers and hold nothing."""
+        indices, targets, _ = self.gather(holders)
+        sizes = torch.zeros_like(self.sizes)
+        sizes[list(holders)] = self.sizes[list(holders)]
+        return Holdings(indices, targets, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+
+    def to(self, device: torch.device) -> Holdings:
+        """The samples' indices and targets on a device; the offsets stay on the CPU."""
+        return Holdings(self.indices.to(device), self.targets.to(device), self.offsets)
+
+
+class NewData(NamedTuple):
+    """Clients that hold other training samples from a round on."""
+
+    from_round: int
+    clients: tuple[int, ...]
+    train: Holdings  # of all clients, from that round on
 
 
 @dataclass(frozen=True)
@@ -236,48 +271,49 @@ class FederatedData:
 
         It does not depend on the CPU: what a floating-point function returned is not in it.
         """
-        later = [change.train for change in self.new_data]
-        clients = [self.train, self.test, *filter(None, [self.poisoned]), *later]
-        server = [held for held in (self.weigh, self.report, self.triggered) if held is not None]
-        columns: list[Sequence[float | str]] = []
-        for values in self.attributes.values():
-            columns.append(values.double().tolist())
-        for name, values in vars(self.devices).items() if self.devices else ():
-            own = (
-                [self.drawn[name]] * self.num_clients
-                if name in self.drawn
-                else values.double().tolist()
-            )
-            columns.append(own)
-        facts = [list(row) for row in zip(*columns, strict=True)] or [[]] * self.num_clients
         samples = self.samples
-        attributes = samples.sample_attributes.values()
-        content = Content.of(samples.inputs, samples.targets, attributes, samples.given)
         shape = list(samples.inputs.shape[1:])
-        about = f"{samples.problem.recorded} {samples.scale} {samples.inputs.dtype} {shape}"
-        return [*digests(about, clients, facts, content), *digests(about, server, [[]], content)]
+        kind = f"{samples.problem.kind} {samples.problem.num_classes}"
+        about = f"{kind} {samples.scale} {samples.inputs.dtype} {shape}"
+        facts: list[Sequence[float | str]] = []
+        for values in self.attributes.values():
+            facts.append(values.double().tolist())
+        for name, values in vars(self.devices).items() if self.devices else ():
+            drawn = [self.drawn[name]] * self.num_clients if name in self.drawn else None
+            facts.append(drawn or values.double().tolist())
+        rows = zip(*facts, strict=True) if facts else [()] * self.num_clients
+        clients = Digests(f"{about} {row}" for row in rows)
+        later = [change.train for change in self.new_data]
+        for held in (self.train, self.test, *filter(None, [self.poisoned]), *later):
+            self._add(held, clients)
+        server = Digests([about])
+        for held in filter(None, (self.weigh, self.report, self.triggered)):
+            self._add(held, server)
+        return [*clients.texts(), *server.texts()]
+
+    def _add(self, held: Holdings, digests: Digests) -> None:
+        """Add targets, inputs and facts of what holders have, or what they were computed from."""
+        samples, offsets = self.samples, held.offsets.tolist()
+        indices, targets = held.indices.cpu(), held.targets.cpu()
+        if samples.given and targets.is_floating_point():  # what counts is which ones were changed
+            targets = targets != samples.targets[indices]
+        digests.add(offsets, targets)
+        given = samples.given or Given((samples.inputs,))
+        for values in given.values:
+            digests.add(offsets, values, indices if given.rows is None else given.rows[indices])
+        for values in samples.sample_attributes.values():
+            digests.add(offsets, values, indices)
 
     def check_finite(self) -> None:
-        """DataError if inputs or targets are not finite: of which client, how many, in which columns."""
-        kinds = {"inputs": self.samples.inputs, "targets": self.samples.targets}
-        wrong = {what: values for what, values in kinds.items() if not _is_finite(values)}
-        if not wrong:
-            return
-        parts = {"training sample": self.train, "test sample": self.test}
-        holders = []
-        for client in range(self.num_clients):
-            for part, own in parts.items():
-                holders.append((self.called(client), part, own, client))
-        holders += [
-            ("the server", "sample", own, 0) for own in (self.weigh, self.report) if own is not None
-        ]
-        found = []
-        for what, values in wrong.items():
-            for holder, part, own, index in holders:
-                held = values[own.indices[own.slice(index)]]
-                if said := _not_finite(held, what, part):
-                    found.append(f"{holder}: {said}")
-        _refuse(found)
+        """DataError if inputs or targets are not finite: of which client, and in which of its samples."""
+
+        owners = torch.full((len(self.samples.targets),), torch.nan, dtype=torch.float64)
+        for held in (self.train, self.test):
+            owners[held.indices] = held.owner.double()
+        for held in filter(None, (self.weigh, self.report)):
+            owners[held.indices] = self.num_clients
+        names = [self.called(client) for client in range(self.num_clients)]
+        _refuse_infinite(self.samples, owners, lambda one: [*names, "the server"][one])
 
     def called(self, client: int) -> str:
         """A client in a message: its number, and its name if it has one."""
@@ -298,7 +334,9 @@ class FederatedData:
         The other clients keep their numbers and hold nothing.
         """
         own = self._changed(lambda held: held.only(clients), lambda held: held)
-        used = torch.unique(torch.cat([held.indices.cpu() for held in own._all_holdings()]))
+        every = [own.train, own.test, own.weigh, own.report, own.poisoned, own.triggered]
+        every += [one.train for one in own.new_data]
+        used = torch.unique(torch.cat([held.indices.cpu() for held in every if held]))
 
         def renumbered(held: Holdings) -> Holdings:
             return replace(held, indices=torch.searchsorted(used, held.indices.cpu()))
@@ -324,18 +362,13 @@ class FederatedData:
             new_data=tuple(one._replace(train=clients(one.train)) for one in self.new_data),
         )
 
-    def _all_holdings(self) -> list[Holdings]:
-        optional = (self.weigh, self.report, self.poisoned, self.triggered)
-        there = [held for held in optional if held is not None]
-        return [self.train, self.test, *there, *(one.train for one in self.new_data)]
-
     @staticmethod
     def from_clients(
-        train: Sequence[tuple[Any, Any] | Dataset[Any]],
-        test: Sequence[tuple[Any, Any] | Dataset[Any]],
+        train: Sequence[OwnSamples],
+        test: Sequence[OwnSamples],
         *,
-        weigh: tuple[Any, Any] | Dataset[Any] | None = None,
-        report: tuple[Any, Any] | Dataset[Any] | None = None,
+        weigh: OwnSamples | None = None,
+        report: OwnSamples | None = None,
         num_classes: int | None = None,
         survival: bool = False,
         problem: str | None = None,
@@ -364,35 +397,43 @@ class FederatedData:
             >>> FederatedData.from_clients([part, part], [part, part]).num_clients
             2
         """
-        check_clients(train, test, names, attributes or {})
-        at_server = {"weigh": weigh, "report": report}
-        server = {name: own for name, own in at_server.items() if own is not None}
-        clients = [_called(client, names) for client in range(len(train))]
-        holders = [f"{client}, {part}" for part in ("training", "test") for client in clients]
-        holders += server
-        blocks = read_blocks(zip(holders, [*train, *test, *server.values()], strict=True), least=0)
-        found = join(blocks, holders)
-        targets, predicted = problem_of(found.targets, num_classes, survival, problem)
-        of_training = blocks[: len(train)]
-        facts = facts_of_samples(sample_attributes or {}, of_training, clients, len(targets))
-        samples = Samples(
-            found.inputs, targets, predicted, parts=found.parts, sample_attributes=facts
-        )
-        held = in_blocks(targets, [len(block[1]) for block in blocks])
         count = len(train)
-        parts = zip(server, held[2 * count :], strict=True)
-        own = {name: Holdings.of([part]) for name, part in parts}
-        data = FederatedData(
-            samples,
+        every: dict[str, Sequence[Any]] = {"test sets": test}
+        every |= {"names": names} if names else {}
+        for kind, facts in (("values", attributes or {}), ("arrays", sample_attributes or {})):
+            every |= {f"{kind} of {name!r}": own for name, own in facts.items()}
+        for what, own in every.items():
+            if not count or len(own) != count:
+                there = f"{count} clients have training data, and there are {len(own)} {what}"
+                raise ValueError(f"{there}: give one for each")
+        holders = {
+            f"{_called(client, names)}, {part}": own
+            for part, given in (("training", train), ("test", test))
+            for client, own in enumerate(given)
+        }
+        holders |= {"weigh": weigh} if weigh is not None else {}
+        holders |= {"report": report} if report is not None else {}
+        samples = Samples.from_clients(
+            holders, num_classes=num_classes, survival=survival, problem=problem, least=0
+        )
+        assert samples.ids is not None
+        sizes = torch.bincount(samples.ids, minlength=len(holders)).tolist()
+        of_samples = {
+            name: _facts(name, values, sizes, list(holders))
+            for name, values in (sample_attributes or {}).items()
+        }
+        indices = torch.split(torch.arange(len(samples.targets)), sizes)
+        held = list(zip(indices, torch.split(samples.targets, sizes), strict=True))
+        server = {name: Holdings.of([part]) for name, part in zip(holders, held, strict=True)}
+        return FederatedData(
+            replace(samples, ids=None, names=(), sample_attributes=of_samples),
             Holdings.of(held[:count]),
             Holdings.of(held[count : 2 * count]),
-            weigh=own.get("weigh"),
-            report=own.get("report"),
+            weigh=server.get("weigh"),
+            report=server.get("report"),
             attributes=fact_columns(attributes or {}),
             names=tuple(names),
         )
-        data.check_finite()
-        return data
 
 
 Loader = Callable[..., Samples]
@@ -403,32 +444,35 @@ def _called(client: int, names: Sequence[str]) -> str:
     return f"client {client} ({names[client]})" if names else f"client {client}"
 
 
-def _refuse(found: Sequence[str]) -> None:
-    """DataError with the first of these problems, if there are any."""
+def _numbered(clients: Sequence[OwnSamples]) -> dict[str, OwnSamples]:
+    return {f"client {number}": own for number, own in enumerate(clients)}
+
+
+def _facts(
+    name: str, values: Sequence[Any], sizes: Sequence[int], holders: Sequence[str]
+) -> Tensor:
+    """A fact about all samples [N]: of training samples as given, which are the first; else 0."""
+    for holder, own, size in zip(holders, values, sizes, strict=False):
+        if len(own) != size:
+            raise ValueError(
+                f"sample attribute {name!r} of {holder} has {len(own)} values for {size} samples"
+            )
+    given = torch.cat([torch.as_tensor(own) for own in values])
+    return torch.cat([given.double(), torch.zeros(sum(sizes) - len(given), dtype=torch.float64)])
+
+
+def _refuse_infinite(samples: Samples, owners: Tensor, called: Callable[[int], str]) -> None:
+    """DataError for inputs and targets that are not finite, and belong to somebody (NaN in `owners` [N]: nobody)."""
+    found = []
+    for what, values in {"inputs": samples.inputs, "targets": samples.targets}.items():
+        # One pass: a sum is not finite if a number is not (or if it overflows)
+        if not values.is_floating_point() or values.sum().isfinite():
+            continue
+        bad = ~values.isfinite().reshape(len(values), -1).all(1)
+        for owner in torch.unique(owners[bad & owners.isfinite()]).tolist():
+            own = bad[owners == owner]
+            count = f"{int(own.sum()):,} of its {len(own):,} samples have {what}"
+            first = f"the first is its sample {int(own.nonzero()[0])}"
+            found.append(f"{called(int(owner))}: {count} that are not finite numbers, {first}")
     if found:
-        more = f"; {len(found)} such problems in all" if len(found) > MOST_NAMED else ""
-        raise DataError(
-            f"{'; '.join(found[:MOST_NAMED])}{more}; correct them, or leave those samples out"
-        )
-
-
-def _not_finite(values: Tensor, what: str, row: str) -> str:
-    """How many of a holder's values are not finite, and where; empty if all are finite."""
-    bad = ~values.isfinite()
-    if not bool(bad.any()):
-        return ""
-    first = f"the first in {row} {int(bad.nonzero()[0, 0])}"
-    said = f"{int(bad.sum()):,} of its {what} are not finite numbers, {first}"
-    if bad.ndim != 2:
-        return said
-    columns = bad.sum(0)
-    wrong = columns.nonzero().flatten().tolist()
-    counted = [f"{index} ({int(columns[index]):,})" for index in wrong[:MOST_NAMED]]
-    return (
-        f"{said}, in column {', '.join(counted)}{' and others' if len(wrong) > MOST_NAMED else ''}"
-    )
-
-
-def _is_finite(values: Tensor) -> bool:
-    """Whether all are finite, in one pass: a sum is not finite if a number is not (or if it overflows)."""
-    return not values.is_floating_point() or bool(values.sum().isfinite())
+        raise DataError(f"{first_few(found)}; correct them, or leave those samples out")

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..core.objective.problem import Classification, Regression, Survival
+from ..core.objective.problem import Survival
 from ..registry import suggest
-from .arrays import first_few, is_frame, problem_of
+from .arrays import KINDS, first_few, is_frame, problem_of
 from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
 from .folder import DataError
-from .hints import is_date
 from .partition import PARTITIONS
-from .table import Sheet
-from .table import join as join_table
+from .table import Kind, refuse_repeated, samples_of
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
-OF_FRAMES = (Classification.kind, Regression.kind, Survival.kind)
-KINDS = "a Dataset, a DataLoader, (inputs, targets) or a frame"
+OF_FRAMES: tuple[Kind, ...] = ("classification", "regression", "survival")  # problems
 
 
 class OwnDivision(NamedTuple):
@@ -73,14 +68,25 @@ class OwnData:
         if self.report is not None or self.tests:
             report_fraction = 0.0
         server_fraction = weigh_fraction + report_fraction
+        samples = self.samples
+        assert samples.ids is not None
+        ids = samples.ids[: self.num_samples]
+        own = slice(self.num_samples)
         drawn = divide(
-            self._of_clients(),
+            replace(samples, inputs=samples.inputs[own], targets=samples.targets[own], ids=ids),
             PARTITIONS.get("by_id"),
             seed,
             test_fraction=0.0 if self.tests else test_fraction,
             server_fraction=server_fraction,
         )
-        self._refuse_vanished(drawn, is_server_given=not server_fraction)
+        if vanished := {*ids.tolist()} - {int(ids[part[0]]) for part in drawn.train}:
+            every = samples.names or [f"client {one}" for one in range(int(ids.max()) + 1)]
+            names = [every[one] for one in sorted(vanished)]
+            raise DataError(
+                f"{first_few(names)}: too few samples to train and to test "
+                "on; leave these clients out, or give them two samples or more beside those that are set apart for "
+                "the server (held_out= and test= set none apart)"
+            )
         cut = round(len(drawn.server) * report_fraction / server_fraction) if server_fraction else 0
         report = drawn.server[:cut] if self.report is None else self.report
         weigh = drawn.server[cut:] if self.held_out is None else self.held_out
@@ -92,34 +98,6 @@ class OwnData:
         count = len(divided.division.server)
         report_fraction = divided.num_report / count if count else 0.0
         return hand_out(self.samples, divided.division, seed, report_fraction=report_fraction)
-
-    def _of_clients(self) -> Samples:
-        """The samples of the clients, as far as a division asks."""
-        own = slice(self.num_samples)
-        samples = self.samples
-        ids = None if samples.ids is None else samples.ids[own]
-        return replace(
-            samples, inputs=samples.inputs[own], targets=samples.targets[own], ids=ids, given=None
-        )
-
-    def _refuse_vanished(self, drawn: Division, *, is_server_given: bool) -> None:
-        """DataError where clients have too few samples left to train and to test on."""
-        assert self.samples.ids is not None
-        every = set(self.samples.ids[: self.num_samples].tolist())
-        there = {int(self.samples.ids[part[0]]) for part in drawn.train}
-        names = [self._called(client) for client in sorted(every - there)]
-        if names:
-            apart = ", of those that are not set apart for the server"
-            hint = "pass held_out= and test="
-            if is_server_given:
-                apart, hint = "", "give them two samples or more"
-            raise DataError(
-                f"{first_few(names)}: too few samples to train and to test on{apart}; "
-                f"leave these clients out, or {hint}"
-            )
-
-    def _called(self, client: int) -> str:
-        return self.samples.names[client] if self.samples.names else f"client {client}"
 
 
 def read_own(
@@ -137,27 +115,34 @@ def read_own(
     """The samples of clients and, where they are given, of the server; see `fit`."""
     given = _by_name(clients)
     names = tuple(given) if isinstance(clients, Mapping) else ()
-    blocks = list(given.items())
-    if held_out is not None:
-        blocks.append(("held_out", held_out))
     tests = _tests(test, names)
-    blocks += tests.items()
+    holders = given | ({} if held_out is None else {"held_out": held_out}) | tests
+    ignored = [ignore] if isinstance(ignore, str) else ignore
     try:
-        meant = _Meant(num_classes, survival or event is not None, event, problem)
-        samples, sizes = _samples(blocks, target, ignore, meant)
+        if target is not None:
+            kind = Survival.kind if survival or event else problem
+            samples = _of_frames(
+                holders, str(target) if isinstance(target, int) else target, ignored, event, kind
+            )
+        else:
+            _refuse_columns(ignored, event)
+            samples = Samples.from_clients(
+                holders, num_classes=num_classes, survival=survival, problem=problem
+            )
     except DataError:
         raise
     except ValueError as error:
         raise DataError(str(error)) from None
-    places = list(torch.split(torch.arange(len(samples.targets)), sizes))
-    num_samples = sum(sizes[: len(given)])
-    others = places[len(given) :]
-    own = OwnData(replace(samples, names=names), num_samples)
-    if held_out is not None:
-        own = replace(own, held_out=others.pop(0))
-    if isinstance(test, Mapping):
-        return replace(own, tests=tuple(others))
-    return replace(own, report=others[0]) if others else own
+    assert samples.ids is not None
+    sizes = torch.bincount(samples.ids, minlength=len(holders)).tolist()
+    places = dict(zip(holders, torch.split(torch.arange(sum(sizes)), sizes), strict=True))
+    return OwnData(
+        replace(samples, names=names),
+        sum(sizes[: len(given)]),
+        held_out=places.get("held_out") if held_out is not None else None,
+        report=places["test"] if "test" in tests else None,
+        tests=tuple(places[name] for name in tests if name != "test"),
+    )
 
 
 def _by_name(clients: Any) -> dict[str, Any]:
@@ -167,30 +152,28 @@ def _by_name(clients: Any) -> dict[str, Any]:
             "clients: is one frame: pass a frame for each client, as "
             "{name: part for name, part in frame.groupby('site')}"
         )
-    if isinstance(clients, Dataset | DataLoader | str):
+    if isinstance(clients, Dataset | DataLoader | str) or not isinstance(
+        clients, Mapping | list | tuple
+    ):
         raise DataError(
-            f"clients: is one {type(clients).__name__}: pass a dictionary, {{'north': ..., 'south': ...}}, or a "
-            f"list; a client has {KINDS}"
+            f"clients: is one {type(clients).__name__}: pass a dictionary, {{'north': ..., 'south': ...}}, or a list; "
+            f"a client has {KINDS}"
         )
     if isinstance(clients, Mapping):
         named = {str(name): own for name, own in clients.items()}
         if len(named) < len(clients):
             raise DataError("clients: two of them have the same name as text; rename one")
-    elif isinstance(clients, list | tuple):
-        if all(_is_named(one) for one in clients):
-            raise DataError("clients: are pairs (name, samples): pass dict(clients)")
-        named = {f"client {number}": own for number, own in enumerate(clients)}
-    else:
+    elif all(
+        isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in clients
+    ):
         raise DataError(
-            f"clients: must be a dictionary or a list, got {type(clients).__name__}; a client has {KINDS}"
+            "clients: must be at least one; of pairs (name, samples), pass dict(clients)"
         )
+    else:
+        named = {f"client {number}": own for number, own in enumerate(clients)}
     if not named:
         raise DataError(f"clients: is empty: pass at least one client, which has {KINDS}")
     return named
-
-
-def _is_named(given: Any) -> bool:
-    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str)
 
 
 def _tests(test: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -208,92 +191,57 @@ def _tests(test: Any, names: Sequence[str]) -> dict[str, Any]:
     return {f"test of {name}": found[name] for name in names}
 
 
-class _Meant(NamedTuple):
-    """What the targets are, as far as it was said; see `fit`."""
-
-    num_classes: int | None
-    survival: bool
-    event: str | None
-    problem: str | None
-
-
-def _samples(
-    blocks: Sequence[tuple[str, Any]],
-    target: str | None,
-    ignore: str | Sequence[str],
-    meant: _Meant,
-) -> tuple[Samples, list[int]]:
-    """The samples of all holders, one after the other, and the number of each."""
-    if target is not None and not isinstance(target, str | int):
-        raise DataError(
-            f"target = {target!r}: must be the name of one column; for several, pass (inputs, targets)"
-        )
-    target = None if target is None else str(target)
-    frames = [name for name, own in blocks if is_frame(own)]
-    if target is not None and len(frames) == len(blocks):
-        ignored = [ignore] if isinstance(ignore, str) else ignore
-        return _of_frames(blocks, target, ignored, meant)
+def _refuse_columns(ignore: Sequence[str], event: str | None) -> None:
+    """DataError for arguments that are of frames alone."""
     if ignore:
         raise DataError("ignore: names columns of frames; give frames and target=, too")
-    if target is not None:
-        others = next(name for name, _ in blocks if name not in frames)
-        raise DataError(f"target = {target!r} names a column of frames, and {others} is no frame")
-    if meant.event is not None:
+    if event is not None:
         raise DataError(
-            f"event = {meant.event!r} names a column of frames; of arrays, pass times as targets, negative where "
-            "the event had not happened by then, and survival=True"
+            f"event = {event!r} names a column of frames; of arrays, pass times as targets, negative where the event "
+            "had not happened by then, and survival=True"
         )
-    samples = Samples.of_holders(
-        blocks,
-        num_classes=meant.num_classes,
-        survival=meant.survival,
-        problem=meant.problem,
-    )
-    assert samples.ids is not None
-    return samples, torch.bincount(samples.ids).tolist()
+
+
+# Frames -----------------------------------------------------------------------------------------------------------
 
 
 def _of_frames(
-    blocks: Sequence[tuple[str, Any]], target: str, ignore: Sequence[str], meant: _Meant
-) -> tuple[Samples, list[int]]:
+    holders: Mapping[str, Any],
+    target: Any,
+    ignore: Sequence[str],
+    event: str | None,
+    problem: str | None,
+) -> Samples:
     """Frames as a table: words become categories, numbers are standardised, gaps are filled."""
-    import pandas
-
-    times = meant.survival or meant.problem == Survival.kind
-    if meant.problem not in (None, *OF_FRAMES):
+    if not isinstance(target, str):
         raise DataError(
-            f"problem = {meant.problem!r}: of frames must be one of {', '.join(OF_FRAMES)}; for others pass "
-            "(inputs, targets)"
+            f"target = {target!r}: must be the name of one column; for several, pass (inputs, targets)"
         )
-    _refuse_unknown(blocks, ignore)
-    frames = [_plain_frame(own, name, ignore) for name, own in blocks]
-    holders = [name for name, _ in blocks]
-    words = [name for name in _columns_of_words(frames, holders) if name != target]
-    predicted = [frame[target] for frame in frames if target in frame.columns]
-    is_number = all(pandas.api.types.is_float_dtype(column) for column in predicted)
-    if meant.problem is not None or times:
-        is_number = meant.problem != Classification.kind
-    table = join_table(
-        [Sheet(Path(name), own, name) for (name, _), own in zip(blocks, frames, strict=True)],
-        target=target,
-        kind="regression" if is_number else "classification",
-        event=meant.event,
-        categories=words,
-    )
-    sizes = numpy.bincount(table.ids, minlength=len(frames)).tolist()
-    if not times:
-        return table.samples("pooled"), sizes
-    _, problem = problem_of(torch.as_tensor(table.targets), None, survival=True)
-    return table.samples("pooled", problem), sizes
-
-
-def _refuse_unknown(blocks: Sequence[tuple[str, Any]], ignore: Sequence[str]) -> None:
-    """DataError for a column to ignore that no frame has."""
-    known = {str(column) for _, own in blocks for column in own.columns}
+    for name, own in holders.items():
+        if not is_frame(own):
+            raise DataError(f"target = {target!r} names a column of frames, and {name} is no frame")
+    if problem not in (None, *OF_FRAMES):
+        raise DataError(
+            f"problem = {problem!r}: of frames must be one of {', '.join(OF_FRAMES)}; for others pass (inputs, targets)"
+        )
+    known = {str(column) for own in holders.values() for column in own.columns}
     for column in ignore:
         if column not in known:
             hint = suggest(str(column), known)
-            raise DataError(f"{blocks[0][0]}: no column {column!r} to ignore{hint}")
+            raise DataError(f"{next(iter(holders))}: no column {column!r} to ignore{hint}")
+    frames = {name: _plain_frame(own, name, ignore) for name, own in holders.items()}
+    predicted = [frame[target] for frame in frames.values() if target in frame.columns]
+    likely: Kind = (
+        "regression" if all(one.dtype.kind == "f" for one in predicted) else "classification"
+    )
+    kind = next((one for one in OF_FRAMES if one == problem), likely)
+    words = _columns_of_words(
+        {name: frame.drop(columns=target, errors="ignore") for name, frame in frames.items()}
+    )
+    samples = samples_of(frames, target=target, kind=kind, event=event, categories=words)
+    if kind == Survival.kind:
+        problem_of(samples.targets, problem=kind)
+    return samples
 
 
 def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
@@ -303,56 +251,27 @@ def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
     if not isinstance(given, pandas.DataFrame):
         given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
     frame = given.reset_index(drop=True).infer_objects()  # objects that are all numbers
-    frame.columns = [str(column) for column in frame.columns]
+    frame.columns = frame.columns.map(str)
+    refuse_repeated(frame.columns, name)
     frame = frame.drop(columns=list(ignore), errors="ignore")
-    twice = frame.columns[frame.columns.duplicated()]
-    if len(twice):
-        raise DataError(f"{name}: has two columns {twice[0]!r}; rename one of them")
     if not len(frame):
         raise DataError(f"{name}: has no rows: leave this client out")
-    for column in frame.columns:
-        if _has_dates(frame[column]):
-            raise DataError(
-                f"{name}: column {column!r} has dates: turn it into numbers, or put it into `ignore`"
-            )
-        if isinstance(frame[column].dtype, pandas.CategoricalDtype):
-            frame[column] = frame[column].astype(object)
+    for column in frame.select_dtypes(["datetime", "datetimetz"]):
+        said = "has dates: turn it into numbers, or put it into `ignore`"
+        raise DataError(f"{name}: column {column!r} {said}")
     return frame
 
 
-def _has_dates(column: Series[Any]) -> bool:
-    """Whether all cells with a value are dates, parsed or as text."""
-    import pandas
-
-    if pandas.api.types.is_datetime64_any_dtype(column):
-        return True
-    if pandas.api.types.is_numeric_dtype(column):
-        return False
-    texts = (str(cell).strip() for cell in column.dropna())
-    given = (text for text in texts if text)
-    return is_date(next(given, "")) and all(map(is_date, given))
-
-
-def _columns_of_words(frames: Sequence[DataFrame], names: Sequence[str]) -> list[str]:
+def _columns_of_words(frames: Mapping[str, DataFrame]) -> list[str]:
     """The columns that hold words; DataError for one that holds numbers with another client."""
     import pandas
 
     words: dict[str, str] = {}  # by column: the first client
     numbers: dict[str, str] = {}
-    for name, frame in zip(names, frames, strict=True):
-        for column in frame.columns:
-            cells = frame[column].dropna()
-            if pandas.api.types.is_numeric_dtype(frame[column]):
-                if len(cells):
-                    numbers.setdefault(column, name)
-                continue
-            if len(cells) and isinstance(cells.iloc[0], list | tuple | dict | numpy.ndarray):
-                kind = type(cells.iloc[0]).__name__
-                raise DataError(
-                    f"{name}: column {column!r} has a {kind} in a cell: one value is needed"
-                )
-            if len(cells):
-                words.setdefault(column, name)
+    for name, frame in frames.items():
+        for column, cells in frame.dropna(axis=1, how="all").items():
+            found = numbers if pandas.api.types.is_numeric_dtype(cells) else words
+            found.setdefault(str(column), name)
     for column in words.keys() & numbers.keys():
         raise DataError(
             f"column {column!r} has words with {words[column]} and numbers with {numbers[column]}: correct the "

@@ -224,11 +224,8 @@ def by_id(
     if clients is not None and fraction is not None:
         raise ValueError("give either clients or fraction")
     random = generator(seed, "partition")
-    kept = (
-        torch.randperm(len(pool.ids), generator=random)[: round(len(pool.ids) * sample_fraction)]
-        .sort()
-        .values
-    )
+    kept = torch.randperm(len(pool.ids), generator=random)
+    kept = kept[: round(len(pool.ids) * sample_fraction)].sort().values
     kept = kept[pool.ids[kept] >= 0]
     owners, counts = torch.unique(pool.ids[kept], return_counts=True)
     parts = torch.split(kept[pool.ids[kept].argsort(stable=True)], counts.tolist())
@@ -242,11 +239,11 @@ def by_id(
     chosen = torch.randperm(len(large), generator=random)[:wanted].sort().values
     if per_id == 1:
         return [large[index] for index in chosen.tolist()]
-    shuffled = [
-        large[index][torch.randperm(len(large[index]), generator=random)]
-        for index in chosen.tolist()
-    ]
-    return [part for own in shuffled for part in own.tensor_split(per_id)]
+    found: list[Tensor] = []
+    for index in chosen.tolist():
+        order = torch.randperm(len(large[index]), generator=random)
+        found += large[index][order].tensor_split(per_id)
+    return found
 
 
 def _cut(indices: Tensor, fractions: numpy.ndarray) -> list[Tensor]:

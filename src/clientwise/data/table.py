@@ -1,24 +1,19 @@
 """Tables: CSV and Parquet files and pandas frames become samples, and rows to predict become inputs.
 
-The order of the work: `read_table` reads a file. `join` makes one table [N, columns] of several clients'
-rows: numbers, positions of categories, and NaN where a value is missing. Once clients hold the samples,
-`prepare` turns the table into inputs [N, F] by the training samples alone. `encode_rows` does the same
-with new rows, as the `Encoding` that a model carries describes them.
+The order of the work: `read_table` reads a file. `samples_of` makes samples of several clients' rows: numbers,
+positions of categories, and NaN where a value is missing. Once clients hold them, `prepare` turns these values
+[N, columns] into inputs [N, F], by the training samples alone. `encode_rows` does the same with new rows, as the
+`Encoding` that a model carries describes them.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
 import io
-import json
 import logging
-import math
-import re
 import warnings
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -27,14 +22,13 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..core.objective.problem import Classification, Problem, Regression, Survival
+from ..core.objective.problem import Classification, Regression, Survival
 from ..errors import needing, plain, shortened
 from ..registry import suggest
 from .arrays import MOST_CLASSES, first_few
-from .cache import Writer, cached
 from .encoding import Encoding, InputColumn
-from .federated import DATASETS, FederatedData, Given, Samples
-from .folder import DataError, read_file, reason
+from .federated import DATASETS, FederatedData, Samples
+from .folder import DataError, reason
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -42,21 +36,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("clientwise")
 ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 LARGEST = 1e30  # number, either sign: squares of larger ones are infinite
-MOST_CLIENTS = 10**9
 MOST_CATEGORIES = 1_000  # of a column: more are names or numbers, not categories
 MOST_PROBLEMS = 10  # in one message
-FORMAT = 3  # increase it when `cached_table` writes other arrays than before
 ROWS_AT_ONCE = 2**12  # that become inputs: they are copied several times
 FAR = 10  # standard deviations
-DECIMAL_COMMA = r"^\s*([+-]?\d+),(\d+)\s*$"
 Kind = Literal["classification", "regression", "survival"]
 Standardise = Literal["pooled", "client", "off"]
 
 
-# Files ----------------------------------------------------------------------------------------------------------
+# Files ------------------------------------------------------------------------------------------------------------
 
 
-def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
+def read_table(path: Path, texts: Sequence[str] = ()) -> DataFrame:
     """The rows of a CSV, TSV or Parquet file.
 
     A CSV file whose header is separated by semicolons may have decimal commas.
@@ -65,109 +56,87 @@ def read_table(path: Path, texts: Sequence[str]) -> DataFrame:
         path: the file; its ending says what it is.
         texts: columns that stay as written, so that 1 stays 1 in a file with empty cells.
     """
-    import pandas
-
-    if not path.name.endswith(ENDINGS) or (path.exists() and not path.is_file()):
+    if not path.name.endswith(ENDINGS) or path.is_dir():
         raise DataError(f"{path}: a table is a file {', '.join(ENDINGS)}")
     if path.suffix == ".parquet":
-        with needing("parquet", f"{path}: Parquet"):
-            import pyarrow  # noqa: F401
-        with _parsing(path, "a Parquet file that can be read", "write it again"):
-            rows = pandas.read_parquet(path)
-        return rows.reset_index(drop=True)  # the file may have an index of anything
-    separator, names = _header(path)
-    _refuse_repeated(filter(None, names), str(path))
-    with _parsing(path):
-        rows = _read_csv(path, sep=separator, dtype=dict.fromkeys(texts, str))
-    for name in rows.columns.difference(texts):
-        if separator == ";" and pandas.api.types.infer_dtype(rows[name], skipna=True) == "string":
-            rows[name] = rows[name].str.replace(DECIMAL_COMMA, r"\1.\2", regex=True)
-    return rows
+        return _read_parquet(path)
+    separator = separator_of(path)
+    refuse_repeated(_head(path, separator), str(path))
+    decimal = "," if separator == ";" else "."
+    return parse_csv(path, path, sep=separator, decimal=decimal, dtype=dict.fromkeys(texts, str))
 
 
 def separator_of(path: Path) -> str:
     """The separator of a CSV or TSV file; of a CSV file, what its header has more of, outside of quotes."""
-    separator, _ = _header(path)
-    return separator
+    if ".tsv" in path.name:
+        return "\t"
+    return max(",;", key=lambda separator: len(_head(path, separator)))
 
 
-def _header(path: Path) -> tuple[str, list[str]]:
-    """The separator, and the names of the columns in the first line that is not empty."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    with _parsing(path), opened(path, "rt", encoding="utf-8-sig", newline="") as file:
-        first = next(filter(str.strip, file), "")
-        unquoted = re.sub('"[^"]*"', "", first)
-        separator = ";" if unquoted.count(";") > unquoted.count(",") else ","
-        if ".tsv" in path.name:
-            separator = "\t"
-        file.seek(0)
-        rows = csv.reader(file, delimiter=separator, skipinitialspace=True)
-        return separator, next(filter(None, rows), [])
+def _head(path: Path, separator: str) -> list[str]:
+    """The names of the columns in the first line that is not empty."""
+    head = parse_csv(path, path, sep=separator, header=None, nrows=1, dtype=str)
+    names: list[str] = head.iloc[0].dropna().tolist()
+    return names
 
 
-def read_csv(path: Path, most: int, **options: Any) -> DataFrame:
-    """The rows of a CSV file of at most `most` bytes; see `parse_csv`."""
-    return parse_csv(path, read_file(path, most), **options)
-
-
-def parse_csv(path: Path, content: bytes, **options: Any) -> DataFrame:
-    """The rows of a CSV file with this content; empty cells, NA and ? are missing values.
-
-    Options are those of `pandas.read_csv`.
-    """
-    with _parsing(path):
-        return _read_csv(io.BytesIO(content), **options)
-
-
-def _read_csv(file: Path | io.BytesIO, **options: Any) -> DataFrame:
+def parse_csv(path: Path, content: Path | bytes, **options: Any) -> DataFrame:
+    """The rows of a CSV file; empty cells, NA and ? are missing values. Options are those of `pandas.read_csv`."""
     import pandas
 
-    frame: DataFrame = pandas.read_csv(
-        file, na_values=["?"], index_col=False, skipinitialspace=True, low_memory=False, **options
-    )
+    with _reading(path), warnings.catch_warnings():
+        # Rows longer than the header
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        frame: DataFrame = pandas.read_csv(
+            io.BytesIO(content) if isinstance(content, bytes) else content,
+            na_values=["?"],
+            index_col=False,
+            skipinitialspace=True,
+            low_memory=False,
+            **options,
+        )
     return frame
 
 
-@contextmanager
-def _parsing(
-    path: Path, what: str = "a table of rows and columns", advice: str = "correct the file"
-) -> Iterator[None]:
-    """DataError where the content of the file is something else."""
+def _read_parquet(path: Path) -> DataFrame:
     import pandas
 
+    with needing("parquet", f"{path}: Parquet"):
+        import pyarrow  # noqa: F401
+    with _reading(path):
+        rows = pandas.read_parquet(path)
+    return rows.reset_index(drop=True)  # the file may have an index of anything
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """DataError where the content of the file is something else."""
     try:
-        with warnings.catch_warnings():
-            # Rows longer than the header
-            warnings.simplefilter("error", pandas.errors.ParserWarning)
-            yield
-    except (DataError, MemoryError):
+        yield
+    except MemoryError:
         raise
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-    except pandas.errors.EmptyDataError:
-        raise DataError(
-            f"{path}: is empty; write a line of column names and a line for every row"
-        ) from None
     except UnicodeDecodeError:
         raise DataError(
             f'{path}: is not UTF-8 text; save it as "CSV UTF-8", or convert it with iconv -f WINDOWS-1252 -t UTF-8'
         ) from None
     except Exception as error:  # the content decides what the libraries raise
-        raise DataError(f"{path}: not {what} ({reason(error)}); {advice}") from None
+        said = f"{path}: not a table of rows and columns ({reason(error)}); correct the file"
+        raise DataError(said) from None
 
 
-def _refuse_repeated(names: Iterable[object], source: str) -> None:
+def refuse_repeated(names: Iterable[object], source: str) -> None:
     """DataError where two columns have one name: one may be a copy of the target."""
     seen: set[object] = set()
     for name in names:
         if name in seen:
-            raise DataError(
-                f"{source}: two columns are called {_shown(str(name))}; one may leak the target. Rename or remove one"
-            )
+            said = f"{source}: two columns are called {_shown(name)}; one may leak the target. Rename or remove one"
+            raise DataError(said)
         seen.add(name)
 
 
-# Cells ----------------------------------------------------------------------------------------------------------
+# Cells ------------------------------------------------------------------------------------------------------------
 
 
 def parse_numbers(cells: Series[Any]) -> numpy.ndarray:
@@ -182,191 +151,77 @@ def parse_numbers(cells: Series[Any]) -> numpy.ndarray:
     return numpy.where(numpy.abs(found) > LARGEST, numpy.nan, found)
 
 
-def _cell_values(cells: Series[Any], column: InputColumn) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Numbers, or positions of categories, NaN where a value is missing; and which cells are wrong."""
-    values = _positions(cells, column.categories) if column.categories else parse_numbers(cells)
-    wrong: numpy.ndarray = numpy.isnan(values)
-    if wrong.any():  # tables may have thousands of columns
-        wrong &= cells.notna().to_numpy()
-    return values, wrong
+def _words(cells: Series[Any]) -> Series[Any]:
+    """The cells as names of categories."""
+    objects = cells.astype(object)
+    try:
+        names = {value: _word(value) for value in objects.dropna().unique()}
+    except TypeError:  # lists and dictionaries, which Parquet may have
+        return objects.map(_word, na_action="ignore")
+    return objects.map(names)
 
 
-def _wrong_cell(cells: Series[Any], column: InputColumn, wrong: numpy.ndarray, row: int) -> str:
-    """The first wrong cell of a column, which is in this row, and how many others there are."""
-    value = shortened(str(cells.iloc[int(wrong.argmax())]), 40)
-    expected = f"a number below {LARGEST:g}"
-    if column.categories:
-        expected = f"one of its categories ({_listed(column.categories)})"
-    count = int(wrong.sum()) - 1
-    others = f", and neither are {count} other cells" if count else ""
-    return f"column {_shown(column.name)}, row {row + 1}: {value!r} is not {expected}{others}"
-
-
-def _categories(cells: Series[Any]) -> tuple[str, ...]:
-    """The different values, sorted. Where all are numbers, 1 and 1.0 are the same; else they are texts."""
-    found = _hashable(cells).dropna().unique().tolist()
-    keys = sorted(set(_keys(found, _are_numbers(found))))
-    return tuple(key if isinstance(key, str) else f"{key:.15g}" for key in keys)
+def _word(value: Any) -> str:
+    """The name of a category: 1 and 1.0 are the same."""
+    try:
+        return f"{float(value):.15g}"
+    except (TypeError, ValueError, OverflowError):
+        return str(value).strip()
 
 
 def _positions(cells: Series[Any], categories: Sequence[str]) -> numpy.ndarray:
     """The position of every cell's category [n]; NaN where it is missing or no category."""
-    import pandas
-
-    are_numbers = _are_numbers(categories)
-    known = {key: float(index) for index, key in enumerate(_keys(categories, are_numbers))}
-    codes, found = pandas.factorize(_hashable(cells))
-    positions = [known.get(key, numpy.nan) for key in _keys(found, are_numbers)]
-    placed: numpy.ndarray = numpy.array([*positions, numpy.nan])[codes]
+    known = {_word(name): float(code) for code, name in enumerate(categories)}
+    placed: numpy.ndarray = _words(cells).map(known).to_numpy(float, na_value=numpy.nan)
     return placed
 
 
-def _hashable(cells: Series[Any]) -> Series[Any]:
-    """The cells as objects; lists and dictionaries, which Parquet may have, as text."""
-    objects = cells.astype(object)
-    first = objects.dropna().head(1)
-    if len(first) and not isinstance(first.iloc[0], Hashable):
-        return objects.map(str, na_action="ignore")
-    return objects
+class _Reader:
+    """Reads columns of a frame whose index is (source, row), and collects what is wrong with their cells."""
 
-
-def _are_numbers(values: Sequence[object]) -> bool:
-    import pandas
-
-    return not numpy.isnan(parse_numbers(pandas.Series(list(values), dtype=object))).any()
-
-
-def _keys(values: Iterable[object], are_numbers: bool) -> list[Any]:
-    """What tells categories apart: their number, by as many digits as their name has, or their text."""
-    import pandas
-
-    if are_numbers:
-        numbers = parse_numbers(pandas.Series(list(values), dtype=object))
-        return [float(f"{number:.15g}") for number in numbers]
-    return [str(value).strip() for value in values]
-
-
-# One table of several clients' rows -----------------------------------------------------------------------------
-
-
-class Sheet(NamedTuple):
-    """The rows of a file or frame, and the client they belong to where no column names one."""
-
-    path: Path
-    rows: DataFrame
-    client: str = ""
-
-
-@dataclass(frozen=True)
-class SampleTable:
-    """Rows of all clients as they were read, with missing values."""
-
-    inputs: numpy.ndarray  # [N, columns]
-    targets: numpy.ndarray  # [N]
-    ids: numpy.ndarray  # [N] the client of each row: names[id]
-    columns: tuple[InputColumn, ...]
-    names: tuple[str, ...]
-    target: str
-    classes: tuple[str, ...] = ()  # none for regression
-    # [N] what the targets were computed from; None: they are as given
-    given: numpy.ndarray | None = None
-
-    def samples(self, standardise: Standardise, problem: Problem | None = None) -> Samples:
-        """The rows as samples; columns become inputs once clients hold them (`prepare`)."""
-        if problem is None:
-            problem = Classification(len(self.classes)) if self.classes else Regression()
-        inputs = torch.as_tensor(self.inputs)
-        given = None  # until the columns become inputs
-        if self.given is not None:
-            given = Given((inputs, torch.as_tensor(self.given)))
-        return Samples(
-            inputs,
-            torch.as_tensor(self.targets),
-            problem,
-            ids=torch.as_tensor(self.ids),
-            names=self.names,
-            after_partition=partial(prepare, standardise=standardise),
-            table=Encoding(self.target, self.columns, self.classes),
-            given=given,
-        )
-
-
-class _JoinedRows:
-    """The rows of all sheets that have a target, and what is wrong with their cells."""
-
-    def __init__(self, sheets: Sequence[Sheet], target: str) -> None:
-        import pandas
-
-        self.paths = [sheet.path for sheet in sheets]
-        given = [_with_target(sheet, target) for sheet in sheets]
-        self.frame = pandas.concat(given, ignore_index=True)
-        self.sheets = numpy.repeat(numpy.arange(len(given)), [len(rows) for rows in given])
-        self._numbers = numpy.concatenate([rows.index for rows in given])
+    def __init__(self, frame: DataFrame) -> None:
+        self.frame = frame
         self.wrong: list[str] = []
 
     def values(self, column: InputColumn) -> numpy.ndarray:
-        """The values of a column [N]; the first wrong cell is kept in `wrong`."""
+        """Numbers, or positions of categories [N]; NaN where a value is missing."""
         cells = self.frame[column.name]
-        values, are_wrong = _cell_values(cells, column)
-        if are_wrong.any():
-            path, row = self.place(are_wrong)
-            self.wrong.append(f"{path}: {_wrong_cell(cells, column, are_wrong, row)}")
+        known = column.categories
+        values = _positions(cells, known) if known else parse_numbers(cells)
+        wrong = numpy.isnan(values)
+        if wrong.any():  # tables may have thousands of columns
+            wrong &= cells.notna().to_numpy()
+        if wrong.any():
+            cell = shortened(str(cells.iloc[int(wrong.argmax())]), 40)
+            allowed = f"one of its categories ({_listed(known)})"
+            self.add(
+                wrong,
+                column.name,
+                f"{cell!r} is not {allowed if known else f'a number below {LARGEST:g}'}",
+            )
         return values
 
-    def categories(self, name: str, most: int = MOST_CATEGORIES) -> tuple[str, ...]:
+    def categories(self, name: str, most: int) -> tuple[str, ...]:
         """The different values of a column, sorted."""
-        found = _categories(self.frame[name])
+        found = _words(self.frame[name]).dropna().unique().tolist()
+        try:
+            found.sort(key=float)
+        except ValueError:  # not all are numbers
+            found.sort()
         if len(found) > most:
+            source = self.frame.index[0][0]
             raise DataError(
-                f"{self.paths[0]}: column {_shown(name)} has more than {most:,} different values, the most that are "
-                "allowed; remove it from `categories`, or put it into `ignore`"
+                f"{source}: column {_shown(name)} has more than {most:,} different values, the most that are allowed; "
+                "remove it from `categories`, or put it into `ignore`"
             )
-        return found
+        return tuple(found)
 
-    def place(self, wrong: numpy.ndarray) -> tuple[Path, int]:
-        """The file and the row, from 0, of the first wrong one."""
-        first = int(wrong.argmax())
-        return self.paths[self.sheets[first]], int(self._numbers[first])
-
-
-def join(
-    sheets: Sequence[Sheet],
-    *,
-    target: str,
-    kind: Kind,
-    event: str | None = None,
-    client: str | None = None,
-    categories: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-) -> SampleTable:
-    """The rows of sheets, which have the same columns in any order, as one table; see `table` for the options.
-
-    Rows without a target are left out. DataError names the columns and the first cells that are wrong.
-    """
-    needed = {target: " for the target"} | dict.fromkeys(categories, "")
-    if client is not None:
-        needed[client] = " for the client"
-    if event is not None:
-        needed[event] = " for the event"
-    used = _common_columns(sheets, needed, ignore)
-    names = [name for name in used if name not in (target, client, event)]
-    if not names:
-        raise DataError(
-            f"{sheets[0].path}: has no column but the target and the client; add one to learn from"
-        )
-    rows = _JoinedRows(sheets, target)
-    columns = []
-    inputs = numpy.zeros((len(rows.frame), len(names)))
-    for index, name in enumerate(names):
-        column = InputColumn(name, rows.categories(name) if name in categories else ())
-        inputs[:, index] = rows.values(column)
-        columns.append(column)
-    targets, classes = _targets(rows, target, kind, event)
-    if rows.wrong:
-        advice = "; correct the cells, or put the column into `categories` or `ignore`"
-        refuse(rows.wrong, advice)
-    ids, owners = _owners(rows, sheets, client)
-    return SampleTable(inputs, targets, ids, tuple(columns), owners, target, classes)
+    def add(self, wrong: numpy.ndarray, name: str, said: str) -> None:
+        """Note the first of the rows with a wrong cell, and how many others there are."""
+        source, row = self.frame.index[int(wrong.argmax())]
+        others = int(wrong.sum()) - 1
+        more = f", and neither are {others} other cells" if others else ""
+        self.wrong.append(f"{source}: column {_shown(name)}, row {row + 1}: {said}{more}")
 
 
 def refuse(wrong: Sequence[str], advice: str = "") -> None:
@@ -376,132 +231,126 @@ def refuse(wrong: Sequence[str], advice: str = "") -> None:
         raise DataError("; ".join([*wrong[:MOST_PROBLEMS], *more]) + advice)
 
 
+# Samples of several clients' rows ---------------------------------------------------------------------------------
+
+
+def samples_of(
+    frames: Mapping[str, DataFrame],
+    *,
+    target: str,
+    kind: Kind = "classification",
+    event: str | None = None,
+    client: str | None = None,
+    categories: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    standardise: Standardise = "pooled",
+) -> Samples:
+    """The rows of frames, which have the same columns in any order, as samples; see `table` for the options.
+
+    A frame is called by its key. Rows without a target are left out. DataError names the columns and the first
+    cells that are wrong.
+    """
+    import pandas
+
+    frames = {source: own.set_axis(own.columns.map(str), axis=1) for source, own in frames.items()}
+    needed = {target: " for the target"} | dict.fromkeys(categories, "")
+    needed |= {client: " for the client"} if client else {}
+    needed |= {event: " for the event"} if event else {}
+    used = _common_columns(frames, needed, ignore)
+    names = [name for name in used if name not in (target, client, event)]
+    if not names:
+        first = next(iter(frames))
+        raise DataError(
+            f"{first}: has no column but the target and the client; add one to learn from"
+        )
+    given = {source: _with_target(source, rows, target) for source, rows in frames.items()}
+    rows = _Reader(pandas.concat(given))
+    columns = []
+    inputs = numpy.zeros((len(rows.frame), len(names)))
+    for index, name in enumerate(names):
+        known = rows.categories(name, MOST_CATEGORIES) if name in categories else ()
+        columns.append(InputColumn(name, known))
+        inputs[:, index] = rows.values(columns[-1])
+    classes: tuple[str, ...] = ()
+    if kind == Classification.kind:
+        classes = rows.categories(target, MOST_CLASSES)
+        if len(classes) < 2:
+            only = f"has the value {_shown(classes[0])} only, so there is nothing to learn"
+            rows.wrong.append(f"{next(iter(frames))}: column {_shown(target)} {only}")
+    targets = rows.values(InputColumn(target, classes))
+    if event is not None:
+        targets = _times(rows, targets, target, event)
+    holders = tuple(frames)
+    ids = numpy.repeat(numpy.arange(len(given)), [len(own) for own in given.values()])
+    if client is not None:
+        holders = rows.categories(client, len(ids))
+        ids = _positions(rows.frame[client], holders)
+        if (empty := numpy.isnan(ids)).any():
+            rows.add(empty, client, "is empty, and must name the client")
+    refuse(rows.wrong, "; correct the cells, or put the column into `categories` or `ignore`")
+    problem = Classification(len(classes)) if classes else Regression()
+    return Samples(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets.astype(numpy.int64 if classes else numpy.float32)),
+        Survival() if kind == Survival.kind else problem,
+        ids=torch.from_numpy(ids.astype(numpy.int64)),
+        names=holders,
+        after_partition=partial(prepare, standardise=standardise),
+        table=Encoding(target, tuple(columns), classes),
+    )
+
+
 def _common_columns(
-    sheets: Sequence[Sheet], needed: Mapping[str, str], ignore: Sequence[str]
+    frames: Mapping[str, DataFrame], needed: Mapping[str, str], ignore: Sequence[str]
 ) -> list[str]:
-    """The columns of all sheets without those to `ignore`, in the order of the first sheet.
+    """The columns of all frames without those to `ignore`, in the order of the first frame.
 
     Args:
-        sheets: the files.
+        frames: by what messages call them.
         needed: columns that must be there, and what a message adds to each.
         ignore: columns that are left out.
     """
-    known = [dict.fromkeys(str(name) for name in sheet.rows.columns) for sheet in sheets]
-    every = dict.fromkeys([*needed, *(name for own in known for name in own)])
-    wrong: list[str] = []
+    first = list(next(iter(frames.values())).columns)
+    every = dict.fromkeys([*needed, *(name for rows in frames.values() for name in rows.columns)])
+    wrong = []
     for name in every:
-        lacking = [name not in own for own in known]
-        if any(lacking) and (name in needed or name not in ignore):
-            wrong.append(_about_missing(name, needed.get(name, ""), sheets, lacking))
+        without = [source for source, rows in frames.items() if name not in rows]
+        if not without or (name in ignore and name not in needed):
+            continue
+        having = [source for source in frames if source not in without]
+        purpose = needed.get(name, "")
+        if having:
+            purpose += f", unlike {first_few(having)}: add it, or put it into `ignore`"
+        hint = suggest(name, map(plain, frames[without[0]].columns))
+        wrong.append(f"{first_few(without)}: no column {_shown(name)}{purpose}{hint}")
     for name in ignore:
         if name not in every:
             hint = suggest(name, map(plain, every))
-            wrong.append(f"{sheets[0].path}: no column {_shown(name)} to ignore{hint}")
+            wrong.append(f"{next(iter(frames))}: no column {_shown(name)} to ignore{hint}")
     refuse(wrong)
-    return [name for name in known[0] if name not in ignore]
+    return [name for name in first if name not in ignore]
 
 
-def _about_missing(
-    name: str, purpose: str, sheets: Sequence[Sheet], lacking: Sequence[bool]
-) -> str:
-    """A column that some sheets lack, in one line: the few are named, with or without it."""
-    without = [str(sheet.path) for sheet, lacks in zip(sheets, lacking, strict=True) if lacks]
-    having = [str(sheet.path) for sheet, lacks in zip(sheets, lacking, strict=True) if not lacks]
-    if having and not purpose and len(having) < len(without) + lacking[0]:
-        return (
-            f"{first_few(having)}: column {_shown(name)} is missing from {first_few(without)}; "
-            "put it into `ignore`, or add it there"
-        )
-    hint = suggest(name, [plain(str(one)) for one in sheets[lacking.index(True)].rows.columns])
-    if len(having) > 1:
-        purpose += f", which {len(having)} others have"
-    return f"{first_few(without)}: no column {_shown(name)}{purpose}{hint}"
-
-
-def _with_target(sheet: Sheet, target: str) -> DataFrame:
+def _with_target(source: str, rows: DataFrame, target: str) -> DataFrame:
     """The rows that have a value in the target column; they keep their numbers."""
-    given = sheet.rows[target].notna()
+    given = rows[target].notna()
     without = int((~given).sum())
     if without == len(given):
         raise DataError(
-            f"{sheet.path}: no row has a value in column {_shown(target)}; fill some in, or leave the file out"
+            f"{source}: no row has a value in column {_shown(target)}; fill some in, or leave it out"
         )
     if without:
-        log.warning("%s: %d rows without a value in %s are left out", sheet.path, without, target)
-    return sheet.rows[given]
+        log.warning("%s: %d rows without a value in %s are left out", source, without, target)
+    return rows[given]
 
 
-def _targets(
-    rows: _JoinedRows, name: str, kind: Kind, event: str | None
-) -> tuple[numpy.ndarray, tuple[str, ...]]:
-    """Classes, numbers, or times with the event's sign [N]; and the classes' names."""
-    if kind == "classification":
-        classes = rows.categories(name, MOST_CLASSES)
-        if len(classes) < 2:
-            only = f"has the value {_shown(classes[0])} only, so there is nothing to learn"
-            raise DataError(
-                f"{rows.paths[0]}: column {_shown(name)} {only}; add rows of another class"
-            )
-        return rows.values(InputColumn(name, classes)).astype(numpy.int64), classes
-    numbers = rows.values(InputColumn(name))
-    if event is None:
-        return numbers.astype(numpy.float32), ()
+def _times(rows: _Reader, times: numpy.ndarray, target: str, event: str) -> numpy.ndarray:
+    """Times [N], negative where the event had not happened by then."""
     happened = rows.values(InputColumn(event))
-    wrong = ~(numpy.isin(happened, (0, 1)) & (numbers > 0))
-    if wrong.any() and not rows.wrong:
-        path, row = rows.place(wrong)
-        raise DataError(
-            f"{path}: row {row + 1}: {name!r} must be a time greater than 0 and {event!r} must be 0 or 1; "
-            "correct the row, or empty its time"
-        )
-    return numpy.where(happened == 1, numbers, -numbers).astype(numpy.float32), ()
-
-
-def _owners(
-    rows: _JoinedRows, sheets: Sequence[Sheet], client: str | None
-) -> tuple[numpy.ndarray, tuple[str, ...]]:
-    """The client of every row [N] by its place in the clients' names: of a column, or of the sheets."""
-    if client is None:
-        names = tuple(sheet.client for sheet in sheets)
-        is_clear = len(set(names)) == len(names)
-        return rows.sheets, names if is_clear else tuple(str(sheet.path) for sheet in sheets)
-    cells = rows.frame[client]
-    if cells.isna().any():
-        path, row = rows.place(cells.isna().to_numpy())
-        raise DataError(
-            f"{path}: column {_shown(client)}, row {row + 1} is empty: it must name the client; fill it in"
-        )
-    names = rows.categories(client, MOST_CLIENTS)
-    return _positions(cells, names).astype(numpy.int64), names
-
-
-def cached_table(
-    name: str, paths: Sequence[Path], read: Callable[[], SampleTable], options: Sequence[Any] = ()
-) -> SampleTable:
-    """A table, from the cache if these files were read before with these options."""
-
-    def build(arrays: Writer) -> None:
-        made = read()
-        kept = {part: getattr(made, part) for part in ("inputs", "targets", "ids", "given")}
-        for part, values in kept.items():
-            if values is not None:
-                arrays.save(part, values)
-        words = {part: getattr(made, part) for part in ("names", "target", "classes")}
-        words["columns"] = [(column.name, column.categories) for column in made.columns]
-        arrays.save("words", numpy.frombuffer(json.dumps(words).encode(), numpy.uint8))
-
-    arrays = {
-        part: values.numpy()
-        for part, values in cached(name, paths, build, [FORMAT, *options]).items()
-    }
-    words = json.loads(arrays.pop("words").tobytes())
-    return SampleTable(
-        **arrays,
-        columns=tuple(InputColumn(column, tuple(known)) for column, known in words["columns"]),
-        names=tuple(words["names"]),
-        target=words["target"],
-        classes=tuple(words["classes"]),
-    )
+    wrong = ~(numpy.isin(happened, (0, 1)) & (times > 0))
+    if wrong.any():
+        rows.add(wrong, target, f"must be a time greater than 0, and {event!r} must be 0 or 1")
+    return numpy.where(happened == 1, times, -times)
 
 
 @DATASETS.register("table")
@@ -537,35 +386,29 @@ def table(
     Returns:
         Samples whose inputs [N, columns] become [N, F] once clients hold them.
     """
-    if (kind == "survival") != (event is not None):
+    if (kind == Survival.kind) != (event is not None):
         raise DataError('`event` names a column for kind = "survival", and for no other kind')
-    paths = _matching(data_dir, files)
+    paths = _matching(Path(data_dir or ""), files)
     texts = [*categories, *filter(None, [client])]
-    if kind == "classification":
+    if kind == Classification.kind:
         texts.append(target)
-
-    def read() -> SampleTable:
-        sheets = [
-            Sheet(path, read_table(path, texts), path.name.partition(".")[0]) for path in paths
-        ]
-        return join(
-            sheets,
-            target=target,
-            kind=kind,
-            event=event,
-            client=client,
-            categories=categories,
-            ignore=ignore,
-        )
-
-    options = [target, kind, event, client, *categories, None, *ignore]
-    made = cached_table("table", paths, read, options)
-    return made.samples(standardise, Survival() if kind == "survival" else None)
+    samples = samples_of(
+        {str(path): read_table(path, texts) for path in paths},
+        target=target,
+        kind=kind,
+        event=event,
+        client=client,
+        categories=categories,
+        ignore=ignore,
+        standardise=standardise,
+    )
+    names = tuple(path.name.partition(".")[0] for path in paths)
+    is_clear = client is None and len(set(names)) == len(names)
+    return replace(samples, names=names) if is_clear else samples
 
 
-def _matching(data_dir: Path | None, files: str) -> list[Path]:
+def _matching(folder: Path, files: str) -> list[Path]:
     """The files of a path or pattern, sorted."""
-    folder = Path(data_dir) if data_dir else Path()
     try:
         if Path(files).is_absolute() and Path(files).is_file():
             return [Path(files)]
@@ -573,53 +416,35 @@ def _matching(data_dir: Path | None, files: str) -> list[Path]:
     except (ValueError, NotImplementedError, OSError) as error:
         raise DataError(f"files = {shortened(files)!r}: {reason(error)}") from None
     if not found:
-        raise DataError(
-            f"{shortened(str(folder / files))}: no such file; paths start from `data_dir`"
-        )
+        where = shortened(str(folder / files))
+        raise DataError(f"{where}: no such file; paths start from `data_dir`")
     return found
 
 
-# From a table to inputs -----------------------------------------------------------------------------------------
+# From values to inputs --------------------------------------------------------------------------------------------
 
 
 class Encoder(nn.Module):
     """Turns rows of a table [N, columns] into inputs [N, F], as a module that a trained model can carry."""
 
-    source: Tensor  # [F] the column of every input
-    category: Tensor  # [F] the category that it stands for; -1 for numbers, -2 for missing values
-    fill: Tensor
-    mean: Tensor
-    deviation: Tensor
-    seen: Tensor  # [F]
-
     def __init__(self, columns: Sequence[InputColumn]) -> None:
         super().__init__()
-        source: list[int] = []
-        category: list[int] = []
-        seen: list[bool] = []
-        for index, column in enumerate(columns):
-            codes = [*range(len(column.categories))] or [-1]
-            if column.marks_missing:
-                codes.append(-2)
-            source += [index] * len(codes)
-            category += codes
-            seen += [position not in column.unseen for position in range(len(codes))]
-        self.register_buffer("source", torch.tensor(source))
-        self.register_buffer("category", torch.tensor(category, dtype=torch.float64))
-        self.register_buffer("seen", torch.tensor(seen))
-        for name in ("fill", "mean", "deviation"):
-            values = [getattr(column, name) for column in columns]
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float64)[self.source])
+        self.columns = tuple(columns)
 
     def forward(self, values: Tensor) -> Tensor:
         """Inputs [N, F], float32, of values [N, columns] as `InputColumn` describes them."""
-        values = values.double()[:, self.source]
-        missing = values.isnan()
-        numbers = (torch.where(missing, self.fill, values) - self.mean) / self.deviation
-        is_category = (values == self.category).double()
-        inputs = torch.where(self.category == -1, numbers, is_category)
-        inputs = torch.where(self.category == -2, missing.double(), inputs)
-        return torch.where(self.seen, inputs, 0.0).float()
+        inputs = []
+        for column, own in zip(self.columns, values.double().unbind(1), strict=True):
+            missing = own.isnan()
+            if column.categories:
+                made = [own == code for code in range(len(column.categories))]
+            else:
+                made = [(torch.where(missing, column.fill, own) - column.mean) / column.deviation]
+            if column.marks_missing:
+                made.append(missing)
+            for position, one in enumerate(made):
+                inputs.append(torch.zeros_like(one) if position in column.unseen else one)
+        return torch.stack([one.float() for one in inputs], 1)
 
 
 def prepare(data: FederatedData, standardise: Standardise) -> FederatedData:
@@ -641,85 +466,56 @@ def prepare(data: FederatedData, standardise: Standardise) -> FederatedData:
     samples = data.samples
     assert samples.table is not None
     raw = samples.inputs.numpy()
-    trained = torch.unique(data.train.indices).numpy()
-    pooled = _Scale.of(raw[trained])
-    values = raw
-    numbers = [index for index, one in enumerate(samples.table.columns) if not one.categories]
-    if standardise != "off":
-        values = raw.copy()
-        values[:, numbers] = ((raw - pooled.mean) / pooled.deviation)[:, numbers]
-    if standardise == "client":
-        for client in range(data.num_clients):
-            rows = data.train.indices[data.train.slice(client)].numpy()
-            own = _Scale.of(raw[rows], pooled)
-            rows = numpy.concatenate([data.test.indices[data.test.slice(client)].numpy(), rows])
-            scaled = (raw[rows] - own.mean) / own.deviation
-            values[rows[:, None], numbers] = scaled[:, numbers]
-    missing = numpy.isnan(raw)
+    trained = torch.unique(data.train.indices)
     columns = []
-    for index, column in enumerate(samples.table.columns):
-        is_filled = standardise == "off" and not column.categories
-        column = replace(
-            column,
-            fill=float(pooled.mean[index]) if is_filled else 0.0,
-            marks_missing=bool(missing[:, index].any()),
-            missing=float(missing[trained, index].mean()),
-        )
-        columns.append(column)
+    for column, values in zip(samples.table.columns, raw.T, strict=True):
+        gaps = numpy.isnan(values)
+        missing = float(gaps[trained.numpy()].mean())
+        columns.append(replace(column, marks_missing=bool(gaps.any()), missing=missing))
+    columns = _fitted(columns, raw[trained.numpy()], standardise)
     encode = Encoder(columns)
-    blocks = torch.split(torch.from_numpy(values), ROWS_AT_ONCE)
-    inputs = torch.cat([encode(block) for block in blocks])
-    seen = inputs[trained].any(0)
-    inputs[:, ~seen] = 0.0
-    fitted = []
-    widths = [column.width for column in columns]
-    for index, (column, own_seen) in enumerate(
-        zip(columns, torch.split(seen, widths), strict=True)
-    ):
-        column = replace(column, unseen=tuple((~own_seen).nonzero().flatten().tolist()))
-        if standardise != "off" and not column.categories:
-            column = pooled.applied_to(column, index)
-        fitted.append(column)
-    encoding = replace(samples.table, columns=tuple(fitted), by_client=standardise == "client")
+    inputs = torch.cat([encode(block) for block in torch.split(samples.inputs, ROWS_AT_ONCE)])
+    for client in range(data.num_clients if standardise == "client" else 0):
+        train, test = (held.indices[held.slice(client)] for held in (data.train, data.test))
+        rows = torch.cat([train, test])
+        inputs[rows] = Encoder(_fitted(columns, raw[train.numpy()], standardise))(
+            samples.inputs[rows]
+        )
+    unseen = ~inputs[trained].any(0)
+    inputs[:, unseen] = 0.0
+    parts = torch.split(unseen, [column.width for column in columns])
+    for place, part in enumerate(parts):
+        columns[place] = replace(columns[place], unseen=tuple(part.nonzero().flatten().tolist()))
+    by_client = standardise == "client"
+    encoding = replace(samples.table, columns=tuple(columns), by_client=by_client)
     return replace(data, samples=replace(samples, inputs=inputs, table=encoding))
 
 
-class _Scale(NamedTuple):
-    """Mean and deviation [columns] of numbers; the deviation of a constant is infinite, so that it becomes 0."""
+def _fitted(
+    columns: Sequence[InputColumn], rows: numpy.ndarray, standardise: Standardise
+) -> list[InputColumn]:
+    """The columns with mean and deviation of the numbers in rows [n, columns]; without any they stay as they are.
 
-    mean: numpy.ndarray
-    deviation: numpy.ndarray
-
-    @staticmethod
-    def of(values: numpy.ndarray, other: _Scale | None = None) -> _Scale:
-        """Those of values [N, columns] without the missing ones; where there are none, `other` ones.
-
-        NumPy adds row to row, in this order on every CPU.
-        """
-        given = ~numpy.isnan(values)
-        count = numpy.maximum(given.sum(0), 1)
-        mean = numpy.where(given, values, 0.0).sum(0) / count
-        distances = numpy.where(given, values - mean, 0.0)
-        deviation = numpy.sqrt((distances**2).sum(0) / count)
-        deviation[deviation <= 1e-12 * abs(mean)] = numpy.inf
-        if other is None:
-            return _Scale(mean, deviation)
-        is_given = given.any(0)
-        return _Scale(
-            numpy.where(is_given, mean, other.mean),
-            numpy.where(is_given, deviation, other.deviation),
-        )
-
-    def applied_to(self, column: InputColumn, index: int) -> InputColumn:
-        """A column of numbers with these statistics."""
-        mean = float(self.mean[index])
-        deviation = float(self.deviation[index])
-        return replace(
-            column, fill=mean, mean=mean, deviation=deviation if math.isfinite(deviation) else 1.0
-        )
+    The deviation of a constant is so large that it becomes 0. NumPy adds row to row, in this order on every CPU.
+    """
+    given = ~numpy.isnan(rows)
+    counts = numpy.maximum(given.sum(0), 1)
+    means = numpy.where(given, rows, 0.0).sum(0) / counts
+    deviations = numpy.sqrt((numpy.where(given, rows - means, 0.0) ** 2).sum(0) / counts)
+    deviations[deviations <= 1e-12 * abs(means)] = LARGEST
+    found = []
+    for column, has_numbers, mean, deviation in zip(
+        columns, given.any(0), means.tolist(), deviations.tolist(), strict=True
+    ):
+        if has_numbers and not column.categories:
+            column = replace(column, fill=mean)
+            if standardise != "off":
+                column = replace(column, mean=mean, deviation=deviation)
+        found.append(column)
+    return found
 
 
-# Rows to predict ------------------------------------------------------------------------------------------------
+# Rows to predict --------------------------------------------------------------------------------------------------
 
 
 class NewRows(NamedTuple):
@@ -742,9 +538,6 @@ def read_samples(path: Path, encoding: Encoding) -> tuple[numpy.ndarray, numpy.n
     """
     rows = read_rows(path, encoding)
     target = InputColumn(encoding.target, encoding.classes)
-    if target.name not in rows:
-        hint = suggest(target.name, rows.columns)
-        raise DataError(f"{path}: no column {_shown(target.name)} for the target{hint}")
     found = encode_rows(rows, replace(encoding, columns=(*encoding.columns, target)), str(path))
     if found.unused:
         log.warning("%s: columns that are not used: %s", path, _listed(found.unused))
@@ -764,52 +557,45 @@ def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> NewRows:
         encoding: the columns.
         source: the file of the rows, for messages.
     """
+    import pandas
+
     rows = rows.set_axis([str(name) for name in rows.columns], axis="columns")
     names = [column.name for column in encoding.columns]
-    _refuse_repeated([name for name in rows.columns if name in names], source)
+    refuse_repeated([name for name in rows.columns if name in names], source)
     unused = [name for name in rows.columns if name not in names]
     missing = [name for name in names if name not in rows.columns]
-    problems = [f"no column {_shown(name)}{suggest(name, unused)}" for name in missing]
-    if missing:
-        problems.append(
-            f"the model needs {_listed(names, 30)}. Leave cells empty that you do not know"
-        )
-    elif not len(rows):
-        problems = ["has no rows below the column names; add at least one"]
-    values = numpy.zeros((len(rows), len(names)))
-    for index, column in enumerate(encoding.columns if not problems else ()):
-        cells = rows[column.name]
-        values[:, index], wrong = _cell_values(cells, column)
-        if wrong.any():
-            problem = _wrong_cell(cells, column, wrong, int(wrong.argmax()))
-            problems.append(f"{problem}; correct it, or leave it empty if it is not known")
+    problems = [f"{source}: no column {_shown(name)}{suggest(name, unused)}" for name in missing]
     if problems:
-        raise DataError("\n".join(f"{source}: {problem}" for problem in problems[:MOST_PROBLEMS]))
+        hint = "Leave cells empty that you do not know"
+        problems.append(f"{source}: the model needs {_listed(names, 30)}. {hint}")
+    elif not len(rows):
+        problems = [f"{source}: has no rows below the column names; add at least one"]
+    if problems:
+        raise DataError("\n".join(problems[:MOST_PROBLEMS]))
+    reader = _Reader(pandas.concat({source: rows.reset_index(drop=True)}))
+    values = numpy.stack([reader.values(column) for column in encoding.columns], 1)
+    if reader.wrong:
+        advice = "; correct it, or leave it empty if it is not known"
+        raise DataError("\n".join(f"{said}{advice}" for said in reader.wrong[:MOST_PROBLEMS]))
     return NewRows(values, unused)
 
 
 def remarks(rows: NewRows, encoding: Encoding) -> Iterator[str]:
     """What a user should know about predictions for these rows."""
     if rows.unused:
-        count = _counted(len(rows.unused), "column")
-        yield f"Not used: {count} that the model does not know ({_listed(rows.unused)})."
-    far = []
+        yield f"Not used: columns that the model does not know: {_listed(rows.unused)}."
     for column, values in zip(encoding.columns, rows.values.T, strict=True):
-        empty = int(numpy.isnan(values).sum())
-        if empty and column.missing == 0:
-            yield (
-                f"Column {_shown(column.name)} is empty in {_counted(empty, 'row')}, and was in no row that the "
-                "model learned from: predictions for such rows are less reliable."
-            )
+        found = []
+        if column.missing == 0 and numpy.isnan(values).any():
+            found.append("is empty in some rows, and was in no row that the model learned from")
         is_scaled = (column.mean, column.deviation) != (0.0, 1.0)  # otherwise nothing is known
-        distant = int((numpy.abs(values - column.mean) > FAR * column.deviation).sum())
-        if distant and is_scaled and not column.categories:
-            far.append(f"{shortened(column.name, 40)} ({_counted(distant, 'row')})")
-    if far:
-        yield (
-            f"More than {FAR} standard deviations from the mean of the training samples: {_listed(far)}. "
-            "Predictions for such rows are not reliable; are they in the same units?"
-        )
+        if is_scaled and (abs(values - column.mean) > FAR * column.deviation).any():
+            found.append(
+                f"is more than {FAR} standard deviations from the mean of the training samples in some rows: are they "
+                "in the same units?"
+            )
+        for said in found:
+            yield f"Column {_shown(column.name)} {said}; predictions for such rows are not reliable."
     if encoding.by_client:
         yield (
             "The clients' numbers were scaled by their own statistics, these rows by those of all clients "
@@ -817,15 +603,11 @@ def remarks(rows: NewRows, encoding: Encoding) -> Iterator[str]:
         )
 
 
-def _shown(name: str) -> str:
+def _shown(name: object) -> str:
     """The name of a column in a message: a damaged file may have any."""
-    return repr(shortened(plain(name), 60))
+    return repr(shortened(plain(str(name)), 60))
 
 
 def _listed(names: Sequence[str], most: int = 5) -> str:
     more = f" and {len(names) - most} others" if len(names) > most else ""
     return ", ".join(shortened(name, 40) for name in names[:most]) + more
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -25,8 +25,8 @@ from ..core.training import is_elementwise, part_of
 from ..core.types import FLOAT_BYTES, Evaluation, LocalTraining, ModelSpec
 from ..data.federated import Samples
 from ..limits import memory
-from ..models.dropout import count_dropout
 from ..models.flat import FlatModel, frozen_digest, frozen_parameters
+from ..models.modules import count_dropout
 from .device import (
     Mode,
     Precision,

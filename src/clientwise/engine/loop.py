@@ -17,9 +17,8 @@ from ..core.seeding import mixed, seeded_default_generator, standard_normal
 from ..core.training import TRANSFORMS, applied, is_elementwise
 from ..core.types import LocalTraining
 from ..data.federated import Inputs, Samples
-from ..models.call import outputs_of
-from ..models.dropout import CountedDropout
 from ..models.flat import FlatModel
+from ..models.modules import CountedDropout, outputs_of
 from ..registry import Part
 from .batches import BatchSchedule, make_optimizer, restart, seeded_generators, set_rate, state_of
 from .device import CudaGraph

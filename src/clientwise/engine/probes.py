@@ -10,9 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..core.seeding import seeded_default_generator
 from ..data.federated import Samples
-from ..models.call import outputs_of
 from ..models.flat import FlatModel
-from ..models.size import values_per_sample
+from ..models.modules import outputs_of, values_per_sample
 from .device import CudaGraph
 
 

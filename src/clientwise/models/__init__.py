@@ -1,1 +1,1 @@
-"""Networks by name (`networks.py`), a user's own network (`own.py`), and a network as one flat vector (`flat.py`)."""
+"""Networks by name (`networks.py`), any network (`modules.py`), and a network as one flat vector (`flat.py`)."""

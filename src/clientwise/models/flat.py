@@ -18,27 +18,24 @@ ROUNDING = 1e-6  # of a sum of frozen parameters, relative to its size
 
 def flattened(module: nn.Module) -> Tensor:
     """A copy of a module as one vector [d], laid out as `FlatModel` does."""
-    tensors = [*_trained(module), *_float_buffers(module)]
-    return torch.cat([tensor.detach().flatten().float() for _, tensor in tensors])
+    return torch.cat([one.detach().flatten().float() for one in _tensors(module).values()])
 
 
 def spec_of(module: nn.Module) -> ModelSpec:
     """The layout of a module's vector: trained parameters first, then floating-point buffers."""
-    parameters = _trained(module)
     layers = []
-    start = 0
-    for name, tensor in [*parameters, *_float_buffers(module)]:
+    start = num_parameters = 0
+    for name, tensor in _tensors(module).items():
         layers.append(Layer(name, tuple(tensor.shape), start, start + tensor.numel()))
         start += tensor.numel()
-    return ModelSpec(tuple(layers), sum(tensor.numel() for _, tensor in parameters), start)
+        num_parameters = start if isinstance(tensor, nn.Parameter) else num_parameters
+    return ModelSpec(tuple(layers), num_parameters, start)
 
 
-def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-
-
-def _float_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
-    return [(name, one) for name, one in module.named_buffers() if one.is_floating_point()]
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """What a vector is made of: the parameters that learn, then floating-point buffers."""
+    trained = {name: one for name, one in module.named_parameters() if one.requires_grad}
+    return trained | {name: one for name, one in module.named_buffers() if one.is_floating_point()}
 
 
 def frozen_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -81,11 +78,10 @@ def same_frozen(one: str, other: str) -> bool:
     other_digest, *other_sums = other.split(" ")
     if digest == other_digest:
         return True
-    try:
-        total, size = map(float, sums)
-        other_total, other_size = map(float, other_sums)
-    except ValueError:  # one is of 0.2.0, which recorded no sums
+    if not sums or not other_sums:  # one has no frozen parameters
         return False
+    total, size = map(float, sums)
+    other_total, other_size = map(float, other_sums)
     return abs(total - other_total) <= ROUNDING * min(size, other_size)
 
 
@@ -94,8 +90,7 @@ def fill_flat(module: nn.Module, vector: Tensor) -> nn.Module:
     spec = spec_of(module)
     if vector.numel() != spec.size:
         raise ValueError(f"it has {spec.size:,} values, and the run began with {vector.numel():,}")
-    tensors = [*_trained(module), *_float_buffers(module)]
-    for layer, (_, tensor) in zip(spec.layers, tensors, strict=True):
+    for layer, tensor in zip(spec.layers, _tensors(module).values(), strict=True):
         values = vector[layer.start : layer.stop].view(layer.shape)
         tensor.data = values.to(tensor, copy=True)
     return module
@@ -148,8 +143,7 @@ class FlatModel:
         self.vector = torch.zeros(self.spec.size, device=device)
         self.parameter = nn.Parameter(self.vector[:num_parameters])  # shares memory with the vector
         self.parameter.grad = torch.zeros(num_parameters, device=device)
-        tensors = [*_trained(self.module), *_float_buffers(self.module)]
-        for layer, (_, tensor) in zip(self.spec.layers, tensors, strict=True):
+        for layer, tensor in zip(self.spec.layers, _tensors(self.module).values(), strict=True):
             view = self.vector[layer.start : layer.stop].view(layer.shape)
             view.copy_(tensor.detach())
             tensor.data = view

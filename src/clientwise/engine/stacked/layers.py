@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ...core.types import FLOAT_BYTES
-from ...models.dropout import CountedDropout, keep
+from ...models.modules import CountedDropout, keep
 from . import kernels
 
 # Parameter-free, and blind to what else is in the batch.

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from ...core.types import ModelSpec
 from ...data.federated import Samples
-from ...models.call import outputs_of
 from ...models.flat import FlatModel
+from ...models.modules import outputs_of
 from .layers import (
     Convolution,
     DropoutDraws,

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from ...attacks import ATTACKS, Hostile, Several
-from ...attacks.backdoors import plant
-from ...attacks.new_data import swap
+from ...attacks.samples import plant, swap
 from ...core.criteria import fact_columns
 from ...core.seeding import generator
 from ...data.datasets import DATASETS, DataError

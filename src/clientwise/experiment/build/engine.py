@@ -25,8 +25,8 @@ from ...engine.timed import TimedEngine
 from ...engine.wrapping import AloneEngine, EmbeddedEngine
 from ...errors import ConfigError
 from ...models.flat import fill, fill_flat
+from ...models.modules import check_parameters, count_parameters, described, zeros
 from ...models.networks import MODELS, initialised
-from ...models.size import check_parameters, count_parameters, described, zeros
 from ..config.parts import make
 from ..config.schema import Experiment
 

@@ -9,8 +9,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from ...data.coverage import uncovered
 from ...data.federated import FederatedData, Holdings
+from ...data.summary import uncovered
 
 MOST_VALUES = 2**22  # of inputs that are compared: larger data need not fit into memory
 MOST_ROWS = 100_000  # likewise: a run with more must not begin later

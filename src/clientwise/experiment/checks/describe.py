@@ -14,12 +14,11 @@ from ...core.method import Plan
 from ...core.training import declared_of, part_of
 from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData, Samples
-from ...data.hints import column_hints
-from ...data.summary import summarise
+from ...data.summary import column_hints, summarise
 from ...engine.device import gpu_memory, memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor, why_alone
 from ...limits import gigabytes
-from ...models.size import count_parameters
+from ...models.modules import count_parameters
 from ...registry import listed
 from ..build.data import build_data
 from ..build.engine import build_executor, build_plan, lanes_that_fit

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...data.arrays import shape_hint
 from ...data.federated import FederatedData
 from ...engine.executor import DeviceExecutor
-from ...models.call import outputs_of
+from ...models.modules import outputs_of
 from ..build.engine import build_plan, foreign_types
 from ..config.methods import MethodSettings
 from ..config.named import METHODS, near_miss, own_keys, write_out

@@ -22,9 +22,8 @@ from ...engine.jobs import TrainJob
 from ...engine.probes import with_input_type
 from ...engine.wrapping import EmbeddedEngine, WrappingEngine
 from ...limits import gigabytes, memory
-from ...models.call import outputs_of
 from ...models.flat import spec_of
-from ...models.size import check_batch
+from ...models.modules import check_batch, outputs_of
 from ..build.engine import count_outputs
 from ..config.messages import Issue
 from ..config.schema import Experiment

@@ -16,8 +16,8 @@ from ...data.features import FEATURES
 from ...data.federated import Samples
 from ...data.partition import PARTITIONS
 from ...errors import ConfigError
+from ...models.modules import OwnModel
 from ...models.networks import MODELS
-from ...models.own import OwnModel
 from ...registry import NonNegativeFloat, Part, PositiveInt, Registry
 from ..trackers import TRACKERS
 from .messages import refuse

@@ -15,7 +15,7 @@ from ...core.engine import Engine
 from ...core.method import Method
 from ...core.types import RoundRecord
 from ...data.federated import FederatedData
-from ...data.hints import column_hints
+from ...data.summary import column_hints
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
 from ...engine.local import LocalEngine

@@ -1,4 +1,6 @@
-"""Backdoors: the model predicts the attacker's class where it sees a trigger. The success rate is recorded."""
+"""Attacks by samples: wrong labels, backdoors (the model predicts the attacker's class where it sees a trigger; the
+success rate is recorded), and honest clients whose data change.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ import torch
 from annotated_types import Ge, Le
 from torch import Tensor
 
-from ..data.federated import FederatedData, Holdings, Samples
+from ..core.objective.problem import Problem
+from ..data.federated import FederatedData, Holdings, NewData, Samples
 from ..registry import Pixels, Share, needs
 from .attack import (
     ATTACKS,
@@ -18,7 +21,111 @@ from .attack import (
     Hostile,
     Triggered,
 )
-from .labels import ClassNumber, check_class, draw_some
+
+ClassNumber = Annotated[int, Ge(0), Le(10**4)]
+
+
+def check_class(number: int, problem: Problem, option: str) -> None:
+    """Raise a ValueError if the problem has no such class."""
+    if number >= problem.num_classes:
+        raise ValueError(f"{option} = {number}, but the classes are 0 to {problem.num_classes - 1}")
+
+
+def draw_some(count: int, fraction: float, random: torch.Generator) -> Tensor:
+    """A random `fraction` of the numbers 0 to count − 1, in random order.
+
+    Example:
+        >>> draw_some(10, 0.3, torch.Generator().manual_seed(1)).shape
+        torch.Size([3])
+    """
+    return torch.randperm(count, generator=random)[: round(count * fraction)]
+
+
+@ATTACKS.register("wrong_labels")
+@dataclass(frozen=True)
+class WrongLabels(Attack):
+    """Replaces a `fraction` of the labels by other classes, drawn uniformly (P3 1.C).
+
+    Values and survival times are mirrored in the client's range instead, labels (multi-label) and masks as by
+    `mirrored_labels`.
+
+    Args:
+        fraction: of the client's samples, 0 to 1.
+
+    Example:
+        >>> from clientwise.core.objective.problem import Classification
+        >>> random = torch.Generator().manual_seed(1)
+        >>> targets = torch.tensor([0, 1, 2])
+        >>> bool((WrongLabels().relabel(targets, Classification(3), random) == targets).any())
+        False
+    """
+
+    fraction: Share = 1.0
+
+    def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
+        """Every chosen label becomes another one, each with equal probability."""
+        chosen = draw_some(len(targets), self.fraction, random)
+        if not problem.num_classes:
+            return _mirrored(targets, chosen, problem)
+        result = targets.clone()
+        shift = torch.randint(1, problem.num_classes, (len(chosen),), generator=random)
+        result[chosen] = (targets[chosen] + shift) % problem.num_classes
+        return result
+
+
+@ATTACKS.register("mirrored_labels")
+@dataclass(frozen=True)
+class MirroredLabels(Attack):
+    """Replaces a `fraction` of the labels y by C − 1 − y; values are mirrored in the client's range.
+
+    Of multi-label targets and of masks, all labels or pixels of a sample are replaced.
+
+    Args:
+        fraction: of the client's samples, 0 to 1.
+
+    Example:
+        >>> from clientwise.core.objective.problem import Classification
+        >>> random = torch.Generator().manual_seed(1)
+        >>> MirroredLabels().relabel(torch.tensor([0, 1, 9]), Classification(10), random)
+        tensor([9, 8, 0])
+    """
+
+    fraction: Share = 1.0
+
+    def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
+        """C − 1 − y."""
+        return _mirrored(targets, draw_some(len(targets), self.fraction, random), problem)
+
+
+@ATTACKS.register("one_label", needs("classes"))
+@dataclass(frozen=True)
+class OneLabel(Attack):
+    """Labels a `fraction` of the client's samples `target`.
+
+    Args:
+        target: the class that they get.
+        fraction: of the client's samples, 0 to 1.
+    """
+
+    target: ClassNumber = 0
+    fraction: Share = 1.0
+
+    def check(self, samples: Samples) -> None:
+        """Raise a ValueError if there is no class `target`."""
+        check_class(self.target, samples.problem, "target")
+
+    def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
+        """The chosen labels become `target`."""
+        result = targets.clone()
+        result[draw_some(len(targets), self.fraction, random)] = self.target
+        return result
+
+
+def _mirrored(targets: Tensor, chosen: Tensor, problem: Problem) -> Tensor:
+    """The chosen labels mirrored in the range of all classes, or of the client's values or times."""
+    result = targets.clone()
+    result[chosen] = problem.mirrored(targets)[chosen]
+    return result
 
 
 class Backdoor(Attack):
@@ -142,7 +249,8 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
     has its wrong labels in `data.train` already.
     """
     indices, targets = data.train.indices.clone(), data.train.targets.clone()
-    samples, copies = data.samples, list[tuple[Tensor, Tensor]]()
+    samples = data.samples
+    copies: list[tuple[Tensor, Tensor]] = []
 
     def copied(of: Tensor, found: Triggered) -> Tensor:
         """Where copies with the trigger will be."""
@@ -161,18 +269,50 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
             indices[positions], targets[positions] = copied(indices[mine], found), found.targets
     shown = []
     for attack in {id(one.attack): one.attack for one in hostile.values()}.values():
-        if (
-            data.report
-            and (found := attack.trigger(samples, data.report.indices, data.report.targets))
-            is not None
-        ):
-            shown.append((copied(data.report.indices, found), found.targets))
+        report = data.report
+        found = attack.trigger(samples, report.indices, report.targets) if report else None
+        if report and found:
+            shown.append((copied(report.indices, found), found.targets))
     if torch.equal(indices, data.train.indices) and torch.equal(targets, data.train.targets):
         return data
     if copies:
         samples = samples.with_copies(*(torch.cat(part) for part in zip(*copies, strict=True)))
-    poisoned, triggered = (
-        replace(data.train, indices=indices, targets=targets),
-        Holdings.of(shown) if shown else None,
+    return replace(
+        data,
+        samples=samples,
+        poisoned=replace(data.train, indices=indices, targets=targets),
+        triggered=Holdings.of(shown) if shown else None,
     )
-    return replace(data, samples=samples, poisoned=poisoned, triggered=triggered)
+
+
+@ATTACKS.register("new_data")
+@dataclass(frozen=True)
+class SwappedData(Attack):
+    """No attack: honest clients that swap their training samples in `from_round`, as after a new scanner.
+
+    Each client of the group gets the samples of the next one, and the last those of the first. A
+    group of one swaps with the client after it. Test sets stay as they are.
+    """
+
+    honest = True
+
+
+def swap(data: FederatedData, chosen: Mapping[int, Hostile]) -> FederatedData:
+    """The data with what clients hold after each group of honest clients has swapped its samples."""
+    groups: dict[int, list[int]] = {}
+    for client, one in chosen.items():
+        if one.attack.honest:
+            groups.setdefault(id(one), []).append(client)
+    changes: list[NewData] = []
+    held = data.train
+    for members in sorted(groups.values(), key=lambda group: chosen[group[0]].from_round):
+        from_round = chosen[members[0]].from_round
+        if len(members) == 1:
+            members = [members[0], (members[0] + 1) % len(held)]
+        source = list(range(len(held)))
+        for client, other in zip(members, [*members[1:], members[0]], strict=True):
+            source[client] = other
+        parts = [held.slice(client) for client in source]
+        held = Holdings.of([(held.indices[part], held.targets[part]) for part in parts])
+        changes.append(NewData(from_round, tuple(members), held))
+    return replace(data, new_data=tuple(changes))

