@@ -28,7 +28,7 @@ import clientwise as cw
 from clientwise.core.types import Task
 from clientwise.experiment.build.engine import build_engine, build_executor
 from clientwise.experiment.running.lanes import Progress
-from clientwise.report.output.progress import show_progress
+from clientwise.report.progress import show_progress
 from ours import config, federated
 from works import WARMUP, WORKS, Work
 

@@ -27,7 +27,9 @@ from PIL import Image
 
 from clientwise.experiment.matrix.grid import MatrixCell, look_at
 from clientwise.record.run import RunFolder
-from clientwise.report.arena.standings import (
+from clientwise.report.matrix import by_mean
+from clientwise.report.results import NOT_AVAILABLE, NOT_AVAILABLE_MEANS
+from clientwise.report.standings import (
     Federation,
     MeanDifference,
     MethodStanding,
@@ -38,17 +40,13 @@ from clientwise.report.arena.standings import (
     significant_leads,
     standings,
 )
-from clientwise.report.arena.standings_tables import (
-    NOT_AVAILABLE,
-    NOT_AVAILABLE_MEANS,
-    by_mean,
-    federation_section,
+from clientwise.report.statistics import (
+    MIN_SEEDS,
+    Difference,
+    holm,
+    p_number,
+    paired_difference,
 )
-from clientwise.report.differences import p_number
-from clientwise.report.document import Chart
-from clientwise.report.marks import HeatMap
-from clientwise.report.output.figures import draw_into
-from clientwise.report.statistics import MIN_SEEDS, Difference, holm, paired_difference
 
 DOCS = Path(__file__).parent
 RAW = DOCS / "results"
@@ -742,14 +740,24 @@ def heat_map(raw: pandas.DataFrame) -> Drawn:
     clean_first = raw["hostile"].sort_values(kind="stable").index
     results = results_of(raw.loc[clean_first])
     (federation,) = results.federations
-    chart = federation_section(results, federation).items[0]
-    assert isinstance(chart, Chart)
-    assert isinstance(chart.mark, HeatMap)
-    figure = Figure()
-    draw_into(figure, [chart])
-    named = zip(chart.mark.rows, chart.mark.texts or (), strict=True)
-    rows = [f"{method}: {', '.join(texts)}" for method, texts in named]
-    return Drawn(figure, "; ".join([", ".join(map(str, chart.mark.columns)), *rows]))
+    worst = federation.goodness.mean(2).min(1)
+    order = sorted(numpy.flatnonzero(~numpy.isnan(worst)).tolist(), key=lambda index: -worst[index])
+    means = 100 * federation.values.mean(2)[order]
+    names = [_marked(results.methods[index], results) for index in order]
+    figure = Figure(
+        figsize=(1.2 + 0.9 * len(federation.columns), 1 + 0.3 * len(names)), layout="constrained"
+    )
+    axes = figure.subplots()
+    axes.imshow(means, cmap="cividis", vmin=0, vmax=100, aspect="auto")
+    axes.set_xticks(range(len(federation.columns)), federation.columns)
+    axes.set_yticks(range(len(names)), names)
+    texts = [[f"{value:.0f}" for value in row] for row in means.tolist()]
+    for row, own in enumerate(texts):
+        for column, text in enumerate(own):
+            colour = "black" if means[row, column] > 50 else "white"
+            axes.text(column, row, text, ha="center", va="center", color=colour)
+    rows = [f"{name}: {', '.join(own)}" for name, own in zip(names, texts, strict=True)][::-1]
+    return Drawn(figure, "; ".join([", ".join(federation.columns), *rows]))
 
 
 def forest_plot(raw: pandas.DataFrame) -> Drawn:

@@ -15,14 +15,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy
+import pandas
+
 import clientwise as cw
 from clientwise.experiment.build.data import build_data, load_samples
-from clientwise.report.document import in_bytes, in_time, percent_of
-from clientwise.report.output.figures import draw
-from clientwise.report.scales import TIME, rescaled
-from clientwise.report.sections.curves import metric_chart
-from clientwise.report.sections.targets import median_rounds, rounds_cell
-from clientwise.report.series import series_of
+from clientwise.record.run import RunFolder
+from clientwise.report.charts import draw
+from clientwise.report.items import in_bytes, in_time, percent
+from clientwise.report.results import Method, Results
+from clientwise.report.sections import curves, first_rounds, reached_column, scales, used
 from clientwise.report.statistics import Difference, holm, paired_difference
 
 DOCS = Path(__file__).parent
@@ -68,33 +70,48 @@ def main(runs: Path, page: Path = DOCS / "results" / "devices.md") -> None:
 
 def block(run: cw.Run, picture: Path) -> str:
     """The tables of a run, and its curves over time."""
-    series = series_of([run])
-    chart = rescaled(metric_chart(series), TIME, series)
+    results = Results([RunFolder(run.folder, run.id)])
+    methods = results.methods
+    chart = next(
+        item for item in curves(results) if not isinstance(item, str) and item.id == "metric-time"
+    )
     picture.parent.mkdir(exist_ok=True)
-    draw([chart], picture)
-    quarters = {seed: slow_and_fast(run, seed) for seed in run.seeds(run.methods[0])}
+    draw(chart, picture, [one.label for one in methods])
+    quarters = {seed: slow_and_fast(run, seed) for seed in methods[0].seeds}
     last = {
-        seed: min(max(run.times(method, seed).values()) for method in run.methods)
-        for seed in quarters
+        seed: min(float(one.curve("ended")[seed].max()) for one in methods) for seed in quarters
     }
-    found = {method: at_one_time(run, method, last, quarters) for method in run.methods}
+    found = {one.label: at_one_time(one, last, quarters) for one in methods}
+    until = {name: until_target(results, name) for name in ("rounds", "time", "bytes")}
     then = in_time(statistics.median(last.values()))
     return "\n\n".join(
         [
-            f"*{len(quarters)} seeds, {run.rounds} rounds, target {percent_of(run.target)}.*",
-            table(HEAD, times(run)),
+            f"*{len(quarters)} seeds, {results.facts.rounds} rounds, target {percent(results.facts.target)}.*",
+            table(HEAD, times(methods, until)),
             f"**Accuracy at the same time: {then} after the start (median over the seeds)**",
             table(AT_ONE_TIME, accuracies(found)),
             "**Effect of the criterion alone, against the same pace weighted by size**",
-            table(ALONE, alone(run, found)),
+            table(ALONE, alone(methods, until, found)),
             f"![{chart.alt}](devices/{picture.name})\n",
         ]
     )
 
 
-def alone(run: cw.Run, found: Mapping[str, AtOneTime]) -> list[list[str]]:
+Until = Mapping[str, list[pandas.Series]]  # by what is used up: of every method, how much by seed
+
+
+def until_target(results: Results, name: str) -> list[pandas.Series]:
+    """What every method has used up when it reaches the target, by seed."""
+    so_far = next(scale[2] for scale in scales(results) if scale[0] == name)
+    target = results.facts.target
+    return [used(so_far(one), first_rounds(one, one.metric, target)) for one in results.methods]
+
+
+def alone(
+    methods: Sequence[Method], until: Until, found: Mapping[str, AtOneTime]
+) -> list[list[str]]:
     """Every method that differs from another by a criterion alone, less that other."""
-    time = {line.method: logarithms(line.time_to_target) for line in run.summary()}
+    time = {one.label: numpy.log(own) for one, own in zip(methods, until["time"], strict=True)}
     shares = corrected([paired_difference(time[one], time[other]) for one, other in PAIRS])
     slow = corrected(
         [paired_difference(found[one].slow, found[other].slow) for one, other in PAIRS]
@@ -110,45 +127,36 @@ def alone(run: cw.Run, found: Mapping[str, AtOneTime]) -> list[list[str]]:
     ]
 
 
-def logarithms(values: Sequence[float | None]) -> list[float | None]:
-    """Of what is known."""
-    return [None if value is None else math.log(value) for value in values]
-
-
-def times(run: cw.Run) -> list[list[str]]:
+def times(methods: Sequence[Method], until: Until) -> list[list[str]]:
     """Time to target, and that of every method as a share of the first one's."""
-    lines = run.summary()
-    logs = [logarithms(line.time_to_target) for line in lines]
+    logs = [numpy.log(own) for own in until["time"]]
     shares = corrected([paired_difference(own, logs[0]) for own in logs[1:]])
+    texts = {"rounds": "{:g}".format, "time": in_time, "bytes": in_bytes}
+    columns = {name: reached_column(name, until[name], text) for name, text in texts.items()}
     rows = []
-    for line, share in zip(lines, [None, *shares], strict=True):
-        sent = median_rounds(line.bytes_to_target)
-        cells = [
-            rounds_cell(line.rounds_to_target).text,
-            rounds_cell(line.time_to_target, in_time).text,
-        ]
-        rows.append([line.method, *cells, ratio(share), "–" if sent is None else in_bytes(sent)])
+    for place, (one, share) in enumerate(zip(methods, [None, *shares], strict=True)):
+        sent = float(columns["bytes"].values[place])
+        cells = [columns[name].text[place] for name in ("rounds", "time")]
+        rows.append([one.label, *cells, ratio(share), "–" if math.isnan(sent) else in_bytes(sent)])
     return rows
 
 
 def at_one_time(
-    run: cw.Run,
-    method: str,
+    one: Method,
     last: Mapping[int, float],
     quarters: Mapping[int, tuple[list[int], list[int]]],
 ) -> AtOneTime:
     """A method at the time of each seed at which the first of all ended."""
     found = AtOneTime([], [], [])
+    local = one.frame("local")
     for seed, until in last.items():
-        ended = max(number for number, time in run.times(method, seed).items() if time <= until)
-        found.held_out.append(dict(run.curve("metric", method, seed))[ended])
+        times = one.curve("ended")[seed].dropna()
+        ended = int(times.index[times <= until].max())
+        found.held_out.append(float(one.metric[seed][ended]))
+        own = local[(local["seed"] == seed) & (local["round"] <= ended)].dropna(subset=["metric"])
+        latest = own.groupby("client")["metric"].last()
         for clients, values in zip(quarters[seed], (found.slow, found.fast), strict=True):
-            curves = [run.client_curve(method, seed, client) for client in clients]
-            known = [
-                [value for number, value in curve if number <= ended and value is not None]
-                for curve in curves
-            ]
-            values.append(statistics.fmean(curve[-1] for curve in known if curve))
+            values.append(float(latest.reindex(clients).mean()))
     return found
 
 
@@ -175,10 +183,10 @@ def accuracies(found: Mapping[str, AtOneTime]) -> list[list[str]]:
     return [
         [
             method,
-            percent_of(statistics.fmean(one.held_out)),
-            percent_of(statistics.fmean(one.slow)),
+            percent(statistics.fmean(one.held_out)),
+            percent(statistics.fmean(one.slow)),
             points(slow_difference),
-            percent_of(statistics.fmean(one.fast)),
+            percent(statistics.fmean(one.fast)),
             points(fast_difference),
         ]
         for (method, one), slow_difference, fast_difference in zip(

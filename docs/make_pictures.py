@@ -17,10 +17,12 @@ from rich.console import Console
 
 import clientwise as cw
 from clientwise.experiment.running.runner import new_folder
-from clientwise.report.output.figures import draw
-from clientwise.report.output.progress import show_progress
-from clientwise.report.output.terminal import summary_table
-from clientwise.report.views import result_charts
+from clientwise.record.run import RunFolder
+from clientwise.report.charts import draw
+from clientwise.report.progress import show_progress
+from clientwise.report.results import Results
+from clientwise.report.sections import metric_chart, result_table
+from clientwise.report.terminal import print_items
 
 DOCS = Path(__file__).parent
 HOSPITALS = DOCS.parent / "experiments" / "heart.toml"
@@ -40,7 +42,8 @@ def main() -> None:
     with show_progress(console) as on_round:
         folder = cw.run(experiment, new_folder("pictures"), on_round=on_round)
     run = cw.Run(folder)
-    draw(result_charts(run), DOCS / "demo.png")
+    results = Results([RunFolder(run.folder)])
+    draw(metric_chart(results), DOCS / "demo.png", [one.label for one in results.methods])
     make_screenshots.main(folder)
     audited = cw.load(str(files("clientwise") / "demo.toml"), AUDITED, {"methods": ["Recommended"]})
     make_screenshots.audit(cw.run(audited, new_folder("audit")))
@@ -48,7 +51,7 @@ def main() -> None:
         board(console)
     else:
         console.print("No pictures of the hospitals: set CLIENTWISE_DATA to a data folder.")
-    console.print(summary_table(run))
+    print_items(console, [result_table(results)])
     console.print(f"on {platform.machine()}, Python {platform.python_version()}")
 
 

@@ -19,22 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import make_findings
+import numpy
+import pandas
 
 import clientwise as cw
-from clientwise.record.reading.reader import is_finished
-from clientwise.record.reading.rows import SHARES
-from clientwise.report.differences import difference_between
-from clientwise.report.document import counted, percent_of
-from clientwise.report.output.figures import draw
-from clientwise.report.sections.curves import metric_chart
-from clientwise.report.sections.targets import gain_against
-from clientwise.report.series import Series, series_of
-from clientwise.report.statistics import (
-    Contingency,
-    Difference,
-    contingency,
-    paired_difference,
-)
+from clientwise.record.database import is_finished
+from clientwise.record.run import RunFolder
+from clientwise.report.charts import draw
+from clientwise.report.items import counted, percent
+from clientwise.report.results import SHARES, Method, Results, difference_between
+from clientwise.report.sections import first_rounds, gain_against, metric_chart, until_clients_reach
+from clientwise.report.statistics import Difference, mcnemar, paired_difference
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -83,46 +78,50 @@ def main(runs: Path, docs: Path = DOCS) -> None:
 
 def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
     """The results of one run as Markdown: tables, then the figure."""
-    series = series_of([run])
-    rounds = max(max(one.summary.rounds) for one in series)
-    seeds = len(series[0].summary.seeds)
+    found = results_of(run)
+    series = found.methods
+    rounds = max(one.last_round for one in series)
+    seeds = len(series[0].seeds)
     size = f"{counted(seeds, 'seed')}, {counted(rounds, 'round')}"
-    about = f"*{size}, evaluated on {run.reported_on}; {run.begun[:10]}.*"
+    about = f"*{size}, evaluated on {found.facts.reported_on}; {found.facts.begun[:10]}.*"
     parts = [about, results(series, published.get("loss"))]
-    if run.client_targets and any(
-        run.reached(run.methods[0], seed, 1) for seed in series[0].summary.seeds
-    ):
-        for target in run.client_targets:
+    if "reached" in series[0].rounds:
+        for target in found.facts.client_targets:
             paper = published.get(f"{target:g}", {})
             if "devices" in paper and keeps_75(run):
                 parts.append(devices(series, target, paper["devices"], published["means"]))
             else:
                 parts.append(targets(series, target, paper))
-    if run.higher_is_better and len(series) > 1:
+    if found.facts.higher_is_better and len(series) > 1:
         parts.append(best_rounds(series, published.get("contingency", {})))
     picture.parent.mkdir(exist_ok=True)
-    draw([metric_chart(series)], picture)
-    parts.append(f"![{metric_chart(series).alt}](reproduction/{picture.name})")
+    draw(metric_chart(found), picture, [one.label for one in series])
+    parts.append(f"![{metric_chart(found).alt}](reproduction/{picture.name})")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def results_of(run: cw.Run) -> Results:
+    """The methods of a run."""
+    return Results([RunFolder(run.folder, run.id)])
 
 
 def between(run: cw.Run, other: cw.Run) -> str:
     """What the methods of both runs lose in the second, paired by seed, and the influence of its hostile clients."""
-    second = {one.label: one for one in series_of([other])}
+    second = {one.label: one for one in results_of(other).methods}
     rows = []
-    for one in series_of([run]):
+    for one in results_of(run).methods:
         if one.label not in second:
             continue
         against = second[one.label]
-        metric = paired_difference(one.summary.metric, against.summary.metric)
-        macro_f1 = paired_difference(one.summary.macro_f1, against.summary.macro_f1)
-        if metric is None or macro_f1 is None or one.summary.seeds != against.summary.seeds:
+        metric = paired_difference(one.last("metric"), against.last("metric"))
+        macro_f1 = paired_difference(one.last("macro_f1"), against.last("macro_f1"))
+        if metric is None or macro_f1 is None or one.seeds != against.seeds:
             raise ValueError(f"{run.name} and {other.name}: the seeds of {one.label} differ")
-        hostile = interval(against.summary.hostile_influence)
+        hostile = interval(against.by_seed("hostile_influence"))
         rows.append([one.label, change(metric, 100), change(macro_f1, digits=3), hostile])
     head = [
         "method",
-        f"{run.metric}, points",
+        f"{results_of(run).facts.metric}, points",
         "macro F1",
         "influence of the hostile clients, all rounds",
     ]
@@ -149,15 +148,15 @@ def quick(folders: list[Path], before: str) -> str:
             known.setdefault(name, []).append(cells)
     for folder in folders:
         rows: list[Row] = []
-        series = series_of([cw.Run(folder)])
+        series = results_of(cw.Run(folder)).methods
         for one in series:
             difference = difference_between(one, series[0]) if one is not series[0] else None
             rows.append(
                 [
                     folder.name.removesuffix("-quick") if one is series[0] else "",
                     one.label,
-                    one.run.metric,
-                    interval(one.summary.metric),
+                    one.run.facts.metric,
+                    interval(one.last("metric")),
                     change(difference, 100) if difference else "baseline",
                 ]
             )
@@ -171,69 +170,61 @@ def quick(folders: list[Path], before: str) -> str:
     )
 
 
-def results(series: list[Series], losses: dict[str, float] | None = None) -> str:
+def results(series: list[Method], losses: dict[str, float] | None = None) -> str:
     """The metric in several rounds, and its paired difference from the baseline in the last one.
 
     Args:
         series: the methods; the first one is the baseline.
         losses: the published loss of each method. If given, the table has our losses too.
     """
-    run = series[0].run
-    last = max(max(one.summary.rounds) for one in series)
+    facts = series[0].run.facts
+    last = max(one.last_round for one in series)
     shown = [number for number in (1, 2, 3, 5, 10, 20, 50, 100, 200, 500) if number < last]
     shown = [
         *(shown if len(shown) < 6 else [1, 5, *(number for number in shown[-3:] if number > 5)]),
         last,
     ]
     head = ["method", *(f"round {number}" for number in shown), "vs. baseline"]
-    if run.shows("macro_f1"):
+    if "macro_f1" in facts.shows:
         head.append("macro F1")
-    if run.target is not None:
-        head.append(f"rounds to {run.target:.0%}")
+    if facts.target is not None:
+        head.append(f"rounds to {facts.target:.0%}")
     if losses:
         head += ["loss, published", f"loss, round {last}", "loss vs. baseline"]
-    if any(any(one.summary.testing_rounds) for one in series):
+    if any(one.sum("testing_rounds") for one in series):
         head.append("testing rounds")
     rows = []
     for one in series:
-        curves = [dict(run.curve("metric", one.method, seed)) for seed in one.summary.seeds]
-        row = [one.label, *(interval([curve.get(number) for curve in curves]) for number in shown)]
+        at = one.metric.reindex(shown)
+        row = [one.label, *(interval(at.loc[number]) for number in shown)]
         difference = difference_between(one, series[0]) if one is not series[0] else None
         row.append(
             change(difference, 100) if difference else "baseline" if one is series[0] else "–"
         )
-        if run.shows("macro_f1"):
-            row.append(interval(one.summary.macro_f1, percent=False))
-        if run.target is not None:
-            row.append(reached(one.summary.rounds_to_target))
+        if "macro_f1" in facts.shows:
+            row.append(interval(one.last("macro_f1"), is_percent=False))
+        if facts.target is not None:
+            row.append(reached(first_rounds(one, one.metric, facts.target)))
         if losses:
             row += [
                 f"{losses[one.label]:g}" if one.label in losses else "",
                 *loss_against(one, series[0], last),
             ]
         if "testing rounds" in head:
-            row.append(f"{sum(one.summary.testing_rounds) / len(one.summary.seeds):.0f}")
+            row.append(f"{one.sum('testing_rounds') / len(one.seeds):.0f}")
         rows.append(row)
     spread = "mean ± half-width of the 95% confidence interval over the seeds"
     return markdown(
-        f"{run.metric}: {spread}; differences are paired, in percentage points", head, rows
+        f"{facts.metric}: {spread}; differences are paired, in percentage points", head, rows
     )
 
 
-def loss_against(one: Series, baseline: Series, last: int) -> Row:
+def loss_against(one: Method, baseline: Method, last: int) -> Row:
     """A method's loss in the last round, and its paired difference from the baseline's in percent."""
-    ours, theirs = (
-        [
-            dict(method.run.curve("loss", method.method, seed)).get(last)
-            for seed in one.summary.seeds
-        ]
-        for method in (one, baseline)
-    )
+    ours, theirs = (method.curve("loss").reindex([last]).iloc[0] for method in (one, baseline))
     mean = paired_difference(ours, [0.0] * len(ours))
-    percent = [
-        100 * a / b if a is not None and b else None for a, b in zip(ours, theirs, strict=True)
-    ]
-    found = paired_difference(percent, [100.0] * len(percent))
+    shares = 100 * ours / theirs.reindex(ours.index)
+    found = paired_difference(shares, [100.0] * len(shares))
     text = (
         "–"
         if mean is None
@@ -242,25 +233,16 @@ def loss_against(one: Series, baseline: Series, last: int) -> Row:
     return [text, "baseline" if one is baseline else "–" if found is None else f"{change(found)} %"]
 
 
-def targets(series: list[Series], target: float, published: dict[str, Any]) -> str:
+def targets(series: list[Method], target: float, published: dict[str, Any]) -> str:
     """P1's tables: rounds until 10 ... 90% of the clients reach a target, and the average gain by P1's rule."""
-    run = series[0].run
-    found = {
-        one.label: {
-            seed: run.rounds_until_clients_reach(one.method, seed, target)
-            for seed in one.summary.seeds
-        }
-        for one in series
-    }
+    found = {one.label: until_clients_reach(one, target) for one in series}
     rows: list[Row] = []
     if published:
         paper = [str(number) if number else "not reached" for number in published["rounds"]]
         rows.append([f"{series[0].label}, published", *paper, "", ""])
     gains = published.get("gains", {})
     for one in series:
-        ours = [
-            reached([rounds[place] for rounds in found[one.label].values()]) for place in range(9)
-        ]
+        ours = [reached(found[one.label][share]) for share in found[one.label]]
         gain = gain_against(one, series[0], found[one.label], found[series[0].label])
         rows.append(
             [
@@ -276,17 +258,17 @@ def targets(series: list[Series], target: float, published: dict[str, Any]) -> s
         "gain, published",
         "gain, P1's rule",
     ]
-    return markdown(f"Rounds until {target_text(run, target)}", head, rows)
+    return markdown(f"Rounds until {target_text(series[0], target)}", head, rows)
 
 
 def devices(
-    series: list[Series],
+    series: list[Method],
     target: float,
     published: dict[str, list[float]],
     means: dict[str, list[str]],
 ) -> str:
     """P2's Table 1: rounds until 20 ... 75% of the clients reach a target, by method and for `means` of methods."""
-    run, methods = series[0].run, {one.label: one for one in series}
+    methods = {one.label: one for one in series}
     rows: list[Row] = []
     for label, members in ({label: [label] for label in methods} | means).items():
         if label in published:
@@ -296,66 +278,69 @@ def devices(
                     *(f"{rounds:g}" if rounds else "not reached" for rounds in published[label]),
                 ]
             )
-        found = [
-            run.rounds_until_clients_reach(methods[name].method, seed, target, DEVICES)
-            for name in members
-            if methods.keys() >= {*members}
-            for seed in methods[name].summary.seeds
-        ]
-        if found:
-            rows.append([label, *thirds([list(rounds) for rounds in zip(*found, strict=True)])])
+        if methods.keys() >= {*members}:
+            places = [SHARES.index(share) for share in DEVICES]
+            found = []
+            for place in places:
+                own = [
+                    first_rounds(methods[name], methods[name].curve("reached", place), target)
+                    for name in members
+                ]
+                found.append(pandas.concat(own))
+            rows.append([label, *thirds(found)])
     head = ["method", "20%", "30%", "low", "40%", "50%", "middle", "70%", "75%", "high"]
-    return markdown(f"P2's Table 1: rounds until {target_text(run, target)}", head, rows)
+    return markdown(f"P2's Table 1: rounds until {target_text(series[0], target)}", head, rows)
 
 
-def target_text(run: cw.Run, target: float) -> str:
+def target_text(one: Method, target: float) -> str:
     """What the clients reach, for the title of a table."""
-    return f"the given share of clients reaches {target:.0%} {run.metric} on their own test data"
+    return f"the given share of clients reaches {target:.0%} {one.run.facts.metric} on their own test data"
 
 
-def thirds(rounds: Sequence[Sequence[int | None]]) -> Row:
+def thirds(rounds: Sequence[pandas.Series]) -> Row:
     """Each pair of shares, followed by the mean of the pair: low, middle and high."""
     cells: Row = []
     for place in (0, 2, 4):
         one, other = rounds[place : place + 2]
-        both = [*one, *other]
-        cells += [reached(one), reached(other), "not reached" if None in both else reached(both)]
+        both = pandas.concat([one, other])
+        cells += [
+            reached(one),
+            reached(other),
+            "not reached" if both.isna().any() else reached(both),
+        ]
     return cells
 
 
-def best_rounds(series: list[Series], published: dict[str, list[int]]) -> str:
+def best_rounds(series: list[Method], published: dict[str, list[int]]) -> str:
     """Samples that only one of two methods classifies correctly at its best round, summed over the seeds."""
-    run, baseline = series[0].run, series[0]
+    baseline = series[0]
     rows = []
     for one in series[1:]:
         pairs = [
-            (run.best_round(one.method, seed), run.best_round(baseline.method, seed))
-            for seed in one.summary.seeds
+            (one.run.right(one.name, seed), baseline.run.right(baseline.name, seed))
+            for seed in one.seeds
         ]
-        known = [contingency(ours.right, theirs.right) for ours, theirs in pairs if ours and theirs]
+        known = [mcnemar(ours[1], theirs[1]) for ours, theirs in pairs if ours and theirs]
         if not known:
             return ""
-        total = Contingency(*(sum(column) for column in zip(*map(_cells, known), strict=True)))
+        total = pandas.DataFrame([counts for counts, _ in known]).sum()
         paper = published.get(one.label)
-        below = sum(table.p_value < 0.05 for table in known)
+        if paper:  # the first counts of their samples, of which the others are not known
+            ours, theirs = numpy.repeat([[True, False], [False, True]], paper, axis=1)
+            stated = f"{paper[0]} : {paper[1]} (p = {mcnemar(ours, theirs)[1]:.2g})"
+        below = sum(p_value < 0.05 for _, p_value in known)
         rows.append(
             [
                 one.label,
-                f"{paper[0]} : {paper[1]} (p = {Contingency(0, *paper, 0).p_value:.2g})"
-                if paper
-                else "",
-                f"{total.only_ours} : {total.only_theirs}",
-                str(total.both_wrong),
+                stated if paper else "",
+                f"{total['only this']} : {total['only the baseline']}",
+                str(total["both wrong"]),
                 f"{below} of {len(known)}",
             ]
         )
     head = ["method", "published", "measured", "both wrong", "seeds with p < 0.05"]
     title = f"Samples that only one of two methods classifies correctly (method : {baseline.label})"
     return markdown(f"{title}, each at its best round; McNemar's exact test", head, rows)
-
-
-def _cells(table: Contingency) -> tuple[int, int, int, int]:
-    return table.both_wrong, table.only_ours, table.only_theirs, table.both_right
 
 
 def change(difference: Difference, factor: float = 1, digits: int = 1) -> str:
@@ -368,19 +353,19 @@ def change(difference: Difference, factor: float = 1, digits: int = 1) -> str:
     )
 
 
-def interval(values: Sequence[float | None], percent: bool = True) -> str:
+def interval(values: Sequence[float | None], is_percent: bool = True) -> str:
     """Mean ± half-width of its 95% confidence interval."""
     found = paired_difference(values, [0.0] * len(values))
     if found is None:
         return "–"
-    factor, digits = (100, 1) if percent else (1, 3)
-    mean = percent_of(found.mean) if percent else f"{found.mean:.3f}"
+    factor, digits = (100, 1) if is_percent else (1, 3)
+    mean = percent(found.mean) if is_percent else f"{found.mean:.3f}"
     return mean if found.margin is None else f"{mean} ± {factor * found.margin:.{digits}f}"
 
 
-def reached(rounds: Sequence[int | None]) -> str:
+def reached(rounds: Sequence[float | None]) -> str:
     """Mean of the rounds that are known, with the number of those not reached."""
-    known = [value for value in rounds if value is not None]
+    known = [value for value in rounds if value is not None and value == value]
     if not known:
         return "not reached"
     mean = f"{sum(known) / len(known):.1f}".removesuffix(".0")

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 from playwright.sync_api import Browser, sync_playwright
 
 from clientwise.record.run import RunFolder
-from clientwise.report.output.export import write_report
+from clientwise.report.audit import last_audits
+from clientwise.report.page import write_report
 
 DOCS = Path(__file__).parent
 MARGIN = 16  # around a section, in pixels
@@ -34,25 +34,22 @@ QUIET = (
 
 def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
     """Overview and phone, of one run."""
-    pictures = [("overview", 1360, 1000, ""), ("phone", 375, 812, "#s-curves")]
+    pictures = [("overview", 1360, 1000, ""), ("phone", 375, 812, "Over the rounds")]
     shoot(folder, out, scheme, pictures)
 
 
 def audit(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
     """The audit of the last round of a run's last method."""
-    run = RunFolder(folder)
-    seed = run.lanes["seed"].iloc[0]
-    lane = run.lanes[run.lanes["seed"] == seed].iloc[-1]
-    method, last = lane["method"], lane["rounds"]
-    place = f"#round/{quote(method, safe='')}/{seed}/{last}"
-    shoot(folder, out, scheme, [("audit", 1360, 1500, place)])
+    shoot(folder, out, scheme, [("audit", 1360, 1500, "Weight audit")])
 
 
 def shoot(folder: Path, out: Path, scheme: str, pictures: list[tuple[str, int, int, str]]) -> None:
-    """Photograph places of a run's page: name, width and height in pixels, and the place."""
-    address = write_report([RunFolder(folder)], folder / "report").resolve().as_uri()
+    """Photograph places of a run's page: name, width and height in pixels, and the heading of the place."""
+    address = (
+        write_report([RunFolder(folder)], folder / "report", audit=last_audits).resolve().as_uri()
+    )
     with chromium() as browser:
-        for name, width, height, path in pictures:
+        for name, width, height, place in pictures:
             context = browser.new_context(
                 viewport={"width": width, "height": height},
                 device_scale_factor=2 if name == "phone" else 1,
@@ -60,26 +57,27 @@ def shoot(folder: Path, out: Path, scheme: str, pictures: list[tuple[str, int, i
                 reduced_motion="reduce",
             )
             page = context.new_page()
-            page.goto(f"{address}{path}")
-            page.wait_for_selector("dialog[open] tbody tr" if name == "audit" else "main .card")
-            if (
-                name == "phone"
-            ):  # the sections were not there yet when the browser looked for the place
-                page.locator("#s-curves").evaluate("section => section.scrollIntoView()")
+            page.goto(address)
+            if place:
+                page.get_by_role("heading", name=place).evaluate("one => one.scrollIntoView()")
+            if name == "audit":
+                page.locator("details summary").last.click()
             page.wait_for_timeout(1500)  # charts are drawn when they come into sight
-            shown = page.locator("dialog[open] figure").first if name == "audit" else page
+            shown = page.locator("details figure:has(svg)").last if name == "audit" else page
             shown.screenshot(path=out / f"page-{name}.png")
             context.close()
 
 
 def board(folder: Path, out: Path = DOCS) -> None:
     """What a board reads of a run."""
-    address = write_report([RunFolder(folder)], folder / "report").resolve().as_uri()
+    address = (
+        write_report([RunFolder(folder)], folder / "report", audit=last_audits).resolve().as_uri()
+    )
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1000, "height": 900}, reduced_motion="reduce")
         page.goto(address)
-        for section in ("gains", "contributions"):
-            shown = page.locator(f"#s-{section}")
+        for section, title in (("gains", "Who gains"), ("contributions", "Contributions")):
+            shown = page.locator("section", has=page.get_by_role("heading", name=title, exact=True))
             shown.locator("tbody tr").first.wait_for()
             box = shown.evaluate(AROUND, MARGIN)
             page.screenshot(path=out / f"board-{section}.png", clip=box, full_page=True)

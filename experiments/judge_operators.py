@@ -9,10 +9,9 @@ import sys
 from collections.abc import Mapping
 from itertools import product
 
-import clientwise as cw
-from clientwise.report.differences import difference_between
-from clientwise.report.sections.targets import gain_against
-from clientwise.report.series import Series, series_of
+from clientwise.record.run import RunFolder
+from clientwise.report.results import Method, Results, difference_between
+from clientwise.report.sections import gain_against, until_clients_reach
 from clientwise.report.statistics import Difference, holm
 
 ORDERS = ("MW>LD>DS", "MW>DS>LD")
@@ -30,10 +29,10 @@ Compared = Mapping[tuple[str, str], Difference]  # an order of priority minus an
 def main() -> None:
     """Print every comparison and the verdict of each run."""
     for folder in sys.argv[1:]:
-        run = cw.Run(folder)
-        series = {one.label: one for one in series_of([run])}
+        run = RunFolder(folder)
+        series = {one.label: one for one in Results([run]).methods}
         measures = {"accuracy": accuracies(series), f"gain to {TARGET:.0%}": gains(series)}
-        print(f"{run.name}: {verdict([*measures.values()])}")
+        print(f"{run.facts.name}: {verdict([*measures.values()])}")
         for measure, compared in measures.items():
             for (order, other), found in compared.items():
                 margin = 0.0 if found.margin is None else found.margin
@@ -41,7 +40,7 @@ def main() -> None:
                 print(f"  {measure}: {order} against {other}: {said}")
 
 
-def accuracies(series: Mapping[str, Series]) -> Compared:
+def accuracies(series: Mapping[str, Method]) -> Compared:
     """Paired differences of the accuracy in the last round."""
     found = {}
     for order, other in product(ORDERS, OTHERS):
@@ -49,15 +48,9 @@ def accuracies(series: Mapping[str, Series]) -> Compared:
     return _corrected(found)
 
 
-def gains(series: Mapping[str, Series]) -> Compared:
+def gains(series: Mapping[str, Method]) -> Compared:
     """Rounds by which an order reaches the target before another operator, by P1's rule."""
-    reached = {}
-    for name in (*ORDERS, *OTHERS):
-        one = series[name]
-        reached[name] = {
-            seed: one.run.rounds_until_clients_reach(one.method, seed, TARGET)
-            for seed in one.summary.seeds
-        }
+    reached = {name: until_clients_reach(series[name], TARGET) for name in (*ORDERS, *OTHERS)}
     found = {}
     for order, other in product(ORDERS, OTHERS):
         found[order, other] = gain_against(

@@ -27,7 +27,7 @@ from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_module
 from clientwise.models.modules import outputs_of
 from clientwise.record.database import is_finished
-from clientwise.report.document import in_time
+from clientwise.report.items import in_time
 
 HERE = Path(__file__).parent
 CLAIMS = HERE.parent / "docs" / "claims.toml"

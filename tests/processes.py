@@ -22,11 +22,9 @@ SERVER = multiprocessing.get_context("forkserver")
 _PRELOADED = [
     "clientwise.cli",
     "clientwise.launch",
-    "clientwise.report.output.progress",
-    "clientwise.report.output.export",
-    "clientwise.report.output.terminal",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
+    "clientwise.report.progress",
+    "clientwise.report.page",
+    "clientwise.report.terminal",
     "sklearn.datasets",
     "torch._dynamo",
 ]

@@ -119,7 +119,7 @@ def test_extras_name_extras_that_exist() -> None:
                     "functorch",
                 ),
                 *("clientwise.experiment.running.runner", "clientwise.record.store"),
-                "clientwise.report.document",
+                "clientwise.report.items",
             },
         ),
         ("refused('check', 'nowhere.toml')", {"numpy", "torch"}),

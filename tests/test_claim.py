@@ -18,7 +18,7 @@ import clientwise as cw
 from clientwise.experiment.config_file import read_config
 from clientwise.experiment.matrix.grid import Matrix, load_matrix, make
 from clientwise.experiment.matrix.runs import run_matrix
-from clientwise.report.arena.standings import read_results, standings
+from clientwise.report.standings import read_results, standings
 from recorded import curve, last
 
 ROOT = Path(__file__).parents[1]

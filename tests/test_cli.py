@@ -106,8 +106,8 @@ def test_a_run_is_found_compared_and_taken_away(tiny: dict[str, Any], tmp_path: 
     assert "runs/two/models/FedYogi-seed1.safetensors" in clientwise(
         "export", "runs/two", cwd=tmp_path
     )
-    assert "did you mean 'FedYogi'" in clientwise(
-        "export", "runs/two", "--method", "FedYog", cwd=tmp_path, expect=2
+    assert "did you mean 'FedAvg seed 1'" in clientwise(
+        "export", "runs/two", "--method", "FedAv", cwd=tmp_path, expect=2
     )
     assert '"learning_rate"' in clientwise("schema")
 
@@ -158,9 +158,6 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
     assert "put the four files of the MNIST database there" in output
     assert "nowhere is not a folder" in output
     assert "ends in .png or .svg" in clientwise("data", config, "--out", "picture.pdf", expect=2)
-    assert "No such file or directory" in clientwise(
-        "data", config, "--out", tmp_path / "no" / "x.png", expect=2
-    )
     output = clientwise("data", config, "--set", "evaluation.official_test=server", expect=2)
     assert "tiny.toml: evaluation.official_test = 'server': must be \"pooled\"" in output
     assert "this dataset has no official test split" in output
@@ -234,7 +231,7 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     for client, size in enumerate(sizes.tolist()):
         labels = data.train.targets[data.train.slice(client)]
         cells = [str(int((labels == label).sum()) or "·") for label in range(10)]
-        assert re.search(rf"^ +{client} +{size} +{' +'.join(cells)} *$", output, re.MULTILINE)
+        assert re.search(rf"^{client} +{size} +{' +'.join(cells)} *$", output, re.MULTILINE)
     assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
     assert "\x1b[" not in output
 
@@ -256,7 +253,7 @@ methods = ["FedAvg"]
     clientwise("data", config, "--out", tmp_path / "who.svg")
     picture = (tmp_path / "who.svg").read_text(encoding="utf-8")
     for name in ("$no", "maybe", "yes"):
-        assert f"<!-- {name} -->" in picture  # text is drawn as paths, with what it says beside it
+        assert f"class: {name};" in picture
 
 
 def test_texts_of_a_record_are_no_commands_to_the_terminal(
@@ -326,9 +323,8 @@ def test_list_shows_the_parts_of_plugins_and_marks_them(config: Path, tmp_path: 
 
     without = clientwise("list", cwd=tmp_path)
     assert heading not in without
-    assert "tiny.toml has plugins. To list their parts, too: " in without
     unknown = clientwise("list", "charge", cwd=tmp_path, expect=2)
-    assert "list charge --config tiny.toml" in unknown
+    assert "Parts of plugins are listed with --config FILE" in unknown
     config.write_text('plugins = ["nowhere"]\n')
     failed = clientwise("list", "--config", config, expect=2)
     assert "plugins[0]: cannot import 'nowhere'" in failed
@@ -359,9 +355,9 @@ def test_a_plugin_beside_the_config(config: Path, tmp_path: Path, tiny: dict[str
         "run", tmp_path / "out", "--resume", cwd=Path("/")
     )  # the run folder knows where its plugins are
     run = cw.Run(tmp_path / "out")
-    sizes = run.frame("clients")["num_train"]
-    criteria = run.frame("criteria")
-    assert criteria["raw"].tolist() == (sizes[criteria["client"]] ** 2).tolist()
+    measured = run.frame("criteria").merge(run.frame("clients"), on=["seed", "client"])
+    assert len(measured)
+    assert (measured["raw"] == measured["num_train"] ** 2).all()
 
 
 def test_in_a_terminal_there_is_a_live_bar(config: Path, tmp_path: Path) -> None:
@@ -427,9 +423,9 @@ def test_sigterm_says_what_was_not_completed(config: Path, tmp_path: Path, comma
     clientwise("run", config, "--out", tmp_path / "run")
     told = (
         "import os, signal\n"
-        "from clientwise.report.output import export\n"
+        "from clientwise.report import page\n"
         "from clientwise import results\n"
-        "export.write_html = results.write_model = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "page.write_page = results.write_model = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
     )
     done = processes.run(
         told + processes.COMMAND, command, tmp_path / "run", "--out", "here", cwd=tmp_path

@@ -89,9 +89,9 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
             assert "Traceback" not in output
     run = cw.Run(cw.run(experiment, "runs/all"))
     assert run.facts.rounds == 2
-    shown = table_of(TUTORIAL, "worst client")
+    shown = table_of(TUTORIAL, "worst 10%")
     head = shown.pop("head")
-    labels = ["method", *(column.label for column in summary_columns(run))]
+    labels = summary_columns(run)
     assert [label for label in head if label not in labels] == [], (
         "columns that the command does not print"
     )
@@ -105,7 +105,7 @@ def test_the_numbers_of_the_tutorial_are_true(tmp_path: Path) -> None:
     parts = [block for language, block in blocks if language == "toml"]
     experiment.write_text("\n".join(parts), encoding="utf-8")
     run = cw.Run(cw.run(experiment, tmp_path / "run"))
-    shown = table_of(TUTORIAL, "worst client")
+    shown = table_of(TUTORIAL, "worst 10%")
     rounds = run.frame("rounds")
     ends = rounds[rounds["round"] == run.facts.rounds].groupby("method")["metric"].mean()
     for method, accuracy in ends.items():
@@ -113,11 +113,10 @@ def test_the_numbers_of_the_tutorial_are_true(tmp_path: Path) -> None:
         assert abs(printed - 100 * accuracy) < MOST_POINTS_OFF, method
 
 
-def summary_columns(run: cw.Run) -> list:
-    from clientwise.report.views import overview
+def summary_columns(run: cw.Run) -> list[str]:
+    from reported import items_of
 
-    (table,) = overview([run]).sections[0].items
-    return list(table.columns)
+    return items_of(run)["summary"].columns
 
 
 def test_the_page_on_predicting_runs_as_printed(

@@ -29,10 +29,10 @@ from clientwise.data.folder import DataError
 from clientwise.experiment.config.parts import make
 from clientwise.experiment.matrix.grid import Matrix, load_matrix
 from clientwise.models.networks import MODELS
-from clientwise.report.document import counted
-from clientwise.report.series import series_of
+from clientwise.report.items import counted
 from clientwise.report.statistics import Difference
 from recorded import curve, last
+from reported import results_of
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 MATRICES = [
@@ -363,7 +363,7 @@ def test_the_verdict_on_operators_follows_the_protocol(tmp_path: Path) -> None:
     config["methods"] = cw.load(FILES["p2-operators"]).to_dict()["methods"]
     config |= {"data": "digits", "model": "linear"}  # which train in no time
     run = cw.run(config, tmp_path / "run")
-    series = {one.label: one for one in series_of([run])}
+    series = {one.label: one for one in results_of(run).methods}
     found = judge.accuracies(series)
     assert len(found) == 10
     ends = [
@@ -433,7 +433,7 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     longer = cw.Run(cw.run(tiny | {"name": "p3-1c", "rounds": 4}, tmp_path / "runs" / "p3-1c"))
     lost = [last(run, "metric", seed)["DS"] - last(longer, "metric", seed)["DS"] for seed in (1, 2)]
     assert f"| DS | {50 * sum(lost):+.1f} ± " in make_reproduction.between(run, longer)
-    series, target = series_of([cw.Run(tmp_path / "packed" / folder.name)]), 0.3
+    series, target = results_of(cw.Run(tmp_path / "packed" / folder.name)).methods, 0.3
     printed = {"DS": [22, 29, 25.5, 39, 62, 50.5, 304, 0, 0], "mean of both": [*range(1, 10)]}
     table = make_reproduction.devices(
         series, target, printed, {"mean of both": ["DS", "MW>LD>DS"]}

@@ -27,7 +27,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a config, and with the run that was made of it in this locale."""
     folder = tmp_path_factory.mktemp("ascii")
     (folder / "config.toml").write_text(tomli_w.dumps(CONFIG), encoding="utf-8")
-    assert " +- " in clientwise(folder, "run", "config.toml", "--out", "run")
+    assert " ? " in clientwise(folder, "run", "config.toml", "--out", "run")
     return folder
 
 

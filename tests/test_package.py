@@ -91,7 +91,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     assert {
         "clientwise/py.typed",
         "clientwise/demo.toml",
-        "clientwise/report/page/app.js",
+        "clientwise/report/page.js",
     } <= inside
 
 

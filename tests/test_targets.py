@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +26,8 @@ from clientwise.core.objective.problem import Multilabel, Segmentation
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.tune import TuneSettings, tune
-from clientwise.report.output.export import as_csv
-from clientwise.report.output.terminal import run_text
-from clientwise.report.views import overview
 from recorded import last
+from reported import headline_of, items_of
 
 Array = NDArray[Any]
 NAMES = ("north", "east", "south", "west")
@@ -165,11 +162,9 @@ def test_predictions_are_decisions(fitted: tuple[Kind, cw.Run]) -> None:
 
 def test_units_are_right_everywhere(fitted: tuple[Kind, cw.Run]) -> None:
     kind, run = fitted
-    document = overview([run])
-    text = run_text(run) + " ".join(document.lead)
+    text = repr(run) + " ".join(headline_of(run))
     assert kind.metric in text
-    table = pandas.read_csv(io.StringIO(as_csv(document.sections[0].items[0])))
-    assert {kind.metric, f"{kind.metric} mean"} & {*table.columns}
+    assert kind.metric in items_of(run)["summary"].frame
     if kind.metric == "rmse":
         assert "%" not in text
         assert "points" not in text

@@ -122,10 +122,10 @@ def needing(extra: str, what: str) -> Iterator[None]:
 
     Example:
         >>> with needing("report", "a figure"):
-        ...     raise ModuleNotFoundError(name="matplotlib.figure")
+        ...     raise ModuleNotFoundError(name="altair.vegalite")
         Traceback (most recent call last):
             ...
-        clientwise.errors.MissingPackageError: a figure needs matplotlib: pip install "clientwise[report]"
+        clientwise.errors.MissingPackageError: a figure needs altair: pip install "clientwise[report]"
     """
     try:
         yield

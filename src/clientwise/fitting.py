@@ -32,8 +32,8 @@ from .launch import run as run_folder
 from .models.modules import OwnNetwork
 from .record.files import plain_name
 from .registry import suggest
-from .report.document import counted
-from .report.output.progress import somebody_watches
+from .report.items import counted
+from .report.progress import somebody_watches
 from .results import FinishedRun, Run
 
 log = logging.getLogger("clientwise")

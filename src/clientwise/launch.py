@@ -44,7 +44,7 @@ def run(
 ) -> Path:
     """Run an experiment, and return the run folder. `fitting.run` describes the arguments."""
     from .experiment.running import runner  # imported here: `check` does not need it
-    from .report.output.progress import show_progress, somebody_watches
+    from .report.progress import show_progress, somebody_watches
 
     if out is not None and not isinstance(out, str | PathLike):
         message = f"out = {shortened(repr(out), 40)}: must be the path of a folder"

@@ -32,7 +32,7 @@ from .registry import listed, suggest
 from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import altair
 
 
 class Sentences(str):
@@ -113,14 +113,14 @@ class Run(RunFolder):
             round: another name for `round_num`.
             details: whether to add how weights are computed, with all parameters.
         """
-        from .report.audit.why import why_weight
+        from .report.audit import why
 
         methods = self.methods if method is None else [method]
         chosen = round_num if round is None else round
         texts = []
         for one in methods:
             number = self.first_seed(one) if seed is None else seed
-            texts.append(why_weight(self, client, one, number, chosen, details=details))
+            texts.append(why(self, client, one, number, chosen, details=details))
         return Sentences("\n".join(texts))
 
     @property
@@ -162,9 +162,11 @@ class Run(RunFolder):
         Returns:
             The page.
         """
-        from .report.output.export import write_report
+        from .report.audit import last_audits
+        from .report.page import write_report
 
-        return write_report([self], Path(out or self.folder / "report"), figures=figures)
+        target = Path(out or self.folder / "report")
+        return write_report([self], target, [*figures], last_audits)
 
     def _only_method(self, what: str) -> str:
         """The method, where there is one."""
@@ -176,30 +178,33 @@ class Run(RunFolder):
             )
         return self.methods[0]
 
-    def figure(self, chart: str | None = None) -> Figure:
-        """A chart of the report as a matplotlib figure, which you can change and save.
+    def figure(self, chart: str | None = None) -> altair.TopLevelMixin:
+        """A chart of the report as an Altair chart, which you can change, and save as PNG, SVG or PDF.
 
         Args:
-            chart: the chart, "curves-metric" say; by default the result.
+            chart: its name, "loss" say; by default the metric over the rounds.
         """
         with needing("report", "run.figure"):
-            from .report.document import Chart
-            from .report.output.picture import Picture
-            from .report.views import overview, result_charts
+            import altair
 
-        if chart is None:
-            return Picture(result_charts(self))
-        charts = {}
-        for section in overview([self]).sections:
-            for item in section.items:
-                if isinstance(item, Chart):
-                    charts[f"{section.id}-{item.id}"] = item
-        if chart not in charts:
-            raise ClientwiseError(f"{self.id}: there is no chart {chart!r}{suggest(chart, charts)}")
-        return Picture([charts[chart]])
+        from .report.charts import figure
+        from .report.items import Chart
+        from .report.page import report_sections
+        from .report.results import Results
+
+        results = Results([self])
+        items = [item for found in report_sections(results).values() for item in found]
+        charts = {item.id: item for item in items if isinstance(item, Chart)}
+        chosen = chart or "metric"
+        if chosen not in charts:
+            raise ClientwiseError(
+                f"{self.id}: there is no chart {chosen!r}{suggest(chosen, charts)}"
+            )
+        methods = [one.label for one in results.methods]
+        return altair.Chart.from_dict(figure(charts[chosen], methods))
 
     def __repr__(self) -> str:
-        from .report.output.terminal import run_text
+        from .report.terminal import run_text
 
         try:
             return run_text(self)
@@ -208,7 +213,7 @@ class Run(RunFolder):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the result in words, as a table and as a figure."""
-        from .report.output.notebook import run_html
+        from .report.terminal import run_html
 
         return run_html(self)
 

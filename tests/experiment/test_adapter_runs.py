@@ -20,8 +20,8 @@ from clientwise.experiment.checks import against_data
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.models.modules import OwnModel
-from clientwise.report.views import overview
 from recorded import curve
+from reported import items_of
 
 CLIENTS = 4
 RANK = 2
@@ -178,9 +178,7 @@ def test_the_residual_is_recorded_and_shown(tmp_path: Path) -> None:
     assert list(residuals) == [1, 2, 3, 4]
     assert all(0 <= value < 1 for value in residuals.values())
     assert curve(run, "residual", "factors") == {}
-    (section,) = (one for one in overview([run]).sections if one.id == "adapters")
-    (chart,) = section.items
-    assert "Residual" in chart.title
+    assert "Residual" in items_of(run)["residual"].title
 
 
 def test_one_factor_for_all_needs_no_products(tmp_path: Path) -> None:

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 import clientwise as cw
 from clientwise.experiment.config.named import METHODS
-from clientwise.report import views
-from clientwise.report.series import series_of
-from clientwise.report.verdict import headline
 from recorded import curve, rows
+from reported import headline_of
 
 CLIENTS = 6
 ROUNDS = 3
@@ -66,15 +64,14 @@ def test_no_model_stays_where_it_is(method: str, run: cw.Run) -> None:
 
 
 def test_a_run_whose_model_stays_says_so_first(run: cw.Run, tmp_path: Path) -> None:
-    assert not any("did not change" in line for line in headline(series_of([run])))
+    assert not any("did not change" in line for line in headline_of(run))
     inputs, labels = block(200, 3)
     wrong = (inputs, (labels + 1) % 3)  # what the clients learn is worse and worse on these
     share = block(48, 1)
     data = cw.FederatedData.from_clients([share] * 3, [share] * 3, weigh=wrong, report=share)
     config = CONFIG | {"methods": [{"name": "braked", "brake": 1.0}], "rounds": 8}
     braked = cw.Run(cw.run(config, tmp_path / "run", data=data, model=network))
-    first = headline(series_of([braked]))[0]
+    first = headline_of(braked)[0]
     assert re.match(
         r"braked: the model did not change in [5-8] of 8 rounds \(.*the old one stays\)", first
     )
-    assert views.overview([braked]).lead[0] == first

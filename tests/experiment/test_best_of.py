@@ -14,7 +14,7 @@ from clientwise.core.aggregation.server_step import BestOf, adam_step, momentum_
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
 from clientwise.registry import Part
-from clientwise.report.audit.round_audit import audit
+from clientwise.report.audit import audit
 from recorded import everything
 
 STEPS = [{"name": "momentum", "momentum": 0.8}, {"name": "adam", "learning_rate": 0.1}]
@@ -85,7 +85,8 @@ def test_the_record_and_the_audit_say_which_step_was_used(
         sums = [0.9 * before + loss for before, loss in zip(sums, tried["loss"], strict=True)]
         lowest = min(range(2), key=lambda index: sums[index])
         assert tried["used"].tolist() == [index == lowest for index in range(2)]
-        said = " ".join(audit(run, "best", seed, round_num).parameters)
+        found = audit(run, "best", seed, round_num, details=True)
+        said = " ".join(item for item in found if isinstance(item, str))
         assert f"The server tried 2 steps and used {tried['step'].iloc[lowest]}." in said
 
 

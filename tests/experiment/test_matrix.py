@@ -37,8 +37,10 @@ from clientwise.experiment.matrix.grid import (
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, find_unfinished_matrix, run_matrix
 from clientwise.record.database import is_finished
-from clientwise.report.arena.report import arena
-from clientwise.report.arena.standings import (
+from clientwise.report.files import as_csv
+from clientwise.report.items import Chart
+from clientwise.report.matrix import matrix_report, write_matrix
+from clientwise.report.standings import (
     Federation,
     Results,
     critical_difference,
@@ -60,6 +62,21 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
     methods = [{"name": "FedAvg"}, "Median", "KnowsHonest"]
     matrix = {"attacks": ATTACKS, "shares": [0.2, 0.4], "oracle": "KnowsHonest"}
     return tiny | {"rounds": 2, "seeds": [1, 2], "methods": methods, "matrix": matrix}
+
+
+def test_federations_of_different_metrics_have_tables_of_their_own(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    diabetes = {"data": "diabetes", "model": "linear", "partition": {"name": "iid", "clients": 3}}
+    config["matrix"] = {"data": {"one": {}, "sugar": diabetes}}
+    config |= {"rounds": 1, "methods": ["FedAvg", "Uniform"]}
+    folder = run_matrix(load_matrix(config), tmp_path / "mixed")
+    found = matrix_report(folder)
+    accuracy, rmse = (_table(found, f"standings-{metric}") for metric in ("accuracy", "rmse"))
+    assert "on 1 federation" in accuracy.title
+    assert [table.columns[1] for table in (accuracy, rmse)] == ["mean accuracy", "mean rmse"]
+    assert "over the cells of one, each" in accuracy.note
+    assert "over the cells of sugar, each" in rmse.note
 
 
 def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
@@ -99,7 +116,7 @@ def test_a_warning_of_many_cells_is_given_once(
         load_matrix(config | {"partition": shards, "rounds": 1, "seeds": [1]}), tmp_path / "matrix"
     )
     assert not [record for record in caplog.records if "warning" in record.getMessage()]
-    (line,) = [line for line in arena(folder).lead if "Warning" in line]
+    (line,) = [line for line in matrix_report(folder).lead if "Warning" in line]
     assert line.startswith("Warning in 3 of 3 cells: ")
     assert "one class only" in line
 
@@ -509,6 +526,36 @@ def test_the_server_alone_is_available_and_pooled_samples_are_not(tmp_path: Path
     assert ranked == {"FedAvg", "ServerOnly"}
 
 
+def test_the_page_has_a_heat_map_and_its_numbers(finished: Path) -> None:
+    document = matrix_report(finished)
+    assert any("worst cell" in line for line in document.lead)
+    assert not any("KnowsHonest" in line for line in document.lead)
+    items = [item for own in document.sections.values() for item in own]
+    (chart,) = (item for item in items if isinstance(item, Chart))
+    assert _table(document, "backdoors").columns == ["method", "door 40%"]
+    assert {*chart.frame["column"]} == {"clean", "flip 40%", "door 40%"}
+    assert len(chart.frame) == 9
+    first = as_csv(_table(document, "values")).splitlines()[1].split(",")
+    results = read_results(finished)
+    method = results.methods.index(first[0])
+    numpy.testing.assert_allclose(
+        [float(v) for v in first[2:]], results.federations[0].values[method].mean(1)
+    )
+
+
+def test_a_report_counts_unfinished_cells(finished: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "matrix.toml").write_bytes((finished / "matrix.toml").read_bytes())
+    os.symlink(
+        finished / open_matrix(finished).cells[0].folder,
+        begun / open_matrix(finished).cells[0].folder,
+    )
+    assert matrix_report(begun).lead[0].startswith("Not finished: 2 of 3 cells")
+    page = write_matrix(begun, tmp_path / "report", ["svg"])
+    assert "Not finished: 2 of 3 cells" in page.read_text("utf-8")
+
+
 def test_looking_at_a_matrix_executes_nothing_it_names(finished: Path, tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     shutil.copytree(finished, folder)
@@ -517,7 +564,7 @@ def test_looking_at_a_matrix_executes_nothing_it_names(finished: Path, tmp_path:
     (folder / "matrix.toml").write_text(f'plugins = ["theirs"]\nplugin_dir = "{folder}"\n{config}')
     with pytest.raises(ConfigError, match="executed"):
         open_matrix(folder)
-    assert arena(folder).lead == arena(finished).lead
+    assert matrix_report(folder).lead == matrix_report(finished).lead
     assert read_results(folder).unavailable == {"KnowsHonest"}
 
 
@@ -528,11 +575,11 @@ def test_a_damaged_cell_does_not_hide_the_others(finished: Path, tmp_path: Path)
     (folder / cells[0].folder / "run.sqlite").write_bytes(b"rubbish")
     with sqlite3.connect(folder / cells[1].folder / "run.sqlite") as database:
         database.execute("UPDATE lanes SET method = 'another', seed = seed + 7 WHERE lane = 1")
-    assert arena(folder).lead[0].startswith("Not finished: 3 of 3 cells")
+    assert matrix_report(folder).lead[0].startswith("Not finished: 3 of 3 cells")
     for cell in cells:
         shutil.rmtree(folder / cell.folder)
     with pytest.raises(RunError, match="none of its cells has begun"):
-        arena(folder)
+        matrix_report(folder)
 
 
 def test_a_damaged_matrix_does_not_prevent_another_from_being_resumed(
@@ -610,3 +657,8 @@ def test_memory_that_this_process_does_not_use_is_returned_before_jobs_are_count
     assert matrix_runs._jobs_that_fit(4, Process()) == 1, "a process that has used no GPU has none"
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     assert matrix_runs._jobs_that_fit(4, Process()) == 4
+
+
+def _table(found: MatrixReport, ending: str) -> Table:
+    items = [item for own in found.sections.values() for item in own]
+    return next(item for item in items if isinstance(item, Table) and item.id.endswith(ending))

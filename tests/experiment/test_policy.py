@@ -12,7 +12,7 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
-from clientwise.report.views import audit_round
+from clientwise.report.audit import audit
 from recorded import rows
 
 CONFIG: dict[str, Any] = {
@@ -45,14 +45,9 @@ def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
         assert sum(found.values()) == pytest.approx(1)
         assert all(0.05 - 1e-9 <= one <= 0.4 + 1e-9 for one in found.values())
     assert [one["cap"] for one in cw.Run(folder).frame("rounds")["policy"]] == [0.4] * 3
-    page = audit_round(cw.Run(folder), "A", 1, 2)
-    assert "cap 40%, floor 5%" in page.lead[0]
-    labels = [column.label for column in page.sections[0].items[1].columns]
-    assert {"dataset_size", "model_divergence"} <= {*labels}
-    assert (
-        "Claimed by clients: dataset_size. Measured by the server: model_divergence."
-        in page.lead[0]
-    )
+    _, table, *_, bounds = audit(cw.Run(folder), "A", 1, 2, details=True)
+    assert bounds == "Bounds: cap 40%, floor 5%."
+    assert {"dataset_size", "model_divergence"} <= {*table.columns}
 
 
 @pytest.mark.parametrize(
@@ -85,11 +80,8 @@ def test_a_policy_changes_with_a_note_only(tmp_path: Path) -> None:
     assert max(weights(folder, 3).values()) == pytest.approx(0.3)
     assert max(weights(folder, 4).values()) > 0.3
     run = cw.Run(folder)
-    assert "cap 30%" in audit_round(run, "A", 1, 3).lead[0]
-    assert (
-        f"Bounds since round 4: cap 50%. Reason for the bounds: {note}."
-        in audit_round(run, "A", 1, 5).lead[0]
-    )
+    assert [*audit(run, "A", 1, 3, details=True)][-1] == "Bounds: cap 30%."
+    assert "Bounds: cap 50%." in [*audit(run, "A", 1, 5, details=True)]
     with pytest.raises(RunError, match=r"bounds\.cap"):  # the same note explains no other change
         cw.run(config({"cap": 0.6, "note": note}, rounds=6), folder, resume=True)
     other = merge(changed, {"training": {"epochs": 2}})

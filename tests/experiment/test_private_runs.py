@@ -23,8 +23,8 @@ from clientwise.experiment.config.named import merge
 from clientwise.experiment.running import lanes
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part
-from clientwise.report.views import audit_round, overview
 from recorded import curve, rows
+from reported import audited, items_of
 
 LANE = "checkpoints/lane-1.safetensors"
 PRIVATE = {
@@ -233,8 +233,7 @@ def test_the_record_and_the_page_have_epsilon(tmp_path: Path) -> None:
     assert spent(tmp_path / "run", "FedAvg") == []
     most = rows(run, "weights", "local")["client"].value_counts().max()
     assert spent(tmp_path / "run", "local")[-1] == Accountant(4.0, 0.01, 20).epsilon(int(most))
-    (section,) = [one for one in overview([run]).sections if one.id == "privacy"]
-    shown = str(section)
+    shown = str(items_of(run)["privacy"].texts())
     assert "simulated: known from the seed" in shown
     assert "add or remove one client" in shown
     assert "replace one client" in shown
@@ -327,7 +326,7 @@ def test_an_empty_cohort_still_releases_noise(tmp_path: Path) -> None:
 
 def test_the_audit_explains_weights_with_public_constants(tmp_path: Path) -> None:
     cw.run(config(changed(criteria=TWO, normalise=PUBLIC), rounds=1), tmp_path / "run")
-    assert "class_balance" in str(audit_round(RunFolder(tmp_path / "run"), "private", 1, 1))
+    assert "class_balance" in audited(RunFolder(tmp_path / "run"), "private", 1, 1)
 
 
 def test_scales_of_the_cohort_round_no_score_to_zero(tmp_path: Path) -> None:

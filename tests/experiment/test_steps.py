@@ -21,11 +21,7 @@ from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.about import about_method
 from clientwise.record.run import RunFolder
 from clientwise.report.about import about
-from clientwise.report.output.export import as_latex
-from clientwise.report.output.terminal import remarks
-from clientwise.report.sections.result import result_section
-from clientwise.report.series import series_of
-from clientwise.report.verdict import headline
+from reported import headline_of, items_of, printed
 
 ON_SERVER = ["BR-DRAG", "FLTrust", "FedLAW", "KnowsHonestTuned", "Recommended", "ServerOnly"]
 ON_SERVER += ["ServerTuning"]
@@ -81,14 +77,12 @@ def test_a_run_records_its_steps_and_marks_who_trains_on_the_server(
     assert dict(about(run))["steps a round"].startswith("client 1; server 12 (ServerTuning)")
     shown = CliRunner().invoke(app, ["show", str(run.folder)]).output
     assert "steps a round  client 1; server 12" in shown
-    series = series_of([run])
-    assert headline(series)[0].startswith("ServerTuning trains 12 steps a round")
+    assert headline_of(run)[0].startswith("ServerTuning trains 12 steps a round")
     footnote = "‡ Trains on the server's samples, which the other methods do not."
-    assert footnote in remarks(run)
-    table = as_latex(result_section(series).items[0])  # type: ignore[arg-type]
-    assert footnote.replace("‡", "\\ddag{}") in table
-    assert "ServerTuning \\ddag{} &" in table
-    assert "FedAvg &" in table
+    assert footnote in printed(run)
+    table = items_of(run)["summary"]
+    assert footnote in table.note
+    assert sorted(row[0] for row in table.texts()) == ["FedAvg", "ServerTuning\xa0‡"]
 
 
 def test_the_mark_follows_from_what_a_method_needs(tiny: dict[str, Any]) -> None:

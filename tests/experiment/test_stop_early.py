@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,8 @@ from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.lanes import HeldOut, is_watched
 from clientwise.record.database import refuse_damaged
 from clientwise.report.about import about
-from clientwise.report.document import Chart
-from clientwise.report.marks import Line, Lines
-from clientwise.report.output.html import write_html
-from clientwise.report.output.terminal import remarks
-from clientwise.report.sections.curves import metric_chart
-from clientwise.report.series import series_of
-from clientwise.report.verdict import headline
-from clientwise.report.views import overview
 from recorded import curve
+from reported import headline_of, printed, results_of
 
 CONFIG: dict[str, Any] = {
     "data": "digits",
@@ -114,11 +106,6 @@ def test_a_lane_that_runs_all_its_rounds_has_not_stopped_early(tmp_path: Path) -
     assert told[-1].done == told[-1].total == 6
 
 
-def _lines(chart: Chart) -> Sequence[Line]:
-    assert isinstance(chart.mark, Lines)
-    return chart.mark.lines
-
-
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stopped") / "run"
@@ -160,15 +147,15 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     assert note == (
         f"stopped early: the held-out loss did not fall for 3 rounds; it was lowest in round {best}"
     )
-    path = write_html(overview([run]), {}, tmp_path / "report.html")
+    path = run.report(tmp_path)
     page = path.read_text(encoding="utf-8")
     said = (
         f"after round {last} (seed 1) of 60: the held-out loss was lowest in round {best} (seed 1)"
     )
     assert said in page
-    shown = [*headline(series_of([run])), *remarks(run), *map(str, about(run))]
+    shown = [*printed(run), *map(str, about(results_of(run).runs[0]))]
     assert " ".join(shown).count("stopped early") == 1  # what `show` prints
-    assert page.count("stopped early") == 1
+    assert page.count("stopped early") == 2  # in the headline, and in the audit of its last round
     assert "Reported results are of the last round." in page
     assert f"that of round {best}, by its held-out loss" in page
     refuse_damaged(stopped, [("FedAvg", 1)])
@@ -178,7 +165,7 @@ def test_clients_that_train_alone_have_no_model_to_keep(tmp_path: Path) -> None:
     config = {**STOPS, "methods": ["FedAvg", "Alone"]}
     run = cw.run(config, tmp_path / "run", progress=False)
     assert [run.has_model(method) for method in run.methods] == [True, False]
-    assert not any("Alone: predictions" in line for line in headline(series_of([run])))
+    assert not any("Alone: predictions" in line for line in headline_of(run))
 
 
 def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:
@@ -213,12 +200,11 @@ def test_lanes_side_by_side_stop_on_their_own(tmp_path: Path) -> None:
     assert len({*counts.values()}) > 1
     assert run.finished
     assert told[-1].done == told[-1].total == sum(counts.values())
-    for one in series_of([run]):
-        (line,) = _lines(metric_chart([one]))
-        assert line.band is not None, "both seeds are in the line, the one that stopped first too"
-        assert line.band.seeds == 2
-        assert line.y[-1] == pytest.approx(one.mean_metric)
-        assert max(line.x) == one.last_round
+    for one in results_of(run).methods:
+        assert one.metric.shape == (60, 2), (
+            "the model stays where a seed stopped, and so does its metric"
+        )
+        assert one.metric.iloc[-1].mean() == pytest.approx(one.mean_metric)
 
 
 def test_without_held_out_samples_it_is_refused() -> None:

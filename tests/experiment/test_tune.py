@@ -28,8 +28,7 @@ from clientwise.experiment.tune import (
 )
 from clientwise.record.run import RunFolder
 from clientwise.report.about import about
-from clientwise.report.series import series_of
-from clientwise.report.verdict import headline
+from reported import headline_of
 
 RATE = "training.learning_rate"
 STEP = "server_step.learning_rate"
@@ -81,10 +80,10 @@ def test_every_method_gets_the_same_trials_on_other_seeds(
     said = dict(about(run))["tuning"]
     assert said.startswith(f"FedAvg: training.learning_rate = {fedavg.training.learning_rate} of ")
     assert "4 trials of 2 rounds on seeds 1001, 1003, 1004" in said
-    assert not any("tuned alike" in line for line in headline(series_of([run])))
+    assert not any("tuned alike" in line for line in headline_of(run))
     grown = load_experiment(file, replaced={"methods": ["FedAvg", "FedYogi", "Krum"], "seeds": [1]})
     run = RunFolder(cw.run(grown, tmp_path / "run", resume=True))
-    (line,) = (line for line in headline(series_of([run])) if "tuned alike" in line)
+    (line,) = (line for line in headline_of(run) if "tuned alike" in line)
     assert "(4 trials: FedAvg, FedYogi; not tuned: Krum)" in line
 
 

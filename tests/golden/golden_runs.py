@@ -14,6 +14,8 @@ import pandas
 import clientwise as cw
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
+from clientwise.report.matrix import matrix_report
+from reported import headline_of
 
 FOLDER = Path(__file__).parent
 KEYS = ["method", "seed", "round"]
@@ -77,7 +79,7 @@ def frames_of(run: cw.Run) -> dict[str, pandas.DataFrame]:
 def write_run(name: str, out: Path, folder: Path, engine: str = "local") -> None:
     """Run one of `RUNS` in a folder, and write its frames."""
     run = cw.run(BASE | RUNS[name] | {"engine": engine}, out, progress=False)
-    _write(frames_of(run), folder)
+    _write(frames_of(run), headline_of(run), folder)
 
 
 def write_matrix(out: Path, folder: Path) -> None:
@@ -89,7 +91,7 @@ def write_matrix(out: Path, folder: Path) -> None:
     for name in COLUMNS:
         parts = {column: frames[name] for column, frames in cells.items()}
         together[name] = pandas.concat(parts, names=["cell"]).reset_index("cell")
-    _write(together, folder)
+    _write(together, matrix_report(out).lead, folder)
 
 
 def _write(frames: dict[str, pandas.DataFrame], folder: Path) -> None:

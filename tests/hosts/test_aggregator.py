@@ -24,8 +24,8 @@ from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
 from clientwise.hosts.methods import build, settings_of
 from clientwise.record.run import RunFolder
-from clientwise.report.views import overview
 from recorded import rows
+from reported import items_of
 
 ROOT = Path(__file__).parents[2]
 CLIENTS = 6
@@ -126,7 +126,7 @@ def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
     assert "75.0%" in shown
     assert "its update was refused (model has NaN or Inf)" in " ".join(shown.split())
     assert CliRunner().invoke(app, ["report", str(folder)]).exit_code == 0
-    assert "honest" not in str(overview([run])).lower()
+    assert "honest" not in str(items_of(run)).lower()
     assert "honest" not in CliRunner().invoke(app, ["show", str(folder)]).output.lower()
     with pytest.raises(RunError, match="there is a run already"):
         cw.Aggregator("FedAvg", folder=folder)  # before clients train for it
@@ -145,8 +145,7 @@ def test_a_run_without_a_metric_says_so(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["show", str(tmp_path / "mine")]).output
     assert "No metric was measured: the server has no samples." in shown
     assert "1 of 3 updates were refused: model has NaN or Inf." in shown
-    report = overview([RunFolder(tmp_path / "mine")])
-    assert "curves" not in {section.id for section in report.sections}
+    assert "metric" not in items_of(RunFolder(tmp_path / "mine"))
 
 
 @pytest.mark.parametrize(

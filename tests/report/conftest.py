@@ -6,9 +6,6 @@ from typing import Any
 import pytest
 
 import clientwise as cw
-from clientwise.report.document import Table
-from clientwise.report.output.export import FORMATS, write_items, write_report
-from clientwise.report.views import overview
 
 CONFIG: dict[str, Any] = {
     "name": "shown",
@@ -42,15 +39,6 @@ CONFIG: dict[str, Any] = {
     ],
 }
 
-DRAWN = (
-    "curves-metric",
-    "clients-distribution",
-    "weights-hostile",
-    "weights-map-<b>AdaFed</b> & co",
-    "weights-steps-online",
-    "priority-priority-online",
-)
-
 
 @pytest.fixture(scope="session")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
@@ -61,21 +49,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> cw.Run:
 @pytest.fixture(scope="session")
 def run_folder(shown: cw.Run) -> Path:
     return shown.folder
-
-
-@pytest.fixture(scope="session")
-def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of its report with every table, and with some of the figures, which take long to draw."""
-    page = write_report([shown], tmp_path_factory.mktemp("report"))
-    document = overview([shown])
-    for section in document.sections:
-        section.items[:] = [
-            item
-            for item in section.items
-            if isinstance(item, Table) or f"{section.id}-{item.id}" in DRAWN
-        ]
-    write_items(document, page.parent, figures=FORMATS)
-    return page.parent
 
 
 # Moves weights within five rounds

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.record.run import RunFolder
 from clientwise.report.about import about, differences
-from clientwise.report.run_list import chosen, list_runs
-from clientwise.report.views import overview
+from clientwise.report.page import report_sections
+from clientwise.report.results import Results
+from clientwise.report.terminal import list_runs
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +30,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         "model": {"name": "mlp", "hidden": [4]},
         "hostile": [{"clients": [2], "attack": "wrong_labels"}],
         "methods": ["FedAvg"],
+        "note": "before the change",
     }
     parent = tmp_path_factory.mktemp("runs")
     changed = config | {
@@ -34,7 +38,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         "methods": ["FedAvg", "FedYogi"],
         "training": {"learning_rate": 0.5},
     }
-    return [cw.run(config, parent / "first"), cw.run(changed, parent / "second")]
+    return [cw.run(config, parent / "first"), cw.run(changed | {"note": ""}, parent / "second")]
 
 
 def test_a_report_says_what_was_run(folders: list[Path]) -> None:
@@ -43,22 +47,23 @@ def test_a_report_says_what_was_run(folders: list[Path]) -> None:
     assert (
         said["clients"] == "3 with 383 to 384 training samples each; cohort: all clients; 1 hostile"
     )
-    assert said["model"].startswith("mlp (hidden [4])")
+    assert said["model"].startswith("mlp (hidden 4)")
     assert "learning_rate 0.1" in said["training"]
     assert (said["methods"], said["seeds"], said["rounds"]) == ("FedAvg", "1", "1")
+    assert said["note"] == "before the change"
     assert "torch " in said["versions"]
     assert said["started"][:2] == "20"
-    document = overview([RunFolder(folders[0])])
-    assert [document.sections[1].id, document.sections[-1].id] == ["about", "config"]
-    assert ["training.learning_rate", "0.1"] in [
-        list(row) for row in document.sections[-1].items[0].rows
-    ]  # type: ignore[union-attr]
+    found = report_sections(Results([RunFolder(folders[0])]))
+    assert [*found][1] == "What was run"
+    assert ["training.learning_rate", "0.1"] in found["Config"][-1].texts()
 
 
 def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> None:
-    rows = {row[0]: row[1:] for row in differences([RunFolder(folder) for folder in folders]).rows}
+    found = differences([RunFolder(folder) for folder in folders]).texts()
+    rows = {row[0]: row[1:] for row in found}
     assert rows == {
         "seeds": ["1", "1, 2"],
+        "note": ["before the change", ""],
         "training.learning_rate": ["0.1", "0.5"],
         "methods.FedYogi": ["–", "present"],
         "data of seed 2": ["–", rows["data of seed 2"][1]],
@@ -66,23 +71,27 @@ def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> N
     same = differences(
         [RunFolder(folders[0]), RunFolder(Path(shutil.copytree(folders[0], tmp_path / "copy")))]
     )
-    assert (list(same.rows), same.note[:25]) == ([], "No differences: config, v")
+    assert (same.texts(), same.note[:25]) == ([], "No differences: config, v")
 
 
 def test_runs_are_listed_found_and_sorted(folders: list[Path], tmp_path: Path) -> None:
     parent = Path(shutil.copytree(folders[0].parent, tmp_path / "runs"))
+    file = parent / "second" / "config.toml"
+    noted = tomllib.loads(file.read_text()) | {"note": "after it", "tags": ["thesis", "chapter 2"]}
+    file.write_text(tomli_w.dumps(noted))
     (parent / "figures").mkdir()  # not a run
-    runs = list_runs([parent])
 
-    def names(*given: str | None) -> list[str]:
-        return [row[0] for row in chosen(runs, *given).rows]
+    def names(*given: str) -> list[str]:
+        return list_runs([parent], *given).frame.get("run", []).tolist()
 
-    assert names("fedyogi") == ["second"]
-    assert names("nothing") == []
-    assert names(None, "seeds") == ["second", "first"]
-    assert names(None, "run") == ["first", "second"]
+    assert names("thesis") == names("fedyogi") == ["second"]
+    assert len(list_runs([parent], "nothing").frame) == 0
+    assert names("", "seeds") == ["second", "first"]
+    assert names("", "run") == ["first", "second"]
     with pytest.raises(RunError, match="no such column; did you mean 'seeds'"):
-        names(None, "sedes")
+        names("", "sedes")
+    assert cw.Run(parent / "second").config["note"] == "after it"
+    cw.run(file, parent / "second", resume=True)  # a note is no other config
 
 
 @pytest.mark.parametrize(
@@ -96,7 +105,8 @@ def test_a_config_of_anybody_takes_no_page_down(
     (folder / "versions.json").write_text("[1, 2")
     said = dict(about(RunFolder(folder)))
     assert said["methods"] == "FedAvg"
-    assert (said["data"], said["training"]) == ("unknown", "unknown")
-    assert said["model"].startswith("unknown, ")
-    assert overview([RunFolder(folder), RunFolder(folders[0])]).sections
-    assert list_runs([tmp_path]).rows
+    if not config.startswith("data"):
+        assert (said["data"], said["training"]) == ("unknown", "unknown")
+    assert report_sections(Results([RunFolder(folder)]))
+    assert report_sections(Results([RunFolder(folder), RunFolder(folders[0])]))
+    assert len(list_runs([tmp_path]).frame)

@@ -1,12 +1,12 @@
+"""How samples are divided among clients, as `clientwise data` shows it."""
+
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from clientwise.core.objective.problem import Classification
 from clientwise.data.datasets import diabetes, digits
@@ -14,14 +14,9 @@ from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import Pool, iid, shards, table
 from clientwise.data.summary import DataSummary, summarise
-from clientwise.report.data_tables import (
-    BLOCKS,
-    class_table,
-    data_charts,
-    remarks,
-    size_table,
-)
-from clientwise.report.output.figures import draw
+from clientwise.report.charts import draw
+from clientwise.report.data_items import data_chart, data_items
+from clientwise.report.items import Table
 
 COUNTS = [[30, 0, 5] + [0] * 7, [30, 40, 0] + [0] * 7, [100] + [0] * 9]
 
@@ -39,11 +34,12 @@ def tabled() -> DataSummary:
     return summarise(federated(digits(None), partition))
 
 
-def printed(*what: object) -> list[str]:
-    console = Console(file=io.StringIO(), width=100)
-    for one in what:
-        console.print(one)
-    return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+def shown(
+    summary: DataSummary, shared: bool = False, hostile: tuple[int, ...] = ()
+) -> tuple[dict[str, Table], list[str]]:
+    items = [*data_items(summary, "who", shared, hostile)]
+    tables = {one.id: one for one in items if isinstance(one, Table)}
+    return tables, [one for one in items if isinstance(one, str)]
 
 
 def test_counts(tabled: DataSummary) -> None:
@@ -59,13 +55,16 @@ def test_counts(tabled: DataSummary) -> None:
 
 
 def test_tables_and_remarks(tabled: DataSummary) -> None:
-    lines = printed(size_table(tabled, "digits [by table]"), class_table(tabled))
-    assert "digits [by table]" in lines[0]
-    assert "training samples 35 70 100 205" in lines
-    assert "classes 1 2 2 10" in lines
-    assert "0 35 30 · 5 · · · · · · ·" in lines
-    assert "all 205 160 40 5 · · · · · · ·" in lines
-    said = list(remarks(tabled, False, [2]))
+    tables, said = shown(tabled, hostile=(2,))
+    assert tables["sizes"].texts() == [
+        ["training samples", "35", "70", "100", "205"],
+        ["test samples", "0", "0", "0", "0"],
+        ["classes", "1", "2", "2", "10"],
+    ]
+    rows = tables["classes"].texts()
+    assert rows[0] == ["0", "35", "30", "·", "5", *["·"] * 7]
+    assert rows[3] == ["all", "205", "160", "40", "5", *["·"] * 7]
+    assert rows[4][:2] == ["server", "180"]
     assert said[0].startswith("Server: 179 samples for weighting, 180 for reporting")
     assert (
         f"Not disjoint: {tabled.shared} training samples are held by more than one client." in said
@@ -83,45 +82,38 @@ def test_many_clients_are_shown_by_some_of_them() -> None:
         server_fraction=0,
     )
     summary = summarise(data)
-    lines = printed(class_table(summary))
-    shown = [line.split() for line in lines if line[:1].isdigit()]
-    assert len(shown) == 24
-    sizes = [int(row[1]) for row in shown]
+    tables, said = shown(summary)
+    sizes = tables["classes"].frame["samples"].tolist()[:-1]  # the last row is all of them
+    assert len(sizes) == 24
     assert sizes == sorted(sizes, reverse=True)
     assert (sizes[0], sizes[-1]) == (int(summary.train.max()), int(summary.train.min()))
-    said = list(remarks(summary, False, []))
     assert said[0].startswith("Server: no samples")
-    assert said[-1] == "Below: 24 of the 300 clients, from the largest to the smallest."
+    assert tables["classes"].note == "24 of the 300 clients, from the largest to the smallest."
 
 
-def test_many_classes_are_blocks() -> None:
+def test_of_many_classes_their_number_is_shown() -> None:
     samples = replace(digits(None), targets=torch.arange(1797) % 62, problem=Classification(62))
     summary = summarise(
         federated(samples, lambda pool, seed: shards(pool, seed, clients=10), server_fraction=0)
     )
-    lines = printed(class_table(summary))
-    assert any("classes 0 to 61" in line for line in lines)
-    assert sum(BLOCKS[-1] in line for line in lines) >= 10
+    table = shown(summary)[0]["classes"]
+    assert table.frame["classes"].tolist() == summary.classes_per_client.tolist()
 
 
-def test_regression_has_sizes_only(tmp_path: Path) -> None:
+def test_regression_has_sizes_only() -> None:
     summary = summarise(
         federated(diabetes(None), lambda pool, seed: iid(pool, seed, clients=4), shared_set=True)
     )
-    assert class_table(summary) is None
-    assert "classes" not in " ".join(printed(size_table(summary, "diabetes")))
-    assert (
-        next(remarks(summary, True, [])) == "Server: 88 samples, for weighting and for reporting."
-    )
-    assert [chart.id for chart in data_charts(summary, "diabetes")] == ["sizes"]
+    tables, said = shown(summary, shared=True)
+    assert [*tables] == ["sizes"]
+    assert said[0] == "Server: 88 samples, for weighting and for reporting."
+    assert data_chart(summary, "diabetes").frame["samples"].tolist() == summary.train.tolist()
 
 
-def test_charts(tabled: DataSummary, tmp_path: Path) -> None:
-    mixture, sizes = data_charts(tabled, "digits")
-    assert mixture.mark.values[1][:2] == pytest.approx([3 / 7, 4 / 7])
-    assert sizes.mark.lines[0].y == [100, 70, 35]
-    assert len(sizes.mark.lines) == 1  # nobody tests anything
-    draw([mixture, sizes], tmp_path / "who.svg")
-    assert "<svg" in (tmp_path / "who.svg").read_text()
-    draw([mixture, sizes], tmp_path / "again.svg")
-    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "who.svg").read_bytes()
+def test_the_picture(tabled: DataSummary, tmp_path: Path) -> None:
+    chart = data_chart(tabled, "digits")
+    shares = chart.frame.pivot(index="client", columns="class", values="share")
+    assert shares.loc["1", "0"] == pytest.approx(30 / 70)
+    assert shares.sum(axis=1).tolist() == pytest.approx([1, 1, 1])
+    draw(chart, tmp_path / "who.png")
+    assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"

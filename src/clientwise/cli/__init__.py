@@ -5,25 +5,15 @@ Commands import what they need when they run, so that `clientwise --help` does n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from ..errors import ClientwiseError
 from .console import fail, out, print_in_any_locale, reason
-from .counterfactual import counterfactual
-from .demo import demo
-from .experiments import check, run, tune
-from .export import export
+from .experiments import check, counterfactual, demo, run, tune
 from .parts import data, list_parts, schema
-from .predict import predict
-from .results import (
-    diff,
-    report,
-    runs,
-    show,
-)
+from .results import diff, export, predict, report, runs, show
 
 __all__ = ["app", "main"]
 
@@ -35,24 +25,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS: dict[str, Callable[..., None]] = {  # in the order of --help
-    "run": run,
-    "check": check,
-    "tune": tune,
-    "data": data,
-    "schema": schema,
-    "list": list_parts,
-    "show": show,
-    "runs": runs,
-    "diff": diff,
-    "report": report,
-    "counterfactual": counterfactual,
-    "export": export,
-    "predict": predict,
-    "demo": demo,
-}
-for _name, _command in COMMANDS.items():
-    app.command(_name)(_command)
+for _command in (  # in the order of --help
+    run,
+    check,
+    tune,
+    data,
+    schema,
+    list_parts,
+    show,
+    runs,
+    diff,
+    report,
+    counterfactual,
+    export,
+    predict,
+    demo,
+):
+    app.command(_command.__name__.removesuffix("_parts"))(_command)
 
 
 def main() -> None:
@@ -62,9 +51,7 @@ def main() -> None:
         app()
     except ClientwiseError as error:
         fail(str(error))
-    except (
-        OSError
-    ) as error:  # the name is too long, the disk is full, the folder belongs to another user
+    except OSError as error:  # the disk is full, the folder belongs to another user
         fail(reason(error))
 
 

@@ -25,35 +25,11 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-# What a terminal or a file shows that cannot encode a character; "?" for others
-PLAIN = {
-    "±": "+-",
-    "×": "x",
-    "·": ".",
-    "–": "-",
-    "−": "-",
-    "…": ".",
-    "≻": ">",
-    "≥": ">=",
-    "≤": "<=",
-    "†": "+",
-    "‡": "#",
-}
-
-
 def print_in_any_locale() -> None:
-    """Let stdout and stderr take any text, also where the locale is "C" and their encoding ASCII."""
-    codecs.register_error("clientwise", _in_plain)
+    """Let stdout and stderr take any text, also where their encoding is ASCII: what it lacks is "?"."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
-            stream.reconfigure(errors="clientwise")
-
-
-def _in_plain(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    unknown = error.object[error.start : error.end]
-    return "".join(PLAIN.get(character, "?") for character in unknown), error.end
+            stream.reconfigure(errors="replace")
 
 
 def fail(message: str) -> NoReturn:
@@ -73,13 +49,6 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print texts that may contain anything: they are no markup."""
     for line in lines:
         out.print(escape(line), soft_wrap=True)
-
-
-def print_next_steps(steps: Iterable[tuple[str, str]]) -> None:
-    """Print commands to try next, each with what it does."""
-    out.print("\n[bold]Next[/]")
-    for step, purpose in steps:
-        out.print(f"  {escape(step)}\n      [dim]{escape(purpose)}[/]", soft_wrap=True)
 
 
 def command_name() -> str:

@@ -1,14 +1,16 @@
-"""Run, check and tune experiments: `clientwise run`, `check`, `tune`."""
+"""Run, check and tune experiments: `clientwise run`, `check`, `tune`, `counterfactual`, `demo`."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from ..report.output.markup import escape
 from .console import (
@@ -27,13 +29,14 @@ from .options import (
     DataDirOption,
     DeviceOption,
     MethodsOption,
+    NewRunOption,
     PresetOption,
     RoundsOption,
     SeedsOption,
     SetOption,
     load,
-    load_tuning,
-    try_data,
+    load_single,
+    values_of,
 )
 from .results import print_matrix, print_results
 
@@ -41,73 +44,54 @@ if TYPE_CHECKING:
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix, MatrixCell
 
-
-# Options of `run`
-RunnableArgument = Annotated[
-    Path, typer.Argument(help="A TOML file; with --resume also a run folder.", show_default=False)
-]
-EngineOption = Annotated[
-    str | None, typer.Option(help="Where the clients run: local or flower.", show_default=False)
-]
-WorkersOption = Annotated[
-    str | None,
-    typer.Option(
-        help="CPU cores to train on, or ray: distribute methods and seeds, or the clients of a round, over Ray.",
-        show_default=False,
-    ),
-]
-RunFolderOption = Annotated[
-    Path | None,
-    typer.Option("--out", help="Run folder. Default: runs/NAME-DATE-TIME.", show_default=False),
-]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume", help="Continue an interrupted run, or add to a finished one.")
-]
-AcceptChangesOption = Annotated[
-    bool,
-    typer.Option(
-        "--accept-changes",
-        help="Resume although data, plugins or versions have changed; the run records it.",
-    ),
-]
-JobsOption = Annotated[
-    int,
-    typer.Option(
-        help="Number of matrix cells to run in parallel, each in its own process.", min=1, max=256
-    ),
-]
-TrackersOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tracker",
-        metavar="NAME",
-        help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
-    ),
-]
-# Option of `tune`
-TunedFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", help="The config to write. Default: NAME-tuned.toml.", show_default=False
-    ),
-]
+INTRODUCTION = """\
+Twenty clients hold unequal, skewed shares of real handwritten digits. Two of them are
+hostile: their labels are wrong and they ignore the global model. Every method meets the
+same data and the same clients in every round.
+"""
 
 
 def run(
-    file: RunnableArgument,
-    engine: EngineOption = None,
+    file: Annotated[Path, Argument(help="A TOML file; with --resume also a run folder.")],
+    engine: Annotated[str | None, Option(help="Where the clients run: local or flower.")] = None,
     device: DeviceOption = None,
-    workers: WorkersOption = None,
+    workers: Annotated[
+        str | None,
+        Option(help="CPU cores to train on, or ray: distribute methods and seeds over Ray."),
+    ] = None,
     seeds: SeedsOption = None,
     rounds: RoundsOption = None,
     methods: MethodsOption = None,
-    out_folder: RunFolderOption = None,
+    out_folder: NewRunOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
-    resume: ResumeOption = False,
-    accept_changes: AcceptChangesOption = False,
-    jobs: JobsOption = 1,
-    trackers: TrackersOption = None,
+    resume: Annotated[
+        bool,
+        Option("--resume", help="Continue an interrupted run, or add to a finished one."),
+    ] = False,
+    accept_changes: Annotated[
+        bool,
+        Option(
+            "--accept-changes",
+            help="Resume although data, plugins or versions have changed; the run records it.",
+        ),
+    ] = False,
+    jobs: Annotated[
+        int,
+        Option(
+            help="Number of matrix cells to run in parallel, each in its own process.",
+            min=1,
+            max=256,
+        ),
+    ] = 1,
+    trackers: Annotated[
+        list[str] | None,
+        Option(
+            "--tracker",
+            metavar="NAME",
+            help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
+        ),
+    ] = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed.
@@ -136,14 +120,20 @@ def run(
             data_dir=data_dir,
         )
         from ..experiment.matrix.grid import Matrix
+        from ..experiment.matrix.runs import find_unfinished_matrix
+        from ..experiment.running.resume import find_unfinished
 
-        _refuse_unfit(loaded, jobs)
+        if jobs > 1 and not isinstance(loaded, Matrix):
+            fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
         if folder is None and resume:
-            folder = _unfinished(loaded)
+            if isinstance(loaded, Matrix):
+                folder = find_unfinished_matrix(loaded)
+            else:
+                folder = find_unfinished(loaded)
     if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
-        return
-    run_and_show(loaded, folder, resume, accept_changes)
+    else:
+        _run_and_show(loaded, folder, resume, accept_changes)
 
 
 def check(
@@ -153,11 +143,7 @@ def check(
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
     server_data: Annotated[
-        Path | None,
-        typer.Option(
-            help="For a deployment: the samples of the server (.npz).",
-            show_default=False,
-        ),
+        Path | None, Option(help="For a deployment: the samples of the server (.npz).")
     ] = None,
     changes: SetOption = None,
 ) -> None:
@@ -179,9 +165,6 @@ def check(
     for name in presets:
         with problems.noted():
             load(file, changes, name)
-    if loaded is None:
-        with problems.noted():
-            try_data(file, changes, preset, **keys)
     problems.refuse()
     from ..experiment.checks.describe import describe
     from ..experiment.matrix.grid import Matrix
@@ -192,15 +175,15 @@ def check(
         return
     assert loaded is not None, "what is wrong was refused"
     print_lines(describe(loaded, deployed_data(loaded, server_data)))
-    checked = str(file)
-    if presets:
-        checked += f" (and its presets: {', '.join(presets)})"
-    out.print(f"[green]ok:[/] {escape(checked)}", soft_wrap=True)
+    others = f" (and its presets: {', '.join(presets)})" if presets else ""
+    out.print(f"[green]ok:[/] {escape(f'{file}{others}')}", soft_wrap=True)
 
 
 def tune(
     file: ConfigArgument,
-    out_file: TunedFileOption = None,
+    out_file: Annotated[
+        Path | None, Option("--out", help="The config to write. Default: NAME-tuned.toml.")
+    ] = None,
     device: DeviceOption = None,
     methods: MethodsOption = None,
     preset: PresetOption = None,
@@ -215,13 +198,13 @@ def tune(
 
     Example: clientwise tune my.toml --set tune.trials=10
     """
+    from ..experiment.tune import load_tuning
     from ..experiment.tune import tune as search
-    from ..report.output.terminal import trials_table
-    from ..report.units import Unit
+    from ..report.terminal import print_items, trials_table
     from ..writing import write_atomically
 
-    keys = {"device": device, "methods": methods, "data_dir": data_dir}
-    experiment, settings, table = load_tuning(file, changes, preset, **keys)
+    values = values_of({"device": device, "methods": methods, "data_dir": data_dir})
+    experiment, settings, table = load_tuning(file, changes or [], values, preset)
     path = out_file or Path(f"{file.stem}-tuned.toml")
     if path.exists():
         fail(f"{path}: exists already; name another file with --out")
@@ -234,15 +217,88 @@ def tune(
         write_atomically(path, found.as_toml(table).encode())
     seeds_tried = ", ".join(map(str, found.seeds))
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
-    for own in found.trials.values():
-        out.print(trials_table(own, Unit(found.is_share)))
+    print_items(
+        out,
+        (trials_table(own, found.best[name], found.is_share) for name, own in found.trials.items()),
+    )
     print_lines(f"Failed: {line}" for line in found.failed)
     for line in found.at_an_end():
         out.print(f"[yellow]{escape(line)}[/]", soft_wrap=True)
     print_lines([f"Written to {path}. Run it with: {command_name()} run {path}"])
 
 
-def run_and_show(
+def counterfactual(
+    folder: Annotated[Path, Argument(metavar="RUN", help="A run folder.")],
+    without: Annotated[
+        str | None,
+        Option(metavar="CLIENT", help="Never ask this client, by its name or number."),
+    ] = None,
+    uniform: Annotated[bool, Option("--uniform", help="Give all clients equal weights.")] = False,
+    policy: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE", help="Use the bounds of this TOML file: the keys of methods.bounds."
+        ),
+    ] = None,
+    out_folder: Annotated[
+        Path | None,
+        Option(
+            "--out",
+            help="Run folder. Default: beside RUN, named after the change. A run there is resumed.",
+        ),
+    ] = None,
+) -> None:
+    """Run an experiment again with one thing changed, and compare: same seeds, data and batches.
+
+    Example: clientwise counterfactual runs/mine --without Basel
+    """
+    from ..experiment.running.rerun import with_equal_weights, with_policy, without_client
+    from ..launch import run as run_experiment
+    from ..record.files import plain_name
+    from ..record.run import RunFolder
+    from ..report.progress import show_progress
+    from ..report.terminal import comparison, print_items
+
+    if [without is not None, uniform, policy is not None].count(True) != 1:
+        fail("give one of --without CLIENT, --uniform and --policy FILE")
+    if without is not None:
+        experiment, change = without_client(folder, without), f"without-{without}"
+    elif policy is not None:
+        experiment, change = with_policy(folder, policy), f"policy-{policy.stem}"
+    else:
+        experiment, change = with_equal_weights(folder), "uniform"
+    target = out_folder or folder.with_name(f"{folder.resolve().name}-{plain_name(change)}")
+    resume = (target / "config.toml").exists()
+    with stop_politely(), show_progress(out) as on_round:
+        run_experiment(experiment, target, resume=resume, on_round=on_round)
+    print_items(out, comparison(RunFolder(folder), RunFolder(target)))
+    print_lines([f"\nRun folder  {target}"])
+
+
+def demo(out_folder: NewRunOption = None, changes: SetOption = None) -> None:
+    """Compare methods on real handwritten digits with two hostile clients, in half a minute.
+
+    Example: clientwise demo
+    """
+    with as_file(files("clientwise") / "demo.toml") as file:
+        experiment = load_single(file, changes)
+    out.print(INTRODUCTION)
+    folder = _run_and_show(experiment, out_folder)
+    command, where = command_name(), shlex.quote(str(folder))
+    audit = f"{command} show {where} --round {experiment.rounds} --method AdaFedSquared"
+    steps = {
+        f"{command} report {where}": "a page with all figures and tables",
+        audit: "the weight of every client in a round, and why",
+        f"{command} run {where}/config.toml --seeds 1-5": "confidence intervals over 5 seeds",
+        f"{command} list criteria": "all criteria that clients can be weighed by",
+        "docs/tutorial.md": "your own experiment in ten minutes",
+    }
+    out.print("\n[bold]Next[/]")
+    for step, purpose in steps.items():
+        out.print(f"  {escape(step)}\n      [dim]{escape(purpose)}[/]", soft_wrap=True)
+
+
+def _run_and_show(
     experiment: Experiment,
     folder: Path | None,
     resume: bool = False,
@@ -252,9 +308,10 @@ def run_and_show(
     from ..errors import MissingPackageError
     from ..launch import run as run_experiment
     from ..record.run import RunFolder
-    from ..report.output.figures import draw
-    from ..report.output.progress import show_progress
-    from ..report.views import result_charts
+    from ..report.charts import draw
+    from ..report.progress import show_progress
+    from ..report.results import Results
+    from ..report.sections import metric_chart
 
     with stop_politely(folder if resume else None), show_progress(out) as on_round:
         folder = run_experiment(
@@ -267,31 +324,12 @@ def run_and_show(
     finished = RunFolder(folder)
     picture = str(folder / "curves.png")
     try:
-        draw(result_charts(finished), Path(picture))
+        draw(metric_chart(Results([finished])), Path(picture), finished.methods)
     except MissingPackageError as error:
         picture = f"none: {error}"
     print_results(finished)
     print_lines([f"\nRun folder  {folder}", f"Picture     {picture}"])
     return folder
-
-
-def _refuse_unfit(loaded: Experiment | Matrix, jobs: int) -> None:
-    """End the command where an option of a matrix is given for a single experiment."""
-    from ..experiment.matrix.grid import Matrix
-
-    if jobs > 1 and not isinstance(loaded, Matrix):
-        fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
-
-
-def _unfinished(loaded: Experiment | Matrix) -> Path:
-    """The folder of the newest run of a config that is not finished."""
-    from ..experiment.matrix.grid import Matrix
-    from ..experiment.matrix.runs import find_unfinished_matrix
-    from ..experiment.running.resume import find_unfinished
-
-    if isinstance(loaded, Matrix):
-        return find_unfinished_matrix(loaded)
-    return find_unfinished(loaded)
 
 
 def _config_in(folder: Path) -> Path:
@@ -311,8 +349,8 @@ def _run_matrix(
 ) -> None:
     """Run the cells of a matrix with progress, then print and report their results."""
     from ..experiment.matrix.runs import CellsFailedError, run_matrix
-    from ..report.arena.report import write_arena
-    from ..report.output.progress import show_progress
+    from ..report.matrix import write_matrix
+    from ..report.progress import show_progress
 
     def on_cell(cell: MatrixCell, number: int, count: int) -> None:
         print_lines([f"{number} of {count}: {cell.name}"])
@@ -338,13 +376,8 @@ def _run_matrix(
         fail(f"{error}. The other cells are finished.\nRun the failed cells again with: {again}")
     print_matrix(folder)
     with err.status("Writing the report"):
-        page = write_arena(folder, folder / "report")
+        page = write_matrix(folder, folder / "report")
     print_lines([f"\nFolder  {folder}", f"Report  {page}"])
-
-
-def _columns_of(matrix: Matrix, federation: str) -> dict[str, float]:
-    """The share of hostile clients in every column."""
-    return {cell.column: cell.share for cell in matrix.cells if cell.data == federation}
 
 
 def _check_matrix(matrix: Matrix) -> None:
@@ -352,13 +385,14 @@ def _check_matrix(matrix: Matrix) -> None:
     from ..errors import Problems
     from ..experiment.checks.against_data import validate
     from ..experiment.checks.describe import describe
-    from ..report.document import counted
+    from ..report.items import counted
 
     problems = Problems()
     for name in matrix.federations:
         first, *others = [cell for cell in matrix.cells if cell.data == name]
+        shares = {cell.column: cell.share for cell in (first, *others)}
         with problems.noted(first.source):
-            print_lines(describe(first.experiment, columns=_columns_of(matrix, name)))
+            print_lines(describe(first.experiment, columns=shares))
         one_per_attack = {cell.attack: cell for cell in others}
         with err.status(f"Checking the columns of {escape(name)}"):
             for cell in one_per_attack.values():

@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from .console import fail
 
 if TYPE_CHECKING:
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix
-    from ..experiment.tune import TuneSettings
 
-ConfigArgument = Annotated[Path, typer.Argument(help="A TOML file.", show_default=False)]
+ConfigArgument = Annotated[Path, Argument(help="A TOML file.")]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
         help="Change a key of the config: training.epochs=5, methods.0.name=X.",
@@ -29,42 +27,30 @@ SetOption = Annotated[
 ]
 MethodsOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--methods",
+    Option(
         metavar="NAME,NAME",
         help="Use only these methods: names in the config, or of `clientwise list methods`.",
-        show_default=False,
     ),
 ]
 PresetOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", help="Use a preset of the config, for example quick.", show_default=False
-    ),
+    Option(metavar="NAME", help="Use a preset of the config, for example quick."),
 ]
 DataDirOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Folder with the datasets in their published layouts. Default: $CLIENTWISE_DATA.",
-        show_default=False,
-    ),
+    Option(help="Folder with the datasets in their published layouts. Default: $CLIENTWISE_DATA."),
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or auto.", show_default=False)]
-SeedsOption = Annotated[str | None, typer.Option(help="Seeds: 1,2,3 or 1-5.", show_default=False)]
-RoundsOption = Annotated[
-    int | None, typer.Option(help="Rounds per method and seed.", show_default=False)
+DeviceOption = Annotated[str | None, Option(help="cpu, cuda or auto.")]
+SeedsOption = Annotated[str | None, Option(help="Seeds: 1,2,3 or 1-5.")]
+RoundsOption = Annotated[int | None, Option(help="Rounds per method and seed.")]
+NewRunOption = Annotated[
+    Path | None, Option("--out", help="Run folder. Default: runs/NAME-DATE-TIME.")
 ]
-NamedRunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)
-]
-RunArgument = Annotated[
-    Path | None,
-    typer.Argument(help="A run folder. Default: the newest in runs/.", show_default=False),
-]
+RunArgument = Annotated[Path | None, Argument(help="A run folder. Default: the newest in runs/.")]
 
 
 def load(
-    file: Path, changes: Sequence[str] | None, preset: str | None, **keys: Any
+    file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any
 ) -> Experiment | Matrix:
     """The experiment or matrix of a config file, with what the command line changes.
 
@@ -76,7 +62,7 @@ def load(
     """
     from ..experiment.config_file import read_config
 
-    replaced = _values(keys)
+    replaced = values_of(keys)
     where, table = read_config(file, changes or [], replaced, preset)
     from ..experiment.matrix import grid  # PyTorch, for which a wrong file need not wait
 
@@ -87,48 +73,19 @@ def load_single(
     file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any
 ) -> Experiment:
     """The experiment of a config file, for commands that do not take a matrix; see `load`."""
-    from ..experiment.config_file import read_config
+    from ..experiment.matrix.grid import Matrix
 
-    where, table = read_config(file, changes or [], _values(keys), preset)
-    from ..experiment.load import make_experiment
-
-    return make_experiment(where, table)
-
-
-def try_data(
-    file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any
-) -> None:
-    """Read the data of a config that is refused: a missing file is said with all else that is wrong."""
-    from ..errors import ConfigError
-    from ..experiment.config_file import read_config
-
-    try:
-        where, table = read_config(file, changes or [], _values(keys), preset)
-    except ConfigError:
-        return  # it was said
-    from ..experiment.build.data import load_samples
-    from ..experiment.load import known_part
-
-    known = known_part(where, table)
-    if known is not None:
-        with suppress(AttributeError, OSError):  # a key about the data is wrong
-            load_samples(known)
+    loaded = load(file, changes, preset, **keys)
+    if isinstance(loaded, Matrix):
+        fail(f"{file}: has a matrix of experiments; this command takes a config without one")
+    return loaded
 
 
-def load_tuning(
-    file: Path, changes: Sequence[str] | None, preset: str | None, **keys: Any
-) -> tuple[Experiment, TuneSettings, dict[str, Any]]:
-    """The experiment of a config file, its [tune], and the table that both are from; see `load`."""
-    from ..experiment.tune import load_tuning as load_both
-
-    return load_both(file, changes or [], _values(keys), preset)
-
-
-def _values(keys: dict[str, Any]) -> dict[str, Any]:
+def values_of(keys: dict[str, Any]) -> dict[str, Any]:
     """What options mean in the config; an option that was not given replaces nothing."""
     values = {key: value for key, value in keys.items() if value not in (None, [])}
     if "seeds" in values:
-        values["seeds"] = parse_seeds(values["seeds"])
+        values["seeds"] = _parse_seeds(values["seeds"])
     if "data_dir" in values:
         values["data_dir"] = os.path.realpath(values["data_dir"])
     if re.fullmatch("[0-9]{1,9}", values.get("workers", "")):
@@ -136,8 +93,7 @@ def _values(keys: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def parse_seeds(text: str) -> list[int]:
-    """Seeds from "1,2,3" or "1-5"; another text ends the command."""
+def _parse_seeds(text: str) -> list[int]:
     from ..experiment.config import tables
 
     try:

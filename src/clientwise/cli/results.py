@@ -1,11 +1,11 @@
-"""Look at runs: `clientwise show`, `runs`, `diff`, `report`."""
+"""Look at runs and take models away: `clientwise show`, `runs`, `diff`, `report`, `export`, `predict`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from ..report.output.markup import escape
 from .console import (
@@ -18,36 +18,33 @@ from .console import (
 from .options import RunArgument
 
 if TYPE_CHECKING:
-    from ..record.run import RunFolder
-    from ..report.output.export import Format
+    from ..record.run import After, RunFolder
+
+MOST_ROWS = 20  # of predictions in the terminal
 
 
 def show(
     folder: RunArgument = None,
     round_num: Annotated[
         int | None,
-        typer.Option(
+        Option(
             "--round",
             help="Show the weight of every client in this round, and why.",
             min=0,
             max=10**9,
-            show_default=False,
         ),
     ] = None,
-    method: Annotated[
-        str | None, typer.Option(help="With --round: only this method.", show_default=False)
-    ] = None,
+    method: Annotated[str | None, Option(help="With --round: only this method.")] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(help="With --round: only this seed. Default: all seeds.", show_default=False),
+        int | None, Option(help="With --round: only this seed. Default: all seeds.")
     ] = None,
     details: Annotated[
         bool,
-        typer.Option("--details", help="With --round: also how weights are computed."),
+        Option("--details", help="With --round: also how weights are computed."),
     ] = False,
     fairness: Annotated[
         bool,
-        typer.Option("--fairness", help="Show how the clients' results differ, method by method."),
+        Option("--fairness", help="Show how the clients' results differ, method by method."),
     ] = False,
 ) -> None:
     """Show the results of a run, finished or running, in the terminal.
@@ -58,14 +55,14 @@ def show(
     from ..experiment.running.resume import newest_run
     from ..record.run import RunFolder
     from ..report.about import about
-    from ..report.output.terminal import audit_tables
+    from ..report.audit import audits
+    from ..report.results import Results
+    from ..report.sections import fairness_table
+    from ..report.terminal import print_items
 
-    if method is not None and round_num is None:
-        fail("--method goes with --round; add the number of a round")
-    if seed is not None and round_num is None:
-        fail("--seed goes with --round; add the number of a round")
-    if details and round_num is None:
-        fail("--details goes with --round; add the number of a round")
+    for name, value in {"method": method, "seed": seed, "details": details or None}.items():
+        if value is not None and round_num is None:
+            fail(f"--{name} goes with --round; add the number of a round")
     folder = folder or newest_run()
     if is_matrix(folder):
         if round_num is not None:
@@ -74,114 +71,92 @@ def show(
         return
     run = RunFolder(folder)
     if round_num is not None:
-        for table in audit_tables(run, round_num, method, seed, details=details):
-            out.print(table)
-        return
-    if fairness:
-        print_fairness(run)
-        return
-    facts = list(about(run))
-    width = max(len(what) for what, _ in facts) + 2
-    for what, text in facts:
-        out.print(f"[dim]{what:<{width}}[/]{escape(text)}", soft_wrap=True)
-    print_results(run)
+        print_items(out, audits(run, round_num, method, seed, details=details))
+    elif fairness:
+        table = fairness_table(Results([run]))
+        print_items(
+            out, [table or "Fewer than two clients have test data: there is nothing to compare."]
+        )
+    else:
+        facts = list(about(run))
+        width = max(len(what) for what, _ in facts) + 2
+        for what, text in facts:
+            out.print(f"[dim]{what:<{width}}[/]{escape(text)}", soft_wrap=True)
+        print_results(run)
 
 
 def runs(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[RUNS]...", help="Folders of runs. Default: runs/", show_default=False
-        ),
+        Argument(metavar="[RUNS]...", help="Folders of runs. Default: runs/"),
     ] = None,
     containing: Annotated[
-        str | None,
-        typer.Option(
+        str,
+        Option(
             "--with",
             help="List only runs that contain this word: a tag, a method, a dataset.",
-            show_default=False,
         ),
-    ] = None,
+    ] = "",
     sort: Annotated[
         str | None,
-        typer.Option(
-            help="Sort by a column, for example data or best. Default: the newest first.",
-            show_default=False,
-        ),
+        Option(help="Sort by a column, for example data or best. Default: the newest first."),
     ] = None,
 ) -> None:
     """List runs with data, methods, seeds, rounds, date, best result, notes and tags.
 
     Example: clientwise runs --with thesis --sort best
     """
-    from ..report.document import counted
-    from ..report.output.terminal import plain_table
-    from ..report.run_list import chosen, list_runs
+    from ..report.terminal import list_runs, print_items
 
     for folder in folders or ():
         if not folder.is_dir():
             fail(f"{folder}: no such folder")
-    found = chosen(list_runs(folders or [Path("runs")]), containing, sort)
-    if found.rows:
-        out.print(plain_table(found, counted(len(found.rows), "run")))
-    else:
-        out.print("No run found.")
+    found = list_runs(folders or [Path("runs")], containing, sort)
+    print_items(out, [found if len(found.frame) else "No run found."])
 
 
 def diff(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN RUN", help="Two or more run folders.", show_default=False),
-    ],
+    folders: Annotated[list[Path], Argument(metavar="RUN RUN", help="Two or more run folders.")],
 ) -> None:
     """Show how runs differ: config, versions, data.
 
     Example: clientwise diff runs/one runs/two
     """
-    from ..record.run import RunFolder
     from ..report.about import differences
-    from ..report.output.export import unique_names
-    from ..report.output.terminal import plain_table
+    from ..report.terminal import print_items
 
     if len(folders) < 2:
         fail("name two or more run folders")
-    found = differences([RunFolder(folder, name) for name, folder in unique_names(folders).items()])
-    if found.rows:
-        out.print(plain_table(found, found.title))
-    else:
-        out.print(found.note)
+    found = differences(_opened(folders))
+    print_items(out, [found if len(found.frame) else found.note])
 
 
 def report(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(help="Run folders. Default: the newest in runs/.", show_default=False),
+        Argument(help="Run folders. Default: the newest in runs/."),
     ] = None,
     out_folder: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--out",
             help="Folder of the report. Default: report in the run; for several runs, here.",
-            show_default=False,
         ),
     ] = None,
     figures: Annotated[
-        str | None,
-        typer.Option(
+        str,
+        Option(
             metavar="FORMAT,FORMAT",
             help="Also draw all figures as files: pdf (for papers), png, svg.",
-            show_default=False,
         ),
-    ] = None,
+    ] = "",
     wide: Annotated[
         bool,
-        typer.Option("--wide", help="PDF figures for two columns: 6.8 in wide instead of 3.3 in."),
+        Option("--wide", help="PDF figures for two columns: 6.8 in wide instead of 3.3 in."),
     ] = False,
     watch: Annotated[
         bool,
-        typer.Option(
-            "--watch", help="Write the report anew every few seconds while a run goes on."
-        ),
+        Option("--watch", help="Write the report anew every few seconds while a run goes on."),
     ] = False,
 ) -> None:
     """Write a report: one HTML file, all tables (CSV, Markdown, LaTeX), and figures if asked for.
@@ -190,96 +165,173 @@ def report(
     """
     from ..experiment.matrix.grid import is_matrix
     from ..experiment.running.resume import newest_run
-    from ..record.run import RunFolder
-    from ..report.arena.report import write_arena
-    from ..report.document import counted
-    from ..report.output.export import older_files, unique_names, write_report
-    from ..report.output.paper import COLUMN, PAGE
-    from ..report.output.progress import show_drawing
-    from ..report.output.watch import write_while_running
+    from ..report.audit import last_audits
+    from ..report.charts import COLUMN, FORMATS, PAGE
+    from ..report.files import older_files
+    from ..report.items import counted
+    from ..report.matrix import write_matrix
+    from ..report.page import write_report, write_while_running
 
-    width = PAGE if wide else COLUMN
-    formats = parse_formats(figures or ("pdf" if wide else ""))
-    names = unique_names(folders or [newest_run()])
-    first, *others = names.values()
-    for folder in names.values():
-        if others and is_matrix(folder):
+    wanted = [word.strip().lower() for word in figures.split(",") if word.strip()]
+    if not {*wanted} <= {*FORMATS}:
+        fail(f"--figures {figures}: write one or several of {', '.join(FORMATS)}")
+    formats = [one for one in FORMATS if one in (wanted or ["pdf"] * wide)]
+    every = folders or [newest_run()]
+    for folder in every:
+        if len(every) > 1 and is_matrix(folder):
             fail(f"{folder}: is a matrix; a report is about one matrix, or about runs")
         if watch and is_matrix(folder):
             fail(f"{folder}: is a matrix; --watch goes with runs")
-    target = out_folder
-    if target is None:
-        target = Path("report") if others else first / "report"
+    default = every[0] / "report" if len(every) == 1 else Path("report")
+    target = out_folder or default
     page = target / "report.html"
+    width = PAGE if wide else COLUMN
 
     def write() -> None:
-        with show_drawing(err) as on_figure:
-            if is_matrix(first):
-                write_arena(first, target, on_figure, width, formats)
+        with err.status("Writing the report"):
+            if is_matrix(every[0]):
+                write_matrix(every[0], target, formats, width)
             else:
-                found = [RunFolder(folder, name) for name, folder in names.items()]
-                write_report(found, target, on_figure, width, formats)
+                write_report(_opened(every), target, formats, last_audits, width)
 
     with writing_to(target):
         if watch:
             print_lines([f"Watching     {page}: reload it in the browser. Ctrl-C stops."])
-            write_while_running(list(names.values()), write)
+            write_while_running(every, write)
         else:
             write()
     if not page.exists():
         return  # stopped before the first round
-    beside = "tables (CSV, Markdown, LaTeX); --figures pdf draws figures for a paper"
-    if formats:
-        beside = f"figures ({', '.join(formats).upper()}) and tables (CSV, Markdown, LaTeX)"
-    lines = [f"Report       {page}", f"Beside it    {beside}"]
+    drawn = f"figures ({', '.join(formats).upper()}) and " if formats else ""
+    hint = "" if formats else "; --figures pdf draws figures for a paper"
+    beside = f"{drawn}tables (CSV, Markdown, LaTeX){hint}"
+    print_lines([f"Report       {page}", f"Beside it    {beside}"])
     for folder, count in older_files(page).items():
-        lines.append(f"Not updated  {counted(count, 'file')} in {folder}, older than this report")
-    print_lines(lines)
+        older = f"{counted(count, 'file')} in {folder}, older than this report"
+        print_lines([f"Not updated  {older}"])
 
 
-def parse_formats(text: str) -> list[Format]:
-    """The formats of figures that a text lists, separated by commas."""
-    from ..report.output.export import FORMATS
+def export(
+    folder: RunArgument = None,
+    method: Annotated[str | None, Option(help="Only this method.")] = None,
+    seed: Annotated[int | None, Option(help="Only this seed.")] = None,
+    out_folder: Annotated[
+        Path | None,
+        Option("--out", help="Folder of the models. Default: models in the run."),
+    ] = None,
+    after: Annotated[
+        str | None,
+        Option(
+            "--round",
+            help="A round that `keep_every` in the config kept, or best. Default: the last, or "
+            'the best with keep = "best".',
+        ),
+    ] = None,
+    onnx: Annotated[
+        bool,
+        Option("--onnx", help="Also write ONNX; this imports the plugins of the run's config."),
+    ] = False,
+) -> None:
+    """Write the trained models as safetensors files: tensors by name, and what `predict` needs.
 
-    wanted = [word.strip().lower() for word in text.split(",") if word.strip()]
-    for word in wanted:
-        if word not in FORMATS:
-            fail(f"--figures {text}: write one or several of {', '.join(FORMATS)}")
-    return [known for known in FORMATS if known in wanted]
+    Example: clientwise export runs/mine --method FedAvg --round best
+    """
+    from ..experiment.running.resume import newest_run
+    from ..registry import suggest
+    from ..results import Run
+
+    wanted_round: After = None
+    if after == "best":
+        wanted_round = "best"
+    elif after is not None:
+        if not (after.isdecimal() and len(after) < 10):
+            fail(f"--round {after}: write the number of a round, or best")
+        wanted_round = int(after)
+    run = Run(folder or newest_run())
+    lanes = _opened([run.folder])[0].lanes
+    known = {f"{one.method} seed {one.seed}": one for one in lanes.itertuples()}
+    chosen = [
+        one for one in known.values() if method in (None, one.method) and seed in (None, one.seed)
+    ]
+    if not chosen:
+        wanted = f"{method or run.methods[0]} seed {seed or 1}" if known else "any method"
+        fail(f"{run.folder}: has no model of {wanted}{suggest(wanted, known)}")
+    target = out_folder or run.folder / "models"
+    with writing_to(target), err.status("Writing the models"):
+        for one in chosen:
+            if method is not None or run.has_model(one.method):
+                paths = run.export(one.method, one.seed, target, onnx=onnx, after=wanted_round)
+                print_lines(str(path) for path in paths)
+
+
+def predict(
+    model: Annotated[Path, Argument(help="A model that `clientwise export` wrote.")],
+    rows: Annotated[Path, Argument(help="Rows to predict: a CSV, TSV or Parquet file.")],
+    out_file: Annotated[
+        Path | None,
+        Option(
+            "--out",
+            help="Write all rows with their predictions to a CSV file; a CSV file's separator is kept.",
+        ),
+    ] = None,
+) -> None:
+    """Predict the rows of a file by a model that was trained on a table.
+
+    Example: clientwise predict runs/mine/models/FedAvg-seed1.safetensors new.csv --out predicted.csv
+    """
+    from ..data.table import read_rows, separator_of
+    from ..prediction import load_predictor
+    from ..report.items import Table, fixed
+    from ..report.terminal import print_items
+    from ..writing import replacing
+
+    if out_file is not None and out_file.suffix != ".csv":
+        fail(f"--out {out_file}: write a name that ends in .csv")
+    with err.status("Predicting"):
+        predictor = load_predictor(model)
+        frame = read_rows(rows, predictor.table)
+        predictions = predictor.predict(frame, source=str(rows))
+    if out_file is not None:
+        taken = {name: f"{name} (new)" for name in frame.columns}
+        separator = separator_of(rows) if rows.name.endswith((".csv", ".csv.gz")) else ","
+        joined = frame.join(predictions.rename(columns=taken))
+        with writing_to(out_file), replacing(out_file) as temporary:
+            joined.to_csv(temporary, sep=separator, index=False)
+        print_lines([f"Predictions  {out_file}"])
+        return
+    first = predictions.head(MOST_ROWS)
+    are_classes = predictor.problem.num_classes > 0
+    text = fixed(3) if are_classes else "{:.6g}".format  # probabilities, or numbers
+    formats = dict.fromkeys(first.select_dtypes("number"), text)
+    first.insert(0, "row", range(1, len(first) + 1))  # 1 is the first below the column names
+    more = len(predictions) - len(first)
+    note = f"{more:,} more rows; --out FILE.csv writes all of them." if more else ""
+    title = f"Predictions of {predictor.table.target}"
+    print_items(out, [Table("predictions", title, first, note, formats=formats)])
 
 
 def print_results(run: RunFolder) -> None:
     """A run's table, and what it shows in a few sentences."""
-    from ..report.output.terminal import remarks, summary_table
-    from ..report.series import series_of
-    from ..report.views import headline
+    from ..report.terminal import print_items, run_items
 
-    out.print(summary_table(run))
-    for line in [*headline(series_of([run])), *remarks(run)]:
-        out.print(escape(line))
-
-
-def print_fairness(run: RunFolder) -> None:
-    """The worst tenth of the clients, their spread, and gaps between groups."""
-    from ..report.output.terminal import plain_table
-    from ..report.sections.clients import fairness_of
-    from ..report.series import series_of
-
-    tables = fairness_of(series_of([run]))
-    for table in tables:
-        out.print(plain_table(table, table.title))
-        out.print(escape(table.note))
-    if not tables:
-        out.print("Fewer than two clients have test data: there is nothing to compare.")
+    print_items(out, run_items(run))
 
 
 def print_matrix(folder: Path) -> None:
     """A matrix's tables, and what they show in a few sentences."""
-    from ..report.arena.report import arena
-    from ..report.output.terminal import matrix_tables
+    from ..report.matrix import matrix_report
+    from ..report.terminal import print_items
 
-    document = arena(folder)
-    for table in matrix_tables(document):
-        out.print(table)
-    for line in document.lead:
-        out.print(escape(line))
+    found = matrix_report(folder)
+    standings = [
+        items[0] for title, items in found.sections.items() if "standings" in title.lower()
+    ]
+    print_items(out, [found.subtitle, *standings, *found.lead])
+
+
+def _opened(folders: list[Path]) -> list[RunFolder]:
+    """Runs, each with a name of its own."""
+    from ..record.run import RunFolder
+    from ..report.page import unique_names
+
+    return [RunFolder(folder, name) for name, folder in unique_names(folders).items()]

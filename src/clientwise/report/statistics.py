@@ -3,50 +3,45 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy
-from numpy.typing import NDArray
 
 SIGNIFICANCE = 0.05  # a smaller p is called significant
 MIN_SEEDS = 5  # or federations: with fewer, no difference is called significant
-
-
-def mean_of(values: Sequence[float | None]) -> float | None:
-    """The mean of the known values; None where there are none."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def deviation_of(values: Sequence[float | None]) -> float | None:
-    """The standard deviation of the known values; None for a single one."""
-    known = [value for value in values if value is not None]
-    return statistics.stdev(known) if len(known) > 1 else None
+SMALLEST_P = 0.001  # a smaller p-value is not spelt out
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Mean of paired differences; with several pairs, a 95% confidence interval and Student's p."""
+    """Mean of paired differences; of several pairs with Student's 95% confidence interval and p."""
 
     mean: float
-    margin: float | None  # half the width of the uncorrected interval; None for a single pair
+    error: float | None  # standard error of the mean; None for a single pair
     pairs: int
-    round_num: int | None = None  # where it was taken, if that is not the last round of both
     p_value: float | None = None
-    tests: int = 1  # how many its p is corrected for
-    widening: float = 1.0  # of the interval, by the same correction
+    tests: int = 1  # how many p and interval are corrected for
+    factor: float = 1.0  # by which that has multiplied p
+    round_num: int | None = None  # where it was taken, if that is not the last round of both
 
     @property
-    def is_significant(self) -> bool:
-        """Whether p < 0.05, with five pairs or more."""
-        return self._is_unlikely and self.pairs >= MIN_SEEDS
+    def margin(self) -> float | None:
+        """Half the width of the uncorrected 95% confidence interval."""
+        return self._margin(SIGNIFICANCE)
 
     @property
-    def lacks_seeds(self) -> bool:
-        """Whether p < 0.05, but with too few pairs for a claim."""
-        return self._is_unlikely and self.pairs < MIN_SEEDS
+    def corrected_margin(self) -> float | None:
+        """Half the width of `interval`."""
+        return self._margin(SIGNIFICANCE / self.factor)
+
+    def _margin(self, level: float) -> float | None:
+        if self.error is None:
+            return None
+        from scipy.special import stdtrit  # `scipy.stats` takes a second to import
+
+        return float(stdtrit(self.pairs - 1, 1 - level / 2)) * self.error
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -55,39 +50,64 @@ class Difference:
         return None if margin is None else (self.mean - margin, self.mean + margin)
 
     @property
-    def corrected_margin(self) -> float | None:
-        """Half the width of `interval`."""
-        return None if self.margin is None else self.margin * self.widening
+    def is_significant(self) -> bool:
+        """Whether p < 0.05, with five pairs or more."""
+        return self._is_unlikely and self.pairs >= MIN_SEEDS
 
     @property
     def _is_unlikely(self) -> bool:
         return self.p_value is not None and self.p_value < SIGNIFICANCE
 
+    def significance(self, pairs: str = "seeds") -> str:
+        """Whether it is significant, in words, with its p."""
+        if self._is_unlikely and self.pairs < MIN_SEEDS:
+            return f"{self.chance}; no significance is claimed with fewer than {MIN_SEEDS} {pairs}"
+        return f"{'' if self.is_significant else 'not '}statistically significant ({self.chance})"
 
-def paired_difference(
-    ours: Sequence[float | None],
-    theirs: Sequence[float | None],
-) -> Difference | None:
-    """Ours minus theirs, seed by seed, with Student's interval; None where no seed has both.
+    @property
+    def chance(self) -> str:
+        """The p-value: `p = 0.08, Holm` where it is corrected.
 
-    >>> difference = paired_difference([3.0, 4.0, 5.0], [1.0, 1.0, 1.0])
-    >>> difference.mean, round(difference.margin, 3), difference.pairs, round(difference.p_value, 3)
+        >>> Difference(0.1, 0.1, 5, p_value=0.0812, tests=3).chance
+        'p = 0.081, Holm'
+        """
+        if self.p_value is None:
+            return "no p-value"
+        number = p_number(self.p_value)
+        text = f"p {number}" if number.startswith("<") else f"p = {number}"
+        return f"{text}, Holm" if self.tests > 1 else text
+
+    def text(self, signed: Callable[[float], str]) -> str:
+        """The mean, and the interval in brackets: not with ±, which is a standard deviation in the same tables."""
+        text = signed(self.mean)
+        if self.interval is not None:
+            low, high = map(signed, self.interval)
+            text += f" [{low}, {high}]"
+        return text if self.round_num is None else f"{text} (round {self.round_num})"
+
+
+def paired_difference(ours: Iterable[float], theirs: Iterable[float]) -> Difference | None:
+    """Ours minus theirs, pair by pair; pairs without both values do not count. None where there is no pair.
+
+    >>> found = paired_difference([3.0, 4.0, 5.0], [1.0, 1.0, 1.0])
+    >>> found.mean, round(found.margin, 3), found.pairs, round(found.p_value, 3)
     (3.0, 2.484, 3, 0.035)
     """
     both = zip(ours, theirs, strict=True)
-    pairs = [one - other for one, other in both if one is not None and other is not None]
-    if not pairs:
+    values = numpy.array(
+        [numpy.nan if None in pair else pair[0] - pair[1] for pair in both], dtype=float
+    )
+    values = values[~numpy.isnan(values)]
+    if not len(values):
         return None
-    if len(pairs) == 1:
-        return Difference(pairs[0], None, 1)
-    from scipy.special import stdtr, stdtrit  # `scipy.stats` takes a second to import
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return Difference(mean, None, 1)
+    from scipy.special import stdtr
 
-    mean = statistics.fmean(pairs)
-    error = statistics.stdev(pairs) / math.sqrt(len(pairs))
-    freedom = len(pairs) - 1
-    p_value = 2 * float(stdtr(freedom, -abs(mean) / error)) if error else float(mean == 0)
-    margin = float(stdtrit(freedom, 0.975)) * error
-    return Difference(mean, margin, len(pairs), p_value=p_value)
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    p_value = 2 * float(stdtr(len(values) - 1, -abs(mean) / error)) if error else float(mean == 0)
+    return Difference(mean, error, len(values), p_value)
 
 
 def holm(differences: Sequence[Difference]) -> list[Difference]:
@@ -95,31 +115,19 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
 
     Where p is multiplied by k, the interval is that of the level 1 − 0.05/k. It contains the uncorrected one.
 
-    >>> found = holm([Difference(1, 1, 5, p_value=p) for p in (0.01, 0.04, 0.03)])
+    >>> found = holm([Difference(1, 0.5, 5, p_value=p) for p in (0.01, 0.04, 0.03)])
     >>> [one.p_value for one in found], [round(one.corrected_margin, 2) for one in found]
-    ([0.03, 0.06, 0.06], [1.43, 1.15, 1.26])
+    ([0.03, 0.06, 0.06], [1.98, 1.59, 1.75])
     """
     p_values = [one.p_value for one in differences]
     tests = sum(p_value is not None for p_value in p_values)
     corrected = []
     for one, p_value in zip(differences, holm_p_values(p_values), strict=True):
-        if one.p_value is None or p_value is None:
-            corrected.append(one)
-            continue
-        widening = _widening(one.p_value, p_value, one.pairs)
-        corrected.append(replace(one, p_value=p_value, tests=tests, widening=widening))
+        if one.p_value is not None and p_value is not None:
+            factor = p_value / one.p_value if one.p_value else 1.0
+            one = replace(one, p_value=p_value, tests=tests, factor=factor)
+        corrected.append(one)
     return corrected
-
-
-def _widening(p_value: float, corrected: float, pairs: int) -> float:
-    """How much wider Student's interval is at the level that a corrected p tests at."""
-    if p_value == corrected:
-        return 1.0
-    from scipy.special import stdtrit
-
-    level = SIGNIFICANCE * p_value / corrected
-    wide, narrow = stdtrit(pairs - 1, [1 - level / 2, 1 - SIGNIFICANCE / 2]).tolist()
-    return float(wide / narrow)
 
 
 def holm_p_values(p_values: Sequence[float | None]) -> list[float | None]:
@@ -130,44 +138,44 @@ def holm_p_values(p_values: Sequence[float | None]) -> list[float | None]:
     >>> holm_p_values([0.01, None, 0.04, 0.03])
     [0.03, None, 0.06, 0.06]
     """
-    numbered = enumerate(p_values)
-    tested = sorted((p_value, index) for index, p_value in numbered if p_value is not None)
+    tested = sorted((value, index) for index, value in enumerate(p_values) if value is not None)
     corrected = list(p_values)
     highest = 0.0
-    for rank, (p_value, index) in enumerate(tested):
-        highest = max(highest, min(1.0, (len(tested) - rank) * p_value))
+    for rank, (value, index) in enumerate(tested):
+        highest = max(highest, min(1.0, (len(tested) - rank) * value))
         corrected[index] = highest
     return corrected
 
 
-@dataclass(frozen=True)
-class Contingency:
-    """How many of the same samples two methods classified correctly (P1's Tables 3, 5 and 7)."""
+def mcnemar(ours: Any, theirs: Any) -> tuple[dict[str, int], float]:
+    """Of the same samples, how many two methods classified correctly, and the p of McNemar's exact test.
 
-    both_wrong: int
-    only_ours: int  # correct with our method, wrong with the other
-    only_theirs: int
-    both_right: int
+    p: how often two equally good methods would divide as unevenly the samples that only one of them
+    classifies correctly.
 
-    @property
-    def p_value(self) -> float:
-        """McNemar's exact test: how often two equally good methods would differ by as much.
-
-        >>> round(Contingency(0, 9, 1, 90).p_value, 4)
-        0.0215
-        """
-        from scipy.special import bdtr
-
-        differing = self.only_ours + self.only_theirs
-        fewer = min(self.only_ours, self.only_theirs)
-        return min(1.0, 2 * float(bdtr(fewer, differing, 0.5)))
-
-
-def contingency(ours: NDArray[numpy.bool_], theirs: NDArray[numpy.bool_]) -> Contingency:
-    """From which samples [N] each method classified correctly.
-
-    >>> contingency(numpy.array([True, True, False]), numpy.array([True, False, False]))
-    Contingency(both_wrong=1, only_ours=1, only_theirs=0, both_right=1)
+    >>> ours, theirs = numpy.array([True] * 99 + [False]), numpy.array([True] * 90 + [False] * 9 + [True])
+    >>> counts, p_value = mcnemar(ours, theirs)
+    >>> counts["only this"], counts["only the baseline"], round(p_value, 4)
+    (9, 1, 0.0215)
     """
-    counts = numpy.bincount(2 * theirs.astype(int) + ours.astype(int), minlength=4).tolist()
-    return Contingency(*counts)
+    from scipy.special import bdtr
+
+    counts = {
+        "both right": int((ours & theirs).sum()),
+        "only this": int((ours & ~theirs).sum()),
+        "only the baseline": int((~ours & theirs).sum()),
+        "both wrong": int((~ours & ~theirs).sum()),
+    }
+    only = (counts["only this"], counts["only the baseline"])
+    return counts, min(1.0, 2 * float(bdtr(min(only), sum(only), 0.5)))
+
+
+def p_number(value: float) -> str:
+    """A p-value as a number of two digits.
+
+    >>> p_number(0.0812), p_number(0.00001), p_number(float("nan"))
+    ('0.081', '< 0.001', '–')
+    """
+    if value != value:
+        return "–"
+    return f"< {SMALLEST_P}" if value < SMALLEST_P else f"{value:.2g}"

@@ -1,1 +1,271 @@
-"""Every weight of one round, and what changed it."""
+"""Every weight of one round and what changed it, as items of a report, and the answer to `Run.why`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import pandas
+
+from ...errors import RunError
+from ...registry import suggest
+from ..about import in_words
+from ..items import Chart, Item, Table, Unit, counted, fixed, percent
+from .explanation import Explanation, Round, explain, lane_rows, records
+
+if TYPE_CHECKING:
+    from ...record.run import RunFolder
+
+MOST_CLIENTS = 500  # in the tables of a round
+MOST_BARS = 20  # clients in its picture
+COLUMNS = {  # from the score to the share, in the order in which they are computed
+    "score": "score",
+    "prior": "weight by criteria",
+    "harm": "harm",
+    "z": "z",
+    "history_z": "history z",
+    "posterior": "weight after evidence",
+    "weight": "weight within bounds",
+    "influence": "final share",
+}
+SHARES = ("prior", "posterior", "weight", "influence")
+FORMATS = {COLUMNS[name]: percent for name in SHARES} | {"z": fixed(1), "history z": fixed(1)}
+MEANINGS = {
+    "harm": (
+        "Harm is by how much following the client instead of the mean would raise the held-out loss. z sums "
+        "up its significance over the rounds, in standard errors; below 0, it favours the client."
+    ),
+    "history_z": (
+        "History z compares an update with the client's own earlier updates; above 0, it points against them."
+    ),
+}
+
+
+def why(
+    run: RunFolder,
+    client: str | int,
+    method: str,
+    seed: int,
+    round_num: int | None = None,
+    *,
+    details: bool = False,
+) -> str:
+    """At most six lines about a client's share, the answer first; `details` adds the parameters.
+
+    Args:
+        run: the run.
+        client: its name, or its number.
+        method: the method.
+        seed: the seed.
+        round_num: the round; None is the last one in which the client took part.
+        details: whether to add how weights are computed, with all parameters, and notes on the round.
+    """
+    rows = lane_rows(run, "weights", method, seed)
+    at = Round(run, method, seed, rows["round"].max() if round_num is None else round_num)
+    own = rows[rows["client"] == _number(at, client)]
+    where = f"{method}, seed {seed}: " if len(run.lanes) > 1 else ""
+    if own.empty:
+        return f"{where}{client} took part in no round."
+    last = own["round"].max()
+    at = replace(at, round_num=last if round_num is None else round_num)
+    found = explain(run, method, seed, at.round_num, own["client"].unique())
+    if not found:
+        return f"{where}{client} took no part in round {round_num}; the last was round {last}."
+    one = found[0]
+    facts = [one.known_facts()]
+    for reason, count in own["refusal"].value_counts().head(1).items():
+        facts.append(f"Refused in {count} of {counted(len(own), 'round')}: {reason}.")
+    limits = f"{one.by_copies()} {one.by_bounds()}".strip()
+    lines = [one.by_criteria(), one.by_evidence(), limits, one.by_rule(), " ".join(facts).strip()]
+    if details:
+        lines += [*_parameters(at), *_notes(at)]
+    return "\n  ".join([f"{where}{one.answer()}", *filter(None, lines)])
+
+
+def _number(at: Round, client: str | int) -> int:
+    """The number of a client that is given by its number or name."""
+    names = {number: row["name"] or str(number) for number, row in at.clients.items()}
+    for number, name in names.items():
+        if str(client) in (name, str(number), f"client {number}"):
+            return number
+    raise RunError(f"{at.run.id}: no client {client!r}{suggest(str(client), names.values())}")
+
+
+def last_audits(run: RunFolder) -> Iterator[tuple[str, list[Item]]]:
+    """For the page: the last round of every method, and those in which updates were first refused for a reason.
+
+    Each has a title. `clientwise show RUN --round N` and `Run.why` have all rounds.
+    """
+    for method, seed in run.lanes.groupby("method", sort=False)["seed"].first().items():
+        own = lane_rows(run, "weights", method, seed)
+        refused = own.dropna(subset=["refusal"]).groupby("refusal")["round"].min()
+        for round_num in sorted({*refused, *own["round"].tail(1)}):
+            at = Round(run, method, seed, round_num)
+            yield at.title, [*audit(run, method, seed, round_num)]
+
+
+def audits(
+    run: RunFolder,
+    round_num: int,
+    method: str | None = None,
+    seed: int | None = None,
+    *,
+    details: bool = False,
+) -> Iterator[Item]:
+    """A round in the terminal, under every method and seed that has run it, or under one; see `audit`."""
+    asked = [
+        one
+        for one in run.lanes.itertuples()
+        if method in (None, one.method) and seed in (None, one.seed)
+    ]
+    if not asked:
+        lane_rows(
+            run, "rounds", method or run.methods[0], -1 if seed is None else seed
+        )  # says what there is
+    for one in [one for one in asked if one.rounds >= round_num] or asked[:1]:
+        yield from audit(run, one.method, one.seed, round_num, details=details)
+
+
+def audit(
+    run: RunFolder, method: str, seed: int, round_num: int, *, details: bool = False
+) -> Iterator[Item]:
+    """The weights of a round: a picture, a row per client, what moved each weight, and notes.
+
+    Args:
+        run: the run.
+        method: the method.
+        seed: the seed.
+        round_num: the round.
+        details: whether to add how weights are computed, with all parameters.
+    """
+    at = Round(run, method, seed, round_num)
+    told = explain(run, method, seed, round_num)
+    yield from _picture(at, told)
+    yield _clients(at, told[:MOST_CLIENTS])
+    moved = [(one.label, one.answer() if one.refusal else one.reasons()) for one in told]
+    rows = [row for row in moved[:MOST_CLIENTS] if row[1]]
+    if rows:
+        frame = pandas.DataFrame(rows, columns=["client", "reasons"])
+        yield Table(_id(at, "moved"), "What moved the weights", frame)
+    if len(told) > MOST_CLIENTS:
+        yield (
+            f"{len(told) - MOST_CLIENTS:,} more clients have less weight, or were refused. "
+            '`Run.frame("weights")` in Python has all of them.'
+        )
+    yield from _notes(at)
+    if details:
+        yield from _parameters(at)
+
+
+def _id(at: Round, what: str) -> str:
+    return f"{what}-{at.method}-{at.seed}-{at.round_num}"
+
+
+def _picture(at: Round, told: Sequence[Explanation]) -> Iterator[Chart]:
+    """How an equal share becomes each client's final share, step by step."""
+    steps = []
+    for one in told:
+        evidence = one.prior if one.evidence is None else one.evidence.after
+        path = [one.equal_share, one.prior, evidence, one.weight, one.influence]
+        movers = ("criteria", "evidence", "bounds", "rule" if one.clipped is None else "clipping")
+        for mover, (before, after) in zip(movers, pairwise(path), strict=True):
+            steps.append((one.label, mover, before, after))
+    frame = pandas.DataFrame(steps, columns=["client", "step", "from", "to"]).dropna()
+    is_moved = (frame["from"] - frame["to"]).abs() > 1e-9
+    frame = frame[frame["step"].isin(frame.loc[is_moved, "step"])]
+    if frame.empty:
+        return
+    equal = told[0].equal_share
+    distance = (frame["to"] - equal).abs().groupby(frame["client"]).max()
+    farthest = distance.nlargest(MOST_BARS).index
+    yield Chart(
+        _id(at, "steps"),
+        f"{at.title}: from an equal share to the final one",
+        frame[frame["client"].isin(farthest)],
+        "bars",
+        x="to",
+        y="client",
+        colour="step",
+        low="from",
+        high="to",
+        format=".1%",
+        reference=equal,
+        alt=(
+            f"Every client begins with an equal share of {percent(equal)} (the line); "
+            f"{' and then '.join(frame['step'].unique())} lead to its final share."
+        ),
+    )
+
+
+def _clients(at: Round, told: Sequence[Explanation]) -> Table:
+    """Every participant of a round: its shares step by step, its criteria, and the reason in brief."""
+    rows = at.participants().head(len(told)).reset_index(drop=True)
+    rows = rows[[column for column in COLUMNS if column in rows]].dropna(axis="columns", how="all")
+    shares = [column for column in SHARES if column in rows]
+    repeated = [one for one, after in pairwise(shares) if rows[one].equals(rows[after])]
+    frame = rows.drop(columns=repeated).rename(columns=COLUMNS)
+    frame.insert(0, "client", [one.label for one in told])
+    brief = ["; ".join(filter(None, (one.brief(), one.simulated_as))) for one in told]
+    frame.insert(1, "reason", brief)
+    values = [{own.name: own.value for own in one.criteria} for one in told]
+    title = at.title
+    if len(priority := at.record.get("priority") or ()) > 1:
+        title += f", priority {' > '.join(priority)}"
+    return Table(
+        _id(at, "audit"),
+        title,
+        frame.join(pandas.DataFrame(values)),
+        formats=FORMATS,
+        secondary=("reason", "harm", "history z"),
+    )
+
+
+def _notes(at: Round) -> Iterator[str]:
+    yield from at.record.get("notes") or ()
+    if tried := at.record.get("candidates"):
+        text = Unit(at.run.facts.is_share).text
+        orders = "; ".join(f"{' > '.join(order)} {text(metric)}" for order, metric in tried)
+        rounds = counted(int(at.record["testing_rounds"]), "testing round")
+        yield f"Orders of priority tried, with their {at.run.facts.metric}: {orders} ({rounds})."
+    if names := at.record.get("no_effect"):
+        yield f"No effect on the weights: {', '.join(names)} (constant across the clients of this round)."
+
+
+def _parameters(at: Round) -> Iterator[str]:
+    """Score, criteria, evidence, bounds, rule and server steps of a round, a sentence or two each."""
+    about = at.about
+    if not at.table:
+        yield "The options of parts are unknown: the config cannot be read."
+    order = ", ".join(about.criteria)
+    if len(priority := at.record.get("priority") or ()) > 1:
+        order = f"{' > '.join(priority)} (most important first)"
+    if about.score:
+        score = in_words(at.table.get("score", about.score))
+        yield f"Weight by the criteria = score / sum of scores. Score: {score}. Criteria: {order}."
+    if about.averages_equally:
+        yield "Clients were drawn by their score, so their weights are equal."
+    if about.evidence:
+        yield f"Evidence: {in_words(at.table.get('evidence', about.evidence))}."
+    found = at.rows("weights").dropna(axis="columns", how="all")
+    yield from (means for column, means in MEANINGS.items() if column in found)
+    limits = [
+        f"{key} {100 * at.bounds.get(key, 0):.4g}%"
+        for key in ("cap", "floor")
+        if at.bounds.get(key)
+    ]
+    if limits:
+        yield f"Bounds: {', '.join(limits)}."
+    if note := at.bounds.get("note"):
+        yield f"Reason for the bounds: {note.rstrip('.')}."
+    if at.rule:
+        yield f"Final share: the client's part of the aggregate after {at.rule}."
+    tried = records(at.rows("steps"))
+    if tried:
+        losses = ", ".join(f"{one['step']} {one['loss']:.4g}" for one in tried)
+        used = next(one["step"] for one in tried if one["used"])
+        yield (
+            f"The server tried {len(tried)} steps and used {used}. Losses on its samples: {losses}. "
+            "The decision adds up the losses of earlier rounds, with decay."
+        )

@@ -9,14 +9,21 @@ sentence of its own about a weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
-from ...record.reading.config_view import RecordedMethod, read_bounds, recorded_config
-from ...record.reading.rows import CriterionRow, LoweredRow, ParticipantRow
-from ...record.run import RunFolder
-from ..document import counted, number, percent_of
+from ...core.reasons import Kept
+from ...errors import RunError
+from ...registry import listed, suggest
+from ..about import in_words
+from ..items import counted, percent
+
+if TYPE_CHECKING:
+    import pandas
+
+    from ...record.run import MethodFacts, RunFolder
 
 NOTABLE = 0.1  # relative change of a weight below which nothing is said
 LOSSES = {  # by the source of the server set: the loss that evidence is about
@@ -39,6 +46,19 @@ Cause = Literal[
     "kept",  # the model of the round before
     "nothing",  # about an equal share
 ]
+Row = Mapping[str, Any]  # of a frame, with None for what is absent
+FACTS = ("round", "client", "name", "hostile", "refusal")  # columns of the frame "weights"
+NUMBERS = (
+    "prior",
+    "z",
+    "history_z",
+    "harm",
+    "harm_error",
+    "posterior",
+    "copies",
+    "weight",
+    "influence",
+)
 
 
 @dataclass(frozen=True)
@@ -47,20 +67,22 @@ class Criterion:
 
     name: str
     value: float
-    mean: float | None  # over the round's accepted clients; None: the record lacks some of them
+    mean: float  # over the round's accepted clients
     is_constant: bool  # the same for all of them
+
+    @property
+    def text(self) -> str:
+        """In words."""
+        others = "the same for all" if self.is_constant else f"mean {self.mean:.4g}"
+        return f"{self.name} {self.value:.4g} ({others})"
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What evidence did to a client's weight, and when it was last significant against the client."""
 
-    before: float
-    after: float  # also after copies were counted as one
-    is_test: bool  # whether it sums up significance, as Page's test does
-    since: int | None = (
-        None  # it has lowered the weight in every round since; None: not in this one
-    )
+    after: float  # the weight, also after copies were counted as one
+    since: int | None  # it has lowered the weight in every round since; None: not in this one
     last: int | None = None  # the last round in which it was significant against the client
     witness: Witness = "unknown"  # by what; this field and those below are of that round
     loss: str = "the loss"  # that `harm` is about
@@ -69,14 +91,22 @@ class Evidence:
     error: float | None = None  # the standard error of `harm`
     change: float | None = None  # of the loss by the round itself
 
-
-@dataclass(frozen=True)
-class Bound:
-    """A bound that changed a weight."""
-
-    kind: Literal["cap", "floor", "other"]
-    before: float
-    limit: float | None  # None where several bounds together changed it
+    def size(self, *, is_past: bool) -> str:
+        """What it was when it was last significant."""
+        if self.witness == "past":
+            return (
+                f"its update {'pointed' if is_past else 'points'} against its own earlier updates"
+            )
+        if self.witness == "unknown" or self.harm is None:
+            return "its size is not recorded"
+        verb = "would have raised" if is_past else "would raise"
+        text = f"in place of the mean, its update {verb} {self.loss} by {self.harm:.2g}"
+        if self.error:
+            text += f" ± {self.error:.1g}"
+        if self.change is None:
+            return text
+        verb = "lowered" if self.change < 0 else "raised"
+        return f"{text}; the mean {verb} it by {abs(self.change):.2g}"
 
 
 @dataclass(frozen=True)
@@ -94,11 +124,12 @@ class Explanation:
     prior: float | None = None  # the weight by the criteria
     evidence: Evidence | None = None  # None: the method has none, or it said nothing in this round
     copies: int = 1  # updates that are almost equal to this one, itself included
-    bound: Bound | None = None
+    unbounded: float | None = None  # the weight before bounds, where they changed it
+    limit: Literal["cap", "floor"] | None = None  # the one that it reached
     weight: float | None = None
     clipped: float | None = None  # the share of the update's length that clipping left
-    rule: str = ""  # what turned weights into shares, by name; empty for the mean
-    influence: float | None = None  # the share after clipping and the rule; None for the mean
+    rule: str = ""  # what turns weights into shares, with its options
+    influence: float | None = None  # the share after clipping and the rule
     attack: str | None = None  # of a client that is hostile in a simulation
     is_simulated: bool = False  # whether it is known which clients are hostile
     new_data_since: int | None = None
@@ -110,16 +141,19 @@ class Explanation:
         return self.name or f"client {self.client}"
 
     @property
+    def label(self) -> str:
+        """Its number and its name."""
+        return f"{self.client} {self.name}" if self.name else str(self.client)
+
+    @property
     def equal_share(self) -> float:
         """1/n, n being the accepted updates."""
         return 1 / max(1, self.num_accepted)
 
     @property
     def share(self) -> float | None:
-        """The final share: the influence where there is one, else the weight; 0 where the model stayed."""
-        if self.kept is not None:
-            return 0.0
-        return self.weight if self.influence is None else self.influence
+        """The final share; 0 where the model stayed."""
+        return self.influence if self.kept is None else 0.0
 
     @property
     def is_hostile(self) -> bool:
@@ -145,92 +179,85 @@ class Explanation:
     @property
     def lost(self) -> float:
         """The share of its weight that evidence took, which copies have no part in."""
-        if self.evidence is None or self.evidence.before == 0:
+        if self.evidence is None or not self.prior:
             return 0.0
-        return max(0.0, 1 - self.evidence.after * self.copies / self.evidence.before)
+        return max(0.0, 1 - self.evidence.after * self.copies / self.prior)
 
     @property
     def cause(self) -> Cause:
         """What moved its share most, as a factor; a bound that it reached takes the place of all before it."""
-        if self.refusal is not None or self.prior is None or self.weight is None:
+        if self.prior is None or self.weight is None or self.influence is None:
             return "refused"
         if self.kept is not None:
             return "kept"
         steps: dict[Cause, tuple[float, float]] = {"criteria": (self.equal_share, self.prior)}
         if self.evidence is not None:
             after = self.evidence.after * self.copies
-            steps[self._cause_of_evidence(self.evidence)] = (self.evidence.before, after)
+            steps[self._cause_of_evidence(self.evidence)] = (self.prior, after)
             steps["copies"] = (after, self.evidence.after)
         usual: Cause = "nothing"
-        if self.bound is not None:
-            if self.bound.limit is not None:
-                steps = {}
-                usual = "bounds"
-            steps["bounds"] = (self.bound.before, self.weight)
-        if self.influence is not None:
-            steps["rule" if self.clipped is None else "clipping"] = (self.weight, self.influence)
+        if self.limit is not None:
+            steps = {}
+            usual = "bounds"
+        if self.unbounded is not None:
+            steps["bounds"] = (self.unbounded, self.weight)
+        steps["rule" if self.clipped is None else "clipping"] = (self.weight, self.influence)
         factors = {name: _factor(*step) for name, step in steps.items()}
         largest = max(factors, key=lambda name: factors[name])
         return largest if factors[largest] > math.log1p(NOTABLE) else usual
 
     def _cause_of_evidence(self, found: Evidence) -> Cause:
-        if not found.is_test:
-            return "evidence"
-        if not self.is_lowered:
+        if not self.is_lowered and not self.is_significant:
             return "other clients"
-        return "evidence" if self.is_significant else "past evidence"
+        return "evidence" if found.last in (None, self.round_num) else "past evidence"
 
     # ---------------------------------------------------------------- sentences
 
     def answer(self) -> str:
         """The share, and what an equal one would be."""
+        where = f"round {self.round_num}'s model"
         if self.refusal is not None:
-            return (
-                f"{self.called} has no part in round {self.round_num}'s model: its update was "
-                f"refused ({self.refusal})."
-            )
+            return f"{self.called} has no part in {where}: its update was refused ({self.refusal})."
         if self.kept is not None:
-            return f"{self.called} has no part in round {self.round_num}'s model: {self.kept}."
-        return (
-            f"{self.called} has {percent_of(self.share)} of round {self.round_num}'s model; "
-            f"an equal share is {percent_of(self.equal_share)}."
-        )
+            return f"{self.called} has no part in {where}: {self.kept}."
+        equal = percent(self.equal_share)
+        return f"{self.called} has {percent(self.share)} of {where}; an equal share is {equal}."
 
     def by_criteria(self) -> str:
         """The weight by the criteria, and what each is compared with."""
-        if self.refusal is not None or self.prior is None:
+        if self.prior is None:
             return ""
-        weight = f"The weight by the criteria is {percent_of(self.prior)}"
-        if not self.criteria:
-            return f"{weight}."
-        return f"{weight}: {', '.join(map(_criterion, self.criteria))}."
+        values = ", ".join(one.text for one in self.criteria)
+        return f"The weight by the criteria is {percent(self.prior)}{values and ': '}{values}."
 
     def by_evidence(self) -> str:
-        """What evidence did, with its size; that it did nothing, where it is a test."""
+        """What evidence did, with its size."""
         found = self.evidence
         if found is None:
             return ""
-        weight = f"from {percent_of(found.before)} to {percent_of(found.after)}"
-        if found.since is not None and self.is_significant:
-            return f"Evidence lowers the weight {weight} (since round {found.since}): {_finding(found)}."
-        if found.since is not None and found.last is not None:
+        weight = f"from {percent(self.prior)} to {percent(found.after)}"
+        size = found.size(is_past=not self.is_significant)
+        if self.is_lowered and self.is_significant:
+            return f"Evidence lowers the weight {weight} (since round {found.since}): {size}."
+        if self.is_lowered and found.last is not None:
             return (
                 f"Evidence of earlier rounds lowers the weight {weight} (since round {found.since}). It was "
-                f"last significant in round {found.last}: {_finding(found, is_past=True)}. In round "
-                f"{self.round_num}, it is not significant."
+                f"last significant in round {found.last}: {size}. In round {self.round_num}, it is not "
+                "significant."
             )
-        if found.since is not None:
+        if self.is_lowered:
             return f"Evidence lowers the weight {weight} (since round {found.since})."
         if self.is_significant:
-            return (
-                f"Evidence against the client is significant: {_finding(found)}. Other clients lost at least "
-                "as much weight."
-            )
-        if self.copies == 1 and _differ(found.before, found.after):
-            if found.is_test:
-                return f"Evidence lowers other clients, which raises this weight {weight}."
-            return f"Evidence raises the weight {weight}."
-        return "Evidence against the client is not significant." if found.is_test else ""
+            return f"Evidence against the client is significant: {size}. Other clients lost at least as much weight."
+        if self._is_raised:
+            return f"Evidence lowers other clients, which raises this weight {weight}."
+        return "Evidence does not lower the weight."
+
+    @property
+    def _is_raised(self) -> bool:
+        """Whether the weight changes because evidence lowers others."""
+        found = self.evidence
+        return found is not None and self.copies == 1 and _differ(self.prior or 0.0, found.after)
 
     def by_copies(self) -> str:
         """That others sent the same."""
@@ -241,28 +268,26 @@ class Explanation:
 
     def by_bounds(self) -> str:
         """What bounds did."""
-        if self.bound is None or self.weight is None:
+        if self.unbounded is None or self.weight is None:
             return ""
-        before = percent_of(self.bound.before)
-        if self.bound.limit is None:
-            verb = "raise" if self.weight > self.bound.before else "lower"
-            return f"The bounds {verb} the weight from {before} to {percent_of(self.weight)}."
-        limit = f"{100 * self.bound.limit:.4g}%"
-        if self.bound.kind == "floor":
-            return f"The floor of {limit} raises the weight from {before}."
-        return f"The cap of {limit} lowers the weight from {before}."
+        verb = "raise" if self.weight > self.unbounded else "lower"
+        before, after = percent(self.unbounded), percent(self.weight)
+        if self.limit is None:
+            return f"The bounds {verb} the weight from {before} to {after}."
+        return f"The {self.limit} of {100 * self.weight:.4g}% {verb}s the weight from {before}."
 
     def by_rule(self) -> str:
         """What clipping and the rule did."""
-        if self.influence is None or not self.weight or not _differ(self.weight, self.influence):
+        if not self.weight or self.influence is None or not _differ(self.weight, self.influence):
             return ""
-        shares = f"from {percent_of(self.weight)} to {percent_of(self.influence)}"
+        shares = f"from {percent(self.weight)} to {percent(self.influence)}"
         if self.clipped is not None:
-            length = percent_of(self.clipped)
             return (
-                f"Clipping shortens the update to {length} of its length, and the share {shares}."
+                f"Clipping shortens the update to {percent(self.clipped)} of its length, and the share "
+                f"{shares}."
             )
-        rule = f"{self.rule[0].upper()}{self.rule[1:]}"
+        rule = self.rule or "the rule"
+        rule = f"{rule[0].upper()}{rule[1:]}"
         if self.influence == 0:
             return f"{rule} excludes the update."
         verb = "raises" if self.influence > self.weight else "lowers"
@@ -277,29 +302,21 @@ class Explanation:
 
     def known_facts(self) -> str:
         """Whether a simulated client is hostile, and new data; of honest clients, where they lose weight."""
-        facts = []
-        if self.simulated_as:
-            facts.append(f"The client is {self.simulated_as}.")
+        facts = [f"The client is {self.simulated_as}."] if self.simulated_as else []
         if self.new_data_since is not None:
             facts.append(f"It has new data since round {self.new_data_since}.")
         return " ".join(facts)
 
     def moves(self) -> tuple[str, ...]:
-        """What moved the weight after the criteria, and facts of the simulation; empty if nothing did."""
-        evidence = self.by_evidence() if self._is_moved_by_evidence else ""
+        """What moved the weight after the criteria; empty if nothing did."""
+        is_moved = self.is_lowered or self.is_significant or self._is_raised
+        evidence = self.by_evidence() if is_moved else ""
         said = (evidence, self.by_copies(), self.by_bounds(), self.by_rule())
         return tuple(text for text in said if text)
 
-    @property
-    def _is_moved_by_evidence(self) -> bool:
-        found = self.evidence
-        if found is None:
-            return False
-        return (
-            self.is_lowered
-            or self.is_significant
-            or (self.copies == 1 and _differ(found.before, found.after))
-        )
+    def reasons(self) -> str:
+        """What moved the weight, in a paragraph, and what the simulation knows of the client."""
+        return " ".join(text for text in (*self.moves(), self.known_facts()) if text)
 
     def brief(self) -> str:
         """The cause in about five words, for a table or a chart."""
@@ -322,18 +339,16 @@ class Explanation:
                 return f"copy of {counted(self.copies - 1, 'other client')}"
             case "other clients":
                 return "others lost weight"
-            case "bounds" if self.bound is not None and self.bound.kind != "other":
-                return f"reached the {self.bound.kind}"
             case "bounds":
-                return "moved by the bounds"
+                return f"reached the {self.limit}" if self.limit else "moved by the bounds"
             case "clipping":
-                return f"clipped to {percent_of(self.clipped)} of its length"
+                return f"clipped to {percent(self.clipped)} of its length"
             case "rule":
-                return f"moved by {self.rule}"
+                return "moved by the rule"
             case "kept":
                 return "the model stayed as it was"
             case "criteria" if len(self.criteria) == 1:
-                return _criterion(self.criteria[0])
+                return self.criteria[0].text
             case "criteria":
                 return "weight by its criteria"
         return "about an equal share"
@@ -349,47 +364,85 @@ def _factor(before: float, after: float) -> float:
 def _differ(one: float, other: float) -> bool:
     """Whether two weights differ notably, and visibly so."""
     is_notable = abs(one - other) > NOTABLE * max(one, other)
-    return is_notable and percent_of(one) != percent_of(other)
-
-
-def _criterion(one: Criterion) -> str:
-    text = f"{one.name} {number(one.value, 4)}"
-    if one.is_constant:
-        return f"{text} (the same for all)"
-    return text if one.mean is None else f"{text} (mean {number(one.mean, 4)})"
-
-
-def _finding(found: Evidence, *, is_past: bool = False) -> str:
-    """What the evidence was in the round in which it was last significant, with its size."""
-    if found.witness == "past":
-        verb = "pointed" if is_past else "points"
-        return f"its update {verb} against its own earlier updates"
-    if found.witness == "unknown" or found.harm is None:
-        return "its size is not recorded"
-    verb = "would have raised" if is_past else "would raise"
-    size = plus_minus(found.harm, found.error)
-    text = f"in place of the mean, its update {verb} {found.loss} by {size}"
-    if found.change is None:
-        return text
-    verb = "lowered" if found.change < 0 else "raised"
-    return f"{text}; the mean {verb} it by {abs(found.change):.2g}"
-
-
-def plus_minus(value: float, error: float | None) -> str:
-    """A value with its standard error, which has one significant digit.
-
-    >>> plus_minus(0.03123, 0.0042), plus_minus(12.3, 2.1), plus_minus(1.2e-7, 3e-8)
-    ('0.031 ± 0.004', '12 ± 2', '1.2e-07 ± 3e-08')
-    """
-    if not error:
-        return f"{value:.2g}"
-    decimals = max(0, -math.floor(math.log10(error)))
-    if decimals > 5:
-        return f"{value:.2g} ± {error:.1g}"
-    return f"{value:.{decimals}f} ± {error:.{decimals}f}"
+    return is_notable and percent(one) != percent(other)
 
 
 # ------------------------------------------------------------------------ from the record
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of a method and a seed, and what the run has recorded of it."""
+
+    run: RunFolder
+    method: str
+    seed: int
+    round_num: int
+
+    @cached_property
+    def record(self) -> Row:
+        """Its row of the frame "rounds"; an error that says what there is where there is none."""
+        rounds = lane_rows(self.run, "rounds", self.method, self.seed)
+        found = records(rounds[rounds["round"] == self.round_num])
+        if not found:
+            there = f"rounds 1 to {rounds['round'].max()}" if len(rounds) else "none yet"
+            where = f"{self.run.id}: {self.method}, seed {self.seed}, has"
+            raise RunError(f"{where} no round {self.round_num}; it has {there}")
+        return found[0]
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return f"{self.method}, seed {self.seed}, round {self.round_num}"
+
+    def rows(self, frame: str) -> pandas.DataFrame:
+        """Its rows of a frame."""
+        rows = lane_rows(self.run, frame, self.method, self.seed)
+        return rows[rows["round"] == self.round_num]
+
+    def participants(self) -> pandas.DataFrame:
+        """The clients whose updates arrived, the largest weight first; those refused are last."""
+        order = {"by": ["weight", "client"], "ascending": [False, True]}
+        return self.rows("weights").sort_values(kind="stable", **order)
+
+    @property
+    def about(self) -> MethodFacts:
+        """How the method weighs."""
+        return self.run.about(self.method)
+
+    @cached_property
+    def table(self) -> Mapping[str, Any]:
+        """The method's table in the resolved config; empty where it cannot be read."""
+        methods = self.run.config.get("methods")
+        tables = methods if isinstance(methods, list) else []
+        named = (one for one in tables if _table(one).get("name") == self.method)
+        return next(named, {})
+
+    @property
+    def bounds(self) -> Mapping[str, Any]:
+        """The bounds in force; empty without any."""
+        return self.record.get("policy") or self.about.bounds or {}
+
+    @property
+    def rule(self) -> str:
+        """What turns weights into shares, in its order; empty for the mean."""
+        before = self.table.get("before")
+        steps = [in_words(step) for step in before] if isinstance(before, list) else []
+        if self.about.has_rule:
+            steps.append(f"the rule {in_words(self.table.get('rule', self.about.rule))}")
+        return " and then ".join(steps)
+
+    @cached_property
+    def clients(self) -> dict[int, Row]:
+        """The clients of the seed by number."""
+        every = self.run.frame("clients")
+        return {row["client"]: row for row in records(every[every["seed"] == self.seed])}
+
+    @cached_property
+    def new_data(self) -> dict[int, int]:
+        """The clients whose data have changed so far, and since when."""
+        changes = self.run.facts.new_data.get(self.seed, ())
+        return {one: number for number, own in changes for one in own if number <= self.round_num}
 
 
 def explain(
@@ -408,184 +461,140 @@ def explain(
         round_num: the round.
         clients: only these.
     """
-    every = run.participants(method, seed, round_num)
-    if not every:
-        return []
-    omitted = run.omitted(method, seed, round_num)
-    rows = [row for row in every if clients is None or row.client in clients]
-    num_accepted = sum(row.refusal is None for row in every)
-    parts = method_at(run, method, seed, round_num)
-    kept = run.round(method, seed, round_num).kept
-    how = _How(
-        run=run,
-        lane=(method, seed),
-        round_num=round_num,
-        num_accepted=num_accepted + (omitted.accepted if omitted else 0),
-        parts=parts,
-        criteria=_criteria(run.criteria(method, seed, round_num), parts, is_whole=omitted is None),
-        lowered=_lowered(run, parts, method, seed, round_num, rows),
-        new_data=run.new_data(seed),
-        is_clipped=_is_clipped(every, parts),
-        kept=kept.sentence if kept else None,
-    )
-    return [how.explanation(row) for row in rows]
-
-
-def method_at(run: RunFolder, method: str, seed: int, round_num: int) -> RecordedMethod | None:
-    """A method's parts, with the bounds of that round; None where the config is unknown."""
-    parts = recorded_config(run.folder).method(method)
-    past = [row for row in run.policies(method, seed) if row.round_num <= round_num]
-    if parts is None or not past:
-        return parts
-    return replace(parts, bounds=read_bounds(past[-1].policy))  # the config has the last ones
-
-
-def _lowered(
-    run: RunFolder,
-    parts: RecordedMethod | None,
-    method: str,
-    seed: int,
-    round_num: int,
-    rows: Sequence[ParticipantRow],
-) -> dict[int, LoweredRow]:
-    judged = [row.client for row in rows if row.posterior is not None]
-    if not judged:
-        return {}
-    threshold = parts.threshold if parts else math.inf
-    found = run.lowered_by_evidence(method, seed, round_num, judged, threshold)
-    return {row.client: row for row in found}
-
-
-def _criteria(
-    rows: Sequence[CriterionRow], parts: RecordedMethod | None, *, is_whole: bool
-) -> dict[int, tuple[Criterion, ...]]:
-    """By client, in the order of the config."""
-    values: dict[str, dict[int, float]] = (
-        {part.called: {} for part in parts.criteria} if parts else {}
-    )
-    for row in rows:
-        values.setdefault(row.criterion, {})[row.client] = row.raw
-    found: dict[int, list[Criterion]] = {}
-    for name, by_client in values.items():
-        if not by_client:
-            continue
-        mean = math.fsum(by_client.values()) / len(by_client)
-        is_constant = is_whole and len({*by_client.values()}) == 1
-        for client, value in by_client.items():
-            one = Criterion(name, value, mean if is_whole else None, is_constant)
-            found.setdefault(client, []).append(one)
-    return {client: tuple(own) for client, own in found.items()}
-
-
-def _is_clipped(rows: Sequence[ParticipantRow], parts: RecordedMethod | None) -> bool:
-    """Whether the steps before a mean shorten some updates and leave the others as they are."""
-    if parts is None or parts.has_rule:
-        return False
-    left = [row.influence / row.weight for row in rows if row.weight and row.influence is not None]
-    return any(math.isclose(one, 1) for one in left) and max(left) < 1 + 1e-9
-
-
-@dataclass(frozen=True)
-class _How:
-    """What the explanations of a round share."""
-
-    run: RunFolder
-    lane: tuple[str, int]
-    round_num: int
-    num_accepted: int
-    parts: RecordedMethod | None
-    criteria: Mapping[int, tuple[Criterion, ...]]
-    lowered: Mapping[int, LoweredRow]
-    new_data: Mapping[int, int]
-    is_clipped: bool
-    kept: str | None
-
-    def explanation(self, row: ParticipantRow) -> Explanation:
-        method, seed = self.lane
-        since = self.new_data.get(row.client)
-        found = Explanation(
-            client=row.client,
-            name=row.name,
+    at = Round(run, method, seed, round_num)
+    kept = at.record.get("kept")
+    rows = _typed(at.participants())
+    criteria = _criteria(at)
+    evidence = _evidence(at)
+    is_clipping = not at.about.has_rule and _shortens(rows)
+    found = []
+    for row in records(rows if clients is None else rows[rows["client"].isin(clients)]):
+        client = row["client"]
+        one = Explanation(
+            client=client,
+            name=row["name"],
             method=method,
             seed=seed,
-            round_num=self.round_num,
-            num_accepted=self.num_accepted,
-            refusal=row.refusal,
-            attack=row.hostile,
-            is_simulated=self.run.has_hostile,
-            new_data_since=since if since is not None and since <= self.round_num else None,
+            round_num=round_num,
+            num_accepted=int(rows["refusal"].isna().sum()),
+            refusal=row["refusal"],
+            attack=row["hostile"],
+            is_simulated=any(one["hostile"] for one in at.clients.values()),
+            new_data_since=at.new_data.get(client),
         )
-        if row.refusal is not None:
-            return found
-        return replace(
-            found,
-            criteria=self.criteria.get(row.client, ()),
-            prior=row.weight if row.prior is None else row.prior,
-            evidence=self._evidence(row),
-            copies=round(row.copies or 1),
-            bound=self._bound(row),
-            weight=row.weight,
-            clipped=self._clipped(row),
-            rule=self._rule,
-            influence=row.influence,
-            kept=self.kept,
-        )
+        if row["refusal"] is None:
+            # What clipping leaves of a share is what it leaves of the update's length
+            left = row["influence"] / row["weight"] if row["weight"] else 1.0
+            one = replace(
+                one,
+                criteria=criteria.get(client, ()),
+                prior=row["prior"],
+                evidence=evidence.get(client),
+                copies=round(row["copies"] or 1),
+                **_bounded(row, at.bounds),
+                weight=row["weight"],
+                clipped=left if is_clipping else None,
+                rule=at.rule,
+                influence=row["influence"],
+                kept=Kept(*kept).sentence if kept else None,
+            )
+        found.append(one)
+    return found
 
-    def _evidence(self, row: ParticipantRow) -> Evidence | None:
-        if row.posterior is None or row.prior is None:
-            return None
-        lowered = self.lowered.get(row.client)
-        is_test = self.parts is not None and math.isfinite(self.parts.threshold)
-        found = Evidence(row.prior, row.posterior, is_test)
-        if lowered is None:
-            return found
-        found = replace(found, since=lowered.since)
-        if lowered.last is None:
-            return found
-        source = recorded_config(self.run.folder).server_set_source
-        return replace(
-            found,
-            last=lowered.last,
-            witness=self._witness(lowered),
-            loss=LOSSES.get(source or "", "the loss"),
-            z=lowered.z,
-            harm=lowered.harm,
-            error=lowered.harm_error,
-            change=lowered.change,
-        )
 
-    def _witness(self, lowered: LoweredRow) -> Witness:
-        """What the evidence was, in the round in which it was last significant: the larger z counts."""
-        harm = lowered.harm
-        margin = (self.parts.margin if self.parts else 0.0) * abs(lowered.change or 0.0)
-        by_loss = 0.0
-        if harm is not None and harm > margin and lowered.harm_error:
-            by_loss = (harm - margin) / lowered.harm_error
-        if lowered.history_z is not None and lowered.history_z > by_loss:
-            return "past"
-        return "loss" if by_loss > 0 else "unknown"
+def lane_rows(run: RunFolder, frame: str, method: str, seed: int) -> pandas.DataFrame:
+    """The rows of a method and a seed; an error that says which there are where the run has no such lane."""
+    if method not in run.methods:
+        raise RunError(f"{run.id}: no method {method!r}{suggest(method, run.methods)}")
+    seeds = run.lanes.loc[run.lanes["method"] == method, "seed"].tolist()
+    if seed not in seeds:
+        raise RunError(f"{run.id}: no seed {seed} of {method}; known: {listed(seeds)}")
+    rows = run.frame(frame)
+    return rows[(rows["method"] == method) & (rows["seed"] == seed)]
 
-    def _bound(self, row: ParticipantRow) -> Bound | None:
-        before = row.prior if row.posterior is None else row.posterior
-        after = row.weight
-        if before is None or after is None or math.isclose(before, after):
-            return None
-        bounds = self.parts.bounds if self.parts else None
-        if bounds is not None and after < before and math.isclose(after, bounds.cap):
-            return Bound("cap", before, bounds.cap)
-        if bounds is not None and after > before and math.isclose(after, bounds.floor):
-            return Bound("floor", before, bounds.floor)
-        return Bound("other", before, None) if _differ(before, after) else None
 
-    def _clipped(self, row: ParticipantRow) -> float | None:
-        """What clipping leaves of a share is what it leaves of the update's length."""
-        if not self.is_clipped or row.influence is None or not row.weight:
-            return None
-        return row.influence / row.weight
+def _typed(rows: pandas.DataFrame) -> pandas.DataFrame:
+    """Rows of the frame "weights", also of a run that lacks some of the columns."""
+    return rows.reindex(columns=[*FACTS, *NUMBERS]).astype(dict.fromkeys(NUMBERS, float))
 
-    @property
-    def _rule(self) -> str:
-        names = [step.name for step in self.parts.before] if self.parts else []
-        if self.parts and self.parts.rule and self.parts.has_rule:
-            names.append(f"the rule {self.parts.rule.name}")
-        return " and then ".join(names) or "the rule"
+
+def records(frame: pandas.DataFrame) -> list[Row]:
+    """The rows of a frame, with None for what is absent."""
+    found: list[Row] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return found
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _criteria(at: Round) -> dict[int, tuple[Criterion, ...]]:
+    """By client, in the order of the config."""
+    rows = at.rows("criteria")
+    found: dict[int, tuple[Criterion, ...]] = {}
+    for name in dict.fromkeys([*at.about.criteria, *rows["criterion"]]):
+        own = rows[rows["criterion"] == name]
+        mean, is_constant = own["raw"].mean(), own["raw"].nunique() == 1
+        for client, value in zip(own["client"], own["raw"], strict=True):
+            found[client] = (*found.get(client, ()), Criterion(name, value, mean, is_constant))
+    return found
+
+
+def _evidence(at: Round) -> dict[int, Evidence]:
+    """By client, where evidence judged it in this round."""
+    every = lane_rows(at.run, "weights", at.method, at.seed)
+    judged = _typed(every[every["round"] <= at.round_num]).dropna(subset=["posterior"])
+    copies = judged["copies"].fillna(1).clip(lower=1)
+    # By more than rounding; updates that count as one are not lowered by that
+    is_lowered = judged["posterior"] * copies < judged["prior"] * (1 - 1e-9)
+    last_kept = judged["round"].where(~is_lowered, 0).groupby(judged["client"]).transform("max")
+    since = judged[judged["round"] > last_kept].groupby("client")["round"].min().to_dict()
+    rounds = lane_rows(at.run, "rounds", at.method, at.seed)
+    changes = rounds.reindex(columns=["round", "held_out_change"])
+    significant = judged[judged["z"] > at.about.threshold].drop_duplicates("client", keep="last")
+    last = {row["client"]: row for row in records(significant.merge(changes, on="round"))}
+    source = _table(at.run.config.get("server_set")).get("source")
+    found = {}
+    for row in records(judged[judged["round"] == at.round_num]):
+        client = row["client"]
+        found[client] = Evidence(row["posterior"], since.get(client))
+        if worst := last.get(client):
+            found[client] = replace(
+                found[client],
+                last=worst["round"],
+                witness=_witness(worst, at.about.margin),
+                loss=LOSSES.get(str(source), "the loss"),
+                z=worst["z"],
+                harm=worst["harm"],
+                error=worst["harm_error"],
+                change=worst["held_out_change"],
+            )
+    return found
+
+
+def _witness(row: Row, margin: float) -> Witness:
+    """What the evidence was in the round in which it was last significant: the larger z counts."""
+    least = margin * abs(row["held_out_change"] or 0.0)
+    by_loss = 0.0
+    if row["harm"] is not None and row["harm"] > least and row["harm_error"]:
+        by_loss = (row["harm"] - least) / row["harm_error"]
+    if row["history_z"] is not None and row["history_z"] > by_loss:
+        return "past"
+    return "loss" if by_loss > 0 else "unknown"
+
+
+def _bounded(row: Row, bounds: Mapping[str, Any]) -> dict[str, Any]:
+    """What bounds did to a weight, as fields."""
+    before = row["prior"] if row["posterior"] is None else row["posterior"]
+    after = row["weight"]
+    kind = "floor" if after > before else "cap"
+    limit = bounds.get(kind)
+    if not math.isclose(before, after) and isinstance(limit, float) and math.isclose(after, limit):
+        return {"unbounded": before, "limit": kind}
+    return {"unbounded": before} if _differ(before, after) else {}
+
+
+def _shortens(rows: pandas.DataFrame) -> bool:
+    """Whether the steps before a mean shorten some updates and leave the others as they are."""
+    left = (rows["influence"] / rows["weight"])[rows["weight"] > 0]
+    return bool(((left - 1).abs() < 1e-9).any() and left.max() < 1 + 1e-9 and left.min() < 1 - 1e-9)

@@ -1,0 +1,443 @@
+"""The methods of one or several runs, with what the record has of each, as frames.
+
+Everything that a report says is computed from `Results`: its methods in the order they ran, the differences between
+them, and for each method its rounds, its clients and what was measured of both.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from pandas import DataFrame as Frame
+from pandas import Series
+
+from ..errors import RunError, shortened
+from ..record.files import is_locked
+from ..record.run import MethodFacts, RunFolder
+from .items import Unit
+from .statistics import Difference, holm, paired_difference
+
+DIVERGED = 100  # times the lowest loss
+RUINED_LOSS = 1e9  # of a model that has learned anything
+SHARES = (*range(10, 100, 10), 75)  # percent of the clients: what each share reaches is recorded
+MANY_CLIENTS = 20  # from here on, a tenth of the clients is more than one or two
+NOT_AVAILABLE = "†"
+NOT_AVAILABLE_MEANS = (
+    f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
+    "samples of all clients. It is never marked as best."
+)
+TRAINS_ON_SERVER = "‡"
+TRAINS_ON_SERVER_MEANS = (
+    f"{TRAINS_ON_SERVER} Trains on the server's samples, which the other methods do not."
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of a run, over the seeds that it is compared on."""
+
+    label: str  # its name; of several runs, with the run's
+    run: RunFolder
+    name: str
+    seeds: tuple[int, ...]
+
+    @cached_property
+    def about(self) -> MethodFacts:
+        """What it is, as the run has recorded it."""
+        return self.run.about(self.name)
+
+    @property
+    def marked(self) -> str:
+        """The label, with marks where it is not available or trains on the server's samples."""
+        marks = (
+            NOT_AVAILABLE * (not self.about.is_available)
+            + TRAINS_ON_SERVER * self.about.trains_on_server
+        )
+        return f"{self.label}\u00a0{marks}" if marks else self.label
+
+    def frame(self, name: str) -> Frame:
+        """Its rows of a frame of the run, of the seeds that it is compared on."""
+        found = self.run.frame(name)
+        return found[(found["method"] == self.name) & found["seed"].isin(self.seeds)]
+
+    @cached_property
+    def rounds(self) -> Frame:
+        """Its rounds."""
+        return self.frame("rounds")
+
+    @cached_property
+    def done(self) -> dict[int, int]:
+        """By seed, the rounds that it has run."""
+        lanes = self.run.lanes
+        own = lanes[(lanes["method"] == self.name) & lanes["seed"].isin(self.seeds)]
+        return dict(zip(own["seed"].tolist(), own["rounds"].tolist(), strict=True))
+
+    @cached_property
+    def stopped(self) -> dict[int, int]:
+        """The seeds with which training stopped early, and after which round."""
+        lanes = self.run.lanes
+        ended = set(lanes[(lanes["method"] == self.name) & lanes["finished"].astype(bool)]["seed"])
+        return {
+            seed: last
+            for seed, last in self.done.items()
+            if seed in ended and last < self.run.facts.rounds
+        }
+
+    @cached_property
+    def ended(self) -> dict[int, int]:
+        """By seed, the round that its results stand for: where training stopped early, the model stays."""
+        return {
+            seed: self.run.facts.rounds if seed in self.stopped else last
+            for seed, last in self.done.items()
+        }
+
+    @property
+    def last_round(self) -> int:
+        """The last round of any seed."""
+        return max(self.done.values(), default=0)
+
+    @property
+    def last_ended(self) -> int:
+        """The last round that the results of any seed stand for."""
+        return max(self.ended.values(), default=0)
+
+    @property
+    def farthest(self) -> list[int]:
+        """The seeds that are as far as any: round 3 of one and round 30 of another do not compare."""
+        return [seed for seed in self.seeds if self.ended[seed] == self.last_ended]
+
+    def of_first_seed(self, name: str) -> Frame:
+        """Its rows of a frame of the run, of its first seed: what cannot be shown for all seeds at once."""
+        found = self.frame(name)
+        return found[found["seed"] == self.seeds[0]]
+
+    @property
+    def names(self) -> dict[int, str]:
+        """What the clients of its first seed are called, by number."""
+        clients = self.run.frame("clients")
+        own = clients[clients["seed"] == self.seeds[0]]
+        return dict(zip(own["client"], client_names(own), strict=True))
+
+    def curve(self, column: str, place: int | None = None) -> Frame:
+        """A column of its rounds, or a place in its lists [rounds, seeds]; a model that stays keeps its value."""
+        if column not in self.rounds:
+            return Frame()
+        known = self.rounds.dropna(subset=[column])
+        if place is not None:
+            known = known.assign(**{column: known[column].str[place]})
+        found = known.pivot(index="round", columns="seed", values=column)
+        if self.stopped and len(found):
+            found = found.reindex(range(found.index.min(), self.last_ended + 1))
+            stays = found.columns.intersection([*self.stopped])
+            found[stays] = found[stays].ffill()
+            found = found.dropna(how="all")
+        return found
+
+    @cached_property
+    def metric(self) -> Frame:
+        """The metric [rounds, seeds]."""
+        return self.curve("metric")
+
+    def last(self, column: str) -> Series:
+        """The last known value of a column of the rounds, by seed; of the seeds that are as far as any."""
+        if column not in self.rounds:
+            return Series(dtype=float)
+        known = self.rounds.dropna(subset=[column])
+        return known.groupby("seed")[column].last().reindex(self.farthest).dropna()
+
+    @property
+    def mean_metric(self) -> float | None:
+        """The metric in the last round, mean over the seeds."""
+        found = self.last("metric")
+        return float(found.mean()) if len(found) else None
+
+    def sum(self, column: str) -> float:
+        """A column of the rounds, summed up over rounds and seeds."""
+        return float(self.rounds[column].sum()) if column in self.rounds else 0.0
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of its rounds; without that training stopped early, the last note of its round."""
+        if "notes" not in self.rounds:
+            return []
+        found: list[str] = []
+        columns = (self.rounds[name] for name in ("seed", "round", "notes"))
+        for seed, number, notes in zip(*columns, strict=True):
+            if isinstance(notes, list):
+                found += notes[:-1] if self.stopped.get(seed) == number else notes
+        return found
+
+    def by_seed(self, column: str) -> Series:
+        """A column of the rounds: its mean over the rounds, by seed."""
+        return (
+            self.rounds.groupby("seed")[column].mean()
+            if column in self.rounds
+            else Series(dtype=float)
+        )
+
+    def mean(self, column: str) -> float:
+        """A column of the rounds: its mean over the rounds, and then over the seeds."""
+        return float(self.by_seed(column).mean())
+
+    @cached_property
+    def clients(self) -> Frame:
+        """Seed, client, name and metric of honest clients on their own test data, in the last round that has it."""
+        local = self.frame("local")
+        local = local[local["hostile"].isna() & local["metric"].notna()]
+        last = local.groupby("seed")["round"].transform("max")
+        return local[local["round"] == last].sort_values(["seed", "client"])
+
+    def by_client(self) -> Frame:
+        """The metric of the clients [names, seeds]; empty where none can be followed over the seeds.
+
+        Without names, a client's number means the same client only where seeds have the same data. Of sampled clients,
+        every seed has others.
+        """
+        several = len(self.seeds) > 1
+        is_sampled = "sampled" in self.run.frame("rounds")
+        has_names = bool(self.clients["name"].notna().all())
+        data = {self.run.facts.data.get(seed) for seed in self.seeds}
+        if several and (is_sampled or not (has_names or len(data) == 1)):
+            return Frame()
+        named = self.clients.assign(client=client_names(self.clients))
+        return named.pivot_table(index="client", columns="seed", values="metric", sort=False)
+
+    @cached_property
+    def missing(self) -> Frame:
+        """Updates that were refused or never arrived, of all its seeds."""
+        found = self.run.frame("refusals")
+        return found[found["method"] == self.name]
+
+    @property
+    def refusals(self) -> Frame:
+        """Updates that were refused."""
+        return self.missing[self.missing["kind"] != "absent"]
+
+    @cached_property
+    def arrived(self) -> int:
+        """How many updates arrived, over all its seeds."""
+        rounds = self.run.frame("rounds")
+        every = (
+            int(rounds.loc[rounds["method"] == self.name, "participants"].sum())
+            if len(rounds)
+            else 0
+        )
+        return every - (len(self.missing) - len(self.refusals))
+
+    @property
+    def learned(self) -> bool:
+        """Whether any update was accepted: otherwise its model is the initial one."""
+        return self.missing.empty or len(self.refusals) < self.arrived
+
+    @cached_property
+    def diverged(self) -> dict[int, float]:
+        """The seeds in which the last loss is far above the lowest and the first, or beyond all use; with that loss."""
+        found = {}
+        losses = self.curve("loss")
+        for seed in losses:
+            own = losses[seed].dropna()
+            last = own.iloc[-1]
+            if last > RUINED_LOSS or last > max(own.iloc[0], DIVERGED * own.min()):
+                found[seed] = float(last)
+        return found
+
+
+class Results:
+    """The methods of one or several runs, compared."""
+
+    def __init__(self, runs: Sequence[RunFolder]) -> None:
+        if not runs:
+            raise RunError("no run to report on")
+        metrics = sorted({run.facts.metric for run in runs})
+        if len(metrics) > 1:
+            names = " and ".join(metrics)
+            raise RunError(f"these runs measure different metrics ({names}): report on each alone")
+        self.runs = list(runs)
+        self.facts: Any = runs[0].facts
+        self.unit = Unit(self.facts.is_share)
+        self.methods = _methods(runs)
+
+    @property
+    def baseline(self) -> Method:
+        """The first method, which all others are compared with."""
+        return self.methods[0]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of any method."""
+        return sorted({seed for one in self.methods for seed in one.seeds})
+
+    @property
+    def has_several_seeds(self) -> bool:
+        """Whether there is anything to take a mean over."""
+        return any(len(one.seeds) > 1 for one in self.methods)
+
+    @cached_property
+    def has_hostile(self) -> bool:
+        """Whether some clients are hostile in a simulation."""
+        return any(has_hostile(run) for run in self.runs)
+
+    @cached_property
+    def has_clock(self) -> bool:
+        """Whether clients take time."""
+        return any("ended" in one.rounds for one in self.methods)
+
+    @cached_property
+    def is_unmeasured(self) -> bool:
+        """Whether there are rounds, and the metric was measured in none of them."""
+        return any(one.last_round for one in self.methods) and not any(
+            len(one.metric) for one in self.methods
+        )
+
+    @cached_property
+    def comparable(self) -> list[Method]:
+        """Those that can be ranked: at the same round, with the same seeds and data, and trained."""
+        farthest = _farthest(self.methods)
+        if not _shared(farthest):
+            return []
+        return [one for one in farthest if one.learned and one.mean_metric is not None]
+
+    @cached_property
+    def ranked(self) -> list[Method]:
+        """The best first; behind them those that cannot be ranked, in their order."""
+        sign = -1 if self.facts.higher_is_better else 1
+        best_first = sorted(self.comparable, key=lambda one: sign * (one.mean_metric or 0.0))
+        return best_first + [one for one in self.methods if one not in self.comparable]
+
+    @cached_property
+    def rivals(self) -> list[Method]:
+        """Those that can be ranked and used in practice, the best first; all, if none can be used."""
+        known = [one for one in self.ranked if one in self.comparable]
+        return [one for one in known if one.about.is_available] or known
+
+    @property
+    def best(self) -> Method:
+        """The best of the rivals; without any, the baseline."""
+        return (self.rivals or self.methods)[0]
+
+    @cached_property
+    def differences(self) -> dict[tuple[str, str], Difference]:
+        """One minus the other for all pairs, by label, with Holm's correction for all of them."""
+        pairs = {}
+        for one, other in itertools.combinations(self.methods, 2):
+            found = difference_between(one, other)
+            if found is not None:
+                pairs[one.label, other.label] = found
+        both_ways = {}
+        for (one_label, other_label), found in zip(pairs, holm([*pairs.values()]), strict=True):
+            both_ways[one_label, other_label] = found
+            both_ways[other_label, one_label] = replace(found, mean=0.0 - found.mean)  # not −0
+        return both_ways
+
+    def control(self, name: str) -> Method | None:
+        """The method that is a control, such as "alone"; None where there is none."""
+        return next((one for one in self.methods if one.about.control == name), None)
+
+
+def _methods(runs: Sequence[RunFolder]) -> list[Method]:
+    """The methods of all runs.
+
+    Those that have run as many rounds as any are restricted to the seeds that all of them have on the same data: means
+    over different seeds cannot be compared.
+    """
+    methods = []
+    for run in runs:
+        for name in run.methods:
+            label = f"{run.id}: {name}" if len(runs) > 1 else name
+            methods.append(Method(label, run, name, tuple(seeds_of(run, name))))
+    farthest = _farthest(methods)
+    shared = _shared(farthest)
+    if not shared:
+        return methods
+    return [
+        replace(one, seeds=tuple(seed for seed in one.seeds if seed in shared))
+        if one in farthest
+        else one
+        for one in methods
+    ]
+
+
+def _farthest(methods: Sequence[Method]) -> list[Method]:
+    """Those that have run as many rounds as any, or stopped early."""
+    most = max((one.last_ended for one in methods), default=0)
+    return [one for one in methods if one.last_ended == most > 0]
+
+
+def _shared(methods: Sequence[Method]) -> set[int]:
+    """The seeds that all have run equally far, on the same data."""
+    done = [{(seed, one.run.facts.data.get(seed)) for seed in one.farthest} for one in methods]
+    return {seed for seed, _ in set.intersection(*done)} if done else set()
+
+
+def seeds_of(run: RunFolder, method: str) -> list[int]:
+    """The seeds of a method in a run."""
+    found: list[int] = run.lanes[run.lanes["method"] == method]["seed"].tolist()
+    return found
+
+
+def has_hostile(run: RunFolder) -> bool:
+    """Whether some clients of a run are hostile in a simulation."""
+    return bool(run.frame("clients")["hostile"].notna().any())
+
+
+def stated(run: RunFolder, table: str) -> Mapping[str, Any]:
+    """A table of a run's config, which may be anybody's; empty where it is no table."""
+    found = run.config.get(table)
+    return found if isinstance(found, Mapping) else {}
+
+
+def encoding(run: RunFolder) -> Any:
+    """The columns and the classes of the data, where they are a table."""
+    try:
+        return run.model_facts(int(run.lanes["seed"].min())).table
+    except RunError:
+        return None
+
+
+def class_names(run: RunFolder, count: int) -> list[str]:
+    """So many classes: by their names in the table, or their numbers."""
+    found = encoding(run)
+    if found is not None and len(found.classes) == count:
+        return [shortened(name, 40) for name in found.classes]
+    return [f"class {number}" for number in range(count)]
+
+
+def client_names(frame: Frame) -> Series:
+    """What each client of a frame is called: its name, or its number."""
+    numbers = "client " + frame["client"].astype(str)
+    return frame["name"].astype(object).where(frame["name"].notna(), numbers)
+
+
+def shared_seeds(one: Method, other: Method) -> list[int]:
+    """The seeds that both have, on the same data."""
+    data, others = one.run.facts.data, other.run.facts.data
+    return sorted(
+        seed for seed in {*one.seeds} & {*other.seeds} if data.get(seed) == others.get(seed)
+    )
+
+
+def difference_between(one: Method, other: Method) -> Difference | None:
+    """One minus the other in the last round both have; None where they share no seed."""
+    seeds = [
+        seed for seed in shared_seeds(one, other) if seed in one.metric and seed in other.metric
+    ]
+    both = (one.metric.reindex(columns=seeds) - other.metric.reindex(columns=seeds)).dropna(
+        how="all"
+    )
+    if both.empty:
+        return None
+    last = int(both.index[-1])
+    found = paired_difference(both.iloc[-1], [0.0] * len(seeds))
+    is_last = max(one.metric.index[-1], other.metric.index[-1]) <= last
+    return found if found is None or is_last else replace(found, round_num=last)
+
+
+def run_state(run: RunFolder) -> str:
+    """Whether a run is finished, running now, or stopped before its end."""
+    if run.finished:
+        return "finished"
+    return "running" if is_locked(run.folder) else "stopped"

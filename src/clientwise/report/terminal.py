@@ -1,0 +1,272 @@
+"""Items of a report in the terminal, the list of runs, and a run in a Python session or a notebook."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+
+from ..errors import RunError
+from ..record.database import DATABASE
+from ..record.files import CONFIG
+from ..record.run import RunFolder
+from ..registry import listed, suggest
+from .about import data_name
+from .items import Column, Item, Table, Unit, counted, table
+from .output.markup import escape
+from .results import Results, difference_between, run_state
+from .sections import (
+    brief_notes,
+    client_differences,
+    difference_column,
+    privacy_in_words,
+    result_table,
+)
+from .verdict import headline, in_words
+
+if TYPE_CHECKING:
+    from ..experiment.tune import Trial
+
+PAIRED = (
+    "Paired by seed: same data, cohorts, batches and initial model. Differences are the counterfactual "
+    "run minus the run, with their 95% interval where there are several seeds. Intervals are "
+    "corrected for the number of clients (Holm)."
+)
+BARS = "▁▂▃▄▅▆▇█"
+SPARK_WIDTH = 10
+
+
+def print_items(console: Console, items: Iterable[Item]) -> None:
+    """Print tables and texts; charts are for pages."""
+    for item in items:
+        if isinstance(item, Table):
+            console.print(_fitting(console, item))
+            console.print(escape(item.note))
+        elif isinstance(item, str):
+            console.print(escape(item))
+
+
+def _fitting(console: Console, item: Table) -> RichTable:
+    """A table; in a narrow terminal without its secondary columns, and at last with numbers in several lines."""
+    primary = [name for name in item.columns if name not in item.secondary]
+    wide = console.options.update(max_width=10_000)
+    for shown in (item.columns, primary):
+        fitting = _rich(item, shown)
+        if Measurement.get(console, wide, fitting).minimum <= console.width:
+            break
+    else:
+        fitting = _rich(item, primary, breaks_numbers=True)
+    left_out = [name for name in item.columns if name not in shown]
+    if left_out:
+        fitting.caption = escape(f"Not shown in {console.width} columns: {', '.join(left_out)}.")
+        fitting.caption_justify = "left"
+    return fitting
+
+
+def _rich(item: Table, shown: Sequence[str], *, breaks_numbers: bool = False) -> RichTable:
+    found = RichTable(
+        title=escape(item.title),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # so that tables fit into 80 columns
+        pad_edge=False,
+        show_edge=False,
+    )
+    for name in shown:
+        if item.is_numeric(name):
+            head = escape(name).replace(" ", "\n")
+            found.add_column(head, justify="right", overflow="fold", no_wrap=not breaks_numbers)
+        else:
+            found.add_column(escape(name), overflow="fold")
+    for number, texts in enumerate(item.texts()):
+        named = dict(zip(item.columns, texts, strict=True))
+        style = "bold" if number in item.bold else None
+        found.add_row(*(escape(named[name]) for name in shown), style=style)
+    return found
+
+
+def run_items(run: RunFolder) -> Iterator[Item]:
+    """A run in the terminal: its results with the curve of every method, and what they show in sentences."""
+    results = Results([run])
+    found = result_table(results)
+    curves = [sparkline(one.metric.mean(axis=1).tolist()) for one in results.ranked]
+    rounds = max(one.last_round for one in results.methods)
+    seeds = len(results.seeds)
+    spread = f", mean ± SD of {seeds} seeds" if seeds > 1 else ""
+    yield replace(
+        found,
+        title=f"{run.id}: {counted(rounds, 'round')}{spread}",
+        note="",
+        frame=found.frame.assign(curve=curves),
+        secondary=(*found.secondary, "curve"),
+    )
+    yield from headline(results)
+    yield from brief_notes(results)
+    yield from privacy_in_words(results)
+    for one in results.methods:
+        every = counted(len(one.rounds), "round")
+        for name, count in _counts(one.rounds, "no_effect").items():
+            yield f"{one.label}: {name} was constant across clients in {count} of {every} and had no effect there."
+        for note, count in Counter(one.notes).items():
+            yield f"{one.label}: {note} ({counted(count, 'round')})"
+        for reason, count in one.refusals["reason"].value_counts().items():
+            yield f"{one.label}: {counted(count, 'update')} refused: {reason}"
+    if not run.finished:
+        yield "This run is not finished."
+
+
+def _counts(rounds: pandas.DataFrame, column: str) -> Counter[str]:
+    """How often rounds have each text of a column of lists."""
+    lists = rounds[column].dropna() if column in rounds else ()
+    return Counter(text for texts in lists for text in texts)
+
+
+def comparison(run: RunFolder, other: RunFolder) -> Iterator[Item]:
+    """A counterfactual run against the run, method by method and client by client."""
+    results = Results([run])
+    unit = results.unit
+    for one, theirs in zip(results.methods, Results([other]).methods, strict=False):
+        found = client_differences(theirs.by_client(), one.by_client())
+        both = [each.by_client().mean(axis=1).reindex([*found]).tolist() for each in (one, theirs)]
+        texts = [difference.text(unit.signed) for difference in found.values()]
+        columns = [
+            Column("client", [*found]),
+            Column("run", both[0], unit.text),
+            Column("counterfactual", both[1], unit.text),
+            difference_column("difference", [*found.values()], texts),
+        ]
+        title = f"{one.label}: {run.facts.metric} on each client's own test data{unit.in_points}"
+        if found:
+            yield table(f"paired-{one.label}", title, columns, PAIRED)
+        difference = difference_between(theirs, one)
+        if difference is not None:
+            yield f"{one.label}: {run.facts.metric} is {in_words(difference, results)}."
+
+
+def trials_table(trials: Sequence[Trial], best: Trial, is_share: bool) -> Table:
+    """One line per trial of a method, the best first: its values, and the metric with its spread over the seeds."""
+    spread = Unit(is_share).spread
+    rows = []
+    for one in [best, *(one for one in trials if one is not best)]:
+        metrics = pandas.Series(one.metrics)
+        rows.append({**one.values, "metric": spread(metrics.mean(), metrics.std())})
+    title = f"{best.method}: {counted(len(trials), 'trial')}"
+    return Table(f"trials-{best.method}", title, pandas.DataFrame(rows))
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve as a line of bars, from its lowest value to its highest.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    count = min(SPARK_WIDTH, len(values))
+    picked = [values[index * (len(values) - 1) // max(1, count - 1)] for index in range(count)]
+    low = min(picked, default=0.0)
+    span = max(picked, default=0.0) - low or 1.0
+    levels = [(value - low) / span * len(BARS) for value in picked]
+    return "".join(BARS[min(len(BARS) - 1, int(level))] for level in levels if level >= 0)
+
+
+def run_text(run: RunFolder) -> str:
+    """A run in a Python session: its state, its headline, and one line per method."""
+    size = _size(run)
+    lines = [f"Run({str(run.folder)!r}): {run_state(run)}, {size}"]
+    results = Results([run])
+    lines += headline(results)
+    width = max((len(one.label) for one in results.methods), default=0)
+    for one in results.ranked:
+        metric = one.last("metric")
+        spread = results.unit.spread(metric.mean(), metric.std())
+        lines.append(f"  {one.label:<{width}}  {run.facts.metric} {spread}")
+    return "\n".join(lines)
+
+
+def _size(run: RunFolder) -> str:
+    seeds = counted(run.lanes["seed"].nunique(), "seed")
+    return f"{counted(len(run.methods), 'method')}, {seeds}, {counted(run.facts.rounds, 'round')}"
+
+
+def run_html(run: RunFolder) -> str:
+    """A run in a notebook: its state, its headline, and one row per method."""
+    from html import escape as quoted
+
+    results = Results([run])
+    found = result_table(results)
+    lines = [f"<strong>{quoted(f'{run.id}: {run_state(run)}')}</strong>"]
+    lines += [f"<div>{quoted(line)}</div>" for line in headline(results)]
+    frame = pandas.DataFrame(found.texts(), columns=found.columns)
+    return "".join([*lines, frame.to_html(index=False)])
+
+
+# ------------------------------------------------------------------------ the list of runs
+
+
+def list_runs(folders: Sequence[Path], containing: str = "", sort: str | None = None) -> Table:
+    """All runs in folders, the newest first.
+
+    Args:
+        folders: run folders, or folders of them.
+        containing: only runs whose line contains this text.
+        sort: a column to sort by; the start of its name is enough.
+    """
+    found = sorted(find_runs(folders), key=lambda folder: folder.stat().st_mtime, reverse=True)
+    rows = pandas.DataFrame([_line(folder) for folder in found])
+    texts = [" ".join(map(str, row)).lower() for row in rows.itertuples(index=False)]
+    rows = rows[[containing.lower() in text for text in texts]]
+    if sort is not None and len(rows):
+        columns = [name for name in rows if name.startswith(sort)]
+        if len(columns) != 1:
+            raise RunError(f"--sort {sort}: no such column{suggest(sort, list(rows))}")
+        is_number = rows[columns[0]].dtype.kind in "iuf"  # the largest first
+        rows = rows.sort_values(columns[0], ascending=not is_number, kind="stable")
+    shown = rows.dropna(axis="columns", how="all")
+    return Table("runs", counted(len(rows), "run"), shown, secondary=("seeds", "by", "tags"))
+
+
+def _line(folder: Path) -> dict[str, Any]:
+    """A run in the list; for a folder that cannot be read, the reason."""
+    try:
+        run = RunFolder(folder)
+        results = Results([run])
+        best = next((one for one in results.ranked if one.mean_metric is not None), None)
+        return {
+            "run": run.id,
+            "state": run_state(run),
+            "begun": run.facts.begun,
+            "data": data_name(run),
+            "methods": listed(run.methods),
+            "seeds": run.lanes["seed"].nunique(),
+            "rounds": f"{run.lanes['rounds'].sum()} of {run.facts.lanes * run.facts.rounds}",
+            "best": best and results.unit.text(best.mean_metric),
+            "by": best and best.label,
+            "tags": listed(run.config.get("tags", [])) or None,
+            "note": run.config.get("note") or None,
+        }
+    except RunError as error:
+        reason = str(error).replace(f"{folder}: ", "")
+        return {"run": folder.name, "state": "unreadable", "note": reason}
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """All run folders: the given folders that are runs, and the runs inside the others."""
+    found: list[Path] = []
+    for folder in folders:
+        # Links may lead out of the folder and are not followed. To see such a run, name it.
+        inside = [
+            one for one in sorted(folder.iterdir()) if not one.is_symlink() and one.name[0] != "."
+        ]
+        found += [one for one in ([folder] if _is_run(folder) else inside) if _is_run(one)]
+    return found
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / DATABASE).exists() or (folder / CONFIG).exists()

@@ -1,0 +1,122 @@
+"""What a report writes beside its page: CSV, Markdown, LaTeX, pictures."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas
+import pytest
+from made import Made, around
+
+import clientwise as cw
+from clientwise.record.run import RunFolder
+from clientwise.report.charts import FORMATS, draw, specification
+from clientwise.report.files import as_csv, as_latex, as_markdown, older_files, write_items
+from clientwise.report.items import Chart, Column, Table, fixed, table
+from clientwise.report.page import report_sections
+from clientwise.report.results import Results
+from clientwise.results import Run
+
+HOSTILE = "=cmd|'/c calc'!A1"
+SHOWN = table(
+    "a/b",
+    "100% & more",
+    [
+        Column("method", ["A_1", HOSTILE]),
+        Column("metric", [0.123456, 2.0], fixed(1), {"seeds": [3, 4]}),
+        Column("absent", [None, None]),
+    ],
+    "Read #1.",
+    bold=(0,),
+)
+
+
+def test_tables_in_three_formats() -> None:
+    head, first, second = csv.reader(as_csv(SHOWN).splitlines())
+    assert head == ["method", "metric", "metric seeds"]
+    assert first == ["A_1", "0.123456", "3"]
+    assert second[0] == f"'{HOSTILE}", "no spreadsheet computes it"
+    markdown = as_markdown(SHOWN)
+    assert "| **A_1** | **0.1** |" in markdown
+    assert "=cmd\\|'/c calc'!A1" in markdown
+    latex = as_latex(SHOWN)
+    assert "\\caption{100\\% \\& more}" in latex
+    assert "\\textbf{A\\_1} & \\textbf{0.1} \\\\" in latex
+    assert "\\begin{tabular}{lr}" in latex
+    assert "Read \\#1." in latex
+
+
+def test_names_of_files_do_not_collide(tmp_path: Path) -> None:
+    items = [Table(name, "t", pandas.DataFrame({"x": [1]})) for name in ("../a b", "../A B", "a b")]
+    write_items(items, tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*.csv")) == [
+        "A-B-2.csv",
+        "a-b-3.csv",
+        "a-b.csv",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["lines", "dots", "bars", "cells"])
+def test_every_kind_of_chart_is_drawn_in_every_format(kind: str, tmp_path: Path) -> None:
+    frame = pandas.DataFrame(
+        {"x": [1, 2], "y": [0.5, None], "name": ["<b>", "b"], "low": [0.1, 0.2], "high": [0.6, 0.7]}
+    )
+    places = {"lines": ("x", "y", "name"), "cells": ("x", "name", "y")}.get(
+        kind, ("x", "name", "name")
+    )
+    chart = Chart(
+        "c",
+        "A title",
+        frame,
+        kind,
+        *places,
+        low="low",
+        high="high",
+        reference=None if kind == "cells" else 0.4,
+    )
+    for format, begins in zip(FORMATS, (b"%PDF", b"\x89PNG", b"<svg"), strict=True):
+        draw(chart, tmp_path / f"c.{format}")
+        assert (tmp_path / f"c.{format}").read_bytes().startswith(begins)
+    assert "A title" in (tmp_path / "c.svg").read_text()
+
+
+def test_a_method_has_one_colour_in_all_charts() -> None:
+    methods = ["A", "B", "C"]
+    run = Made({name: around(0.7, 0, 1) for name in methods})
+    for item in report_sections(Results([run]))["Clients"]:
+        if isinstance(item, Chart):
+            scale = specification(item, methods)["layer"][0]["encoding"]["color"]["scale"]
+            assert scale["domain"] == methods
+            assert len({*scale["range"]}) == 3
+
+
+def test_a_run_draws_a_chart_of_its_report(shown: cw.Run) -> None:
+    run = Run(shown.folder)
+    assert "accuracy" in str(run.figure().to_dict())
+    assert run.figure("distribution").to_dict()["layer"]
+    with pytest.raises(cw.ClientwiseError, match="there is no chart 'los'; did you mean 'loss'"):
+        run.figure("los")
+
+
+def test_files_of_an_earlier_report_are_named(tmp_path: Path) -> None:
+    write_items([SHOWN], tmp_path)
+    page = tmp_path / "report.html"
+    page.write_text("new")
+    for path in (tmp_path / "tables").iterdir():
+        os.utime(path, (1, 1))
+    assert older_files(page) == {tmp_path / "tables": 3}
+
+
+def test_reading_and_reporting_load_no_torch(shown: cw.Run, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from clientwise.record.run import RunFolder; "
+        "from clientwise.report.page import write_report; "
+        f"write_report([RunFolder({str(shown.folder)!r})], Path({str(tmp_path)!r})); "
+        "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+    assert RunFolder(shown.folder).finished

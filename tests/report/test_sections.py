@@ -1,0 +1,287 @@
+"""Tables and charts of a report, against numbers by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pandas
+import pytest
+from made import Made, around, seeds
+
+import clientwise as cw
+from clientwise.record.run import RunFolder
+from clientwise.report import sections
+from clientwise.report.items import Chart, Table
+from clientwise.report.page import report_sections
+from clientwise.report.results import Results
+from clientwise.report.sections import average_gain, reached_text
+
+BASE = around(0.7, 0, 1, -1, 2, -2, 0)
+RISING = {1: [0.5, 0.6, 0.7, 0.8], 2: [0.5, 0.7, 0.8, 0.9]}
+
+
+def items(*runs: Any) -> dict[str, Any]:
+    found = report_sections(Results(runs))
+    return {item.id: item for own in found.values() for item in own if not isinstance(item, str)}
+
+
+def rows(table: Table) -> dict[str, dict[str, str]]:
+    return {row[0]: dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.texts()}
+
+
+def test_every_number_of_the_result_is_in_its_frame() -> None:
+    run = Made({"A": BASE, "B": around(0.75, 15, 1, -1, 2, -2, 0)}, target=0.72)
+    table = items(run)["summary"]
+    of_b = table.frame.set_index("method").loc["B"]
+    found = Results([run]).differences["B", "A"]
+    assert of_b["against the baseline"] == found.mean
+    assert (of_b["against the baseline low"], of_b["against the baseline high"]) == found.interval
+    assert of_b["accuracy"] == pytest.approx(0.75 + 0.15 / 6)
+    assert (of_b["accuracy seeds"], of_b["against the baseline pairs"]) == (6, 6)
+    assert (
+        of_b["rounds to 72%"],
+        of_b["rounds to 72% reached"],
+        of_b["rounds to 72% not reached"],
+    ) == (1, 6, 0)
+    assert rows(table)["A"]["rounds to 72%"] == "1/6: –"
+    assert rows(table)["A"]["worst 10%"] == "40.0%"  # of four clients the worst
+
+
+def test_fairness_by_hand() -> None:
+    run = Made(
+        {"A": seeds([0.9])},
+        config={"attributes": {"age": [30.0, 40.0, 50.0, 60.0], "role": ["a", "b", "a", "b"]}},
+    )
+    found = items(run)["fairness"].frame.iloc[0]
+    values = numpy.array([0.9, 0.8, 0.7, 0.6])
+    assert found["mean"] == pytest.approx(values.mean())
+    assert found["standard deviation"] == pytest.approx(values.std())
+    assert found["Jain's index"] == pytest.approx(values.sum() ** 2 / (4 * (values**2).sum()))
+    assert (found["worst 10%"], found["best 10%"]) == (pytest.approx(0.6), pytest.approx(0.9))
+    assert found["gap by role"] == pytest.approx(0.1)  # 0.8 and 0.7
+    assert found["gap by age"] == pytest.approx(0.2)  # 0.85 and 0.65
+
+
+def test_hostile_clients_measure_nothing() -> None:
+    run = Made({"A": seeds([0.9])})
+    run.frames["local"]["hostile"] = [None, None, None, "wrong_labels"]
+    assert items(run)["fairness"].frame["worst 10%"][0] == pytest.approx(0.7)
+
+
+def test_clients_by_name_under_every_method() -> None:
+    found = items(Made({"A": BASE, "B": around(0.75, 0, 1, -1, 2, -2, 0)}))["by-client"]
+    assert found.texts()[0] == ["Bern", "40.0%", "45.0%"]  # the worst first
+    unnamed = Made({"A": BASE})
+    for name in ("local", "clients", "weights"):
+        unnamed.frames[name]["name"] = None
+    assert "by-client" not in items(unnamed), "drawn anew for every seed: none can be followed"
+
+
+def test_who_gains_is_paired_by_client() -> None:
+    run = Made(
+        {"A": BASE, "alone": around(0.6, 0, 1, -1, 2, -2, 0)}, about={"alone": {"control": "alone"}}
+    )
+    found = rows(items(run)["gains-A"])
+    assert found["Oslo"] == {
+        "A": "70.0%",
+        "alone": "60.0%",
+        "difference": "+10.0 [+10.0, +10.0]",
+        "remark": "gains",
+    }
+    assert [one for one in items(run) if one.startswith("map-")] == ["map-A"], (
+        "controls have no weights"
+    )
+
+
+def test_average_gains_are_p1s() -> None:
+    """P1's Table 6, rows DS and IS>CB>DS at 70% and DS>CB>IS at 80%: what it prints as Avg. is over all nine shares."""
+    ds_70, gains_70 = [1, 1, 1, 13, 15, 21, 32, 58, None], [0, 0, 0, 9, 6, 12, -68, -42, 0]
+    ds_80, gains_80 = [1, 1, 15, 21, 26, 44, None, None, None], [0, 0, 10, 15, 18, 32, 43, 0, 0]
+    for baseline, gains, average in ((ds_70, gains_70, -9.22), (ds_80, gains_80, 13.11)):
+        ours = [(before or 100) - gain for before, gain in zip(baseline, gains, strict=True)]
+        reached = [
+            number if number < 100 else None for number in ours
+        ]  # P1 prints what was not reached as 100
+        frames = [pandas.DataFrame([row], index=[1], dtype=float) for row in (baseline, reached)]
+        assert average_gain(*frames, {1: 100}).mean == pytest.approx(average, abs=0.005)
+    never = pandas.DataFrame([[None] * 9], index=[1], dtype=float)
+    assert average_gain(never, never, {1: 100}) is None
+
+
+def test_rounds_until_clients_reach_a_target() -> None:
+    run = Made({"A": RISING, "B": {1: [0.8] * 4, 2: [0.9] * 4}}, client_targets=[0.7])
+    found = rows(items(run)["target-0.7"])
+    assert found["A"]["10%"] == "2/2: 2.5"  # rounds 3 and 2
+    assert found["A"]["40%"] == "1/2: –"  # 0.85 and 0.75 in the last round
+    assert found["A"]["average gain"] == "baseline"
+    assert (found["B"]["10%"], found["B"]["90%"]) == ("2/2: 1", "0/2: –")
+    # A in rounds 3, 4, 4 and 2, 3, 3, 4, 4, B in the first; nobody else, or in the last: 8/9 and 11/9 rounds
+    assert found["B"]["average gain"].startswith("+1.1 [")
+    assert "target-0.3" not in items(run)
+    shorter = Made({"A": {1: [0.9] * 9}, "B": {1: [0.9] * 4}}, client_targets=[0.7])
+    assert rows(items(shorter)["target-0.7"])["B"]["average gain"] == "+0.0 (one seed)"
+
+
+def test_survivors_do_not_win() -> None:
+    assert reached_text(7.0, 6, 10, "{:g}".format) == "6/10: 7"
+    two_lucky = sections.reached_column(
+        "x", [pandas.Series([3, 4] + [None] * 8, dtype=float)], "{:g}".format
+    )
+    assert (list(two_lucky.text), two_lucky.within["not reached"]) == (["2/10: –"], [8])
+
+
+def test_time_and_bytes_are_those_of_the_round_that_got_there() -> None:
+    run = Made({"A": RISING}, target=0.8).set("ended", [10.0, 20.0, 30.0, 40.0] * 2)
+    found = rows(items(run)["summary"])["A"]
+    assert (found["rounds to 80%"], found["time to 80%"]) == ("2/2: 3.5", "2/2: 35 s")
+    assert found["bytes to 80%"] == "2/2: 11.2 kB"  # 8 models of 400 bytes a round
+    chart = items(run)["metric-time"]
+    assert chart.frame["seconds"].tolist() == [10, 20, 30, 40]
+    assert "metric-time" not in items(Made({"A": RISING}))
+
+
+def test_best_rounds_are_compared_sample_by_sample() -> None:
+    run = Made({"A": RISING, "B": {1: RISING[1], 2: RISING[2][:2]}})
+    right = numpy.array([True] * 6 + [False] * 4)
+    run.best = {
+        (method, seed): (2, right if method == "A" else ~right)
+        for method in "AB"
+        for seed in (1, 2)
+    }
+    ((method, seed, *_, both, this, baseline, wrong, p),) = (
+        items(run)["contingency"].frame.to_numpy().tolist()
+    )
+    assert (method, seed, both, this, baseline, wrong) == (
+        "B",
+        1,
+        0,
+        4,
+        6,
+        0,
+    )  # seed 2 has not run as far
+    assert p == pytest.approx(0.754, abs=0.001)
+
+
+def test_contributions_and_other_weights() -> None:
+    kinds = [("chosen", -1, 0.8), ("uniform", -1, 0.7), ("without", 3, 0.75), ("without", 0, None)]
+    other = [
+        ("A", 1, r, kind, gone, -1, value, 0.5, None) for r in (1, 2) for kind, gone, value in kinds
+    ]
+    run = Made({"A": {1: [0.8, 0.8]}})
+    columns = ["method", "seed", "round", "kind", "without", "tested", "metric", "loss", "reason"]
+    run.frames["other_weights"] = pandas.DataFrame(other, columns=columns)
+    run.frames["weights"]["shapley"] = [0.1, 0.2, 0.3, 0.4] * 2
+    run.frames["weights"]["shapley_error"] = 0.03
+    found = items(run)
+    weighed = rows(found["counterfactuals-A"])
+    assert weighed["equal weights"] == {
+        "accuracy": "70.0%",
+        "difference": "-10.0",
+        "mean difference": "-10.0",
+        "rounds": "2",
+    }
+    assert weighed["without Oslo"]["rounds"] == "0"
+    gave = rows(found["contributions-A"])
+    assert gave["Bern"]["leave-one-out, all rounds"] == "+10.0"  # twice 0.05
+    assert (gave["Bern"]["Shapley, last round"], gave["Bern"]["Shapley, all rounds"]) == (
+        "+40.0",
+        "+80.0",
+    )
+    assert gave["Bern"]["± error of Shapley, all rounds"] == "+4.2"  # √2 · 3
+
+
+def test_loops_refusals_privacy_and_cost() -> None:
+    run = Made({"A": RISING}, about={"A": {"privacy": {"delta": 0.01}}})
+    run.set(
+        "priority", [["size", "trust"]] * 3 + [["trust", "size"]] + [["size", "trust"]] * 4
+    ).set("testing_rounds", 1)
+    run.set("epsilon", [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 5.0]).set("clip", 0.5).set(
+        "deviation", 0.1
+    )
+    run.set("loss_state", [{"class_weights": [1.0, 2.5]}] * 8).set("notes", [["stayed"]] + [[]] * 7)
+    run.frames["refusals"] = (
+        run.frame("weights").query("client == 3 and round > 2").assign(reason="late", kind="absent")
+    )
+    found = items(run)
+    assert (
+        "most often size > trust (3 of 4 rounds), changed 1 times, 4 testing rounds"
+        in found["priority-A"].alt
+    )
+    assert rows(found["privacy"])["A"]["ε so far"] == "5.000"
+    assert found["class_weights-A"].limits == (0.0, 2.5)
+    assert found["refused"].texts() == [
+        ["A", "Bern", "1", "late", "2", "3"],
+        ["A", "Bern", "2", "late", "2", "3"],
+        ["A", "–", "–", "stayed", "1", "–"],
+    ]
+    assert rows(found["costs"])["A"]["bytes over the wire per round"] == "3.2 kB"
+    assert rows(found["costs"])["A"]["testing rounds per round"] == "1.00"
+
+
+def test_curves_are_means_over_the_seeds_that_have_come_as_far() -> None:
+    chart = items(Made({"A": RISING | {3: [0.1]}}))["metric"]
+    last = chart.frame.iloc[-1]
+    assert (last["round"], last["value"], last["low"], last["high"]) == (
+        4,
+        pytest.approx(0.85),
+        0.8,
+        0.9,
+    )
+    assert chart.alt == "A from 50.0% to 85.0%."
+    long = Made({"A": {1: [0.5] * 1999 + [0.9]}})
+    assert len(items(long)["metric"].frame) <= 202
+    assert items(long)["metric"].frame["value"].iloc[-1] == 0.9, "and always the last"
+    wild = Made({"A": RISING}).set("loss", [1e9, 1.0, 0.1, 0.1] * 2)
+    assert items(wild)["loss"].logarithmic
+
+
+def test_a_heat_map_has_so_many_cells() -> None:
+    run = Made({"A": {1: [0.5] * 300}})
+    many = pandas.concat(
+        [run.frame("weights").assign(client=client, name=None) for client in range(450)]
+    )
+    run.frames["weights"] = many
+    frame = items(run)["map-A"].frame
+    assert (frame["round"].nunique(), frame["client"].nunique()) == (100, 90)
+    assert frame["client"].iloc[0] == "from 0"
+
+
+def test_a_metric_that_is_no_share_is_a_number(tmp_path: Path) -> None:
+    run = Made(
+        {"A": seeds([12.0, 13.0]), "B": seeds([11.0, 11.5])},
+        metric="mape",
+        is_share=False,
+        higher_is_better=False,
+    )
+    found = items(run)
+    assert rows(found["summary"])["B"]["mape"] == "11.25 ± 0.354"
+    assert list(rows(found["summary"])) == ["B", "A"]
+    assert found["metric"].format == "~g"
+    assert "%" not in str([item.texts() for item in found.values() if isinstance(item, Table)])
+
+
+def test_a_real_run_has_every_section(shown: cw.Run) -> None:
+    found = report_sections(Results([RunFolder(shown.folder)]))
+    assert list(found) == [
+        "Result",
+        "What was run",
+        "Over the rounds",
+        "Rounds to target",
+        "Best rounds, sample by sample",
+        "Clients",
+        "Weights",
+        "Order of priority",
+        "Classes",
+        "Refusals",
+        "Cost",
+        "Config",
+    ]
+    charts = [item for own in found.values() for item in own if isinstance(item, Chart)]
+    assert all(chart.alt and len(chart.frame) for chart in charts)
+    tables = [item for own in found.values() for item in own if isinstance(item, Table)]
+    assert all(len(table.texts()) for table in tables)
+    maps = [chart.limits for chart in charts if chart.id.startswith("map-")]
+    assert len(maps) == 3
+    assert len({*maps}) == 1, "the same weight has the same colour everywhere"

@@ -1,0 +1,52 @@
+"""What a report says of runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clientwise.record.run import RunFolder
+from clientwise.report.audit import audit
+from clientwise.report.items import Chart
+from clientwise.report.page import report_sections
+from clientwise.report.results import Results
+from clientwise.report.terminal import run_items
+from clientwise.report.verdict import headline
+
+
+def results_of(*runs: Any) -> Results:
+    """The methods of runs, compared."""
+    return Results([RunFolder(run.folder, run.id) for run in runs])
+
+
+def headline_of(*runs: Any) -> list[str]:
+    """The report's first lines."""
+    return headline(results_of(*runs))
+
+
+def items_of(*runs: Any) -> dict[str, Any]:
+    """The tables and charts of a report by their names."""
+    found = report_sections(results_of(*runs))
+    return {
+        item.id: item for items in found.values() for item in items if not isinstance(item, str)
+    }
+
+
+def texts_of(table: Any) -> dict[str, dict[str, str]]:
+    """What people read in a table, by its first column."""
+    return {row[0]: dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.texts()}
+
+
+def printed(run: Any) -> list[str]:
+    """What the terminal says of a run, besides its table."""
+    return [item for item in run_items(RunFolder(run.folder, run.id)) if isinstance(item, str)]
+
+
+def audited(run: Any, method: str, seed: int, round_num: int) -> str:
+    """All words of the audit of a round, with its parameters."""
+    found = audit(RunFolder(run.folder, run.id), method, seed, round_num, details=True)
+    words = [
+        item if isinstance(item, str) else str(item.texts())
+        for item in found
+        if not isinstance(item, Chart)
+    ]
+    return " ".join(words)
