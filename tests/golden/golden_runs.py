@@ -77,13 +77,13 @@ def frames_of(run: cw.Run) -> dict[str, pandas.DataFrame]:
 
 
 def write_run(name: str, out: Path, folder: Path, engine: str = "local") -> None:
-    """Run one of `RUNS` in a folder, and write its frames."""
+    """Run one of `RUNS` in a folder, and write its frames and its headline."""
     run = cw.run(BASE | RUNS[name] | {"engine": engine}, out, progress=False)
     _write(frames_of(run), headline_of(run), folder)
 
 
 def write_matrix(out: Path, folder: Path) -> None:
-    """Run the matrix in a folder, and write the frames of its cells."""
+    """Run the matrix in a folder, and write the frames of its cells and its headline."""
     matrix = load_matrix(BASE | MATRIX)
     run_matrix(matrix, out)
     cells = {cell.column: frames_of(cw.Run(out / cell.folder)) for cell in matrix.cells}
@@ -94,11 +94,13 @@ def write_matrix(out: Path, folder: Path) -> None:
     _write(together, matrix_report(out).lead, folder)
 
 
-def _write(frames: dict[str, pandas.DataFrame], folder: Path) -> None:
+def _write(frames: dict[str, pandas.DataFrame], headline: list[str], folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     for name, frame in frames.items():
         keys = [key for key in ("cell", *KEYS, "client", "criterion") if key in frame]
         frame.sort_values(keys).to_csv(folder / f"{name}.csv", index=False, float_format="%.5g")
+    text = "".join(f"{line}\n" for line in headline)
+    (folder / "headline.txt").write_text(text, encoding="utf-8")
 
 
 def assert_equal(found: Path, kept: Path, leaving_out: str = "") -> None:
@@ -107,3 +109,4 @@ def assert_equal(found: Path, kept: Path, leaving_out: str = "") -> None:
         frames = [pandas.read_csv(folder / f"{name}.csv") for folder in (found, kept)]
         left, right = [frame.drop(columns=leaving_out, errors="ignore") for frame in frames]
         pandas.testing.assert_frame_equal(left, right, obj=f"{kept.name}/{name}", **TOLERANCE)
+    assert (found / "headline.txt").read_text("utf-8") == (kept / "headline.txt").read_text("utf-8")

@@ -24,12 +24,12 @@ pytest.importorskip("sklearn", reason="needs clientwise[datasets]")
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_gives_the_golden_frames(name: str, tmp_path: Path) -> None:
+def test_a_run_gives_the_golden_frames_and_headline(name: str, tmp_path: Path) -> None:
     write_run(name, tmp_path / "run", tmp_path / name)
     assert_equal(tmp_path / name, FOLDER / name)
 
 
-def test_the_cells_of_a_matrix_give_the_golden_frames(tmp_path: Path) -> None:
+def test_the_cells_of_a_matrix_give_the_golden_frames_and_headline(tmp_path: Path) -> None:
     name = MATRIX["name"]
     write_matrix(tmp_path / "run", tmp_path / name)
     assert_equal(tmp_path / name, FOLDER / name)
