@@ -41,7 +41,8 @@ def config_schema() -> dict[str, Any]:
     schema = _schema_of(Experiment)
     properties = schema["properties"]
     definitions = schema.pop("$defs")
-    for key, table in {"matrix": MatrixSettings, "tune": TuneSettings}.items():
+    tables: dict[str, type[BaseModel]] = {"matrix": MatrixSettings, "tune": TuneSettings}
+    for key, table in tables.items():
         properties[key] = _schema_of(table)
         definitions |= properties[key].pop("$defs", {})
     properties["methods"]["items"] = _method_schema(definitions["MethodSettings"])

@@ -16,8 +16,9 @@ from pandas import DataFrame as Frame
 from pandas import Series
 
 from ..errors import RunError, shortened
+from ..record.facts import MethodFacts
 from ..record.files import is_locked
-from ..record.run import MethodFacts, RunFolder
+from ..record.run import RunFolder
 from .items import Unit
 from .statistics import Difference, holm, paired_difference
 

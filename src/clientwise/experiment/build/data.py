@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -205,17 +205,17 @@ def build_data(
     return plant(swap(data, chosen), hostile, seed), hostile
 
 
-def _relabelled(data: FederatedData, hostile: Iterable[int], relabel: Relabel) -> FederatedData:
+def _relabelled(data: FederatedData, hostile: Collection[int], relabel: Relabel) -> FederatedData:
     """Arrays of the user's own, in which hostile clients change their labels."""
-    held = {}
-    for key in ("train", "test"):
-        shares: Holdings = getattr(data, key)
-        targets = shares.targets.clone()
+
+    def changed(held: Holdings) -> Holdings:
+        targets = held.targets.clone()
         for client in hostile:
-            mine = shares.slice(client)
+            mine = held.slice(client)
             targets[mine] = relabel(client, targets[mine])
-        held[key] = replace(shares, targets=targets)
-    return replace(data, **held)
+        return replace(held, targets=targets)
+
+    return replace(data, train=changed(data.train), test=changed(data.test))
 
 
 def _with_devices(experiment: Experiment, data: FederatedData, seed: int) -> FederatedData:

@@ -320,7 +320,8 @@ def _optimizer(given: Any) -> Made | None:
     declared = OptimizerDeclaration(learning_rate=rate if is_number else None, is_class=True)
 
     def optimizer(parameters: Any, rate: Any, training: Any, **options: Any) -> Any:
-        return made(parameters, lr=rate, **options)
+        own: Any = made  # the base class takes other arguments than its subclasses
+        return own(parameters, lr=rate, **options)
 
     plain = {key: _as_list(one) for key, one in options.items()}
     return made.__name__, Adopted(optimizer, declared, made, made), plain

@@ -133,7 +133,7 @@ class TableOf(Generic[S]):
 @functools.cache  # every key of this type has the same table
 def _table_of(source: type[Any]) -> type[ConfigTable]:
     about = (inspect.getdoc(source) or "").partition("\n")[0]
-    fields = fields_of(options_of(source))
+    fields = fields_of(options_of(source))  # type: ignore[arg-type]  # as above
     return create_model(source.__name__, __base__=ConfigTable, __doc__=about, **fields)
 
 

@@ -23,7 +23,8 @@ from ..items import counted, percent
 if TYPE_CHECKING:
     import pandas
 
-    from ...record.run import MethodFacts, RunFolder
+    from ...record.facts import MethodFacts
+    from ...record.run import RunFolder
 
 NOTABLE = 0.1  # relative change of a weight below which nothing is said
 LOSSES = {  # by the source of the server set: the loss that evidence is about
