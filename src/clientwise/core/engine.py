@@ -95,12 +95,3 @@ class CountsLabels(Protocol):
     def label_counts(self) -> Tensor:
         """Training samples of each class over all clients [C]."""
         ...
-
-
-@runtime_checkable
-class AsksAhead(Protocol):
-    """An engine whose exchanges with clients take seconds, whatever they are about."""
-
-    def expect_training(self, client_ids: Sequence[int], model: Tensor, task: Task) -> None:
-        """What `train` will be called with next. May be asked for together with the next evaluation."""
-        ...

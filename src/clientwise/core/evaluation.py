@@ -8,12 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .clock import Pace
 from .cohort import Cohort
-from .engine import AsksAhead, Engine
+from .engine import Engine
 from .feedback import Search
 from .method import Plan
-from .objective.loss import Loss
 from .objective.metrics import accuracy
 from .other_weights import evaluated
 from .reasons import Kept
@@ -68,21 +66,17 @@ class Evaluations:
         if not self._has_report:
             self._evaluate_by_clients()
 
-    def finish(self, used: Tensor, loss: Loss, is_new: bool) -> None:
+    def finish(self, used: Tensor, is_new: bool) -> None:
         """Evaluate what is still to evaluate.
 
         Args:
             used: the model [d] after the round: the new one, or that of the round before.
-            loss: of the next round.
             is_new: whether `used` is the new one.
         """
         # Nothing that the clients say now changes the next round
         if self._has_report:
-            if is_new:
-                self._expect_training(used, loss)
             self._evaluate_by_clients()
         if not is_new:
-            self._expect_training(used, loss)
             self.report = self._on_server(used[None])
             self.local = self._on_clients(used[None])
         self.counterfactuals = evaluated(
@@ -107,20 +101,6 @@ class Evaluations:
 
     def _evaluate_by_clients(self) -> None:
         self.local, self._local_others = self._evaluate(self._on_clients, self.local)
-
-    def _expect_training(self, model: Tensor, loss: Loss) -> None:
-        """Tell the engine what the next round trains, where that is known by now; see `AsksAhead`."""
-        plan, engine, method = self._cohort.plan, self._cohort.engine, self._cohort.method
-        if not isinstance(engine, AsksAhead) or plan.rounds is None:
-            return
-        # A round is counted before clients are asked; the next cohort depends on the state after this one
-        is_unknown = method.privacy or method.secure or method.sampling
-        keeps_time = engine.clock is not None and engine.clock.pace != Pace()
-        if self._round_num >= plan.rounds or is_unknown or keeps_time:
-            return
-        round_num = self._round_num + 1
-        asked = plan.cohort(engine.num_clients, round_num, engine.clock)
-        engine.expect_training(asked, model, method.task(round_num, loss))
 
 
 def evaluate_clients(

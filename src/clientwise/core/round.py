@@ -74,7 +74,7 @@ def run_round(
     adapted = Adapted(state.loss)
     if method.adapt_loss:
         adapted = method.adapt_loss(state.loss, cohort.judge(chosen.model[None]))
-    shown.finish(chosen.model, adapted.loss, is_new=kept is None)
+    shown.finish(chosen.model, is_new=kept is None)
 
     quality = state.quality
     if search and shown.local and not kept:
