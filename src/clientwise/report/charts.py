@@ -193,6 +193,9 @@ def _bars(chart: Chart, methods: list[str]) -> list[Layer]:
     encoding = _by_name(chart, methods)
     if chart.low:
         encoding |= {"x": {**encoding["x"], "field": chart.low}, "x2": {"field": chart.high}}
+    if chart.colour:  # side by side: steps may go back and forth
+        encoding["yOffset"] = _field(chart.colour, "nominal", sort=None)
+        encoding["color"]["legend"]["symbolType"] = "square"
     return [{"mark": "bar", "encoding": encoding}]
 
 

@@ -170,8 +170,9 @@ def _picture(at: Round, told: Sequence[Explanation]) -> Iterator[Chart]:
         evidence = one.prior if one.evidence is None else one.evidence.after
         path = [one.equal_share, one.prior, evidence, one.weight, one.influence]
         movers = ("criteria", "evidence", "bounds", "rule" if one.clipped is None else "clipping")
+        label = f"{one.label} (hostile)" if one.is_hostile else one.label
         for mover, (before, after) in zip(movers, pairwise(path), strict=True):
-            steps.append((one.label, mover, before, after))
+            steps.append((label, mover, before, after))
     frame = pandas.DataFrame(steps, columns=["client", "step", "from", "to"]).dropna()
     is_moved = (frame["from"] - frame["to"]).abs() > 1e-9
     frame = frame[frame["step"].isin(frame.loc[is_moved, "step"])]
