@@ -210,6 +210,20 @@ def test_classes_that_the_held_out_samples_lack_are_named(tmp_path: Path) -> Non
     assert not [text for text in run.facts.warnings if "weighs by is of class" in text]
 
 
+def test_targets_outside_of_the_held_out_range_are_said() -> None:
+    """In regression; not of a few targets, as chance has it."""
+    draw = torch.Generator().manual_seed(0)
+    sites = {name: torch.rand(60, 3, generator=draw) for name in ("north", "south", "west")}
+    held = {name: (rows, rows.sum(1) + 5 * (name == "west")) for name, rows in sites.items()}
+    server = torch.rand(100, 3, generator=draw)
+    given = {"held_out": (server, server.sum(1)), "rounds": 1, "device": "cpu"}
+    run = cw.fit("linear", held, **given)
+    (said,) = [text for text in run.facts.warnings if "outside of this range" in text]
+    assert re.search(r"weighs by are 0\.\d+ to 2\.\d+, and .* with client 2 \(west\)\. The", said)
+    held.pop("west")
+    assert "outside of this" not in str(cw.fit("linear", held, **given).facts.warnings)
+
+
 def federation(targets: list[Tensor], held_out: Tensor, problem: str | None = None) -> Any:
     def part(own: Tensor) -> tuple[Tensor, Tensor]:
         return torch.zeros(len(own), 2), own

@@ -419,7 +419,9 @@ def _matching(folder: Path, files: str) -> list[Path]:
         raise DataError(f"files = {shortened(files)!r}: {reason(error)}") from None
     if not found:
         where = shortened(str(folder / files))
-        raise DataError(f"{where}: no such file; paths start from the config's folder, or from `data_dir`")
+        raise DataError(
+            f"{where}: no such file; paths start from the config's folder, or from `data_dir`"
+        )
     return found
 
 

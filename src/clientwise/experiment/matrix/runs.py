@@ -228,7 +228,7 @@ def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> lis
             now = cell.experiment
             before = config_so_far(own)
             if before is not None:
-                refuse_other_config(own, before, now)
+                refuse_other_config(own, before, now, accept_changes=accept_changes)
                 now = extended(before, now)
             has_all = before is not None and not changed_keys(before.to_dict(), now.to_dict())
             if not has_all or not is_finished(own):
