@@ -152,10 +152,10 @@ def test_missing_files_of_all_cells_are_said_before_the_first_cell_runs(
             tmp_path / "run",
             on_cell=lambda cell, number, count: begun.append(cell.name),
         )
-    where = f"{federations}: matrix"
+    said = "no such file; paths start from the config's folder, or from `data_dir`"
     assert str(error.value).splitlines() == [
-        f"{where}, gone, clean: data: {tmp_path}/gone.csv: no such file; paths start from the config's folder, or from `data_dir`",
-        f"{where}, lost, clean: data: {tmp_path}/lost.csv: no such file; paths start from the config's folder, or from `data_dir`",
+        f"{federations}: matrix, {name}, clean: data: {tmp_path}/{name}.csv: {said}"
+        for name in ("gone", "lost")
     ]
     assert begun == []
     assert not (tmp_path / "run").exists()

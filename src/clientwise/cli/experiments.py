@@ -74,7 +74,7 @@ def run(
         bool,
         Option(
             "--accept-changes",
-            help="Resume although data, plugins or versions have changed; the run records it.",
+            help="Resume although data, plugins, versions or bounds have changed; the run records it.",
         ),
     ] = False,
     jobs: Annotated[
