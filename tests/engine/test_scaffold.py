@@ -122,5 +122,5 @@ def test_corrections_stay_with_their_clients_when_jobs_are_joined_and_sorted() -
 def test_scaffold_is_refused_where_it_means_nothing(tiny: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"training\.control_variates: need plain sgd"):
         cw.run(tiny | {"methods": [{"like": "SCAFFOLD", "training": {"momentum": 0.9}}]})
-    with pytest.raises(ConfigError, match="clients on Flower keep no state"):
+    with pytest.raises(ConfigError, match=r"control_variates: are kept by the clients .*local"):
         cw.run(tiny | {"engine": "flower", "methods": ["SCAFFOLD"]})

@@ -77,7 +77,7 @@ def test_types_combinations_methods_presets_and_files_are_said_at_once(
         "seeds: 1 is listed twice; it would repeat the same run",
         "federation: give either fraction or clients_per_round",
         "training.batch_size = 'al': must be an integer or 'full'.",
-        f"data: {tmp_path}/rows.csv: no such file; paths start from `data_dir`",
+        f"data: {tmp_path}/rows.csv: no such file; paths start from the config's folder, or from `data_dir`",
     ]
 
 
@@ -152,10 +152,10 @@ def test_missing_files_of_all_cells_are_said_before_the_first_cell_runs(
             tmp_path / "run",
             on_cell=lambda cell, number, count: begun.append(cell.name),
         )
-    where = f"{federations}: matrix"
+    said = "no such file; paths start from the config's folder, or from `data_dir`"
     assert str(error.value).splitlines() == [
-        f"{where}, gone, clean: data: {tmp_path}/gone.csv: no such file; paths start from `data_dir`",
-        f"{where}, lost, clean: data: {tmp_path}/lost.csv: no such file; paths start from `data_dir`",
+        f"{federations}: matrix, {name}, clean: data: {tmp_path}/{name}.csv: {said}"
+        for name in ("gone", "lost")
     ]
     assert begun == []
     assert not (tmp_path / "run").exists()

@@ -135,12 +135,15 @@ def test_a_loss_that_overflows_after_fine_tuning_counts_as_the_worst_of_the_othe
         ({"name": "best_of", "steps": ["momentum"]}, "at least two"),
         ({"name": "best_of", "steps": "momentum"}, "must be a list"),
         ({"name": "best_of", "steps": ["momentum", "adamm"]}, "did you mean 'adam'"),
-        ({"name": "best_of", "steps": ["momentum", {"name": "adam", "rate": 1}]}, "adam: rate"),
+        (
+            {"name": "best_of", "steps": ["momentum", {"name": "adam", "rate": 1}]},
+            "server_step.steps[1].rate: unknown",
+        ),
         (
             {"name": "best_of", "steps": ["adam", {"name": "best_of", "steps": STEPS}]},
             "another best_of",
         ),
-        ({"name": "best_of", "steps": ["momentum", 3]}, "each must name a server step"),
+        ({"name": "best_of", "steps": ["momentum", 3]}, "steps[1]: must name the server step"),
     ],
 )
 def test_what_cannot_be_tried_is_refused(config: dict[str, Any], step: Any, message: str) -> None:

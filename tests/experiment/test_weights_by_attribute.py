@@ -73,7 +73,7 @@ def test_a_function_of_criteria_is_a_score() -> None:
 @pytest.mark.parametrize(
     ("weights", "why"),
     [
-        ([-1.0, 1.0, 1.0, 1.0], "must be finite and not negative"),
+        ([1.0, -1.0, 1.0, 1.0], r"weight\[1\] = -1: must be finite and not negative"),
         ([math.nan, 1.0, 1.0, 1.0], r"weight\[0\] = nan"),
         ([0.0] * 4, "all weights were zero"),
         ([1.0] * 3, "has 3 values for 4 clients"),
@@ -83,3 +83,9 @@ def test_weights_that_no_round_can_use_are_refused(weights: list[float], why: st
     with pytest.raises(ClientwiseError, match=why) as error:
         fit(method=STATED, attributes={"weight": weights})
     assert "\n" not in str(error.value)
+
+
+def test_a_fact_above_its_range_is_refused() -> None:
+    aged = {"name": "aged", "criteria": [{"name": "attribute", "of": "age", "high": 120}]}
+    with pytest.raises(ClientwiseError, match=r"age\[3\] = 130: .* at most 120"):
+        fit(method=aged, attributes={"age": [40.0, 50.0, 60.0, 130.0]})

@@ -36,6 +36,7 @@ from .options import (
     SetOption,
     load,
     load_single,
+    try_data,
     values_of,
 )
 from .results import print_matrix, print_results
@@ -73,7 +74,7 @@ def run(
         bool,
         Option(
             "--accept-changes",
-            help="Resume although data, plugins or versions have changed; the run records it.",
+            help="Resume although data, plugins, versions or bounds have changed; the run records it.",
         ),
     ] = False,
     jobs: Annotated[
@@ -165,6 +166,9 @@ def check(
     for name in presets:
         with problems.noted():
             load(file, changes, name)
+    if loaded is None:
+        with problems.noted():
+            try_data(file, changes, preset, **keys)
     problems.refuse()
     from ..experiment.checks.describe import describe
     from ..experiment.matrix.grid import Matrix

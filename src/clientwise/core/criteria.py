@@ -147,6 +147,11 @@ class Criterion(CriterionDeclaration):
         """The column's name: the label, or the criterion's name."""
         return self.part.called
 
+    @property
+    def fact(self) -> str:
+        """The attribute of the clients that it takes as it is; of others, empty."""
+        return str(self.part.options["of"]) if self.part.name == "attribute" else ""
+
     def high(self, problem: Problem) -> float:
         """The largest value that can be true."""
         return self.upper(problem, **self.part.options) if callable(self.upper) else self.upper

@@ -413,11 +413,15 @@ def _matching(folder: Path, files: str) -> list[Path]:
         if Path(files).is_absolute() and Path(files).is_file():
             return [Path(files)]
         found = sorted(path for path in folder.glob(files) if path.is_file())
-    except (ValueError, NotImplementedError, OSError, IndexError) as error:  # the last for "."
+    except IndexError:
+        raise DataError(f"files = {shortened(files)!r}: must be a path or pattern") from None
+    except (ValueError, NotImplementedError, OSError) as error:
         raise DataError(f"files = {shortened(files)!r}: {reason(error)}") from None
     if not found:
         where = shortened(str(folder / files))
-        raise DataError(f"{where}: no such file; paths start from `data_dir`")
+        raise DataError(
+            f"{where}: no such file; paths start from the config's folder, or from `data_dir`"
+        )
     return found
 
 

@@ -33,7 +33,6 @@ class Bounds:
     Args:
         cap: largest weight of an accepted client.
         floor: smallest weight of an accepted client.
-        note: why the bounds are as they are.
 
     Example:
         >>> import torch
@@ -49,12 +48,6 @@ class Bounds:
         Annotated[float, Ge(0), Lt(1)],
         doc("Smallest weight of an accepted client, as a share of the total. 0: no floor."),
     ] = 0.0
-    note: Annotated[
-        str,
-        doc(
-            "Why the bounds are as they are. A run that is resumed with other bounds needs a new note."
-        ),
-    ] = ""
 
     def check(self, clients: int) -> None:
         """InfeasibleError, with the arithmetic, where no weights of so many clients meet the bounds."""

@@ -206,6 +206,15 @@ def _client_issues(
                 method.bounds.check(plan.cohort_size)
         except InfeasibleError as error:
             yield f"{place}.bounds", f"{error}; a round has {plan.cohort_size} clients"
+        for criterion in method.criteria:
+            high = criterion.high(problem)
+            for client, value in enumerate(experiment.attributes.get(criterion.fact, ())):
+                if not isinstance(value, str) and not 0 <= value <= high:
+                    message = "must be finite and not negative"
+                    message += (
+                        f", and at most {high:g}, the criterion's `high`" if value > 0 else ""
+                    )
+                    yield f"attributes.{criterion.fact}[{client}] = {value:g}", message
         at_work = method.pace.asks(plan.cohort_size, 0)
         if (method.pace.buffer or 0) > at_work:
             message = f"must be at most {at_work}, the number of clients at work at a time"

@@ -23,6 +23,7 @@ MOST_ROWS = 100_000  # likewise: a run with more must not begin later
 NOTABLE = 0.01  # share of rows from which equal ones are worth a line
 OTHER_UNITS = 300.0  # times as large: a factor of 1,000, less what clients differ by otherwise
 MOST_NUMBERS = 20  # different targets of a regression that may be classes
+OUTSIDE = 0.05  # share of a client's targets
 FEWEST_TO_WEIGH = 20  # held-out samples
 TRIED = 100  # samples
 ROUNDING = 1e-4  # of probabilities that sum to 1
@@ -42,6 +43,7 @@ def doubts(
         return found
     if lacking := uncovered(data, data.weigh):
         found.append(lacking.in_words(data))
+    found += _about_range(data)
     found += _about_equal_rows(data)
     found += _about_units(data)
     found += _about_targets(data)
@@ -73,6 +75,26 @@ def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]
         if settings.privacy and data.samples.ids is not None:
             said = "the server's held-out samples are of the same ids as the clients' and get no"
             yield f"{name}: {said} noise: ε covers the clients' training samples alone (docs/privacy.md)"
+
+
+def _about_range(data: FederatedData) -> Iterator[str]:
+    """Numbers to predict that are outside of those that the server weighs by."""
+    held = data.weigh.targets if data.weigh is not None else torch.empty(0)
+    if data.samples.problem.predicts != "numbers" or not len(held):
+        return
+    low, high = float(held.min()), float(held.max())
+    trained = data.train.targets.flatten(1) if held.ndim > 1 else data.train.targets[:, None]
+    outside = ((trained < low) | (trained > high)).any(1)
+    count = torch.bincount(data.train.owner[outside], minlength=data.num_clients)
+    # The range of n numbers leaves out 2/(n + 1) of others on average, by chance three times as many
+    expected = data.train.sizes * max(OUTSIDE, 6 / (len(held) + 1))
+    clients = (count > expected + 2 * expected.sqrt()).nonzero().flatten().tolist()
+    if clients:
+        yield (
+            f"targets that the server weighs by are {low:.4g} to {high:.4g}, and many training samples are outside of "
+            f"this range with {first_few([data.called(one) for one in clients])}. The weights cannot reward these "
+            "samples: add some to the held-out ones"
+        )
 
 
 def _about_equal_rows(data: FederatedData) -> Iterator[str]:

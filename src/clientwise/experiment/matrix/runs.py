@@ -77,7 +77,7 @@ def run_matrix(
         matrix: the cells.
         out: the folder of the matrix; by default a new one in runs/.
         resume: continue in a folder that has this matrix already, or add to the matrix there.
-        accept_changes: resume although data, plugins or versions have changed.
+        accept_changes: resume although data, plugins, versions or bounds have changed.
         jobs: how many cells run at once, each in a process of its own.
         on_cell: called with every cell, its number and the number of all cells: when it begins, or
             with `jobs` when it ends.
@@ -228,7 +228,7 @@ def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> lis
             now = cell.experiment
             before = config_so_far(own)
             if before is not None:
-                refuse_other_config(own, before, now)
+                refuse_other_config(own, before, now, accept_changes=accept_changes)
                 now = extended(before, now)
             has_all = before is not None and not changed_keys(before.to_dict(), now.to_dict())
             if not has_all or not is_finished(own):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -115,7 +116,11 @@ def config_so_far(folder: Path) -> Experiment | None:
         raise RunError(f"{folder}: its database is damaged (its config cannot be read)") from None
     if not found:
         names = {method.name for method in written.methods}
-        found = list(differences(recorded, written).values())
+        edited = differences(recorded, written)
+        accepted = bound_changes(
+            edited
+        )  # by who resumes it; after a crash, the file alone has them
+        found = [said for key, said in edited.items() if key not in accepted]
         found += [f"no method {one.name!r}" for one in recorded.methods if one.name not in names]
         found += [f"no seed {seed}" for seed in recorded.seeds if seed not in written.seeds]
     if found:
@@ -149,17 +154,20 @@ def extended(before: Experiment, experiment: Experiment) -> Experiment:
     return experiment.model_copy(update=grown)
 
 
-def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment) -> None:
-    """RunError where an experiment differs from its run in more than may change."""
+def refuse_other_config(
+    folder: Path, before: Experiment, experiment: Experiment, *, accept_changes: bool
+) -> None:
+    """RunError where an experiment differs from its run in more than may change, or than is accepted."""
     found = differences(before, experiment)
-    if not found:
+    of_bounds = bound_changes(found)
+    if not found or (accept_changes and len(of_bounds) == len(found)):
         return
     hint = "Resume it with its own config, or choose another output folder"
     of_methods = [key for key in found if key.startswith("methods.")]
     if of_methods:
         hint += "; give a changed method another name"
-    if any(".bounds." in key for key in of_methods):
-        hint += ", or say in a new bounds.note why its bounds change"
+    if of_bounds:
+        hint += ", or go on with other bounds by --accept-changes (in Python accept_changes=True), which is recorded"
     if counts_members(before) and not found.keys().isdisjoint(MEMBERS):
         hint += "; the ε of the rounds so far holds for the members so far"
     elif "flower.clients" in found:
@@ -173,28 +181,29 @@ def differences(before: Experiment, now: Experiment) -> dict[str, str]:
     """What differs between two configs and must not: a sentence for every key.
 
     Rounds, seeds and methods may be added; clients of a deployment may join at the end and leave, unless an ε
-    follows from their number; bounds may change with a new note.
+    follows from their number.
     """
     shared = {method.name for method in before.methods} & {method.name for method in now.methods}
     old = _keys(before, shared)
     new = _keys(now, shared)
-    explained = []
-    for name in shared:
-        note = new.get(f"methods.{name}.bounds.note")
-        if note and note != old.get(f"methods.{name}.bounds.note"):
-            explained.append(f"methods.{name}.bounds.")
     fixed = MEMBERS if counts_members(before) else ()
     found: dict[str, str] = {}
     for key in sorted({*old, *new} - MAY_CHANGE - {"seeds"}):
         one = old.get(key)
         other = new.get(key)
         is_said = any(key.startswith(f"{table}.") for table in found)
-        if one == other or is_said or key.startswith(tuple(explained)):
+        if one == other or is_said:
             continue
         if key in fixed or not _may_grow(key, one, other):
             is_list = isinstance(one, list) or isinstance(other, list)
             found[key] = key if is_list else f"{key} = {_shown(other)} (was {_shown(one)})"
     return found
+
+
+def bound_changes(found: Mapping[str, str]) -> dict[str, str]:
+    """Of what `differences` found, the bounds of methods: they may change if that is accepted."""
+    is_bound = re.compile(r"methods\..+\.bounds(\.(cap|floor))?").fullmatch
+    return {key: said for key, said in found.items() if is_bound(key)}
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -48,9 +48,11 @@ from .origin import (
 from .ray_lanes import can_be_sharded, connected_to_ray, run_on_ray, sharded
 from .resume import (
     FACT,
+    bound_changes,
     changed_keys,
     claim,
     config_so_far,
+    differences,
     extended,
     member_changes,
     new_folder,
@@ -94,7 +96,7 @@ def run(
     """See `launch.run`. Without `engines` all clients are simulated in this process."""
     assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
     if resume and out is not None:
-        experiment, _ = _joined(Path(out), experiment)
+        experiment, _ = _joined(Path(out), experiment, accept_changes)
     if data is not None:
         data = replace(data, samples=scored(experiment, data.samples))
         experiment = experiment.for_data(data.weigh)
@@ -105,7 +107,7 @@ def run(
             folder = Path(out) if out is not None else new_folder(experiment.name)
             claim(folder, resume)
             stack.enter_context(locked(folder))
-            before = _begin(folder, experiment, resume)
+            before = _begin(folder, experiment, resume, accept_changes)
         except OSError as error:
             path = error.filename or out or "runs"
             raise RunError(f"{path}: cannot be written to: {error.strerror}") from None
@@ -121,8 +123,10 @@ def run(
             store = Store(folder)
             stack.callback(store.close)
             _record_config(store, experiment, before)
-            members = member_changes(before, experiment) if before else ()
-            record_origin(store, experiment, origin, [*members, *changes])
+            if before:
+                bounds = bound_changes(differences(before, experiment))
+                changes = [*member_changes(before, experiment), *bounds.values(), *changes]
+            record_origin(store, experiment, origin, changes)
             session = _Session(experiment, store, built, connect, trackers, on_round)
             steps = count_steps(experiment, federated.values())
             for remark in [*session.begin(samples, data, steps), *resumed]:
@@ -134,23 +138,27 @@ def run(
     return folder
 
 
-def _joined(folder: Path, experiment: Experiment) -> tuple[Experiment, Experiment | None]:
+def _joined(
+    folder: Path, experiment: Experiment, accept_changes: bool
+) -> tuple[Experiment, Experiment | None]:
     """The experiment with what the run in a folder has besides, and the config of that run, if there is one."""
     before = config_so_far(folder)
     if before is None:
         return experiment, None
-    refuse_other_config(folder, before, experiment)
+    refuse_other_config(folder, before, experiment, accept_changes=accept_changes)
     return extended(before, experiment), before
 
 
-def _begin(folder: Path, experiment: Experiment, resume: bool) -> Experiment | None:
+def _begin(
+    folder: Path, experiment: Experiment, resume: bool, accept_changes: bool
+) -> Experiment | None:
     """In a locked folder: begin a run, or return the config of the run that is resumed."""
     written = folder / CONFIG
     if written.exists():
         if not resume:
             hint = "Resume it (--resume, in Python resume=True) or choose another output folder"
             raise RunError(f"{folder}: there is a run already. {hint}")
-        return _joined(folder, experiment)[1]
+        return _joined(folder, experiment, accept_changes)[1]
     write_atomically(written, experiment.to_toml().encode())  # from here on the folder is a run
     write_atomically(folder / VERSIONS, json.dumps(versions(), indent=2).encode())
     return None

@@ -258,8 +258,6 @@ def _parameters(at: Round) -> Iterator[str]:
     ]
     if limits:
         yield f"Bounds: {', '.join(limits)}."
-    if note := at.bounds.get("note"):
-        yield f"Reason for the bounds: {note.rstrip('.')}."
     if at.rule:
         yield f"Final share: the client's part of the aggregate after {at.rule}."
     tried = records(at.rows("steps"))
