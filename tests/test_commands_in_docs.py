@@ -173,7 +173,7 @@ def test_the_readme_runs_as_printed(
     assert report == ["report"]  # on the newest run
     run_command(run)
     (folder,) = Path("runs").iterdir()
-    assert cw.Run(folder).rounds == 2
+    assert cw.Run(folder).facts.rounds == 2
 
 
 def test_the_readme_has_six_hundred_words() -> None:

@@ -168,8 +168,8 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
     )
     assert run.predict(TensorDataset(inputs, targets)).tolist() == predicted.tolist()
     for value, said in {
-        "weast": "there is no client 'weast'; did you mean 'west'",
-        "x": "there is no client 'x'; known: north, south, west",
+        "weast": "no client 'weast'; did you mean 'west'",
+        "x": "no client 'x'; known: north, south, west",
     }.items():
         with pytest.raises(RunError, match=said):
             run.why(value)
@@ -330,7 +330,7 @@ def test_clients_train_on_all_samples_where_test_is_given(
     )
     said = capsys.readouterr().err
     assert "Clients train on all their other samples and have no test sets of their own." in said
-    assert train_and_test_sizes(run) == [(60, 0), (70, 0), (80, 0)]
+    assert train_and_test_sizes(run) == [(60, 0), (70, 0), (80, 0)] * 2  # by seed
     assert "dataset_size 80 " in run.why("west", "Recommended")
     assert run.frame("local").empty
     assert "No client has results on test data of its own." in printed(run)
@@ -352,7 +352,7 @@ def test_clients_keep_test_sets_that_something_needs(asked: dict[str, Any]) -> N
 
 
 def test_the_split_follows_the_seed() -> None:
-    found = [cw.fit(net, sites(), seeds=[seed], **QUICK).data for seed in (1, 1, 2)]
+    found = [cw.fit(net, sites(), seeds=[seed], **QUICK).facts.data for seed in (1, 1, 2)]
     assert found[0] == found[1]
     assert found[0][1] != found[2][2]
 
@@ -727,7 +727,7 @@ def test_another_network_of_the_same_shapes_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=code):
         cw.fit(Net, sites(), out=first, **again)
     grown = cw.fit(Net, sites(), out=first, accept_changes=True, **again)
-    assert any(code in change.what[0] for change in grown.changes)
+    assert any(code in change.what[0] for change in grown.facts.changes)
 
     layers = tmp_path / "layers"
     cw.fit(nn.Sequential(nn.Linear(5, 3), nn.ReLU()), sites(), out=layers, **QUICK)
@@ -813,7 +813,7 @@ def test_functions_and_scores_stand_for_names(tmp_path: Path) -> None:
         criteria=[labels_seen, "dataset_size"], score=cw.prioritized("dataset_size", "labels_seen")
     )
     assert given.weights.equals(named.weights)
-    assert given.functions == {"criterion labels_seen": __name__}
+    assert given.facts.functions == {"criterion labels_seen": __name__}
     page = given.report(tmp_path / "report").read_text(encoding="utf-8")
     assert "criterion labels_seen was given in Python as a function" in page
     assert page.count("south") > 1

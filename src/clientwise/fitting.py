@@ -185,7 +185,7 @@ def run(
             those of a run that was not interrupted.
         accept_changes: resume although the data, the code of plugins, versions or bounds have changed; the
             run records what changed. Without it, such a run is refused.
-        progress: whether to show a progress bar; by default in a terminal or notebook, unless
+        progress: whether to show progress; by default in a terminal or notebook, unless
             `on_round` is given.
         on_round: called after every round.
         engines: for clients that are reached in another way: a context whose value takes the engine
