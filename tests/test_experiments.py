@@ -31,7 +31,7 @@ from clientwise.experiment.matrix.grid import Matrix, load_matrix
 from clientwise.models.networks import MODELS
 from clientwise.report.items import counted
 from clientwise.report.statistics import Difference
-from recorded import curve, last
+from recorded import curve, last, rows
 from reported import results_of
 
 FOLDER = Path(__file__).parents[1] / "experiments"
