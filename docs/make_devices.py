@@ -166,7 +166,7 @@ def slow_and_fast(run: cw.Run, seed: int) -> tuple[list[int], list[int]]:
     data, _ = build_data(experiment, load_samples(experiment), seed)
     assert data.devices is not None
     seconds = data.devices.seconds(
-        experiment.training.epochs * data.train.sizes.double(), run.model_bytes
+        experiment.training.epochs * data.train.sizes.double(), run.facts.model_bytes
     )
     order = [
         client for client in seconds.argsort(descending=True).tolist() if data.test.sizes[client]

@@ -16,7 +16,7 @@ import make_screenshots
 from rich.console import Console
 
 import clientwise as cw
-from clientwise.experiment.running.runner import new_folder
+from clientwise.experiment.running.resume import new_folder
 from clientwise.record.run import RunFolder
 from clientwise.report.charts import draw
 from clientwise.report.progress import show_progress
@@ -40,13 +40,12 @@ def main() -> None:
     console = Console(width=120, highlight=False)
     experiment = cw.load(str(files("clientwise") / "demo.toml"), ["seeds=[1, 2, 3, 4, 5]"])
     with show_progress(console) as on_round:
-        folder = cw.run(experiment, new_folder("pictures"), on_round=on_round)
-    run = cw.Run(folder)
+        run = cw.run(experiment, new_folder("pictures"), on_round=on_round)
     results = Results([RunFolder(run.folder)])
     draw(metric_chart(results), DOCS / "demo.png", [one.label for one in results.methods])
-    make_screenshots.main(folder)
+    make_screenshots.main(run.folder)
     audited = cw.load(str(files("clientwise") / "demo.toml"), AUDITED, {"methods": ["Recommended"]})
-    make_screenshots.audit(cw.run(audited, new_folder("audit")))
+    make_screenshots.audit(cw.run(audited, new_folder("audit")).folder)
     if "CLIENTWISE_DATA" in os.environ:
         board(console)
     else:
@@ -60,8 +59,8 @@ def board(console: Console) -> None:
     methods = {"methods": ["FedAvg", "Alone", "Pooled"]}
     with show_progress(console) as on_round:
         experiment = cw.load(HOSPITALS, BOARD, methods)
-        folder = cw.run(experiment, new_folder("board"), on_round=on_round)
-    make_screenshots.board(folder)
+        run = cw.run(experiment, new_folder("board"), on_round=on_round)
+    make_screenshots.board(run.folder)
 
 
 if __name__ == "__main__":

@@ -50,8 +50,8 @@ def main(runs: Path, docs: Path = DOCS) -> None:
         if not (folder / "run.sqlite").exists():
             return place[0]
         run, picture = cw.Run(folder, name), page.parent / "reproduction" / f"{name}.png"
-        if run.name != name:
-            print(f"{name}: skipped, {folder} holds another experiment ({run.name!r})")
+        if run.facts.name != name:
+            print(f"{name}: skipped, {folder} holds another experiment ({run.facts.name!r})")
             return place[0]
         print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
         paper = published.get(re.sub("-(long|quick)$", "", name), {})
@@ -116,7 +116,9 @@ def between(run: cw.Run, other: cw.Run) -> str:
         metric = paired_difference(one.last("metric"), against.last("metric"))
         macro_f1 = paired_difference(one.last("macro_f1"), against.last("macro_f1"))
         if metric is None or macro_f1 is None or one.seeds != against.seeds:
-            raise ValueError(f"{run.name} and {other.name}: the seeds of {one.label} differ")
+            raise ValueError(
+                f"{run.facts.name} and {other.facts.name}: the seeds of {one.label} differ"
+            )
         hostile = interval(against.by_seed("hostile_influence"))
         rows.append([one.label, change(metric, 100), change(macro_f1, digits=3), hostile])
     head = [
@@ -125,16 +127,14 @@ def between(run: cw.Run, other: cw.Run) -> str:
         "macro F1",
         "influence of the hostile clients, all rounds",
     ]
-    return markdown(f"{run.name} minus {other.name}, last round, paired by seed", head, rows)
+    return markdown(
+        f"{run.facts.name} minus {other.facts.name}, last round, paired by seed", head, rows
+    )
 
 
 def keeps_75(run: cw.Run) -> bool:
     """Whether a run recorded what 75% of the clients reach. Runs of older versions did not."""
-    return all(
-        len(values) == len(SHARES)
-        for _, method, seed in run.lanes
-        for _, values in run.reached(method, seed, 1)
-    )
+    return all(len(values) == len(SHARES) for values in run.frame("rounds")["reached"].dropna())
 
 
 def quick(folders: list[Path], before: str) -> str:

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import clientwise as cw
-from clientwise.experiment.running.runner import Progress
+from clientwise.experiment.running.lanes import Progress
 from clientwise.record.database import is_finished
 
 HERE = Path(__file__).parent

@@ -246,7 +246,7 @@ def test_the_page_on_parts_names_every_kind_and_runs_as_printed(
     monkeypatch.delitem(sys.modules, "my_parts", raising=False)
     (config,) = blocks("parts.md", "toml")
     found = tomllib.loads(config) | {"plugin_dir": str(tmp_path)}
-    assert cw.Run(cw.run(found, tmp_path / "run")).metric == "jaccard"
+    assert cw.Run(cw.run(found, tmp_path / "run")).facts.metric == "jaccard"
 
 
 def test_the_pages_on_methods_and_attacks_name_all_of_them() -> None:

@@ -31,7 +31,7 @@ from clientwise.experiment.matrix.grid import Matrix, load_matrix
 from clientwise.models.networks import MODELS
 from clientwise.report.items import counted
 from clientwise.report.statistics import Difference
-from recorded import curve, last
+from recorded import curve, last, rows
 from reported import results_of
 
 FOLDER = Path(__file__).parents[1] / "experiments"
@@ -393,7 +393,6 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "docs")]
     try:
         import make_reproduction
-        from run_all import pack
     finally:
         del sys.path[:2]
     tiny |= {
@@ -401,8 +400,13 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
         "server_set": {"fraction": 0.0},
         "methods": [{"name": "DS", "like": "FedAvg"}, {"name": "MW>LD>DS", "like": "FedAvg"}],
     }
-    folder = cw.run(tiny | {"name": "p1-mnist-shards"}, tmp_path / "runs" / "p1-mnist-shards")
-    pack(folder, tmp_path / "packed" / folder.name)
+    folder = tmp_path / "runs" / "p1-mnist-shards"
+    cw.run(tiny | {"name": "p1-mnist-shards"}, folder)
+    shutil.copytree(
+        folder,
+        tmp_path / "packed" / folder.name,
+        ignore=shutil.ignore_patterns("checkpoints", ".lock"),
+    )
     for other in ("p3-1a", "p3-1a-quick"):  # the first is not what it is called
         shutil.copytree(tmp_path / "packed" / folder.name, tmp_path / "packed" / other)
     assert sorted(path.name for path in (tmp_path / "packed" / folder.name).iterdir()) == [
@@ -438,11 +442,11 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     table = make_reproduction.devices(
         series, target, printed, {"mean of both": ["DS", "MW>LD>DS"]}
     ).splitlines()[4:]
-    rows = {
+    shown = {
         name: cells
         for _, name, *cells, _ in ([cell.strip() for cell in line.split("|")] for line in table)
     }
-    assert rows["DS, published"] == [
+    assert shown["DS, published"] == [
         "22",
         "29",
         "25.5",
@@ -453,13 +457,19 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
         "not reached",
         "not reached",
     ]
-    assert [*rows] == ["DS, published", "DS", "MW>LD>DS", "mean of both, published", "mean of both"]
+    assert [*shown] == [
+        "DS, published",
+        "DS",
+        "MW>LD>DS",
+        "mean of both, published",
+        "mean of both",
+    ]
     first = {}  # the first round in which 75% of the six clients, which are five, reach the target
     local = rows(run, "local", "DS")
     reached = local[local["metric"] >= target].groupby(["seed", "round"]).size()
     for seed, round_num in reached[reached >= 5].index:
         first.setdefault(seed, round_num)
-    assert rows["DS"][7] == make_reproduction.reached([first.get(1), first.get(2)])
+    assert shown["DS"][7] == make_reproduction.reached([first.get(1), first.get(2)])
     assert first  # or nothing was compared
 
     losses = make_reproduction.results(series, {"DS": 152.6, "MW>LD>DS": 150.6})

@@ -223,7 +223,7 @@ def tune(
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")
     print_items(
         out,
-        (trials_table(own, found.best[name], found.is_share) for name, own in found.trials.items()),
+        (trials_table(name, own, found.is_share) for name, own in found.trials.items()),
     )
     print_lines(f"Failed: {line}" for line in found.failed)
     for line in found.at_an_end():

@@ -1,5 +1,5 @@
-"""Reports on runs: documents of charts and tables, in the terminal and as files.
+"""Reports on runs: tables, charts and texts, in the terminal, on a page and as files.
 
-`views.py` lists the sections of a report, `sections/` makes them, and `audit/` explains weights. `document.py` defines
-documents, `output/` renders them, and `arena/` reports on a matrix.
+`items.py` defines them, `sections.py` and `matrix.py` make them from frames, and `audit/` explains weights.
+`terminal.py`, `page.py`, `files.py` and `charts.py` show them.
 """

@@ -151,15 +151,15 @@ def comparison(run: RunFolder, other: RunFolder) -> Iterator[Item]:
             yield f"{one.label}: {run.facts.metric} is {in_words(difference, results)}."
 
 
-def trials_table(trials: Sequence[Trial], best: Trial, is_share: bool) -> Table:
+def trials_table(method: str, trials: Sequence[Trial], is_share: bool) -> Table:
     """One line per trial of a method, the best first: its values, and the metric with its spread over the seeds."""
     spread = Unit(is_share).spread
     rows = []
-    for one in [best, *(one for one in trials if one is not best)]:
+    for one in trials:
         metrics = pandas.Series(one.metrics)
         rows.append({**one.values, "metric": spread(metrics.mean(), metrics.std())})
-    title = f"{best.method}: {counted(len(trials), 'trial')}"
-    return Table(f"trials-{best.method}", title, pandas.DataFrame(rows))
+    title = f"{method}: {counted(len(trials), 'trial')}"
+    return Table(f"trials-{method}", title, pandas.DataFrame(rows))
 
 
 def sparkline(values: Sequence[float]) -> str:
