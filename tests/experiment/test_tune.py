@@ -73,7 +73,7 @@ def test_every_method_gets_the_same_trials_on_other_seeds(
     assert fedavg.training.learning_rate == tuning.trials["FedAvg"][0].values[RATE]
     assert yogi.server_step.options["learning_rate"] == tuning.trials["FedYogi"][0].values[STEP]
     with pytest.raises(
-        ConfigError, match=r"methods\[0\].tuned.seeds: 1003: FedAvg was tuned on these"
+        ConfigError, match=r"methods\[0\].tuned.seeds: 1003: the method was tuned on this seed"
     ):
         load_experiment(file, replaced={"seeds": [1, 1003]})
     run = RunFolder(cw.run(file, tmp_path / "run", seeds=[1]))
