@@ -46,7 +46,9 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    """All files but those that SQLite makes to read a database."""
+    files = [path for path in folder.rglob("*") if not path.name.endswith(("-shm", "-wal"))]
+    files = [path for path in files if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

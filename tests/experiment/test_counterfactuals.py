@@ -125,7 +125,8 @@ def test_the_record_the_page_and_the_files_agree(folder: Path) -> None:
         "weights by size",
         "without client 0",
     ]
-    by_place = others.set_index(["kind", "without", "tested"])["metric"]
+    last = rows(run, "other_weights", "FedAvg", 1, 3)
+    by_place = last.set_index(["kind", "without", "tested"])["metric"]
     assert found["accuracy"][3] == by_place["without", 0, REPORTED]
     assert {f"counterfactuals-{name}" for name in ("FedAvg", "tuned", "Median")} <= {*items_of(run)}
     assert len(cw.Run(folder).frame("other_weights")) == 3 * 3 * 7 * 5

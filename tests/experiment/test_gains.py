@@ -82,5 +82,5 @@ def test_contributions_need_reporting_samples_and_no_secrets() -> None:
         )
     secret = {"methods": [{"name": "A", "secure_aggregation": {}}], "evaluation": {}}
     config = config | {"evaluation": {"shapley": True}}
-    with pytest.raises(ConfigError, match="reveal every update"):
+    with pytest.raises(ConfigError, match="reveal single updates"):
         load_experiment(merge(config, secret))

@@ -109,16 +109,13 @@ def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
 def test_a_warning_of_many_cells_is_given_once(
     config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shards = {"name": "shards", "clients": 10, "per_client": 1}
-    attacks = {"flip": ATTACKS["flip"]}
-    config["matrix"] |= {"attacks": attacks}
-    folder = run_matrix(
-        load_matrix(config | {"partition": shards, "rounds": 1, "seeds": [1]}), tmp_path / "matrix"
-    )
+    config["matrix"] |= {"attacks": {"flip": ATTACKS["flip"]}}
+    config["methods"][0]["criteria"] = ["label_diversity"]
+    folder = run_matrix(load_matrix(config | {"rounds": 1, "seeds": [1]}), tmp_path / "matrix")
     assert not [record for record in caplog.records if "warning" in record.getMessage()]
     (line,) = [line for line in matrix_report(folder).lead if "Warning" in line]
     assert line.startswith("Warning in 3 of 3 cells: ")
-    assert "one class only" in line
+    assert "label_diversity of its own" in line
 
 
 @pytest.mark.parametrize(
@@ -353,7 +350,7 @@ def test_damaged_and_foreign_cells_are_noticed(finished: Path, tmp_path: Path) -
     matrix = open_matrix(folder)
     clean, flip, door = (folder / cell.folder for cell in matrix.cells)
     with sqlite3.connect(clean / "run.sqlite") as database:
-        database.execute("DELETE FROM rounds WHERE lane = 1 AND round_num = 1")
+        database.execute("DELETE FROM rounds WHERE lane = 1 AND round = 1")
     (door / "run.sqlite").write_bytes(b"rubbish" * 1000)
     with pytest.raises(ClientwiseError) as error:
         run_matrix(matrix, folder, resume=True)
@@ -575,7 +572,7 @@ def test_a_damaged_cell_does_not_hide_the_others(finished: Path, tmp_path: Path)
     (folder / cells[0].folder / "run.sqlite").write_bytes(b"rubbish")
     with sqlite3.connect(folder / cells[1].folder / "run.sqlite") as database:
         database.execute("UPDATE lanes SET method = 'another', seed = seed + 7 WHERE lane = 1")
-    assert matrix_report(folder).lead[0].startswith("Not finished: 3 of 3 cells")
+    assert matrix_report(folder).lead[0].startswith("Not finished: 2 of 3 cells")
     for cell in cells:
         shutil.rmtree(folder / cell.folder)
     with pytest.raises(RunError, match="none of its cells has begun"):

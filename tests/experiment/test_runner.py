@@ -213,7 +213,7 @@ def test_a_criterion_that_compares_clients_is_found_before_the_first_round(
     cw.criterion("shared", measured_by="server", high=1.0, needs={"whole_cohort"})(shared)
     with pytest.raises(
         cw.ClientwiseError,
-        match="depends on the other clients: declare needs",
+        match="shared undeclared depends on the other clients: measure it on the server",
     ):
         cw.run(
             tiny | {"methods": [{"name": "a", "criteria": ["shared undeclared"]}]},

@@ -73,13 +73,14 @@ def test_every_method_gets_the_same_trials_on_other_seeds(
     assert fedavg.training.learning_rate == tuning.trials["FedAvg"][0].values[RATE]
     assert yogi.server_step.options["learning_rate"] == tuning.trials["FedYogi"][0].values[STEP]
     with pytest.raises(
-        ConfigError, match=r"methods\[0\].tuned.seeds: 1003: FedAvg was tuned on these"
+        ConfigError, match=r"methods\[0\].tuned.seeds: 1003: the method was tuned on this seed"
     ):
         load_experiment(file, replaced={"seeds": [1, 1003]})
     run = RunFolder(cw.run(file, tmp_path / "run", seeds=[1]))
     said = dict(about(run))["tuning"]
-    assert said.startswith(f"FedAvg: training.learning_rate = {fedavg.training.learning_rate} of ")
-    assert "4 trials of 2 rounds on seeds 1001, 1003, 1004" in said
+    assert said.startswith("FedAvg: over training.learning_rate low 0.001, high 1.0, values ")
+    assert f"values training.learning_rate {fedavg.training.learning_rate}, trials 4, " in said
+    assert "seeds 1001, 1003, 1004, rounds 2" in said
     assert not any("tuned alike" in line for line in headline_of(run))
     grown = load_experiment(file, replaced={"methods": ["FedAvg", "FedYogi", "Krum"], "seeds": [1]})
     run = RunFolder(cw.run(grown, tmp_path / "run", resume=True))

@@ -81,7 +81,8 @@ class RunFolder:
     def about(self, method: str) -> MethodFacts:
         """What a method is."""
         self._refuse_unknown(method)
-        return {one.name: one for one in self.facts.methods}[method]
+        with self._explained():
+            return {one.name: one for one in self.facts.methods}[method]
 
     def seeds(self, method: str) -> list[int]:
         """The seeds of a method."""

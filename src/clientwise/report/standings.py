@@ -116,6 +116,8 @@ def _opened(folder: Path) -> RunFolder | None:
     try:
         run = RunFolder(folder)
         run.frame("rounds")
+        for name in run.methods:
+            run.about(name)
     except RunError:
         return None
     return run

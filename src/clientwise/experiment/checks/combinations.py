@@ -74,6 +74,11 @@ EXPERIMENT: tuple[tuple[str, str, Callable[[Experiment], object]], ...] = (
     ),
     ("flower.left", "no client is called {}", lambda e: _strangers(e)),
     (
+        "flower.left",
+        "all of flower.clients have left",
+        lambda e: e.flower.clients and len(e.flower.away) == len(e.flower.clients),
+    ),
+    (
         "evaluation.clients_every",
         "0 without held-out samples: nothing would be measured",
         lambda e: not e.server_holds_samples and not e.evaluation.clients_every,

@@ -14,7 +14,7 @@ from ...record.database import is_finished, recorded_fact
 from ...record.facts import BY_HOST
 from ...record.files import BEST, CONFIG, plain_name
 from ...record.toml_text import dotted_keys, parse_toml, read_table
-from ...writing import left_behind, make_folder
+from ...writing import ENDING, make_folder
 from ..config.schema import Experiment
 from ..load import load_experiment
 
@@ -60,8 +60,11 @@ def claim(folder: Path, resume: bool) -> None:
     """Make the folder, so that it can be locked. A folder with other files is refused."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if not (folder / CONFIG).is_file():  # the first file of a run, so it is looked for last
-        unfinished = {left.name for name in (CONFIG, BEST) for left in left_behind(folder / name)}
-        if names - unfinished - {".lock", BEST}:
+        # By their names: what another process is writing has become the config by the time of a second look
+        begun = {
+            name for name in names if name.endswith(ENDING) and name.startswith((CONFIG, BEST))
+        }
+        if names - begun - {".lock", BEST}:
             raise RunError(f"{folder}: not empty, and not a run of clientwise")
         if resume and not names:
             raise RunError(f"{folder}: there is no run here to resume")
