@@ -52,7 +52,7 @@ def show(
     Example: clientwise show runs/mine --round 10 --method FedAvg --seed 2
     """
     from ..experiment.matrix.grid import is_matrix
-    from ..experiment.running.resume import newest_run
+    from ..record.files import newest_run
     from ..record.run import RunFolder
     from ..report.about import about
     from ..report.audit import audits
@@ -164,7 +164,7 @@ def report(
     Example: clientwise report runs/one runs/two --figures pdf,svg
     """
     from ..experiment.matrix.grid import is_matrix
-    from ..experiment.running.resume import newest_run
+    from ..record.files import newest_run
     from ..report.audit import last_audits
     from ..report.charts import COLUMN, FORMATS, PAGE
     from ..report.files import older_files
@@ -236,7 +236,7 @@ def export(
 
     Example: clientwise export runs/mine --method FedAvg --round best
     """
-    from ..experiment.running.resume import newest_run
+    from ..record.files import newest_run
     from ..registry import suggest
     from ..results import Run
 

@@ -82,8 +82,6 @@ def about(run: RunFolder) -> Iterator[tuple[str, str]]:
         "started": facts.begun,
         "backend": facts.computed,
         "versions": _versions(run),
-        "note": run.config.get("note"),
-        "tags": run.config.get("tags"),
     }
     yield from ((name, in_words(value)) for name, value in optional.items() if value)
     yield from (("warning", in_words(warning)) for warning in facts.warnings)
