@@ -102,9 +102,9 @@ def runs(
         Option(help="Sort by a column, for example data or best. Default: the newest first."),
     ] = None,
 ) -> None:
-    """List runs with data, methods, seeds, rounds, date, best result, notes and tags.
+    """List runs with data, methods, seeds, rounds, date and best result.
 
-    Example: clientwise runs --with thesis --sort best
+    Example: clientwise runs --with FedAvg --sort best
     """
     from ..report.terminal import list_runs, print_items
 
