@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import clientwise as cw
-from clientwise.errors import RunError
 from clientwise.record.run import RunFolder
 from clientwise.report.about import about, differences
 from clientwise.report.page import report_sections
@@ -67,21 +66,6 @@ def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> N
         [RunFolder(folders[0]), RunFolder(Path(shutil.copytree(folders[0], tmp_path / "copy")))]
     )
     assert (same.texts(), same.note[:25]) == ([], "No differences: config, v")
-
-
-def test_runs_are_listed_found_and_sorted(folders: list[Path], tmp_path: Path) -> None:
-    parent = Path(shutil.copytree(folders[0].parent, tmp_path / "runs"))
-    (parent / "figures").mkdir()  # not a run
-
-    def names(*given: str) -> list[str]:
-        return list_runs([parent], *given).frame.get("run", []).tolist()
-
-    assert names("fedyogi") == ["second"]
-    assert len(list_runs([parent], "nothing").frame) == 0
-    assert names("", "seeds") == ["second", "first"]
-    assert names("", "run") == ["first", "second"]
-    with pytest.raises(RunError, match="no such column; did you mean 'seeds'"):
-        names("", "sedes")
 
 
 @pytest.mark.parametrize(
