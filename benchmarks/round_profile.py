@@ -43,7 +43,7 @@ PARTS = {
     "guard": [("guard.py", "inspect_updates"), ("guard.py", "inspect_measurements")],
     "criteria": [("local.py", "_updates"), ("cohort.py", "_measure")],
     "aggregate": [("sums.py", "add"), ("round.py", "aggregate_cohort")],
-    "record": [("writer.py", "write_round"), ("run_models.py", "save_checkpoint")],
+    "record": [("store.py", "write_round"), ("checkpoint.py", "save_checkpoint")],
 }
 INSIDE_STEPS = PARTS["drawing batches"][:2]
 REPEATS = 5  # of a product; the best counts

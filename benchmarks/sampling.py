@@ -83,8 +83,9 @@ def evaluate(data: FederatedData, rounds: int, sample: int | None) -> Evaluated:
         place = Path(folder) / "run"
         cw.run(config, place, data=data, on_round=lambda _: used.append(time.process_time()))
         run = cw.Run(place)
-        means = run.frame("rounds")["local_mean"].tolist()
-        errors = run.frame("rounds")["sampling_error"].dropna().tolist()
+        frame = run.frame("rounds")
+        means = frame["local_mean"].tolist()
+        errors = frame["sampling_error"].tolist() if sample else []
     seconds = statistics.median(after - before for before, after in pairwise(used))
     return Evaluated(means, errors, seconds)
 

@@ -83,7 +83,7 @@ def in_the_base_install() -> Path:
     assert run.finished
     assert "FedAvg" in repr(run)
     shown = run._repr_html_()
-    assert "<table>" in shown
+    assert "<table" in shown
     assert "clientwise[report]" in shown
 
     Path("own").mkdir()
@@ -96,6 +96,8 @@ def in_the_base_install() -> Path:
     assert "class_weights" in command("list")
     assert "FedAvg" in command("show", "run")
     assert "report.html" in command("report", "run")
+    page = Path("run/report/report.html").read_text(encoding="utf-8")
+    assert "pip install &#34;clientwise[report]&#34;" in page
     command("export", "run", "--method", "FedAvg")
     command("--help")
     return folder

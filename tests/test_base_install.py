@@ -166,8 +166,8 @@ def test_commands_import_only_what_they_need(
     assert not loaded & not_loaded
 
 
-# Only to run an experiment, draw figures or read tables. PyTorch takes seconds to import. SciPy computes p-values.
-SLOW = {"matplotlib", "pandas", "PIL", "sklearn", "torch", "torchmetrics"}
+# Only to run an experiment or draw figures. PyTorch takes seconds to import.
+SLOW = {"altair", "matplotlib", "PIL", "sklearn", "torch", "torchmetrics"}
 ATTACKS = {"sign flip": {"attack": {"name": "sign_flip", "strength": 2.0}}}
 
 

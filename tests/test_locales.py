@@ -66,7 +66,7 @@ def test_commands_work_where_only_ascii_can_be_printed(
 
 def test_files_are_utf_8_all_the_same(place: Path) -> None:
     clientwise(place, "report", "run")
-    table = place / "run" / "report" / "tables" / "result-summary.csv"
+    table = place / "run" / "report" / "tables" / "summary.csv"
     assert "prioritised ≻" in table.read_text(encoding="utf-8")
     assert "prioritised ≻" in (place / "run" / "config.toml").read_text(encoding="utf-8")
 

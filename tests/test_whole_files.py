@@ -30,7 +30,7 @@ COMMANDS = {
 # The function with which each command begins to write: from there on, files have the limit.
 WRITERS = {
     "predict": ("pandas", "DataFrame.to_csv"),
-    "report": ("clientwise.report.page", "write_items"),
+    "report": ("clientwise.report.page", "write_page"),
     "onnx": ("clientwise.results", "_write_onnx"),
 }
 # Beyond the limit, the kernel kills the process, or refuses to write, as `action` says.

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 
 import clientwise as cw
-from clientwise.errors import RunError
 from clientwise.record.run import RunFolder
 from clientwise.report.about import about, differences
 from clientwise.report.page import report_sections
@@ -30,7 +27,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         "model": {"name": "mlp", "hidden": [4]},
         "hostile": [{"clients": [2], "attack": "wrong_labels"}],
         "methods": ["FedAvg"],
-        "note": "before the change",
     }
     parent = tmp_path_factory.mktemp("runs")
     changed = config | {
@@ -38,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         "methods": ["FedAvg", "FedYogi"],
         "training": {"learning_rate": 0.5},
     }
-    return [cw.run(config, parent / "first"), cw.run(changed | {"note": ""}, parent / "second")]
+    return [cw.run(config, parent / "first"), cw.run(changed, parent / "second")]
 
 
 def test_a_report_says_what_was_run(folders: list[Path]) -> None:
@@ -50,7 +46,6 @@ def test_a_report_says_what_was_run(folders: list[Path]) -> None:
     assert said["model"].startswith("mlp (hidden 4)")
     assert "learning_rate 0.1" in said["training"]
     assert (said["methods"], said["seeds"], said["rounds"]) == ("FedAvg", "1", "1")
-    assert said["note"] == "before the change"
     assert "torch " in said["versions"]
     assert said["started"][:2] == "20"
     found = report_sections(Results([RunFolder(folders[0])]))
@@ -63,7 +58,6 @@ def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> N
     rows = {row[0]: row[1:] for row in found}
     assert rows == {
         "seeds": ["1", "1, 2"],
-        "note": ["before the change", ""],
         "training.learning_rate": ["0.1", "0.5"],
         "methods.FedYogi": ["–", "present"],
         "data of seed 2": ["–", rows["data of seed 2"][1]],
@@ -72,26 +66,6 @@ def test_what_differs_and_nothing_else(folders: list[Path], tmp_path: Path) -> N
         [RunFolder(folders[0]), RunFolder(Path(shutil.copytree(folders[0], tmp_path / "copy")))]
     )
     assert (same.texts(), same.note[:25]) == ([], "No differences: config, v")
-
-
-def test_runs_are_listed_found_and_sorted(folders: list[Path], tmp_path: Path) -> None:
-    parent = Path(shutil.copytree(folders[0].parent, tmp_path / "runs"))
-    file = parent / "second" / "config.toml"
-    noted = tomllib.loads(file.read_text()) | {"note": "after it", "tags": ["thesis", "chapter 2"]}
-    file.write_text(tomli_w.dumps(noted))
-    (parent / "figures").mkdir()  # not a run
-
-    def names(*given: str) -> list[str]:
-        return list_runs([parent], *given).frame.get("run", []).tolist()
-
-    assert names("thesis") == names("fedyogi") == ["second"]
-    assert len(list_runs([parent], "nothing").frame) == 0
-    assert names("", "seeds") == ["second", "first"]
-    assert names("", "run") == ["first", "second"]
-    with pytest.raises(RunError, match="no such column; did you mean 'seeds'"):
-        names("", "sedes")
-    assert cw.Run(parent / "second").config["note"] == "after it"
-    cw.run(file, parent / "second", resume=True)  # a note is no other config
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def show(
     Example: clientwise show runs/mine --round 10 --method FedAvg --seed 2
     """
     from ..experiment.matrix.grid import is_matrix
-    from ..experiment.running.resume import newest_run
+    from ..record.files import newest_run
     from ..record.run import RunFolder
     from ..report.about import about
     from ..report.audit import audits
@@ -102,9 +102,9 @@ def runs(
         Option(help="Sort by a column, for example data or best. Default: the newest first."),
     ] = None,
 ) -> None:
-    """List runs with data, methods, seeds, rounds, date, best result, notes and tags.
+    """List runs with data, methods, seeds, rounds, date and best result.
 
-    Example: clientwise runs --with thesis --sort best
+    Example: clientwise runs --with FedAvg --sort best
     """
     from ..report.terminal import list_runs, print_items
 
@@ -164,7 +164,7 @@ def report(
     Example: clientwise report runs/one runs/two --figures pdf,svg
     """
     from ..experiment.matrix.grid import is_matrix
-    from ..experiment.running.resume import newest_run
+    from ..record.files import newest_run
     from ..report.audit import last_audits
     from ..report.charts import COLUMN, FORMATS, PAGE
     from ..report.files import older_files
@@ -236,7 +236,7 @@ def export(
 
     Example: clientwise export runs/mine --method FedAvg --round best
     """
-    from ..experiment.running.resume import newest_run
+    from ..record.files import newest_run
     from ..registry import suggest
     from ..results import Run
 

@@ -21,6 +21,19 @@ SECONDS_BETWEEN = 0.05
 BEST = "best.safetensors"  # the best model of another framework's run; see `hosts/best.py`
 
 
+def newest_run(parent: Path = Path("runs")) -> Path:
+    """The newest run folder in runs/."""
+    written = [*parent.glob(f"*/{CONFIG}"), *parent.glob("*/matrix.toml")]
+    if not written:
+        raise RunError(f"{parent}/: no run here yet; `clientwise demo` makes one")
+    return max(written, key=modified).parent
+
+
+def modified(path: Path) -> float:
+    """When a file was last written."""
+    return path.stat().st_mtime
+
+
 def plain_name(text: str) -> str:
     """Turn a name into one that a file can have.
 

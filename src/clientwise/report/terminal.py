@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,12 +15,13 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from ..errors import RunError
+from ..errors import MissingPackageError, RunError
 from ..record.database import DATABASE
 from ..record.files import CONFIG
 from ..record.run import RunFolder
 from ..registry import listed, suggest
 from .about import data_name
+from .charts import picture
 from .items import Column, Item, Table, Unit, counted, table
 from .output.markup import escape
 from .results import Results, difference_between, run_state
@@ -27,6 +29,7 @@ from .sections import (
     brief_notes,
     client_differences,
     difference_column,
+    metric_chart,
     privacy_in_words,
     result_table,
 )
@@ -196,7 +199,7 @@ def _size(run: RunFolder) -> str:
 
 
 def run_html(run: RunFolder) -> str:
-    """A run in a notebook: its state, its headline, and one row per method."""
+    """A run in a notebook: its state, its headline, one row per method, and the metric over the rounds."""
     from html import escape as quoted
 
     results = Results([run])
@@ -204,7 +207,12 @@ def run_html(run: RunFolder) -> str:
     lines = [f"<strong>{quoted(f'{run.id}: {run_state(run)}')}</strong>"]
     lines += [f"<div>{quoted(line)}</div>" for line in headline(results)]
     frame = pandas.DataFrame(found.texts(), columns=found.columns)
-    return "".join([*lines, frame.to_html(index=False)])
+    try:
+        drawn = b64encode(picture(metric_chart(results), "png", run.methods)).decode()
+        drawn = f'<img src="data:image/png;base64,{drawn}">'
+    except MissingPackageError as error:
+        drawn = f"<div>{quoted(str(error))}</div>"
+    return "".join([*lines, frame.to_html(index=False), drawn])
 
 
 # ------------------------------------------------------------------------ the list of runs
@@ -229,7 +237,7 @@ def list_runs(folders: Sequence[Path], containing: str = "", sort: str | None = 
         is_number = rows[columns[0]].dtype.kind in "iuf"  # the largest first
         rows = rows.sort_values(columns[0], ascending=not is_number, kind="stable")
     shown = rows.dropna(axis="columns", how="all")
-    return Table("runs", counted(len(rows), "run"), shown, secondary=("seeds", "by", "tags"))
+    return Table("runs", counted(len(rows), "run"), shown, secondary=("seeds", "by"))
 
 
 def _line(folder: Path) -> dict[str, Any]:
@@ -248,8 +256,6 @@ def _line(folder: Path) -> dict[str, Any]:
             "rounds": f"{run.lanes['rounds'].sum()} of {run.facts.lanes * run.facts.rounds}",
             "best": best and results.unit.text(best.mean_metric),
             "by": best and best.label,
-            "tags": listed(run.config.get("tags", [])) or None,
-            "note": run.config.get("note") or None,
         }
     except RunError as error:
         reason = str(error).replace(f"{folder}: ", "")

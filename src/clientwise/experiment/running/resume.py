@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import RunError
 from ...record.database import is_finished, recorded_fact
 from ...record.facts import BY_HOST
-from ...record.files import BEST, CONFIG, plain_name
+from ...record.files import BEST, CONFIG, modified, plain_name
 from ...record.toml_text import dotted_keys, parse_toml, read_table
 from ...writing import ENDING, make_folder
 from ..config.schema import Experiment
@@ -71,14 +71,6 @@ def claim(folder: Path, resume: bool) -> None:
     make_folder(folder)
 
 
-def newest_run(parent: Path = Path("runs")) -> Path:
-    """The newest run folder in runs/."""
-    written = [*parent.glob(f"*/{CONFIG}"), *parent.glob("*/matrix.toml")]
-    if not written:
-        raise RunError(f"{parent}/: no run here yet; `clientwise demo` makes one")
-    return max(written, key=modified).parent
-
-
 def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
     """The newest unfinished run folder in runs/ that was made by this config."""
     wanted = experiment.to_dict()
@@ -89,11 +81,6 @@ def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path
         hint = "name its folder: clientwise run FOLDER --resume"
         raise RunError(f"{parent}/: no unfinished run of this config; {hint}")
     return max(written, key=modified).parent
-
-
-def modified(path: Path) -> float:
-    """When a file was last written."""
-    return path.stat().st_mtime
 
 
 def config_so_far(folder: Path) -> Experiment | None:
