@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from base64 import b64encode
 from collections.abc import Callable, Collection
 from functools import partial
-from html import escape
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -35,8 +33,6 @@ from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
     import altair
-
-    from .report.items import Chart
 
 
 class Sentences(str):
@@ -192,15 +188,11 @@ class Run(RunFolder):
             import altair
 
         from .report.charts import figure
-
-        return altair.Chart.from_dict(figure(*self._chart(chart or "metric")))
-
-    def _chart(self, chosen: str) -> tuple[Chart, list[str]]:
-        """A chart of the report, and the methods in the order of their colours."""
         from .report.items import Chart
         from .report.page import report_sections
         from .report.results import Results
 
+        chosen = chart or "metric"
         results = Results([self])
         items = [item for found in report_sections(results).values() for item in found]
         charts = {item.id: item for item in items if isinstance(item, Chart)}
@@ -208,7 +200,8 @@ class Run(RunFolder):
             raise ClientwiseError(
                 f"{self.id}: there is no chart {chosen!r}{suggest(chosen, charts)}"
             )
-        return charts[chosen], [one.label for one in results.methods]
+        methods = [one.label for one in results.methods]
+        return altair.Chart.from_dict(figure(charts[chosen], methods))
 
     def __repr__(self) -> str:
         from .report.terminal import run_text
@@ -220,16 +213,9 @@ class Run(RunFolder):
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the result in words, as a table and as a figure."""
-        from .report.charts import PAGE, picture
         from .report.terminal import run_html
 
-        try:
-            chart, methods = self._chart("metric")
-            image = b64encode(picture(chart, "svg", methods, PAGE)).decode()
-            shown = f'<img src="data:image/svg+xml;base64,{image}">'
-        except ClientwiseError as error:  # no round yet, or no `report` extra
-            shown = escape(str(error))
-        return f"{run_html(self)}<div>{shown}</div>"
+        return run_html(self)
 
     def model(
         self,

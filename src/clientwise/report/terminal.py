@@ -21,7 +21,7 @@ from ..record.files import CONFIG
 from ..record.run import RunFolder
 from ..registry import listed, suggest
 from .about import data_name
-from .charts import picture
+from .charts import PAGE, picture
 from .items import Column, Item, Table, Unit, counted, table
 from .output.markup import escape
 from .results import Results, difference_between, run_state
@@ -208,8 +208,8 @@ def run_html(run: RunFolder) -> str:
     lines += [f"<div>{quoted(line)}</div>" for line in headline(results)]
     frame = pandas.DataFrame(found.texts(), columns=found.columns)
     try:
-        drawn = b64encode(picture(metric_chart(results), "png", run.methods)).decode()
-        drawn = f'<img src="data:image/png;base64,{drawn}">'
+        image = b64encode(picture(metric_chart(results), "svg", run.methods, PAGE)).decode()
+        drawn = f'<img src="data:image/svg+xml;base64,{image}">'
     except MissingPackageError as error:
         drawn = f"<div>{quoted(str(error))}</div>"
     return "".join([*lines, frame.to_html(index=False), drawn])
