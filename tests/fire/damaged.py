@@ -5,11 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import random
-import struct
 import sys
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -36,7 +34,6 @@ from small_files import (
     write_writers,
 )
 
-GIGABYTES = 3  # to which a hostile file unpacks
 
 
 def _mnist(folder: Path) -> None:
@@ -94,10 +91,10 @@ def whole(kind: str) -> dict[str, bytes]:
 
 
 def write_damaged(kind: str, how: str, folder: Path) -> None:
-    """The files of a dataset, one of which is damaged, or a "bomb"."""
+    """The files of a dataset, one of which is damaged."""
     draw, files = random.Random(f"{kind} {how}"), dict(whole(kind))
     name = draw.choice(list(files))
-    files[name] = (_bomb if how == "bomb" else draw.choice(_DAMAGES))(draw, name, files[name])
+    files[name] = draw.choice(_DAMAGES)(draw, name, files[name])
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
@@ -210,75 +207,6 @@ def _packed(draw: random.Random, name: str, content: bytes) -> bytes:
         kind = draw.choice((b"\x63\x00", changed[at + 2 : at + 4]))
         changed = changed[:at] + mark + kind + changed[at + 4 :]
     return changed if draw.random() < 0.5 else _flipped(draw, name, changed)
-
-
-def _bomb(draw: random.Random, name: str, content: bytes) -> bytes:
-    """A few megabytes that unpack to gigabytes."""
-    if name.endswith(".gz"):
-        return gzip.compress(bytes(2**26), 1) * (16 * GIGABYTES)
-    if name.endswith((".zip", ".npz")):
-        with zipfile.ZipFile(io.BytesIO(content)) as old:
-            return _zip_of_zeros(
-                draw.choice(old.namelist()), _npy_header() if name.endswith(".npz") else b""
-            )
-    if name.endswith((".png", ".jpg")):
-        return _huge_picture()
-    return _flipped(draw, name, content)
-
-
-def _deflated(head: bytes, blocks: int, wbits: int) -> bytes:
-    """`head`, and so many blocks of 64 MB of zeros behind it."""
-    packer = zlib.compressobj(1, wbits=wbits)
-    first = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
-    return (
-        first
-        + (packer.compress(bytes(2**26)) + packer.flush(zlib.Z_FULL_FLUSH)) * blocks
-        + b"\x03\x00"
-    )
-
-
-def _zip_of_zeros(name: str, head: bytes) -> bytes:
-    """A zip with one member that begins with `head` and goes on with gigabytes of zeros."""
-    data, path = _deflated(head, 16 * GIGABYTES, -15), name.encode()
-    size = len(head) + GIGABYTES * 2**30
-    facts = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0, 0, len(data), size, len(path), 0)
-    local = b"PK\x03\x04" + facts + path + data
-    entry = (
-        b"PK\x01\x02" + struct.pack("<H", 20) + facts + struct.pack("<HHHII", 0, 0, 0, 0, 0) + path
-    )
-    return (
-        local
-        + entry
-        + b"PK\x05\x06"
-        + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(entry), len(local), 0)
-    )
-
-
-def _npy_header() -> bytes:
-    header = io.BytesIO()
-    shape = (GIGABYTES * 2**27,)
-    numpy.lib.format.write_array_header_1_0(
-        header, {"descr": "<f8", "fortran_order": False, "shape": shape}
-    )
-    return header.getvalue()
-
-
-def _huge_picture() -> bytes:
-    """A PNG that claims 13,000×13,000 pixels, half a gigabyte of colours: below what Pillow itself refuses."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(content))
-            + kind
-            + content
-            + struct.pack(">I", zlib.crc32(kind + content))
-        )
-
-    rows = _deflated(b"", 8, 15)
-    header = struct.pack(">IIBBBBB", 13_000, 13_000, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-    )
 
 
 _PLAIN = [_cut_off, _flipped, _overwritten, _inserted, _words, _other]

@@ -89,9 +89,9 @@ def heart(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
         expect(rows["ill"].isin(range(5)).all(), path, "a diagnosis is not 0 to 4")
         rows["ill"] = (rows["ill"] > 0).astype(int)
         rows[NEVER_ZERO] = rows[NEVER_ZERO].mask(rows[NEVER_ZERO] == 0, numpy.nan)
-        frames[hospital] = rows
+        frames[str(path)] = rows
     samples = samples_of(frames, target="ill", categories=KINDS, standardise=standardise)
-    return _whole("heart", path, samples)
+    return _whole("heart", path, replace(samples, names=HOSPITALS))
 
 
 @DATASETS.register("parkinsons")
