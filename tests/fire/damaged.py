@@ -35,7 +35,6 @@ from small_files import (
 )
 
 
-
 def _mnist(folder: Path) -> None:
     write_mnist(folder)
     write_writers(folder)
