@@ -102,8 +102,9 @@ def test_the_picture_leads_step_by_step_to_what_the_record_holds(
         first, last = own.iloc[0], own.iloc[-1]
         assert first["from"] == 1 / len(stored)
         assert own["from"].tolist()[1:] == own["to"].tolist()[:-1]
-        assert first["to"] == stored[int(client)].prior
-        assert last["to"] == stored[int(client)].influence
+        number = int(str(client).removesuffix(" (hostile)"))
+        assert first["to"] == stored[number].prior
+        assert last["to"] == stored[number].influence
 
 
 def test_the_parameters_name_all_that_moves_weights(frames: RunFolder) -> None:
