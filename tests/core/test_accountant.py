@@ -132,9 +132,7 @@ def attacked(multiplier: float, probability: float, with_canary: bool) -> torch.
                 scores.double(),
                 canary,
                 cap=0.25,
-                clip=1.0,
                 replaced=False,
-                expected=CLIENTS * probability,
                 key=key,
                 round_num=number,
             )
