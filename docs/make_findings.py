@@ -1,9 +1,9 @@
-"""Fill the tables of docs/reproduction.md, the inventory and three figures from docs/results/reproduction.md.
+"""Fill docs/reproduction.md and docs/results/reproduction.md from the recorded tables, and draw three figures.
 
     python docs/make_findings.py
 
-No run folder is needed: the recorded tables are. docs/claims.toml says which cells stand beside which claim.
-`docs/make_reproduction.py` calls this after it has filled the recorded tables.
+No run folder is needed: docs/results/reproduction/NAME.csv has the tables of run NAME. docs/claims.toml says which
+cells stand beside which claim. `docs/make_reproduction.py` calls this after it has written the tables.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 DOCS = Path(__file__).parent
-BLOCK = re.compile(r"<!-- run (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+BLOCK = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BETWEEN = re.compile(r"<!-- between (\S+) (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
-HEADING = re.compile(r"^#{2,3} (.+)$", re.MULTILINE)
 TABLE = re.compile(r"^\*\*(.+)\*\*\n\n((?:\|.*\n)+)", re.MULTILINE)
-ABOUT = re.compile(r"^\*(?P<size>[^*]+), evaluated on [^*]*; (?P<date>[\d-]+)\.\*$", re.MULTILINE)
+TARGET = re.compile(r"reaches (\d+%)")
 CELL = re.compile(r"\{([^{}]+)\}")
 FINDINGS = re.compile(r"(<!-- findings (P\d) -->\n).*?(<!-- end -->)", re.DOTALL)
 INVENTORY = re.compile(r"(<!-- inventory -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -35,11 +35,10 @@ Drawing = Callable[[Figure, Mapping[str, "Recorded"]], str]  # returns what it s
 
 @dataclass(frozen=True)
 class Recorded:
-    """The block of a run on docs/results/reproduction.md."""
+    """The recorded tables of a run."""
 
-    section: str  # the heading above it
-    size: str  # "5 seeds, 200 rounds"
-    date: str
+    name: str
+    about: Mapping[str, str]
     tables: Mapping[str, Grid]  # by title
 
     def table(self, part: str) -> Grid:
@@ -53,7 +52,8 @@ class Recorded:
 def main(docs: Path = DOCS) -> None:
     """Fill both pages, and draw the figures."""
     results = docs / "results" / "reproduction.md"
-    recorded = read(results.read_text(encoding="utf-8"))
+    text = results.read_text(encoding="utf-8")
+    recorded = read(docs)
     claims = tomllib.loads((docs / "claims.toml").read_text(encoding="utf-8"))
 
     def fill(place: re.Match[str]) -> str:
@@ -64,29 +64,56 @@ def main(docs: Path = DOCS) -> None:
         return f"{place[1]}\n{table}\n\n![{alt}]({picture.as_posix()})\n\n{place[3]}"
 
     page = docs / "reproduction.md"
-    text = FINDINGS.sub(fill, page.read_text(encoding="utf-8"))
-    page.write_text(text, encoding="utf-8")
+    page.write_text(FINDINGS.sub(fill, page.read_text(encoding="utf-8")), encoding="utf-8")
     rows = inventory(claims["inventory"], recorded)
-    text = INVENTORY.sub(
-        lambda place: f"{place[1]}\n{rows}\n\n{place[2]}", results.read_text(encoding="utf-8")
-    )
+    text = INVENTORY.sub(lambda place: f"{place[1]}\n{rows}\n\n{place[2]}", text)
+    text = BLOCK.sub(lambda place: f"{place[1]}\n{block(recorded[place[2]])}\n\n{place[3]}", text)
     results.write_text(text, encoding="utf-8")
 
 
-def read(page: str) -> dict[str, Recorded]:
-    """The recorded runs of docs/results/reproduction.md by name, and their comparisons as "ONE OTHER"."""
+def read(docs: Path = DOCS) -> dict[str, Recorded]:
+    """The recorded runs by name, and their comparisons as "ONE OTHER"."""
     found = {}
-    for place in BLOCK.finditer(page):
-        name, block = place.groups()
-        about = ABOUT.search(block)
-        if about is None:
-            continue
-        *_, section = HEADING.findall(page[: place.start()])
-        found[name] = Recorded(section, about["size"], about["date"], _tables(block))
-    for one, other, block in BETWEEN.findall(page):
+    for path in sorted((docs / "results" / "reproduction").glob("*.csv")):
+        cells = pandas.read_csv(path, dtype=str, keep_default_na=False)
+        tables: dict[str, dict[str, dict[str, str]]] = {}
+        for title, row, column, value in cells.itertuples(index=False):
+            tables.setdefault(title, {}).setdefault(row, {})[column] = value
+        about = {fact: cell["value"] for fact, cell in tables.pop("about").items()}
+        found[path.stem] = Recorded(path.stem, about, tables)
+    page = (docs / "results" / "reproduction.md").read_text(encoding="utf-8")
+    for one, other, text in BETWEEN.findall(page):
         if one in found:
-            found[f"{one} {other}"] = replace(found[one], tables=_tables(block))
+            found[f"{one} {other}"] = replace(found[one], tables=_tables(text))
     return found
+
+
+def block(run: Recorded) -> str:
+    """What the page shows of a run: its size, the last round, and the gain to the highest target."""
+    metric, grid = next(iter(run.tables.items()))
+    first = next(iter(grid.values()))
+    last = [column for column in first if column.startswith("round ")][-1]
+    shown = [last, *[column for column in first if not column.startswith("round ")]]
+    columns = {column: (column, grid) for column in shown if column != "macro F1"}
+    by_target = {
+        found[1]: table for title, table in run.tables.items() if (found := TARGET.search(title))
+    }
+    if by_target:
+        target = max(by_target, key=lambda text: int(text.removesuffix("%")))
+        for column in ("gain, published", "gain, P1's rule", "gain, both reached"):
+            if any(column in row for row in by_target[target].values()):
+                columns[column.replace("gain", f"gain to {target}")] = (column, by_target[target])
+    lines = [["method", *columns], [":--", *["--:"] * len(columns)]]
+    for method in grid:
+        lines.append(
+            [method, *(table.get(method, {}).get(column, "") for column, table in columns.values())]
+        )
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    about = f"*{run.about['size']}, evaluated on {run.about['evaluated on']}; {run.about['date']}."
+    files = f"[All tables](reproduction/{run.name}.csv), [curves](reproduction/{run.name}.png).*"
+    measure = metric.partition(":")[0]
+    measure = "MAPE" if measure == "mape" else measure.capitalize()
+    return f"{about} {measure} with 95% intervals over the seeds. {files}\n\n{rows}"
 
 
 def _tables(block: str) -> dict[str, Grid]:
@@ -129,7 +156,7 @@ def findings(
             quoted = runs_of(claim["here"])
             if recorded.keys() >= {*quoted}:
                 here = filled(claim["here"], recorded)
-                seeds = recorded[quoted[0]].size.partition(" ")[0]
+                seeds = recorded[quoted[0]].about["size"].partition(" ")[0]
             cells = (claim["where"], claim["claim"], published, here, seeds, claim["verdict"])
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -157,23 +184,14 @@ def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded
         command = row.get("command", f"run_all.py RUNS {row.get('run')}")
         size, result, date = NOT_RUN, "–", "–"
         if run:
-            size = f"[{run.size}](#{anchor(run.section)})"
+            size = f"[{run.about['size']}](reproduction/{run.name}.csv)"
             result = filled(row["result"], recorded)
-            date = run.date
+            date = run.about["date"]
         elif not name:
             size = "–"
         cells = (row["what"], f"[{Path(path).stem}]({path})", f"`{command}`", size, result, date)
         lines.append(f"| {' | '.join(cells)} | {row.get('why', '–')} |")
     return "\n".join(lines)
-
-
-def anchor(heading: str) -> str:
-    """The address of a heading on its page.
-
-    >>> anchor("MNIST, two shards each (Tables 4 and 5)")
-    'mnist-two-shards-each-tables-4-and-5'
-    """
-    return re.sub(r"[^\w\s-]", "", heading).lower().replace(" ", "-")
 
 
 # Figures in the style of the papers' own ----------------------------------------------------------------------------

@@ -1,12 +1,11 @@
-"""Fill docs/results/reproduction.md with the results of run folders, beside the published numbers.
+"""Write the results of run folders beside the published numbers: docs/results/reproduction and its page.
 
     python docs/make_reproduction.py RUNS
 
-RUNS contains the folders p3-1a, p3-1b-paper ... (see experiments/run_all.py). The results of run NAME replace the text
-between `<!-- run NAME -->` and `<!-- end -->`. The table of all quick presets replaces the text after `<!-- quick -->`.
-`<!-- between A B -->` compares the methods of run A with those of run B.
-Text and table rows of runs that are missing in RUNS do not change. Quick runs are included when they are finished.
-Then `docs/make_findings.py` fills docs/reproduction.md from the page.
+RUNS contains the folders p3-1a, p3-1b-paper ... (see experiments/run_all.py). All tables of run NAME go into
+docs/results/reproduction/NAME.csv, and its curves into NAME.png. `<!-- between A B -->` on the page
+docs/results/reproduction.md compares the methods of run A with those of run B. What is about runs that are missing in
+RUNS does not change. Then `docs/make_findings.py` makes the tables of both pages from the CSV files.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import make_findings
 import numpy
@@ -32,9 +31,8 @@ from clientwise.report.sections import first_rounds, gain_against, metric_chart,
 from clientwise.report.statistics import Difference, mcnemar, paired_difference
 
 DOCS = Path(__file__).parent
-PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+RUN = re.compile(r"<!-- run (\S+) -->")
 BETWEEN = re.compile(r"(<!-- between (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-QUICK = re.compile(r"(<!-- quick -->\n).*?(<!-- end -->)", re.DOTALL)
 DEVICES = (20, 30, 40, 50, 70, 75)  # percent of the clients: the columns of P2's Table 1
 Row = list[str]
 
@@ -43,61 +41,82 @@ def main(runs: Path, docs: Path = DOCS) -> None:
     """Fill the place of every run that exists in `runs`."""
     published = tomllib.loads((docs / "published.toml").read_text(encoding="utf-8"))
     page = docs / "results" / "reproduction.md"
-
-    def fill(place: re.Match[str]) -> str:
-        name = place[2]
+    text = page.read_text(encoding="utf-8")
+    recorded = page.parent / "reproduction"
+    recorded.mkdir(exist_ok=True)
+    for name in RUN.findall(text):
         folder = runs / name
         if not (folder / "run.sqlite").exists():
-            return place[0]
-        run, picture = cw.Run(folder, name), page.parent / "reproduction" / f"{name}.png"
+            continue
+        run = cw.Run(folder, name)
         if run.facts.name != name:
             print(f"{name}: skipped, {folder} holds another experiment ({run.facts.name!r})")
-            return place[0]
+            continue
         print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
         paper = published.get(re.sub("-(long|quick)$", "", name), {})
-        return f"{place[1]}\n{block(run, paper, picture)}\n{place[3]}"
+        write_csv(about(run) + tables(run, paper), recorded / f"{name}.csv")
+        found = results_of(run)
+        draw(metric_chart(found), recorded / f"{name}.png", [one.label for one in found.methods])
 
     def fill_between(place: re.Match[str]) -> str:
         one, other = runs / place[2], runs / place[3]
         if not (is_finished(one) and is_finished(other)):
             return place[0]
-        return f"{place[1]}\n{between(cw.Run(one), cw.Run(other))}\n\n{place[4]}"
+        return f"{place[1]}\n{markdown(between(cw.Run(one), cw.Run(other)))}\n\n{place[4]}"
 
-    text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
-    text = BETWEEN.sub(fill_between, text)
-    finished = [folder for folder in sorted(runs.glob("*-quick")) if is_finished(folder)]
-    if finished:
-        print(
-            f"quick presets: {', '.join(folder.name.removesuffix('-quick') for folder in finished)}"
-        )
-        text = QUICK.sub(
-            lambda place: f"{place[1]}\n{quick(finished, place[0])}\n\n{place[2]}", text
-        )
-    page.write_text(text, encoding="utf-8")
+    page.write_text(BETWEEN.sub(fill_between, text), encoding="utf-8")
 
 
-def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
-    """The results of one run as Markdown: tables, then the figure."""
+class Table(NamedTuple):
+    """A table of texts; the first column names the rows."""
+
+    title: str
+    head: Row
+    rows: list[Row]
+
+
+def about(run: cw.Run) -> list[Table]:
+    """The size of a run, what it was evaluated on, and its date."""
+    found = results_of(run)
+    rounds = max(one.last_round for one in found.methods)
+    seeds = counted(len(found.methods[0].seeds), "seed")
+    facts = {
+        "size": f"{seeds}, {counted(rounds, 'round')}",
+        "evaluated on": found.facts.reported_on,
+        "date": found.facts.begun[:10],
+        "curves": metric_chart(found).alt,
+    }
+    return [Table("about", ["", "value"], [list(fact) for fact in facts.items()])]
+
+
+def tables(run: cw.Run, published: dict[str, Any]) -> list[Table]:
+    """The results of one run, beside the published numbers."""
     found = results_of(run)
     series = found.methods
-    rounds = max(one.last_round for one in series)
-    seeds = len(series[0].seeds)
-    size = f"{counted(seeds, 'seed')}, {counted(rounds, 'round')}"
-    about = f"*{size}, evaluated on {found.facts.reported_on}; {found.facts.begun[:10]}.*"
-    parts = [about, results(series, published.get("loss"))]
+    parts = [results(series, published.get("loss"))]
     if "reached" in series[0].rounds:
         for target in found.facts.client_targets:
             paper = published.get(f"{target:g}", {})
-            if "devices" in paper and keeps_75(run):
+            if "devices" in paper:
                 parts.append(devices(series, target, paper["devices"], published["means"]))
             else:
                 parts.append(targets(series, target, paper))
     if found.facts.higher_is_better and len(series) > 1:
-        parts.append(best_rounds(series, published.get("contingency", {})))
-    picture.parent.mkdir(exist_ok=True)
-    draw(metric_chart(found), picture, [one.label for one in series])
-    parts.append(f"![{metric_chart(found).alt}](reproduction/{picture.name})")
-    return "\n\n".join(part for part in parts if part) + "\n"
+        parts += best_rounds(series, published.get("contingency", {}))
+    return parts
+
+
+def write_csv(found: list[Table], path: Path) -> None:
+    """A line for every cell that is not empty: table, row, column, value."""
+    cells = [
+        (table.title, row[0], column, value)
+        for table in found
+        for row in table.rows
+        for column, value in zip(table.head[1:], row[1:], strict=True)
+        if value
+    ]
+    frame = pandas.DataFrame(cells, columns=["table", "row", "column", "value"])
+    frame.to_csv(path, index=False)
 
 
 def results_of(run: cw.Run) -> Results:
@@ -105,7 +124,7 @@ def results_of(run: cw.Run) -> Results:
     return Results([RunFolder(run.folder, run.id)])
 
 
-def between(run: cw.Run, other: cw.Run) -> str:
+def between(run: cw.Run, other: cw.Run) -> Table:
     """What the methods of both runs lose in the second, paired by seed, and the influence of its hostile clients."""
     second = {one.label: one for one in results_of(other).methods}
     rows = []
@@ -127,50 +146,12 @@ def between(run: cw.Run, other: cw.Run) -> str:
         "macro F1",
         "influence of the hostile clients, all rounds",
     ]
-    return markdown(
+    return Table(
         f"{run.facts.name} minus {other.facts.name}, last round, paired by seed", head, rows
     )
 
 
-def keeps_75(run: cw.Run) -> bool:
-    """Whether a run recorded what 75% of the clients reach. Runs of older versions did not."""
-    return all(len(values) == len(SHARES) for values in run.frame("rounds")["reached"].dropna())
-
-
-def quick(folders: list[Path], before: str) -> str:
-    """One row per method of every quick run; rows of missing runs are copied from the old table."""
-    known: dict[str, list[Row]] = {}
-    name = ""
-    for line in before.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and cells[0] not in ("experiment", ":--"):
-            name = cells[0] or name
-            known.setdefault(name, []).append(cells)
-    for folder in folders:
-        rows: list[Row] = []
-        series = results_of(cw.Run(folder)).methods
-        for one in series:
-            difference = difference_between(one, series[0]) if one is not series[0] else None
-            rows.append(
-                [
-                    folder.name.removesuffix("-quick") if one is series[0] else "",
-                    one.label,
-                    one.run.facts.metric,
-                    interval(one.last("metric")),
-                    change(difference, 100) if difference else "baseline",
-                ]
-            )
-        known[folder.name.removesuffix("-quick")] = rows
-    head = ["experiment", "method", "metric", "last round", "vs. baseline"]
-    rows = [row for _, rows in sorted(known.items()) for row in rows]
-    return markdown(
-        "Quick presets: mean ± half-width of the 95% confidence interval (with two seeds)",
-        head,
-        rows,
-    )
-
-
-def results(series: list[Method], losses: dict[str, float] | None = None) -> str:
+def results(series: list[Method], losses: dict[str, float] | None = None) -> Table:
     """The metric in several rounds, and its paired difference from the baseline in the last one.
 
     Args:
@@ -214,7 +195,7 @@ def results(series: list[Method], losses: dict[str, float] | None = None) -> str
             row.append(f"{one.sum('testing_rounds') / len(one.seeds):.0f}")
         rows.append(row)
     spread = "mean ± half-width of the 95% confidence interval over the seeds"
-    return markdown(
+    return Table(
         f"{facts.metric}: {spread}; differences are paired, in percentage points", head, rows
     )
 
@@ -233,7 +214,7 @@ def loss_against(one: Method, baseline: Method, last: int) -> Row:
     return [text, "baseline" if one is baseline else "–" if found is None else f"{change(found)} %"]
 
 
-def targets(series: list[Method], target: float, published: dict[str, Any]) -> str:
+def targets(series: list[Method], target: float, published: dict[str, Any]) -> Table:
     """P1's tables: rounds until 10 ... 90% of the clients reach a target, and the average gain by P1's rule."""
     found = {one.label: until_clients_reach(one, target) for one in series}
     rows: list[Row] = []
@@ -258,7 +239,7 @@ def targets(series: list[Method], target: float, published: dict[str, Any]) -> s
         "gain, published",
         "gain, P1's rule",
     ]
-    return markdown(f"Rounds until {target_text(series[0], target)}", head, rows)
+    return Table(f"Rounds until {target_text(series[0], target)}", head, rows)
 
 
 def devices(
@@ -266,7 +247,7 @@ def devices(
     target: float,
     published: dict[str, list[float]],
     means: dict[str, list[str]],
-) -> str:
+) -> Table:
     """P2's Table 1: rounds until 20 ... 75% of the clients reach a target, by method and for `means` of methods."""
     methods = {one.label: one for one in series}
     rows: list[Row] = []
@@ -289,7 +270,7 @@ def devices(
                 found.append(pandas.concat(own))
             rows.append([label, *thirds(found)])
     head = ["method", "20%", "30%", "low", "40%", "50%", "middle", "70%", "75%", "high"]
-    return markdown(f"P2's Table 1: rounds until {target_text(series[0], target)}", head, rows)
+    return Table(f"P2's Table 1: rounds until {target_text(series[0], target)}", head, rows)
 
 
 def target_text(one: Method, target: float) -> str:
@@ -311,7 +292,7 @@ def thirds(rounds: Sequence[pandas.Series]) -> Row:
     return cells
 
 
-def best_rounds(series: list[Method], published: dict[str, list[int]]) -> str:
+def best_rounds(series: list[Method], published: dict[str, list[int]]) -> list[Table]:
     """Samples that only one of two methods classifies correctly at its best round, summed over the seeds."""
     baseline = series[0]
     rows = []
@@ -322,7 +303,7 @@ def best_rounds(series: list[Method], published: dict[str, list[int]]) -> str:
         ]
         known = [mcnemar(ours[1], theirs[1]) for ours, theirs in pairs if ours and theirs]
         if not known:
-            return ""
+            return []
         total = pandas.DataFrame([counts for counts, _ in known]).sum()
         paper = published.get(one.label)
         if paper:  # the first counts of their samples, of which the others are not known
@@ -340,7 +321,7 @@ def best_rounds(series: list[Method], published: dict[str, list[int]]) -> str:
         )
     head = ["method", "published", "measured", "both wrong", "seeds with p < 0.05"]
     title = f"Samples that only one of two methods classifies correctly (method : {baseline.label})"
-    return markdown(f"{title}, each at its best round; McNemar's exact test", head, rows)
+    return [Table(f"{title}, each at its best round; McNemar's exact test", head, rows)]
 
 
 def change(difference: Difference, factor: float = 1, digits: int = 1) -> str:
@@ -376,13 +357,11 @@ def reached(rounds: Sequence[float | None]) -> str:
     )
 
 
-def markdown(title: str, head: Row, rows: list[Row]) -> str:
-    """A table with its title, without empty columns."""
-    kept = [place for place in range(len(head)) if any(row[place] for row in rows)]
-    lines = [
-        [row[place] for place in kept] for row in (head, [":--", *["--:"] * (len(head) - 1)], *rows)
-    ]
-    return f"**{title}**\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def markdown(table: Table) -> str:
+    """A table with its title."""
+    rule = [":--", *["--:"] * (len(table.head) - 1)]
+    lines = [f"| {' | '.join(line)} |" for line in (table.head, rule, *table.rows)]
+    return f"**{table.title}**\n\n" + "\n".join(lines)
 
 
 if __name__ == "__main__":
