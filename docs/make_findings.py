@@ -110,7 +110,7 @@ def block(run: Recorded) -> str:
         )
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     about = f"*{run.about['size']}, evaluated on {run.about['evaluated on']}; {run.about['date']}."
-    files = f"[All tables](reproduction/{run.name}.csv), [curves](reproduction/{run.name}.png).*"
+    files = f"[All tables](reproduction/{run.name}.csv).*"
     measure = metric.partition(":")[0]
     measure = "MAPE" if measure == "mape" else measure.capitalize()
     return f"{about} {measure} with 95% intervals over the seeds. {files}\n\n{rows}"

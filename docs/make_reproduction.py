@@ -3,9 +3,10 @@
     python docs/make_reproduction.py RUNS
 
 RUNS contains the folders p3-1a, p3-1b-paper ... (see experiments/run_all.py). All tables of run NAME go into
-docs/results/reproduction/NAME.csv, and its curves into NAME.png. `<!-- between A B -->` on the page
-docs/results/reproduction.md compares the methods of run A with those of run B. What is about runs that are missing in
-RUNS does not change. Then `docs/make_findings.py` makes the tables of both pages from the CSV files.
+docs/results/reproduction/NAME.csv, where the page has `<!-- run NAME -->` or the CSV file is there.
+`<!-- between A B -->` on the page docs/results/reproduction.md compares the methods of run A with those of run B.
+What is about runs that are missing in RUNS does not change. Then `docs/make_findings.py` makes the tables of both
+pages.
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ import pandas
 import clientwise as cw
 from clientwise.record.database import is_finished
 from clientwise.record.run import RunFolder
-from clientwise.report.charts import draw
 from clientwise.report.items import counted, percent
 from clientwise.report.results import SHARES, Method, Results, difference_between
-from clientwise.report.sections import first_rounds, gain_against, metric_chart, until_clients_reach
+from clientwise.report.sections import first_rounds, gain_against, until_clients_reach
 from clientwise.report.statistics import Difference, mcnemar, paired_difference
 
 DOCS = Path(__file__).parent
@@ -38,13 +38,13 @@ Row = list[str]
 
 
 def main(runs: Path, docs: Path = DOCS) -> None:
-    """Fill the place of every run that exists in `runs`."""
+    """Write the tables of every run that exists in `runs`."""
     published = tomllib.loads((docs / "published.toml").read_text(encoding="utf-8"))
     page = docs / "results" / "reproduction.md"
     text = page.read_text(encoding="utf-8")
     recorded = page.parent / "reproduction"
     recorded.mkdir(exist_ok=True)
-    for name in RUN.findall(text):
+    for name in sorted({*RUN.findall(text), *(path.stem for path in recorded.glob("*.csv"))}):
         folder = runs / name
         if not (folder / "run.sqlite").exists():
             continue
@@ -55,8 +55,6 @@ def main(runs: Path, docs: Path = DOCS) -> None:
         print(f"{name}: {folder}{'' if run.finished else ' (not finished)'}")
         paper = published.get(re.sub("-(long|quick)$", "", name), {})
         write_csv(about(run) + tables(run, paper), recorded / f"{name}.csv")
-        found = results_of(run)
-        draw(metric_chart(found), recorded / f"{name}.png", [one.label for one in found.methods])
 
     def fill_between(place: re.Match[str]) -> str:
         one, other = runs / place[2], runs / place[3]
@@ -84,7 +82,6 @@ def about(run: cw.Run) -> list[Table]:
         "size": f"{seeds}, {counted(rounds, 'round')}",
         "evaluated on": found.facts.reported_on,
         "date": found.facts.begun[:10],
-        "curves": metric_chart(found).alt,
     }
     return [Table("about", ["", "value"], [list(fact) for fact in facts.items()])]
 

@@ -296,7 +296,7 @@ def test_the_findings_are_made_from_the_recorded_tables(tmp_path: Path) -> None:
     """Both pages, and the figures, are what the command makes; another recorded number is another finding."""
     source = FOLDER.parent / "docs"
     names = ("claims.toml", "reproduction.md", "results/reproduction.md")
-    (tmp_path / "results").mkdir()
+    shutil.copytree(source / "results" / "reproduction", tmp_path / "results" / "reproduction")
     for name in names:
         shutil.copyfile(source / name, tmp_path / name)
     findings = script("docs", "make_findings")
@@ -310,32 +310,31 @@ def test_the_findings_are_made_from_the_recorded_tables(tmp_path: Path) -> None:
         with Image.open(tmp_path / picture) as made, Image.open(source / picture) as kept:
             assert made.info["Description"] == kept.info["Description"]
 
-    page = tmp_path / "results" / "reproduction.md"
-    text = page.read_text(encoding="utf-8")
-    recorded = "| AdaFed | 54.0% ± 2.8 | 57.6% ± 1.0 | 59.1% ± 0.9 | 61.3% ± 1.0 |"
+    table = tmp_path / "results" / "reproduction" / "p3-1d.csv"
+    text = table.read_text(encoding="utf-8")
+    recorded = "AdaFed,round 5,61.3% ± 1.0"
     assert text.count(recorded) == 1
-    page.write_text(text.replace(recorded, recorded.replace("61.3", "62.4")), encoding="utf-8")
+    table.write_text(text.replace(recorded, recorded.replace("61.3", "62.4")), encoding="utf-8")
     findings.main(tmp_path)
     found = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
     assert "| 80% and 50% | 62.4% ± 1.0 and 50.0% ± 0.0 | 5 |" in found
+    assert "| AdaFed | 62.4% ± 1.0 |" in (tmp_path / names[-1]).read_text(encoding="utf-8")
     with pytest.raises(LookupError, match=r"docs/claims.toml: {p3-1d \| accuracy \| Nobody"):
-        findings.filled("{p3-1d | accuracy | Nobody | round 5}", findings.read(text))
+        findings.filled("{p3-1d | accuracy | Nobody | round 5}", findings.read(tmp_path))
 
 
 def test_the_inventory_names_runs_that_exist_and_reasons() -> None:
     docs = FOLDER.parent / "docs"
     every = tomllib.loads((docs / "claims.toml").read_text(encoding="utf-8"))["inventory"]
     rows = [row for row in every if "command" not in row]
-    recorded = script("docs", "make_findings").read(
-        (docs / "results" / "reproduction.md").read_text(encoding="utf-8")
-    )
+    recorded = script("docs", "make_findings").read()
     for row in rows:
         name, _, preset = row["run"].partition(":")
         assert (name, preset or None) in SIZES, row["run"]
         run = recorded.get(row["run"].replace(":", "-"))
         complete = cw.load(FILES[name], preset=preset or None)
         wanted = f"{counted(len(complete.seeds), 'seed')}, {counted(complete.rounds, 'round')}"
-        assert row.get("why") or (run and run.size == wanted), row["what"]
+        assert row.get("why") or (run and run.about["size"] == wanted), row["what"]
         assert ("result" in row) == (run is not None), row["what"]
     assert {row["run"].partition(":")[0] for row in rows} == PAPERS
 
@@ -407,8 +406,8 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
         tmp_path / "packed" / folder.name,
         ignore=shutil.ignore_patterns("checkpoints", ".lock"),
     )
-    for other in ("p3-1a", "p3-1a-quick"):  # the first is not what it is called
-        shutil.copytree(tmp_path / "packed" / folder.name, tmp_path / "packed" / other)
+    other = tmp_path / "packed" / "p3-1a"  # is not what it is called
+    shutil.copytree(tmp_path / "packed" / folder.name, other)
     assert sorted(path.name for path in (tmp_path / "packed" / folder.name).iterdir()) == [
         "config.toml",
         "run.sqlite",
@@ -420,32 +419,22 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     for name in ("results/reproduction.md", "published.toml"):
         shutil.copyfile(FOLDER.parent / "docs" / name, docs / name)
     make_reproduction.main(tmp_path / "packed", docs)
-    text = page.read_text(encoding="utf-8")
-    ours = text.split("<!-- run p1-mnist-shards -->")[1].split("<!-- end -->")[0]
-    assert "2 seeds, 3 rounds" in ours
-    assert re.search(r"\| MW>LD>DS \| .* ± .*\|", ours)
-    assert (page.parent / "reproduction" / "p1-mnist-shards.png").exists()
-    assert not (page.parent / "reproduction" / "p3-1a.png").exists()
-    quick = text.split("<!-- quick -->")[1]
-    assert re.findall(r"\| p3-1a \| (\S+)", quick) == ["DS"]
-    assert "| p3-1d | FedAvg |" in quick  # those that are not there stay
-    make_reproduction.main(tmp_path / "packed", docs)
-    assert page.read_text(encoding="utf-8") == text  # filled twice, it is the same page
+    recorded = page.parent / "reproduction"
+    ours = (recorded / "p1-mnist-shards.csv").read_text(encoding="utf-8")
+    assert 'about,size,value,"2 seeds, 3 rounds"' in ours
+    assert re.search(r'^"accuracy: .*",MW>LD>DS,round 3,.* ± ', ours, re.MULTILINE)
     assert "gain, P1's rule" in ours
+    assert [path.name for path in recorded.iterdir()] == ["p1-mnist-shards.csv"]
 
     run = cw.Run(folder)
     longer = cw.Run(cw.run(tiny | {"name": "p3-1c", "rounds": 4}, tmp_path / "runs" / "p3-1c"))
     lost = [last(run, "metric", seed)["DS"] - last(longer, "metric", seed)["DS"] for seed in (1, 2)]
-    assert f"| DS | {50 * sum(lost):+.1f} ± " in make_reproduction.between(run, longer)
+    between = make_reproduction.between(run, longer)
+    assert between.rows[0][1].startswith(f"{50 * sum(lost):+.1f} ± ")
     series, target = results_of(cw.Run(tmp_path / "packed" / folder.name)).methods, 0.3
     printed = {"DS": [22, 29, 25.5, 39, 62, 50.5, 304, 0, 0], "mean of both": [*range(1, 10)]}
-    table = make_reproduction.devices(
-        series, target, printed, {"mean of both": ["DS", "MW>LD>DS"]}
-    ).splitlines()[4:]
-    shown = {
-        name: cells
-        for _, name, *cells, _ in ([cell.strip() for cell in line.split("|")] for line in table)
-    }
+    table = make_reproduction.devices(series, target, printed, {"mean of both": ["DS", "MW>LD>DS"]})
+    shown = {name: cells for name, *cells in table.rows}
     assert shown["DS, published"] == [
         "22",
         "29",
@@ -454,8 +443,7 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
         "62",
         "50.5",
         "304",
-        "not reached",
-        "not reached",
+        *2 * ["not reached"],
     ]
     assert [*shown] == [
         "DS, published",
@@ -473,9 +461,11 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
     assert first  # or nothing was compared
 
     losses = make_reproduction.results(series, {"DS": 152.6, "MW>LD>DS": 150.6})
-    assert "| loss, published | loss, round 3 | loss vs. baseline |" in losses
+    row = dict(zip(losses.head, losses.rows[0], strict=True))
     ends = [last(run, "loss", seed)["DS"] for seed in (1, 2)]
-    assert f"| 152.6 | {statistics.fmean(ends):.4g} ± " in losses
+    assert row["loss, published"] == "152.6"
+    assert row["loss, round 3"].startswith(f"{statistics.fmean(ends):.4g} ± ")
+    assert row["loss vs. baseline"] == "baseline"
 
 
 @pytest.mark.slow
