@@ -137,7 +137,6 @@ board: .venv/ready
 # Speed compared with other frameworks, whose environments are in .peers (or $VENVS). Hours on two cores.
 bench: .venv/ready
 	$(BIN)/python benchmarks/compare.py
-	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/round_profile.py
 	$(BIN)/python benchmarks/record.py

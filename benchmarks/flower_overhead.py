@@ -1,6 +1,6 @@
 """What Flower costs: seconds a round of its simulation against the local engine on the same work, and server memory.
 
-    python benchmarks/flower_overhead.py            # measure; write docs/results/flower.json and flower.md
+    python benchmarks/flower_overhead.py            # measure; print the tables of docs/results/performance.md
 
 Every measurement is a process of its own. A round's seconds are the median of those after the first, in which workers
 load the data. Memory is the server process's peak, so in a simulation it also holds the answers nobody has fetched yet.
@@ -19,8 +19,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- figures: written by benchmarks/flower_overhead.py -->", "<!-- end of figures -->"
 CRITERIA = ["label_diversity", "dataset_size", "model_divergence"]
 
 
@@ -68,7 +66,7 @@ def apart(config: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure everything and write it down."""
+    """Measure everything and print it."""
     rounds = {10: 6, 100: 4, 1000: 3}
     speed = {
         str(clients): {
@@ -87,13 +85,7 @@ def main() -> None:
         "seconds_a_round": speed,
         "server_memory": memory,
     }
-    results = ROOT / "docs" / "results"
-    (results / "flower.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    page = results / "flower.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(
-        f"{before}{BEGIN}\n{table(found)}{END}{rest.partition(END)[2]}", encoding="utf-8"
-    )
+    print(table(found))
 
 
 def table(found: dict[str, Any]) -> str:

@@ -12,14 +12,11 @@ from typing import Any
 import numpy
 import pytest
 
-import commands
 import gpu_cost
 import ours
-import overhead
 import quick
 import record
 import round_profile
-import sampling
 import scale
 from works import WORKS, cohort, make_data
 
@@ -105,12 +102,6 @@ def test_a_system_that_fails_is_reported(tmp_path: Path, monkeypatch: pytest.Mon
     assert "fedjax failed on W0: exit status 3: no JAX here" in printed.stdout
 
 
-def test_overhead_compares_rounds_with_their_training() -> None:
-    whole, bare = overhead.compare_rounds(TINY, 2)
-    assert len(whole) == len(bare) == 2
-    assert all(wall > 0 and processor > 0 for wall, processor in whole + bare)
-
-
 def test_record_measures_disk_and_reading(tmp_path: Path) -> None:
     """Large rounds take no more bytes than they did as packed columns of SQLite."""
     result = record.measure(tmp_path, cohort=1_000, rounds=30, lanes=1, hostile=0.1)
@@ -118,29 +109,10 @@ def test_record_measures_disk_and_reading(tmp_path: Path) -> None:
     assert 0 < result["weights_seconds"] < 60
 
 
-def test_commands_counts_the_time_of_a_process_that_ended(tmp_path: Path) -> None:
-    assert 0.05 < commands.seconds(["-c", "sum(range(10**7))"], tmp_path) < 60
-    with pytest.raises(subprocess.CalledProcessError):
-        commands.seconds(["-c", "raise SystemExit(2)"], tmp_path)
-
-
 def test_scale_measures_memory_and_time() -> None:
     result = scale.measure(clients=200, cohort=20, rounds=2)
     assert len(result["seconds"]) == 2
     assert 0 < result["rounds_peak_mib"] <= result["peak_mib"]
-
-
-def test_a_sample_of_clients_is_compared_with_all(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = sampling.make_data(50)
-    part, whole = (sampling.evaluate(data, 2, sample) for sample in (20, None))
-    assert len(part.errors) == len(part.means) == len(whole.means) == 2
-    assert not whole.errors
-    given = ["sampling.py", "--clients", "50", "--sample", "20", "--rounds", "2"]
-    monkeypatch.setattr(sys, "argv", given)
-    sampling.main()
-    assert "20" in capsys.readouterr().out
 
 
 def test_the_quick_benchmark_fails_below_its_floor(
