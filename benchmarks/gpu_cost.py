@@ -47,12 +47,11 @@ import gpu_memory
 from clientwise.core import candidates, cohort, round
 from clientwise.core.evaluation import Evaluations
 from clientwise.core.evidence import history, significance
-from clientwise.data.federated import FederatedData
+from clientwise.data.federated import FederatedData, Holdings
 from clientwise.engine.device import return_unused_gpu_memory
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build.engine import build_module
-from evidence import SAMPLES, with_server_set
-from ours import config, seconds_per_round
+from ours import config, federated, seconds_per_round
 from works import WORKS, Work
 
 METHODS = ("FedAvg", "AdaFed", "Recommended")
@@ -81,6 +80,16 @@ PHASES: list[tuple[Any, str, str]] = [
     (LocalEngine, "train_server", "tuning steps"),
     (Evaluations, "__init__", "evaluate the model"),
 ]
+
+
+SAMPLES = 200  # that the server weighs by
+
+
+def with_server_set(work: Work) -> FederatedData:
+    """The work's data; the server weighs by the first samples."""
+    data = federated(work)
+    held = (data.train.indices[:SAMPLES], data.train.targets[:SAMPLES])
+    return replace(data, weigh=Holdings.of([held]))
 
 
 def works(quick: bool) -> list[Work]:
@@ -154,8 +163,9 @@ def count_work(work: Work, data: FederatedData) -> dict[str, Any]:
     assert isinstance(method.server_step, round.BestOf)
     tried = len(method.server_step.steps)
     tuned = tried * method.fine_tune.epochs * SAMPLES * training
-    judged = work.cohort + 1 + tried * round.LINE_SEARCH_POINTS
-    flops["Recommended"] = local + judged * SAMPLES * forward + tuned
+    evidence = SAMPLES * training  # a gradient of every group of samples
+    judged = tried * round.LINE_SEARCH_POINTS * SAMPLES * forward
+    flops["Recommended"] = local + evidence + judged + tuned
     size = sum(parameter.numel() for parameter in module.parameters())
     steps = work.epochs * -(-work.samples // work.batch)
     return {

@@ -149,7 +149,7 @@ def test_what_a_gpu_has_to_do_is_counted_from_shapes() -> None:
     assert counted["parameters"] == 9098
     local = 1000 * 20 * training
     tuned = 2 * 4 * 200 * training  # two server steps, four epochs
-    judged = (1001 + 2 * 5) * 200 * forward  # every client and the mean, then two line searches
+    judged = 200 * training + 2 * 5 * 200 * forward  # gradients of groups, then two line searches
     expected = {
         "FedAvg": local / 1e9,
         "AdaFed": (local + 1000 * 200 * forward) / 1e9,
