@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from clientwise.core.evidence.base import PageTest
-from clientwise.core.evidence.history import OwnPast
 from clientwise.core.evidence.significance import (
     LEAST_JUDGES,
     LEAST_SAMPLES,
+    OwnPast,
     Significance,
 )
 from clientwise.core.types import (

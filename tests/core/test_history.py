@@ -9,7 +9,7 @@ from torch import Tensor
 
 import clientwise as cw
 from clientwise.core.evidence.base import enlist
-from clientwise.core.evidence.history import (
+from clientwise.core.evidence.significance import (
     SKETCH,
     History,
     count_copies,

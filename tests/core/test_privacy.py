@@ -21,7 +21,6 @@ from clientwise.core.privacy import (
 from clientwise.core.sampling import poisson_sample, secret_sample
 from clientwise.core.seeding import standard_normal, uniform
 from clientwise.core.types import LocalTraining, Task
-from clientwise.core.weights.bounds import Bounds
 from clientwise.core.weights.scores import (
     Choquet,
     Mean,
@@ -33,6 +32,7 @@ from clientwise.core.weights.scores import (
 )
 from clientwise.core.weights.weighting import (
     NORMALISERS,
+    Bounds,
     divide,
     fixed_scale,
     is_constant,

@@ -16,7 +16,7 @@ from torch import Tensor
 from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
-from clientwise.core.evidence.fldetector import hessian_of, suspicious_cluster
+from clientwise.core.evidence.rivals import hessian_of, suspicious_cluster
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Gathered, LocalTraining, ModelSpec

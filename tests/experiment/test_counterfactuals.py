@@ -14,7 +14,7 @@ from clientwise.cli import app
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining, Task
-from clientwise.core.weights.bounds import Bounds
+from clientwise.core.weights.weighting import Bounds
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError

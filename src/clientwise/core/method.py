@@ -24,9 +24,8 @@ from .objective.problem import Problem
 from .privacy import Accountant, LocalNoise, Privacy, SecretSum, SecureAggregation
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
 from .types import LocalTraining, ModelSpec, ServerState, Task
-from .weights.bounds import Bounds
 from .weights.scores import Equal, Prioritized, Score
-from .weights.weighting import Normaliser, ScoreError, divide, scores_of, sum_scale
+from .weights.weighting import Bounds, Normaliser, ScoreError, divide, scores_of, sum_scale
 
 Sample = Callable[..., tuple[int, ...]]  # see `sample_clients`
 Control = Literal["pooled", "server_only", "alone"]

@@ -41,8 +41,7 @@ from .types import (
     Task,
     TriedStep,
 )
-from .weights.bounds import InfeasibleError
-from .weights.weighting import divide, to_weights
+from .weights.weighting import InfeasibleError, divide, to_weights
 
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
 

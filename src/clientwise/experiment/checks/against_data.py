@@ -16,7 +16,7 @@ from ...core.other_weights import MOST_CLIENTS
 from ...core.privacy import FEWEST
 from ...core.training import TRANSFORMS, TransformDeclaration
 from ...core.types import ModelSpec
-from ...core.weights.bounds import InfeasibleError
+from ...core.weights.weighting import InfeasibleError
 from ...data.federated import FederatedData, Samples
 from ...engine.device import pick_device, refuse_impossible
 from ...errors import ConfigError, Problems

@@ -18,9 +18,15 @@ from ...core.method import Adapters, Control, Method
 from ...core.privacy import Privacy, SecureAggregation
 from ...core.sampling import SAMPLINGS
 from ...core.types import LocalTraining
-from ...core.weights.bounds import Bounds
 from ...core.weights.scores import SCORES, Score
-from ...core.weights.weighting import NORMALISERS, DividesBySums, Normaliser, is_constant, no_scale
+from ...core.weights.weighting import (
+    NORMALISERS,
+    Bounds,
+    DividesBySums,
+    Normaliser,
+    is_constant,
+    no_scale,
+)
 from ...registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
