@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 import clientwise as cw
 import evidence
@@ -50,7 +51,7 @@ def one_round(method_name: str, clients: int, monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(StackedTrainer, "_take_step", step)
         counts.mark(state.model)
-        for value in state.step_state.values():
+        for value in tree_leaves(dict(state.kept("server_step"))):
             if value.shape == state.model.shape:
                 counts.mark(value)
         run_round(state, method, plan, engine)

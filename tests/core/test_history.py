@@ -27,7 +27,7 @@ def directions(count: int, seed: int = 1) -> Tensor:
 
 def seen(history: History, client: int, update: Tensor) -> tuple[History, float]:
     """A round in which one client takes part."""
-    history, rows = History.of(history.as_memory(), [client])
+    history, rows = History.of(vars(history), [client])
     sketches = sketch(update[None])
     z = history.z(rows, sketches)
     return history.extended(rows, sketches, z), float(z[0])
@@ -58,9 +58,9 @@ def test_only_clients_that_were_seen_take_memory() -> None:
     history = History.of({}, [])[0]
     for client in (900_000, 3, 900_000):
         history, _ = seen(history, client, directions(1)[0])
-    memory = history.as_memory()
-    assert memory["history.ids"].tolist() == [900_000, 3]
-    assert memory["history.past"].shape == (2, SKETCH)
+    memory = vars(history)
+    assert memory["ids"].tolist() == [900_000, 3]
+    assert memory["past"].shape == (2, SKETCH)
     assert History.of(memory, [])[0].times.tolist() == [2, 1]
 
 

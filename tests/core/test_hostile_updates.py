@@ -182,7 +182,7 @@ def attack(make_engine: Callable[..., LocalEngine], rounds: int, seed: int) -> N
         total = float(record.weights.sum())
         assert total == 0 or total == pytest.approx(1)
         assert total or record.notes
-        assert all(values.isfinite().all() for values in after.memory.values())
+        assert all(values.isfinite().all() for values in after.kept("criteria").values())
 
 
 def test_hostile_updates_end_no_round(make_engine: Callable[..., LocalEngine]) -> None:

@@ -290,9 +290,9 @@ def test_a_resumed_run_has_the_same_bits(
         resumed, again = run_round(resumed, method, plan, engine)
         assert torch.equal(record.weights, again.weights)
     assert torch.equal(state.model, resumed.model)
-    assert state.evidence.keys() == resumed.evidence.keys()
-    for key, values in state.evidence.items():
-        assert torch.equal(values.nan_to_num(), resumed.evidence[key].nan_to_num()), key
+    assert state.kept("evidence").keys() == resumed.kept("evidence").keys()
+    for key, values in state.kept("evidence").items():
+        assert torch.equal(values.nan_to_num(), resumed.kept("evidence")[key].nan_to_num()), key
 
 
 def test_a_round_in_which_no_client_has_a_weight_keeps_the_model(

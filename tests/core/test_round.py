@@ -277,7 +277,7 @@ def test_trust_falls_for_those_who_push_the_other_way(make_engine: MakeEngine) -
     state, wire = start(engine, method), Wire(engine, flip)
     for _ in range(4):
         state, record = run_round(state, method, Plan(seed=1, cohort_size=8), wire)
-    trust = state.memory["trust"]
+    trust = state.kept("criteria")["trust"]
     assert trust[victim] == trust.min() < trust.median()
     assert float(trust[victim]) < 0.5
     weights = dict(zip(record.client_ids, record.weights.tolist(), strict=True))
@@ -306,7 +306,7 @@ def test_trust_is_in_what_was_learned_and_not_in_statistics() -> None:
     state = first_state(engine.initial_model * 0, method, engine)
     after, _ = run_round(state, method, Plan(seed=1, cohort_size=4), Wire(engine, unrelated))
     assert (
-        float(after.memory["trust"].max()) < 0.85
+        float(after.kept("criteria")["trust"].max()) < 0.85
     )  # 0.8 and what chance agrees on; 1.0 with the statistics
 
 
@@ -403,7 +403,7 @@ def test_server_steps_apply_the_weighted_update(make_engine: MakeEngine, plan: P
         run_round(state, half, plan, engine)[0].model, (state.model + mean) / 2
     )
     heavy = Method(server_step=momentum_step, training=TRAINING)
-    assert set(run_round(state, heavy, plan, engine)[0].step_state) == {"velocity"}
+    assert set(run_round(state, heavy, plan, engine)[0].kept("server_step")) == {"velocity"}
 
 
 # The guard ---------------------------------------------------------------------------------------------------------

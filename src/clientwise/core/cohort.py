@@ -248,24 +248,21 @@ class Cohort:
 
     def updated_memory(self) -> dict[str, Tensor]:
         """What the criteria remember of all clients after the round; see `criteria.Memory`."""
-        memory = dict(self.state.memory)
+        remembered = self.state.kept("criteria")
         if not self.method.memories:
-            return memory
+            return {}
         updates = self.updates()[:, : self.engine.spec.num_parameters] if self.client_ids else ()
         refused = [refusal.client_id for refusal in self.refusals]
         late = set(self.client_ids) - set(self.asked)
         outcome = Outcome(self.client_ids, tuple(updates), refused, late)
-        for name, one in self.method.memories.items():
-            memory[name] = one.after(memory[name], outcome)
-        return memory
+        memories = self.method.memories
+        return {name: one.after(remembered[name], outcome) for name, one in memories.items()}
 
-    def updated_sampling(self) -> dict[str, Tensor]:
-        """The last criteria of all clients after the round, where they are drawn by these."""
-        if self.method.sampling is None:
-            return {}
-        criteria = self.state.sampling["criteria"].clone()
+    def last_criteria(self) -> Tensor:
+        """The last criteria of all clients after the round [K, m], by which a method draws them."""
+        criteria: Tensor = self.state.kept("sampling")["criteria"].clone()
         criteria[list(self.client_ids)] = self.raw.double()
-        return {"criteria": criteria}
+        return criteria
 
     def _hold_models(self, is_part: bool) -> SubsetSums | Stack:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
@@ -311,7 +308,7 @@ class Cohort:
             state.model,
             self.engine.spec,
             self.judge,
-            memory={name: values[rows] for name, values in state.memory.items()},
+            memory={name: values[rows] for name, values in state.kept("criteria").items()},
             attributes={name: values[rows] for name, values in self.engine.attributes.items()},
             server_update=lambda: self.train_server(state.model) - state.model,
             metric=self.engine.problem.weighed_by,

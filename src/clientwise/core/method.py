@@ -141,7 +141,7 @@ class Method:
 
     def last_scores(self, state: ServerState) -> Tensor:
         """The score of every client by its last criteria [K], over all that have some; NaN for the others."""
-        criteria = state.sampling["criteria"]
+        criteria = state.kept("sampling")["criteria"]
         seen = ~criteria.isnan().any(1)
         scores = torch.full((len(criteria),), torch.nan, dtype=torch.float64)
         if seen.any():

@@ -36,6 +36,7 @@ from .other_weights import contributions, counterfactuals
 from .types import (
     Candidate,
     Evaluation,
+    Memory,
     RoundRecord,
     ServerState,
     Task,
@@ -78,19 +79,13 @@ def run_round(
     quality = state.quality
     if search and shown.local and not kept:
         quality = float(shown.local.overall()[0])
-    privacy = method.privacy.after(state.privacy, asked) if method.privacy else {}
     next_state = ServerState(
         round_num=round_num,
         model=chosen.model,
         loss=adapted.loss,
-        memory=cohort.updated_memory(),
+        memory=memory_after(cohort, chosen),
         priority=chosen.priority,
         quality=quality,
-        step_state=chosen.step_state,
-        evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
-        rule_state=chosen.rule_state,
-        privacy=privacy,
-        sampling=cohort.updated_sampling(),
     )
     record = record_round(
         next_state,
@@ -121,7 +116,7 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     prior = to_weights(averaging(method.names, normalised))
     posterior = None
     if method.evidence and prior.any():
-        posterior = method.evidence(cohort.gathered, prior, cohort.state.evidence)
+        posterior = method.evidence(cohort.gathered, prior, cohort.state.kept("evidence"))
     weights = posterior.weights if posterior else prior
     candidate = partial(stepped, cohort, priority, scores, prior, posterior=posterior)
     earlier = posterior.notes if posterior else ()
@@ -153,17 +148,35 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     label_counts = None
     if method.counts_labels and isinstance(engine, CountsLabels):
         label_counts = engine.label_counts
-    unknown = torch.full((clients, len(method.criteria)), torch.nan, dtype=torch.float64)
-    return ServerState(
-        0,
-        model,
-        method.first_loss(engine.problem, label_counts),
-        memory={name: one.first(clients) for name, one in method.memories.items()},
-        priority=method.first_priority,
-        evidence=method.evidence.first(clients) if method.evidence else {},
-        privacy=method.privacy.first(clients) if method.privacy else {},
-        sampling={"criteria": unknown} if method.sampling else {},
-    )
+    memory: dict[str, Memory] = {
+        "criteria": {name: one.first(clients) for name, one in method.memories.items()}
+    }
+    if method.sampling:
+        unknown = torch.full((clients, len(method.criteria)), torch.nan, dtype=torch.float64)
+        memory["sampling"] = {"criteria": unknown}
+    if method.evidence:
+        memory["evidence"] = method.evidence.first(clients)
+    if method.privacy:
+        memory["privacy"] = method.privacy.first(clients)
+    first_loss = method.first_loss(engine.problem, label_counts)
+    return ServerState(0, model, first_loss, memory, priority=method.first_priority)
+
+
+def memory_after(cohort: Cohort, chosen: Candidate) -> dict[str, Memory]:
+    """What the parts of the method keep for the next round."""
+    method = cohort.method
+    state = cohort.state
+    memory: dict[str, Memory] = {
+        "criteria": cohort.updated_memory(),
+        "rule": chosen.rule_state,
+        "server_step": chosen.step_state,
+        "evidence": chosen.posterior.memory if chosen.posterior else state.kept("evidence"),
+    }
+    if method.sampling:
+        memory["sampling"] = {"criteria": cohort.last_criteria()}
+    if method.privacy:
+        memory["privacy"] = method.privacy.after(state.kept("privacy"), cohort.asked)
+    return memory
 
 
 def gather(

@@ -518,6 +518,18 @@ class Candidate:
     residual: float | None = None  # of adapters: see `sums.average_products`
 
 
+# Tensors by name. A part that is made of others keeps theirs in memories within its own.
+Memory = Mapping[str, Any]
+Keeper = Literal[
+    "criteria",  # by criterion, each [K]; see `criteria.Memory`
+    "sampling",  # the last criteria of all clients [K, m]; NaN: none
+    "evidence",
+    "rule",
+    "server_step",
+    "privacy",  # how often each client was in a release [K]
+]
+
+
 @dataclass(frozen=True)
 class ServerState:
     """Everything that a round passes to the next one, and what a checkpoint stores."""
@@ -525,16 +537,14 @@ class ServerState:
     round_num: int
     model: Tensor  # [d]
     loss: Loss  # of the next round (P3)
-    memory: Mapping[str, Tensor] = field(default_factory=dict)  # of criteria, by name, each [K]
+    # What the parts of the method keep, by part; see `kept`
+    memory: Mapping[str, Memory] = field(default_factory=dict)
     priority: tuple[str, ...] | None = None  # the order of the last round (P2)
     quality: float | None = None  # metric of the last round over all clients (P2's acc_t)
-    step_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the server step
-    evidence: Mapping[str, Tensor] = field(default_factory=dict)  # memory of the evidence, each [K]
-    rule_state: Mapping[str, Tensor] = field(default_factory=dict)  # of the rule
-    # Of methods with differential privacy: the clipping norm, and how often clients were in a release
-    privacy: Mapping[str, Tensor] = field(default_factory=dict)
-    # Of methods that draw clients by their scores: the last criteria of all clients [K, m]; NaN: none
-    sampling: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def kept(self, part: Keeper) -> Memory:
+        """What a part of the method keeps between rounds; nothing where it keeps nothing."""
+        return self.memory.get(part, {})
 
 
 @dataclass(frozen=True)

@@ -318,14 +318,10 @@ class History:
     @staticmethod
     def of(memory: Mapping[str, Tensor], client_ids: Sequence[int]) -> tuple[History, Tensor]:
         """From what the evidence keeps between rounds, with a row for each of these clients [n]."""
-        ids, rows = enlist(memory.get("history.ids"), client_ids)
-        past = with_rows(memory.get("history.past"), len(ids), torch.zeros(SKETCH))
-        times = with_rows(memory.get("history.times"), len(ids), torch.tensor(0))
+        ids, rows = enlist(memory.get("ids"), client_ids)
+        past = with_rows(memory.get("past"), len(ids), torch.zeros(SKETCH))
+        times = with_rows(memory.get("times"), len(ids), torch.tensor(0))
         return History(ids, past, times), rows
-
-    def as_memory(self) -> dict[str, Tensor]:
-        """What `of` reads."""
-        return {"history.ids": self.ids, "history.past": self.past, "history.times": self.times}
 
     def z(self, rows: Tensor, sketches: Tensor) -> Tensor:
         """How far updates point against the own past, in standard errors [n].
@@ -375,7 +371,7 @@ def look_back(
         return LookBack(copies=counts)
     past, rows = History.of(memory, gathered.client_ids)
     z = past.z(rows, sketches)
-    return LookBack(z, counts, past.extended(rows, sketches, z).as_memory())
+    return LookBack(z, counts, vars(past.extended(rows, sketches, z)))
 
 
 def larger(held_out: Tensor | None, history: Tensor | None) -> Tensor | None:

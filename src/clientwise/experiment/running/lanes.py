@@ -204,7 +204,10 @@ class Lane:
         privacy = self.method.privacy
         if self._accountant is None or privacy is None or privacy.epsilon is None:
             return False
-        return self._accountant.epsilon(int(state.privacy["releases"].max()) + 1) > privacy.epsilon
+        return (
+            self._accountant.epsilon(int(state.kept("privacy")["releases"].max()) + 1)
+            > privacy.epsilon
+        )
 
     def begin(self, trackers: Trackers) -> None:
         """Begin tracking, before the first round that is run now."""
