@@ -39,7 +39,9 @@ ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"semantic_backdoor": {"having": "gr
 SCORE_OPTIONS: dict[str, dict[str, Any]] = {
     "weighted_mean": {"weights": {"a": 2.0, "b": 0.0, "c": 1.0}},
     "owa": {"quantifier": "most"},
-    "choquet": {"importances": {"a": 0.5, "b": 0.3, "c": 0.2}, "interactions": {"a+b": 0.2}},
+    "choquet": {
+        "capacity": {"a": 0.5, "b": 0.3, "c": 0.2, "a+b": 0.9, "a+c": 0.7, "b+c": 0.5, "a+b+c": 1.0}
+    },
     "disco": {"size": "a", "closeness": "b"},
     "iowa": {"by": "b"},
     "product": {"powers": {"a": 2.0}, "thresholds": {"b": 0.3}},

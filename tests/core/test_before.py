@@ -10,7 +10,6 @@ from torch import Tensor
 import oracles
 from clientwise.core.aggregation.before import (
     Mixed,
-    bucketing,
     clip,
     nearest_neighbours,
 )
@@ -85,27 +84,6 @@ def test_a_weight_counts_as_so_many_equal_clients(step: Any) -> None:
     owner = torch.arange(5).repeat_interleave(times)
     weighted = step(gathered(updates), times / 10.0)
     close(weighted.updates[owner], step(gathered(updates[owner]), equal(10)).updates)
-
-
-def test_buckets_are_drawn_anew_and_hold_their_weighted_mean() -> None:
-    updates, weights = (
-        some(7),
-        torch.tensor([0.1, 0.2, 0.1, 0.3, 0.1, 0.2, 0.0], dtype=torch.float64),
-    )
-    mixed = bucketing(gathered(updates), weights, size=3)
-    check_shares(mixed, updates)
-    close(
-        weights.float() @ mixed.updates, weights.float() @ updates
-    )  # the mean of all stays what it was
-    members = sorted(
-        (mixed.updates == row).all(1).sum().item() for row in mixed.updates.unique(dim=0)
-    )
-    assert members == [1, 3, 3]
-    again = bucketing(gathered(updates), weights, size=3)
-    assert torch.equal(again.updates, mixed.updates)
-    assert not torch.equal(
-        bucketing(gathered(updates, seed=2), weights, size=3).updates, mixed.updates
-    )
 
 
 def test_every_layer_has_its_own_largest_norm() -> None:

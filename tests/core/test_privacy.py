@@ -48,7 +48,9 @@ SCORES: dict[str, Score] = {
     "mean": Mean(),
     "weighted mean": WeightedMean({"a": 3.0, "b": 1.0, "c": 0.0}),
     "owa": Owa(quantifier="most"),
-    "choquet": Choquet(importances={"a": 0.5, "b": 0.3, "c": 0.2}, interactions={"a+b": 0.2}),
+    "choquet": Choquet(
+        {"a": 0.5, "b": 0.3, "c": 0.2, "a+b": 0.9, "a+c": 0.7, "b+c": 0.5, "a+b+c": 1.0}
+    ),
     "product": Product(powers={"a": 2.0}, thresholds={"b": 0.1}),
 }
 CLIP = 0.7

@@ -31,7 +31,6 @@ from clientwise.core.types import (
     Updates,
 )
 from clientwise.core.weights.scores import (
-    Choquet,
     Owa,
     Prioritized,
     Product,
@@ -122,11 +121,6 @@ def test_prioritized_round_uses_eq_6(make_engine: MakeEngine, plan: Plan) -> Non
     "score",
     [
         Owa(quantifier="most"),
-        Choquet(
-            importances=dict.fromkeys(
-                ["dataset_size", "label_diversity", "model_divergence"], 1 / 3
-            )
-        ),
         Prioritized(),
     ],
 )

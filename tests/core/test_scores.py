@@ -44,7 +44,7 @@ EVERY_SCORE: list[Score] = [
     Owa(quantifier="most"),
     Owa(quantifier="all"),
     Choquet({"a": 0.2, "b": 0.3, "c": 0.1, "a+b": 0.9, "a+c": 0.4, "b+c": 0.5, "a+b+c": 1.0}),
-    Choquet(importances={"a": 0.5, "b": 0.3, "c": 0.2}, interactions={"a+b": 0.3, "b+c": -0.2}),
+    Choquet({"a": 0.2, "b": 0.3, "c": 0.1, "a+b": 0.9, "a+c": 0.4, "b+c": 0.5, "a+b+c": 1.0}),
     Product({"a": 2.0, "b": 0.5}),
     Product(thresholds={"a": 0.3}),
 ]
@@ -171,13 +171,6 @@ def test_choquet_by_hand() -> None:
     assert score_of(Choquet(capacity), ALICE) == pytest.approx([0.2 + 0.2 * 0.4 + 0.5 * 0.2])
 
 
-def test_two_additive_choquet_by_hand() -> None:
-    # m(a) = 0.6 − 0.2, m(b) = 0.4 − 0.2, m(ab) = 0.4; C = 0.4·a + 0.2·b + 0.4·min(a, b)
-    score = Choquet(importances={"a": 0.6, "b": 0.4}, interactions={"a+b": 0.4})
-    value = score(("a", "b"), torch.tensor([[0.5, 0.25]], dtype=torch.float64))
-    assert value.tolist() == pytest.approx([0.2 + 0.05 + 0.1])
-
-
 @pytest.mark.parametrize(
     ("score", "reason"),
     [
@@ -190,15 +183,6 @@ def test_two_additive_choquet_by_hand() -> None:
         (Choquet({"a": 0.5, "a+b": 1.0}), "no value for b"),
         (Choquet({"a": 0.5, "b": 0.5, "a+b": 1.0, "b+a": 1.0}), "twice"),
         (Choquet({"a": 0.5, "bee": 0.5, "a+b": 1.0}), "'bee', which is not among the criteria"),
-        (
-            Choquet(importances={"a": 0.5, "b": 0.5}, interactions={"a+b": 1.5}),
-            "less than its part nothing",
-        ),
-        (Choquet(importances={"a": 0.5}), "importances leaves out b"),
-        (
-            Choquet(importances={"a": 0.5, "b": 0.5}, interactions={"a": 0.1}),
-            "between two criteria",
-        ),
         (Prioritized(("a",)), "priority leaves out b"),
         (Prioritized(("a", "b", "a")), "names 'a' twice"),
         (WeightedMean({"a": 1.0, "x": 1.0}), "weights names 'x'"),
@@ -221,9 +205,6 @@ def test_a_score_that_does_not_fit_says_why(score: Score, reason: str) -> None:
         lambda: WeightedMean({"a": float("inf")}),
         lambda: Product({"a": float("nan")}),
         lambda: Owa([0.5, 0.5], "most"),
-        lambda: Choquet(),
-        lambda: Choquet({"a": 1.0}, {"a": 1.0}),
-        lambda: Choquet({"a": 1.0}, interactions={"a+b": 0.1}),
         lambda: WeightedMean({"a": -1.0}),
         lambda: Product({"a": -1.0}),
     ],

@@ -195,7 +195,10 @@ def test_one_factor_for_all_needs_no_products(tmp_path: Path) -> None:
     [
         ({"rule": "median"}, r"methods\[0\].rule: median combines single values"),
         ({"rule": "centred_clipping"}, "centred_clipping combines single values"),
-        ({"before": ["bucketing"]}, r"before\[0\]: bucketing combines single values"),
+        (
+            {"before": ["nearest_neighbours"]},
+            r"before\[0\]: nearest_neighbours combines single values",
+        ),
         ({"secure_aggregation": {}}, "mean of products B·A"),
         (
             {

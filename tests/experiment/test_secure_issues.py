@@ -61,15 +61,6 @@ def test_what_works_together(tiny: dict[str, Any], method: dict[str, Any]) -> No
         ({"evidence": "significance"}, "use criteria that clients measure"),
         ({"evidence": "history"}, "use criteria that clients measure"),
         ({"score": {"name": "owa", "quantifier": "most"}}, 'use "prioritized", "mean"'),
-        (
-            {
-                "score": {
-                    "name": "choquet",
-                    "importances": {"label_diversity": 0.5, "dataset_size": 0.5},
-                }
-            },
-            'use "prioritized", "mean"',
-        ),
         ({"rule": "median"}, "secure_aggregation.clip bounds the norm"),
         ({"rule": "krum"}, "secure_aggregation.clip bounds the norm"),
         ({"before": ["clip"]}, r"clients clip their own updates \(secure_aggregation.clip\)"),
