@@ -84,7 +84,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "bounds": {"cap": 0.5},
         "privacy": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
     },
-    "secure aggregation": {"secure_aggregation": {"clip": 1.0}},
     "counterfactuals": {"before": ["clip"]},
 }
 

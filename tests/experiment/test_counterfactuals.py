@@ -137,13 +137,6 @@ def test_the_record_the_page_and_the_files_agree(folder: Path) -> None:
     [
         (
             {
-                "methods": [{"name": "A", "secure_aggregation": {}}],
-                "evaluation": {"counterfactuals": True},
-            },
-            "reveal single updates",
-        ),
-        (
-            {
                 "methods": [
                     {
                         "name": "A",

@@ -115,30 +115,6 @@ def noised(cohort: Cohort, score: Score) -> Candidate:
     )
 
 
-def secretly_summed(cohort: Cohort, score: Score) -> Candidate:
-    """The weighted mean by a server that learns sums alone; see `privacy.py`. Clients score themselves."""
-    method = cohort.method
-    state = cohort.state
-    assert method.secure is not None
-    scores = method.scores_of(score, divide(cohort.raw, cohort.scales), cohort.client_ids)
-    count, size = len(scores), cohort.plan.cohort_size
-    needed = method.secure.needed(size)
-    if count < needed or not scores.any():
-        reason = f"only {count} of {size} clients have a usable update, and it needs {needed}"
-        notes = (f"secure aggregation: the round is void: {reason}",) if count < needed else ()
-        nothing = torch.zeros_like(scores)
-        return stepped(cohort, state.priority, nothing, nothing, nothing, None, notes=notes)
-    sums = method.secret_sum(cohort.engine.problem, size)
-    mean, error = sums.mean(scores, cohort.updates(), cohort.engine.spec.num_parameters)
-    aggregate = (state.model.double() + mean).to(state.model.dtype)
-    note = (
-        f"secure aggregation: {count} of {size} clients are in the sum; rounding changes no value "
-        f"of the mean update by more than {error:.2g}"
-    )
-    weights = to_weights(scores)
-    return stepped(cohort, state.priority, scores, weights, weights, aggregate, notes=(note,))
-
-
 def stepped(
     cohort: Cohort,
     priority: tuple[str, ...] | None,

@@ -22,7 +22,6 @@ from .aggregation.server_step import BestOf
 from .candidates import (
     apply_rule,
     noised,
-    secretly_summed,
     stepped,
     with_old_model,
     within_bounds,
@@ -106,8 +105,6 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     score = method.score.with_order(priority)
     if method.noises_mean:
         return noised(cohort, score)
-    if method.secure:
-        return secretly_summed(cohort, score)
 
     scales = cohort.scales
     normalised = divide(cohort.raw, scales)

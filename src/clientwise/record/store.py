@@ -254,10 +254,7 @@ class Store:
                     )
 
     def refuse_nothing_learned(self) -> None:
-        """RunError where no update ever had a weight: the model is still the initial one.
-
-        Under secure aggregation, the weight of an accepted update is not known.
-        """
+        """RunError where no update ever had a weight: the model is still the initial one."""
         accepted = "json_extract(value, '$.participants') - json_extract(value, '$.refused')"
         weighed = f"SELECT 1 FROM rounds WHERE {accepted} > json_extract(value, '$.without_weight') LIMIT 1"
         if self._row(weighed):

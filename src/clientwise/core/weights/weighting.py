@@ -36,11 +36,7 @@ class KeepsUnits(Constant):
     """Declared by a normaliser that leaves the values in the criterion's own units."""
 
 
-class DividesBySums(Declaration):
-    """Declared by a normaliser that needs the cohort's sums of the criteria, and nothing else."""
-
-
-@NORMALISERS.register("sum", DividesBySums())
+@NORMALISERS.register("sum")
 def sum_scale(raw: Tensor) -> Tensor:
     """Divide by the cohort's sum: Σ_a c_a = 1 (the papers). In a cohort of n a value is about 1/n.
 
