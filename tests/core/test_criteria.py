@@ -16,7 +16,6 @@ from clientwise.core.criteria import (
     agreement_with_others,
     criterion,
     fact_columns,
-    laplacian_variance,
     make_criterion,
     measure_clients,
 )
@@ -90,22 +89,6 @@ def test_sharpness_from_an_attribute() -> None:
     assert measured("sharpness", blurry="Blurry") == [0.75, 0, 1]
     with pytest.raises(KeyError, match="no sample attribute 'Blury'"):
         measured("sharpness", blurry="Blury")
-
-
-def test_sharpness_from_pixels_is_the_variance_of_the_laplacian() -> None:
-    image = torch.zeros(1, 1, 4, 4)
-    image[0, 0, 1, 1] = 1.0
-    # The Laplacian inside is [[-4, 1], [1, 0]]: mean −0.5, mean square 4.5
-    assert laplacian_variance(image).tolist() == pytest.approx([4.5 - 0.25])
-    clients = some_clients()
-    expected = [
-        laplacian_variance(clients.inputs[clients.owner == client]).mean().item()
-        for client in range(3)
-    ]
-    assert measured("sharpness") == pytest.approx(expected)
-    assert laplacian_variance(torch.ones(1, 1, 4, 4)).tolist() == [0]
-    with pytest.raises(ValueError, match="needs images"):
-        laplacian_variance(torch.zeros(2, 7))
 
 
 def test_commercial_targets_are_booleans_and_categories() -> None:
@@ -233,8 +216,6 @@ def test_trust_is_a_running_record() -> None:
 def test_a_share_is_at_most_one_and_pixels_have_a_bound() -> None:
     problem = Classification(3)
     assert make_criterion("sharpness", blurry="Blurry").high(problem) == 1
-    assert make_criterion("sharpness").high(problem) == 16
-    assert make_criterion("sharpness", high=5.0).high(problem) == 5
     assert make_criterion("attribute", of="share", high=1.0).high(problem) == 1
     assert make_criterion("is_one_of", of="job", values=["nurse"]).high(problem) == 1
     assert make_criterion("server_performance").high(problem) == 1
@@ -242,10 +223,6 @@ def test_a_share_is_at_most_one_and_pixels_have_a_bound() -> None:
     assert make_criterion("server_performance").high(Regression()) == pytest.approx(
         1e6
     )  # 1/(0 + 10⁻⁶)
-    board = (
-        torch.arange(64).reshape(8, 8) + torch.arange(8)[:, None]
-    ) % 2  # as sharp as pixels of 0 and 1 can be
-    assert float(laplacian_variance(board[None].float())) == 16
 
 
 def test_needs_are_declared_and_those_of_a_named_metric_come_along() -> None:
