@@ -9,15 +9,12 @@ from torch import Tensor
 
 from clientwise.core.criteria import (
     ANY,
-    CRITERIA,
     Arrivals,
     ClientFacts,
     Outcome,
     agreement_with_others,
-    criterion,
     fact_columns,
     make_criterion,
-    measure_clients,
 )
 from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.types import (
@@ -26,7 +23,6 @@ from clientwise.core.types import (
     LocalTraining,
     ModelSpec,
 )
-from clientwise.registry import Part
 
 SPEC = ModelSpec(
     (Layer("kernel", (2, 2), 0, 4), Layer("bias", (2,), 4, 6), Layer("buffer", (1,), 6, 7)), 6, 7
@@ -115,10 +111,6 @@ def test_commercial_targets_are_booleans_and_categories() -> None:
 
 def test_training_loss_is_better_when_smaller() -> None:
     assert measured("training_loss") == [1, 0.5, 0.25]
-
-
-def test_uniform_weights_tell_nobody_apart() -> None:
-    assert measured("uniform") == [1, 1, 1]
 
 
 def test_label_closeness_is_the_distance_from_all_classes_alike() -> None:
@@ -230,15 +222,3 @@ def test_needs_are_declared_and_those_of_a_named_metric_come_along() -> None:
     assert make_criterion("server_performance").needs == {"server_set"}
     assert make_criterion("server_performance", metric="mae").needs == {"server_set", "numbers"}
     assert make_criterion("trust").needs == {"models"}
-
-
-def test_adding_a_criterion_takes_a_few_lines() -> None:
-    @criterion("twice_the_size", measured_by="client")
-    def twice_the_size(clients: ClientFacts, *, factor: float = 2.0) -> Tensor:
-        """Dataset size, twice."""
-        return factor * clients.num_samples
-
-    assert measure_clients([Part("twice_the_size", {})], some_clients())[
-        "twice_the_size"
-    ].tolist() == [8, 4, 6]
-    assert [option.name for option in CRITERIA.options("twice_the_size")] == ["factor"]

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 import clientwise as cw
-from clientwise.core.evidence.base import enlist
 from clientwise.core.evidence.significance import (
     SKETCH,
     History,
@@ -16,7 +15,7 @@ from clientwise.core.evidence.significance import (
     larger,
     sketch,
 )
-from recorded import everything, rows
+from recorded import rows
 
 SIZE = 5_000
 
@@ -131,24 +130,3 @@ def test_clients_that_send_the_same_count_as_one(tmp_path) -> None:
     # Their share is a third of what dataset sizes alone would give, before it is renormalised.
     ratio = weights["weight"] / weights["prior"]
     assert ratio[1] / ratio[0] == pytest.approx(1 / 3)
-
-
-@pytest.mark.bits
-def test_history_survives_a_checkpoint_to_the_bit(tmp_path) -> None:
-    whole = cw.Run(cw.run(CONFIG, tmp_path / "whole"))
-    cw.run(CONFIG | {"rounds": 5}, tmp_path / "parts")
-    parts = cw.Run(cw.run(CONFIG, tmp_path / "parts", resume=True))
-    assert everything(parts) == everything(whole)
-
-
-def test_clients_are_enlisted_in_the_order_in_which_they_are_first_seen() -> None:
-    random = torch.Generator().manual_seed(1)
-    ids, known = None, list[int]()
-    for _ in range(5):
-        cohort = torch.randperm(40, generator=random)[:9].tolist()
-        known += [client for client in cohort if client not in known]
-        ids, rows = enlist(ids, cohort)
-        assert ids.tolist() == known
-        assert ids[rows].tolist() == cohort
-    assert [part.tolist() for part in enlist(ids, [])] == [known, []]
-    assert [part.tolist() for part in enlist(None, [])] == [[], []]
