@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy
 import pytest
@@ -16,10 +14,7 @@ from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
 from clientwise.core.evidence.rivals import hessian_of, suspicious_cluster
-from clientwise.core.method import Method, Plan
-from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Gathered, ModelSpec
-from clientwise.engine.local import LocalEngine
 
 Array = NDArray[numpy.float64]
 PARAMETERS = 40
@@ -265,23 +260,3 @@ def test_fldetector_removes_inconsistent_clients_once_its_window_is_full() -> No
     assert posterior.weights[hostile_rows].sum() == 0
     assert float(posterior.weights.sum()) == pytest.approx(1)
     assert len(memory["steps"]) == 4
-
-
-def test_a_round_in_which_no_client_has_a_weight_keeps_the_model(
-    make_engine: Callable[..., LocalEngine],
-) -> None:
-    class Nobody:
-        def first(self, num_clients: int) -> Mapping[str, Tensor]:
-            return {}
-
-        def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Any:
-            posterior = EVIDENCE.get("alignins")()(gathered, prior, memory)
-            return replace(posterior, weights=torch.zeros_like(prior))
-
-    engine = make_engine()
-    for rule in (None, RULES.get("krum")):
-        method = Method(evidence=Nobody(), rule=rule)
-        start = first_state(engine.initial_model, method, engine)
-        state, record = run_round(start, method, Plan(seed=1, cohort_size=3), engine)
-        assert torch.equal(state.model, start.model)
-        assert "all weights are zero: the model stays as it was" in record.notes
