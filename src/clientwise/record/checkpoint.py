@@ -204,7 +204,7 @@ def _fingerprint(scalars: str, tensors: Mapping[str, Tensor]) -> str:
 
 def _flat(memory: Memory, path: str = "") -> dict[str, Tensor]:
     """The tensors of a memory, and of the memories in it, by their paths."""
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, kept in memory.items():
         if isinstance(kept, Mapping):
             tensors |= _flat(kept, f"{path}{name}/")
