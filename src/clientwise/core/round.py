@@ -106,11 +106,14 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     if method.noises_mean:
         return noised(cohort, score)
 
+    # criteria -> normalise -> score -> prior
     scales = cohort.scales
     normalised = divide(cohort.raw, scales)
     scores = method.scores_of(score, normalised, cohort.client_ids)
     averaging = method.averaging(score)
     prior = to_weights(averaging(method.names, normalised))
+
+    # evidence
     posterior = None
     if method.evidence and prior.any():
         posterior = method.evidence(cohort.gathered, prior, cohort.state.kept("evidence"))
@@ -119,10 +122,14 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     earlier = posterior.notes if posterior else ()
     if not weights.any():
         return candidate(weights, None, notes=earlier)
+
+    # bounds
     try:
         weights, notes = within_bounds(cohort, weights)
     except InfeasibleError as error:
         return candidate(torch.zeros_like(weights), None, notes=earlier, unmet=str(error))
+
+    # before -> rule; then the server step, in `stepped`
     ruled = apply_rule(cohort, weights)
     if ruled is None:
         aggregate = cohort.mean(averaging, scales, weights)
