@@ -46,7 +46,7 @@ from torch import Tensor, nn
 import gpu_memory
 from clientwise.core import candidates, cohort, round
 from clientwise.core.evaluation import Evaluations
-from clientwise.core.evidence import history, significance
+from clientwise.core.evidence import significance
 from clientwise.data.federated import FederatedData, Holdings
 from clientwise.engine.device import return_unused_gpu_memory
 from clientwise.engine.local import LocalEngine
@@ -71,7 +71,7 @@ PHASES: list[tuple[Any, str, str]] = [
     (significance.Significance, "__call__", "evidence"),
     (significance.Significance, "_harm", "held-out evidence"),
     (LocalEngine, "server_gradients", "gradients"),
-    (history, "sketch", "sketch"),
+    (significance, "sketch", "sketch"),
     (significance, "look_back", "look back"),
     (cohort.Cohort, "judge", "evaluate"),
     (round, "apply_rule", "clip and mean"),

@@ -25,7 +25,7 @@ from torch import Tensor
 from clientwise.core.aggregation import robust
 from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
-from clientwise.core.evidence import EVIDENCE, fldetector
+from clientwise.core.evidence import EVIDENCE
 from clientwise.core.objective.problem import Classification
 from clientwise.core.other_weights import MOST_CLIENTS
 from clientwise.core.round import first_state, run_round
@@ -84,7 +84,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "bounds": {"cap": 0.5},
         "privacy": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
     },
-    "secure aggregation": {"secure_aggregation": {"clip": 1.0}},
     "counterfactuals": {"before": ["clip"]},
 }
 
@@ -199,7 +198,6 @@ def main() -> None:
             print(f"{found['method']:26}", *sizes)
         return
     robust.AT_ONCE = AT_ONCE
-    fldetector.AT_ONCE = AT_ONCE
     evaluation.BATCH = BATCH
     backend.MAX_EVALUATED = CHUNK
     gc.freeze()  # so that every collection takes little time

@@ -15,7 +15,7 @@ from clientwise.attacks import ATTACKS
 from clientwise.core.aggregation.rules import RULES, Ruled, State
 from clientwise.core.criteria import CRITERIA, Arrivals
 from clientwise.core.objective.metrics import METRICS
-from clientwise.core.weights.scores import SCORES, Score, Term
+from clientwise.core.weights.scores import Score, Term
 from clientwise.engine.local import LocalEngine
 from clientwise.registry import needs
 from clientwise.testing import (
@@ -36,24 +36,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"semantic_backdoor": {"having": "green"}}
-SCORE_OPTIONS: dict[str, dict[str, Any]] = {
-    "weighted_mean": {"weights": {"a": 2.0, "b": 0.0, "c": 1.0}},
-    "owa": {"quantifier": "most"},
-    "choquet": {"importances": {"a": 0.5, "b": 0.3, "c": 0.2}, "interactions": {"a+b": 0.2}},
-    "disco": {"size": "a", "closeness": "b"},
-    "iowa": {"by": "b"},
-    "product": {"powers": {"a": 2.0}, "thresholds": {"b": 0.3}},
-}
 
 
 @pytest.mark.parametrize("name", list(CRITERIA))
 def test_every_criterion_passes(name: str) -> None:
     check_criterion(name, **OPTIONS.get(name, {}))
-
-
-@pytest.mark.parametrize("name", list(SCORES))
-def test_every_score_passes(name: str) -> None:
-    check_score(SCORES.get(name)(**SCORE_OPTIONS.get(name, {})))
 
 
 @pytest.mark.parametrize("name", list(RULES))
@@ -94,7 +81,7 @@ def test_criteria_that_cannot_be_right(value: Callable[[Any], Tensor], message: 
         """Wrong in one way or another."""
         return value(clients)
 
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises((AssertionError, TypeError), match=message):
         check_criterion("wrong")
 
 

@@ -1,4 +1,4 @@
-"""Checks that every criterion, score, rule, metric and attack must pass.
+"""One battery of checks for parts: every criterion, score, rule, metric and attack must pass its check.
 
 The tests of clientwise run them on all of its parts. Run them on yours:
 
@@ -16,27 +16,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import one_hot
 from torch.testing import assert_close
 
 from .attacks import ATTACKS, Attack, Honest, Knowledge
 from .core.aggregation.rules import RULES, Ruled
 from .core.clock import Devices
 from .core.criteria import HONEST, Arrivals, ClientFacts, Criterion, make_criterion
-from .core.objective.metrics import (
-    METRICS,
-    confusion,
-    error_sums,
-    label_counts,
-    measured,
-    pair_counts,
-    pixel_counts,
+from .core.objective.metrics import measured
+from .core.objective.problem import (
+    PREDICTED,
+    Classification,
+    Multilabel,
+    Problem,
+    Regression,
+    Segmentation,
+    Survival,
 )
-from .core.objective.problem import PREDICTED, Classification
 from .core.types import Evaluation, Layer, LocalTraining, ModelSpec
 from .core.weights.scores import Score
 from .data.federated import Samples
@@ -50,11 +51,8 @@ SAMPLES = 30
 VALUES = 12  # of a model that is attacked
 NUM_HONEST = 5
 EXACT = 1e-6
-DEVICES = [  # a row for every client: the facts of `core.clock.Devices`
-    [2000.0, 1e5, 1e6, 0.0, 24.0, 0.0, 1.0],
-    [50.0, 1e4, 1e5, 8.0, 6.0, 0.1, 0.5],
-    [300.0, 1e7, 1e7, 0.0, 1.0, 0.5, 0.0],
-]
+# What a part raises that does not do what it declares
+WRONG = (RuntimeError, AttributeError, TypeError, IndexError, ValueError)
 
 
 def check_criterion(
@@ -78,6 +76,7 @@ def check_criterion(
 
     Raises:
         AssertionError: where it fails; the message says why.
+        TypeError: where it does not return one value per client.
 
     Example:
         >>> check_criterion("dataset_size")
@@ -91,10 +90,7 @@ def check_criterion(
         seen: ClientFacts | Arrivals = _arrivals(criterion, rows, by_client)
         if criterion.measured_by == "client":
             seen = _clients(rows, by_client, by_sample)
-        try:
-            return criterion.column(seen, len(rows))
-        except TypeError as error:
-            raise AssertionError(str(error)) from error
+        return criterion.column(seen, len(rows))
 
     everybody = list(range(CLIENTS))
     values = measure(everybody)
@@ -106,10 +102,9 @@ def check_criterion(
     if "whole_cohort" in criterion.needs:
         return
     alone = torch.cat([measure([row]) for row in everybody])
+    depends = f"{name}: a client's value depends on the other clients"
     hint = "measure it on the server with needs={'whole_cohort'}"
-    said = f"together {values.tolist()}, one by one {alone.tolist()}"
-    depends = f"{name}: a client's value depends on the other clients; {hint} ({said})"
-    assert_close(alone, values, msg=depends)
+    assert_close(alone, values, msg=f"{depends}; {hint} ({values.tolist()}, {alone.tolist()})")
 
 
 def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
@@ -145,9 +140,6 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
             more[client, column] += 0.1
             risen = score(names, more)[client]
             assert risen >= scores[client] - 1e-9, f"{label}: the score falls when {name} rises"
-    order = score.order(names)
-    is_order = order is None or sorted(order) == sorted(names)
-    assert is_order, f"{label}: `order` must contain every criterion once, got {order}"
     terms = score.terms(names)
     if terms is None:
         return
@@ -188,25 +180,21 @@ def check_rule(name: str, **options: Any) -> None:
         assert shapes == wanted, f"{name} must return shapes {wanted}, returned {shapes}"
         return ruled
 
+    def same(found: Ruled, expected: Tensor, message: str) -> None:
+        assert_close(found.update, expected, rtol=1e-5, atol=1e-6, msg=f"{name}: {message}")
+
     result = rule(updates, weights).update
-    kinds = f"{name}: must keep the type {updates.dtype}, got {result.dtype}"
-    assert result.dtype == updates.dtype, kinds
+    assert result.dtype == updates.dtype, f"{name}: must keep the type, got {result.dtype}"
     assert bool(result.isfinite().all()), f"{name}: the result of finite updates must be finite"
+    backwards = rule(updates.flip(0), weights.flip(0))
+    same(backwards, result, "the result depends on the clients' order")
+    halves = rule(torch.cat([updates, updates]), torch.cat([weights, weights]) / 2)
+    same(halves, result, "a client of weight w must count like two clients of weight w/2")
     stranger = 1e6 * torch.ones(1, 40)
     unheard = rule(torch.cat([updates, stranger]), torch.cat([weights, torch.zeros(1).double()]))
-    halves = rule(torch.cat([updates, updates]), torch.cat([weights, weights]) / 2)
+    same(unheard, result, "a client with weight 0 must not change the result")
     equal = rule(updates[:1].expand(7, -1).clone(), weights)
-    for found, expected, message in (
-        (
-            rule(updates.flip(0), weights.flip(0)),
-            result,
-            "the result depends on the clients' order",
-        ),
-        (halves, result, "a client of weight w must count like two clients of weight w/2"),
-        (unheard, result, "a client with weight 0 must not change the result"),
-        (equal, updates[0], "equal updates must give that update"),
-    ):
-        assert_close(found.update, expected, rtol=1e-5, atol=1e-6, msg=f"{name}: {message}")
+    same(equal, updates[0], "equal updates must give that update")
     influence = unheard.influence
     fits = (influence >= 0) & (influence < 1 + 1e-9)
     said = f"{name}: an influence must be between 0 and 1, got {influence.tolist()}"
@@ -214,7 +202,7 @@ def check_rule(name: str, **options: Any) -> None:
     assert influence[7] == 0, f"{name}: the influence of a client with weight 0 must be 0"
 
 
-def check_metric(name: str, **options: Any) -> None:
+def check_metric(name: str) -> None:
     """Check a registered metric on four models, from perfect to as bad as can be.
 
     It must declare what is predicted, give one finite value per model, the same for a model alone and among others,
@@ -223,7 +211,6 @@ def check_metric(name: str, **options: Any) -> None:
 
     Args:
         name: the registered name.
-        options: the options of the metric.
 
     Raises:
         AssertionError: where it fails; the message says why.
@@ -236,19 +223,29 @@ def check_metric(name: str, **options: Any) -> None:
     hint = f"cw.METRICS.register({name!r}, cw.measure('classes')), or one of {', '.join(PREDICTED)}"
     said = f"{name}: must declare what is predicted: {hint}; it declares {sorted(declared.needs)}"
     assert len(predicted) == 1, said
-    counts, *targets = _counts(predicted[0], from_scores=declared.from_scores)
+    kind, targets, outputs = _predictions(predicted[0])
+    problem = kind.by(name)
+    # Of the two clients, one holds all samples and the other none
+    sizes = torch.tensor([SAMPLES, 0])
+    owner = torch.zeros(SAMPLES, dtype=torch.int64)
+    samples: Any = SimpleNamespace(sizes=sizes, owner=owner, targets_on_cpu=targets)
 
-    def measure(counts: Tensor) -> Tensor:
-        value = METRICS.get(name)(counts, *targets, **options)
-        assert isinstance(value, Tensor), f"{name}: must return a tensor, got {type(value)}"
-        return value.double()
+    def measure(outputs: Tensor) -> Tensor:
+        losses, values, counts = problem.judge(outputs, targets)
+        judged = losses.double(), values.double(), counts
+        try:
+            return problem.evaluation(judged, samples).values.double()
+        except WRONG as error:
+            said = f"{name}: must return a tensor with one value per model: {error}"
+            raise AssertionError(said) from error
 
-    values = measure(counts)
-    shape = tuple(values.shape)
-    assert shape == (4,), f"{name}: needs one value per model: expected shape (4,), got {shape}"
+    found = measure(outputs)
+    said = f"{name}: must return a tensor with one value per model, got {tuple(found.shape)}"
+    assert found.shape == (4, 2), said
+    values, without_samples = found.unbind(1)
     shown = [round(value, 6) for value in values.tolist()]
     assert bool(values.isfinite().all()), f"{name}: values must be finite, got {shown}"
-    alone = torch.stack([measure(one) for one in counts])
+    alone = torch.cat([measure(one[None])[:, 0] for one in outputs])
     assert_close(alone, values, msg=f"{name}: the value of a model depends on the other models")
     is_better = values[0] < values[3] if declared.is_error else values[0] > values[3]
     direction = "lowest" if declared.is_error else "highest"
@@ -258,9 +255,7 @@ def check_metric(name: str, **options: Any) -> None:
         said = f"{name}: {shown} is not in [0, 1], and would be printed as percentages; declare it"
         fits = (values >= 0) & (values <= 1 + EXACT)
         assert bool(fits.all()), f"{said} with cw.measure(..., is_share=False)"
-    if not declared.from_scores:
-        nothing = measure(torch.zeros_like(counts))
-        assert bool(nothing.isfinite().all()), f"{name}: must be finite without samples"
+    assert bool(without_samples.isfinite().all()), f"{name}: must be finite without samples"
 
 
 def check_attack(name: str, *, samples: Samples | None = None, **options: Any) -> None:
@@ -277,84 +272,74 @@ def check_attack(name: str, *, samples: Samples | None = None, **options: Any) -
 
     Raises:
         AssertionError: where it fails; the message says why.
+        ValueError: where the attack does not fit the samples.
 
     Example:
         >>> check_attack("sign_flip")
     """
-    attack = ATTACKS.get(name)(**options)
-    assert isinstance(attack, Attack), f"{name}: must be a cw.Attack, is {type(attack).__name__}"
+    attack: Attack = ATTACKS.get(name)(**options)
     samples = samples or _images()
-    try:
-        attack.check(samples)
-    except ValueError as error:
-        raise AssertionError(f"{name}: does not fit the samples, give others: {error}") from error
-    declared = ATTACKS.declared(name).needs
+    attack.check(samples)
     _check_labels(name, attack, samples)
-    _check_forged(name, attack, declared)
+    _check_forged(name, attack)
     truth = _judged(torch.eye(4, VALUES))
     told = attack.judge(truth, torch.tensor([True, False, False, True]), samples.problem)
-    assert told.values.shape == truth.values.shape, f"{name}: judge must evaluate every model"
     is_honest = torch.equal(told.values, truth.values) and torch.equal(told.counts, truth.counts)
     said = f"{name}: changes how the client judges models without needs('judgements')"
-    assert is_honest or "judgements" in declared, said
+    assert is_honest or "judgements" in ATTACKS.declared(name).needs, said
 
 
 def _check_labels(name: str, attack: Attack, samples: Samples) -> None:
     targets = samples.targets.clone()
     inputs = samples.inputs.clone()
-    labels = attack.relabel(targets, samples.problem, _generator())
-    unchanged = torch.equal(targets, samples.targets)
-    assert unchanged, f"{name}: relabel must not change the given targets"
+    labels, again = (attack.relabel(targets, samples.problem, _generator()) for _ in range(2))
+    attack.trigger(samples, torch.arange(len(targets)), targets, _generator())
+    assert torch.equal(targets, samples.targets), f"{name}: must not change the given targets"
+    assert torch.equal(inputs, samples.inputs), f"{name}: must not change the samples"
+    assert torch.equal(again, labels), f"{name}: relabel must draw from the given generator only"
     given, wanted = (labels.shape, labels.dtype), (targets.shape, targets.dtype)
     assert given == wanted, f"{name}: relabel must return {wanted}, got {given}"
     classes = samples.problem.num_classes
     fits = not classes or bool(((labels >= 0) & (labels < classes)).all())
     assert fits, f"{name}: relabel must return labels 0 to {classes - 1}"
-    again = attack.relabel(targets, samples.problem, _generator())
-    assert torch.equal(again, labels), f"{name}: relabel must draw from the given generator only"
-    found = attack.trigger(samples, torch.arange(len(targets)), targets, _generator())
-    assert torch.equal(inputs, samples.inputs), f"{name}: trigger must not change the samples"
-    if found is not None:
-        sizes = {len(found.positions), len(found.inputs), len(found.targets)}
-        assert len(sizes) == 1, f"{name}: trigger: {sizes} positions, inputs and targets"
 
 
-def _check_forged(name: str, attack: Attack, declared: frozenset[str]) -> None:
-    random = _generator()
-    model = torch.randn(VALUES, generator=random)
+def _check_forged(name: str, attack: Attack) -> None:
+    declared = ATTACKS.declared(name).needs
+    model = torch.randn(VALUES, generator=_generator())
     honest = Honest(
-        torch.randn(NUM_HONEST, VALUES, generator=random),
+        torch.randn(NUM_HONEST, VALUES, generator=_generator()),
         {"a criterion": torch.arange(1.0, NUM_HONEST + 1)},
         {"a criterion": math.inf},
         num_hostile=2,
         judge=_judged,
     )
-    known = Knowledge(
-        model.clone(),
-        torch.zeros(VALUES),
-        _generator(),
-        last_model=torch.ones(VALUES) if "last_model" in declared else None,
-        cohort=honest if "whole_cohort" in declared else None,
-        active_rounds=1,
-    )
+
+    def known() -> Knowledge:
+        return Knowledge(
+            model.clone(),
+            torch.zeros(VALUES),
+            _generator(),
+            last_model=torch.ones(VALUES) if "last_model" in declared else None,
+            cohort=honest if "whole_cohort" in declared else None,
+            active_rounds=1,
+        )
+
+    seen = known()
     try:
-        forged = attack.forge(known)
-        unchanged = torch.equal(known.model, model)
-        again = attack.forge(replace(known, model=model.clone(), random=_generator()))
-        claims = attack.claim({"a criterion": torch.tensor([4.0])}, known)
-    except (RuntimeError, AttributeError, TypeError) as error:
+        forged, again = attack.forge(seen), attack.forge(known())
+        claims = attack.claim({"a criterion": torch.tensor([4.0])}, seen)
+    except WRONG as error:
         needs = ", ".join(sorted(declared)) or "nothing"
-        raise AssertionError(
-            f"{name}: forge or claim fails with what it declares ({needs}): {error}"
-        ) from error
-    assert unchanged, f"{name}: forge must not change the given model"
+        said = f"{name}: forge or claim fails with what it declares ({needs}): {error}"
+        raise AssertionError(said) from error
+    assert torch.equal(seen.model, model), f"{name}: forge must not change the given model"
     is_vector = isinstance(forged, Tensor) and forged.is_floating_point() and forged.ndim == 1
     assert is_vector, f"{name}: forge must return a vector of floats"
     is_same = torch.equal(forged.nan_to_num(), again.nan_to_num())
     assert is_same, f"{name}: forge must draw from `known.random` only"
-    shapes = {key: tuple(value.shape) for key, value in claims.items()}
-    said = f"{name}: claim must return the measurements that it is given, one value each"
-    assert shapes == {"a criterion": (1,)}, said
+    is_complete = [(key, len(value)) for key, value in claims.items()] == [("a criterion", 1)]
+    assert is_complete, f"{name}: claim must return the measurements that it is given"
 
 
 # What parts are tried on ------------------------------------------------------------------------------------
@@ -388,7 +373,7 @@ def _clients(
         load_inputs=lambda: images[held],
         training=LocalTraining(epochs=2, batch_size=3),
         load_start_loss=lambda: torch.tensor([0.5, 2.0, 1.0])[rows],
-        device=Devices(*torch.tensor(DEVICES, dtype=torch.float64)[rows].T),
+        device=Devices(*torch.rand(7, CLIENTS, generator=_generator()).double()[:, rows]),
     )
 
 
@@ -428,29 +413,21 @@ def _judged(models: Tensor) -> Evaluation:
     return Evaluation(sizes, values, 1 - values, counts, right=is_right, sample_losses=losses)
 
 
-def _counts(predicted: str, *, from_scores: bool) -> tuple[Tensor, ...]:
-    """Counts [4, ...] of four models, the first perfect, the last wrong everywhere; or their scores and the targets."""
-    targets = torch.arange(SAMPLES) % CLASSES  # also of masks of one pixel
-    if predicted == "labels":
-        targets = (torch.arange(SAMPLES)[:, None] % torch.arange(2, 2 + CLASSES) == 0).float()
-    elif predicted not in ("classes", "masks"):
-        targets = 1 + torch.rand(SAMPLES, generator=_generator())
-    if from_scores:
-        right = targets if targets.ndim > 1 else nn.functional.one_hot(targets, CLASSES)
-        noise = torch.rand(SAMPLES, CLASSES, generator=_generator()).double()
-        scores = [right.double(), right + noise, noise, -right.double()]
-        return torch.stack(scores), targets
-    wrong = torch.tensor([0, SAMPLES // 3, 2 * SAMPLES // 3, SAMPLES])
-    is_wrong = torch.arange(SAMPLES) < wrong[:, None]  # [4, N]
-    every = targets.expand(4, *targets.shape)
-    if predicted in ("classes", "masks"):
-        count = confusion if predicted == "classes" else pixel_counts
-        return (count(every, torch.where(is_wrong, (targets + 1) % CLASSES, targets), CLASSES),)
-    if predicted == "numbers":
-        return (error_sums(every, torch.where(is_wrong, 3 * targets, targets)),)
-    if predicted == "labels":
+def _predictions(need: str) -> tuple[Problem, Tensor, Tensor]:
+    """A problem, its targets [N, ...] and the outputs of four models [4, N, ...], from right to wrong everywhere."""
+    is_wrong = torch.arange(SAMPLES) < torch.tensor([[0], [10], [20], [SAMPLES]])  # [4, N]
+    if need in ("classes", "masks"):
+        classes = torch.arange(SAMPLES) % CLASSES
+        outputs = one_hot(torch.where(is_wrong, (classes + 1) % CLASSES, classes)).double()
+        if need == "classes":
+            return Classification(CLASSES), classes, outputs
+        return Segmentation(CLASSES), classes.view(-1, 1, 1), outputs  # masks of one pixel
+    if need == "labels":
+        labels = (torch.arange(SAMPLES)[:, None] % torch.arange(2, 2 + CLASSES) == 0).long()
         signs = torch.where(is_wrong, -1.0, 1.0)[..., None]
-        return (label_counts(targets, signs * (2 * targets - 1)),)
-    return (
-        pair_counts(targets, torch.where(is_wrong, targets, -targets)),
-    )  # risks: higher, sooner
+        return Multilabel(CLASSES), labels, signs * (2 * labels - 1)
+    numbers = 1 + torch.rand(SAMPLES, generator=_generator())
+    if need == "numbers":
+        return Regression(), numbers, torch.where(is_wrong, 3 * numbers, numbers)
+    risks = torch.where(is_wrong, numbers, -numbers)  # the higher, the sooner
+    return Survival(), numbers, risks

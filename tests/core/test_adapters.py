@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clientwise.core.aggregation.sums import average_products, pairs_of, product_mean
+from clientwise.core.aggregation.sums import pairs_of, product_mean
 from clientwise.core.types import Layer, ModelSpec
 
 SIZES = st.integers(1, 12)
@@ -111,19 +111,3 @@ def test_pairs_are_found_by_their_names_and_shapes() -> None:
     )
     found = [pair.a.name.split(".")[0] for pair in pairs_of(spec)]
     assert found == ["query", "words", "kernel"]
-
-
-def test_clients_without_weight_have_no_part_and_all_layers_count_in_the_residual() -> None:
-    spec = spec_of(one__lora_A=(1, 3), one__lora_B=(2, 1), two__lora_A=(2, 4), two__lora_B=(5, 2))
-    models = torch.randn(3, spec.size, generator=torch.Generator().manual_seed(6))
-    models[2] = 1e30
-    factors, residual = average_products(models, torch.tensor([0.25, 0.75, 0.0]), pairs_of(spec))
-    assert [layer.name for layer, _ in factors] == [layer.name for layer in spec.layers]
-    squares = torch.zeros(2, dtype=torch.float64)
-    for pair in pairs_of(spec):
-        a = models[:2, pair.a.start : pair.a.stop].double().reshape(2, *pair.a.shape)
-        b = models[:2, pair.b.start : pair.b.stop].double().reshape(2, *pair.b.shape)
-        mean = dense(b, a, torch.tensor([0.25, 0.75]))
-        left_out = mean - nearest(mean, pair.a.shape[0])
-        squares += torch.tensor([(left_out**2).sum(), (mean**2).sum()])
-    assert residual == pytest.approx(float((squares[0] / squares[1]).sqrt()), rel=1e-6)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from clientwise.core.aggregation.server_step import SERVER_STEPS
 from clientwise.core.aggregation.sums import Stack, SubsetSums, can_fold
@@ -14,6 +16,8 @@ from clientwise.core.weights.scores import (
     Mean,
     Prioritized,
     Product,
+    Score,
+    Term,
     WeightedMean,
 )
 from clientwise.core.weights.weighting import NORMALISERS, divide, to_weights
@@ -50,6 +54,16 @@ def test_subset_sums_equal_the_direct_form_for_every_order(
         )
 
 
+def check_sums(score: Score, terms: Sequence[Term], raw: Tensor, models: Tensor) -> None:
+    """The models folded by these terms give the weighted mean."""
+    sums = SubsetSums(NAMES, terms, like=models[0])
+    sums.add(score.prepare(NAMES, raw), models)
+    scales = NORMALISERS.get(score.default_normaliser)(raw)
+    weights = to_weights(score(NAMES, divide(raw, scales)))
+    direct = (weights @ models.double()).float()
+    torch.testing.assert_close(sums.aggregate(score, scales, weights), direct)
+
+
 @pytest.mark.parametrize(
     "score",
     [
@@ -62,25 +76,13 @@ def test_subset_sums_equal_the_direct_form_for_every_order(
 )
 def test_every_score_with_terms_folds(score) -> None:
     raw, models = random_cohort(3, 7)
-    sums = SubsetSums(NAMES, score.terms(NAMES), like=models[0])
-    sums.add(score.prepare(NAMES, raw), models)
-    scales = NORMALISERS.get(score.default_normaliser)(raw)
-    weights = to_weights(score(NAMES, divide(raw, scales)))
-    torch.testing.assert_close(
-        sums.aggregate(score, scales, weights), (weights @ models.double()).float()
-    )
+    check_sums(score, score.terms(NAMES), raw, models)
 
 
 def test_a_criterion_of_zeros_does_not_spoil_the_sums() -> None:
     raw, models = random_cohort(1, 4)
     raw[:, 1] = 0
-    sums = SubsetSums(NAMES, Prioritized().terms_of_all_orders(NAMES), like=models[0])
-    sums.add(raw, models)
-    score, scales = Prioritized(("a", "b", "c")), NORMALISERS.get("sum")(raw)
-    weights = to_weights(score(NAMES, divide(raw, scales)))
-    torch.testing.assert_close(
-        sums.aggregate(score, scales, weights), (weights @ models.double()).float()
-    )
+    check_sums(Prioritized(NAMES), Prioritized().terms_of_all_orders(NAMES), raw, models)
 
 
 @pytest.mark.parametrize("kind", ["sums", "stack"])

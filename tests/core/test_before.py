@@ -10,7 +10,6 @@ from torch import Tensor
 import oracles
 from clientwise.core.aggregation.before import (
     Mixed,
-    bucketing,
     clip,
     nearest_neighbours,
 )
@@ -87,27 +86,6 @@ def test_a_weight_counts_as_so_many_equal_clients(step: Any) -> None:
     close(weighted.updates[owner], step(gathered(updates[owner]), equal(10)).updates)
 
 
-def test_buckets_are_drawn_anew_and_hold_their_weighted_mean() -> None:
-    updates, weights = (
-        some(7),
-        torch.tensor([0.1, 0.2, 0.1, 0.3, 0.1, 0.2, 0.0], dtype=torch.float64),
-    )
-    mixed = bucketing(gathered(updates), weights, size=3)
-    check_shares(mixed, updates)
-    close(
-        weights.float() @ mixed.updates, weights.float() @ updates
-    )  # the mean of all stays what it was
-    members = sorted(
-        (mixed.updates == row).all(1).sum().item() for row in mixed.updates.unique(dim=0)
-    )
-    assert members == [1, 3, 3]
-    again = bucketing(gathered(updates), weights, size=3)
-    assert torch.equal(again.updates, mixed.updates)
-    assert not torch.equal(
-        bucketing(gathered(updates, seed=2), weights, size=3).updates, mixed.updates
-    )
-
-
 def test_every_layer_has_its_own_largest_norm() -> None:
     layers = (
         Layer("first", (10,), 0, 10),
@@ -121,12 +99,3 @@ def test_every_layer_has_its_own_largest_norm() -> None:
     assert fixed[:, :10].norm(dim=1).max() <= 2.0 + 1e-5
     assert fixed[:, 10:25].norm(dim=1).max() <= 2.0 + 1e-5
     close(fixed[:, 25:], updates[:, 25:])  # buffers
-
-    clipped = clip(of_model, equal(5), by_layer=True)
-    assert clipped.updates[0, :10].norm() < 10
-    for start, stop in ((0, 10), (10, 25)):
-        norms = updates[:, start:stop].norm(dim=1)
-        shorter = torch.minimum(norms, norms.median())
-        close(clipped.updates[:, start:stop].norm(dim=1), shorter)
-    left = clipped.updates[:, :25].norm(dim=1) / updates[:, :25].norm(dim=1)
-    close(clipped.shares, left)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clientwise.core.weights.bounds import (
+from clientwise.core.weights.weighting import (
     Bounds,
     InfeasibleError,
 )

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from clientwise.core.evidence.base import PageTest
-from clientwise.core.evidence.history import OwnPast
 from clientwise.core.evidence.significance import (
     LEAST_JUDGES,
     LEAST_SAMPLES,
+    OwnPast,
     Significance,
 )
 from clientwise.core.types import (
@@ -138,13 +138,6 @@ def test_one_inverted_client_is_found_at_any_learning_rate(scale: float) -> None
     else:
         assert found.weights[5] < 0.05
         torch.testing.assert_close(found.weights[:5], found.weights[:1].expand(5))
-
-
-def test_a_converged_model_has_no_harmful_clients() -> None:
-    best = gathered(UPDATES).gradients(torch.zeros(2), [range(200)])[0] / -2  # type: ignore[misc]
-    honest = 0.02 * torch.randn(6, 2, generator=torch.Generator().manual_seed(5))
-    found = rounds_of(honest, 1, start=best)
-    torch.testing.assert_close(found.weights, torch.full((6,), 1 / 6, dtype=torch.float64))
 
 
 def test_who_helps_as_surely_earns_its_weight_back_and_no_more() -> None:

@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 import clientwise as cw
-from clientwise.core.evidence.base import enlist
-from clientwise.core.evidence.history import (
+from clientwise.core.evidence.significance import (
     SKETCH,
     History,
     count_copies,
     larger,
     sketch,
 )
-from recorded import everything, rows
+from recorded import rows
 
 SIZE = 5_000
 
@@ -27,7 +26,7 @@ def directions(count: int, seed: int = 1) -> Tensor:
 
 def seen(history: History, client: int, update: Tensor) -> tuple[History, float]:
     """A round in which one client takes part."""
-    history, rows = History.of(history.as_memory(), [client])
+    history, rows = History.of(vars(history), [client])
     sketches = sketch(update[None])
     z = history.z(rows, sketches)
     return history.extended(rows, sketches, z), float(z[0])
@@ -58,9 +57,9 @@ def test_only_clients_that_were_seen_take_memory() -> None:
     history = History.of({}, [])[0]
     for client in (900_000, 3, 900_000):
         history, _ = seen(history, client, directions(1)[0])
-    memory = history.as_memory()
-    assert memory["history.ids"].tolist() == [900_000, 3]
-    assert memory["history.past"].shape == (2, SKETCH)
+    memory = vars(history)
+    assert memory["ids"].tolist() == [900_000, 3]
+    assert memory["past"].shape == (2, SKETCH)
     assert History.of(memory, [])[0].times.tolist() == [2, 1]
 
 
@@ -131,24 +130,3 @@ def test_clients_that_send_the_same_count_as_one(tmp_path) -> None:
     # Their share is a third of what dataset sizes alone would give, before it is renormalised.
     ratio = weights["weight"] / weights["prior"]
     assert ratio[1] / ratio[0] == pytest.approx(1 / 3)
-
-
-@pytest.mark.bits
-def test_history_survives_a_checkpoint_to_the_bit(tmp_path) -> None:
-    whole = cw.Run(cw.run(CONFIG, tmp_path / "whole"))
-    cw.run(CONFIG | {"rounds": 5}, tmp_path / "parts")
-    parts = cw.Run(cw.run(CONFIG, tmp_path / "parts", resume=True))
-    assert everything(parts) == everything(whole)
-
-
-def test_clients_are_enlisted_in_the_order_in_which_they_are_first_seen() -> None:
-    random = torch.Generator().manual_seed(1)
-    ids, known = None, list[int]()
-    for _ in range(5):
-        cohort = torch.randperm(40, generator=random)[:9].tolist()
-        known += [client for client in cohort if client not in known]
-        ids, rows = enlist(ids, cohort)
-        assert ids.tolist() == known
-        assert ids[rows].tolist() == cohort
-    assert [part.tolist() for part in enlist(ids, [])] == [known, []]
-    assert [part.tolist() for part in enlist(None, [])] == [[], []]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -39,60 +40,48 @@ PERFORMANCE, START, STEPS = (
     make_criterion(name) for name in ("server_performance", "start_loss", "local_steps")
 )
 FEW = {"law": {"steps": 2}}  # of what would take most of the time
+make_method = partial(Method, training=TRAINING)
 METHODS = [
-    Method(
+    make_method(
         criteria=(SIZE, LABELS),
         score=Prioritized(),
         adjust=best_order,
         normaliser=max_scale,
-        training=TRAINING,
     ),
-    Method(criteria=(SIZE, LABELS), score=Mean(), training=TRAINING),
-    Method(criteria=(SIZE, TRUST), score=Owa(quantifier="most"), training=TRAINING),
-    Method(
+    make_method(criteria=(SIZE, LABELS), score=Mean()),
+    make_method(criteria=(SIZE, TRUST), score=Owa(quantifier="most")),
+    make_method(
         criteria=(SIZE, LABELS),
         score=Choquet(
             {"dataset_size": 0.5, "label_diversity": 0.5, "dataset_size+label_diversity": 1.0}
         ),
-        training=TRAINING,
     ),
     *(
-        Method(
+        make_method(
             criteria=(SIZE, LABELS),
             score=Product({"dataset_size": power}),
             normaliser=scale,
-            training=TRAINING,
         )
         for power in (0.5, 3.0, 30.0, 140.0)
         for scale in (sum_scale, max_scale, no_scale)
     ),
-    Method(
+    make_method(
         criteria=(PERFORMANCE, SIZE),
         score=Product({"server_performance": 3.0}),
         adapt_loss=class_weights,
-        training=TRAINING,
     ),
+    *(make_method(criteria=(SIZE,), rule=RULES.get(name)) for name in RULES if name != "mean"),
+    *(make_method(criteria=(SIZE, START, STEPS), before=(BEFORE.get(name),)) for name in BEFORE),
     *(
-        Method(criteria=(SIZE,), rule=RULES.get(name), training=TRAINING)
-        for name in RULES
-        if name != "mean"
-    ),
-    *(
-        Method(criteria=(SIZE, START, STEPS), before=(BEFORE.get(name),), training=TRAINING)
-        for name in BEFORE
-    ),
-    *(
-        Method(
+        make_method(
             criteria=(SIZE, START),
             evidence=make(EVIDENCE, Part(name, FEW.get(name, {}))),
-            training=TRAINING,
         )
         for name in EVIDENCE
     ),
-    Method(
+    make_method(
         criteria=(SIZE, START),
         before=(make(BEFORE, Part("q_fair", {"q": 20.0})),),
-        training=TRAINING,
     ),
 ]
 NUMBERS = [
@@ -182,7 +171,7 @@ def attack(make_engine: Callable[..., LocalEngine], rounds: int, seed: int) -> N
         total = float(record.weights.sum())
         assert total == 0 or total == pytest.approx(1)
         assert total or record.notes
-        assert all(values.isfinite().all() for values in after.memory.values())
+        assert all(values.isfinite().all() for values in after.kept("criteria").values())
 
 
 def test_hostile_updates_end_no_round(make_engine: Callable[..., LocalEngine]) -> None:

@@ -14,7 +14,6 @@ from clientwise.core.objective.loss import (
     FocalLoss,
     HuberLoss,
     RobustLoss,
-    class_scores,
     robust_loss,
 )
 from clientwise.core.objective.metrics import confusion, error_sums
@@ -45,16 +44,6 @@ def test_class_weights_are_one_over_f1_plus_epsilon() -> None:
     )
     assert adapted.loss.class_weights == pytest.approx((1 / (2 / 3 + 0.1), 1 / (2 / 3 + 0.1), 10))
     assert adapted.notes == ()
-
-
-def test_class_weights_by_recall() -> None:
-    counts = confusion(
-        torch.tensor([0, 0, 1, 1, 2]), torch.tensor([0, 0, 1, 0, 0]), 3
-    )  # recalls 1, ½, 0
-    adapted = LOSS_ADAPTERS.get("class_weights")(
-        Classification(3).loss, evaluation_of(counts), by="recall"
-    )
-    assert adapted.loss.class_weights == pytest.approx((1 / 1.1, 1 / 0.6, 10))
 
 
 def test_a_class_that_nobody_can_judge_keeps_its_weight_and_is_noted() -> None:
@@ -97,12 +86,6 @@ def test_robust_shape_recovers_a_known_shape() -> None:
         density, 50_000, replacement=True, generator=torch.Generator().manual_seed(2)
     )
     assert shape_for(x[picks]) == pytest.approx(1.0, abs=0.15)
-
-
-@given(st.floats(-5, 5))
-def test_a_single_output_is_a_logit_against_zero(logit: float) -> None:
-    probability = class_scores(torch.tensor([[logit]])).softmax(1)[0, 1]
-    assert float(probability) == pytest.approx(1 / (1 + math.exp(-logit)), rel=1e-5)
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.booleans(), st.integers(0, 2**16))

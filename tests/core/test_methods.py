@@ -18,7 +18,6 @@ from clientwise.core.evidence.rivals import (
     Greedy,
     Law,
     Shapley,
-    onto_simplex,
 )
 from clientwise.core.types import (
     Evaluation,
@@ -134,14 +133,6 @@ def test_afl_rises_with_the_losses_and_stays_on_the_simplex() -> None:
     assert "λ is zero" in nobody.notes[0]
 
 
-def test_the_simplex_has_no_nearer_point() -> None:
-    values = torch.tensor([0.7, -0.3, 0.9, 0.2], dtype=torch.float64)
-    nearest = onto_simplex(values)
-    assert float(nearest.sum()) == pytest.approx(1)
-    others = torch.distributions.Dirichlet(torch.ones(4)).sample((2000,)).double()
-    assert bool(((others - values).norm(dim=1) >= (nearest - values).norm()).all())
-
-
 @pytest.mark.parametrize(
     ("alpha", "expected"),
     [
@@ -187,19 +178,6 @@ def test_fedlaw_finds_the_weights_and_the_size_of_the_best_model() -> None:
     assert found.weights[2] < 0.05
     nobody = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
     assert Law(steps=3)(gathered(updates), nobody, {}).weights[2] == 0
-
-
-def test_fedlaws_first_step_goes_down_the_gradient_by_autograd() -> None:
-    logits, log_scale = (
-        WEIGHTS.log().requires_grad_(),
-        torch.zeros(1, dtype=torch.float64, requires_grad=True),
-    )
-    model = log_scale.exp() * (logits.softmax(0) @ torch.tensor(UPDATES).double())
-    (model - TARGET).square().sum().backward()
-    found = Law(steps=1, learning_rate=0.01)(gathered(UPDATES), WEIGHTS, {})
-    expected = (WEIGHTS.log() - 0.01 * logits.grad.sign()).softmax(0)  # the first step of Adam
-    assert found.weights.tolist() == pytest.approx(expected.tolist(), rel=1e-4)
-    assert found.scale == pytest.approx(math.exp(-0.01 * float(log_scale.grad.sign())), rel=1e-4)
 
 
 def test_a_client_that_ruins_every_model_has_no_shapley_weight() -> None:

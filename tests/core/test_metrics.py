@@ -65,18 +65,13 @@ def test_the_area_under_the_curve_agrees_with_scikit_learn(classes: int) -> None
 def test_regression_metrics_agree_with_scikit_learn(pairs: list[tuple[float, float]]) -> None:
     truth, predicted = (numpy.array(column) for column in zip(*pairs, strict=True))
     sums = error_sums(torch.from_numpy(truth), torch.from_numpy(predicted))
-    assert float(METRICS.get("mae")(sums)) == pytest.approx(
-        reference.mean_absolute_error(truth, predicted)
-    )
-    assert float(METRICS.get("mse")(sums)) == pytest.approx(
-        reference.mean_squared_error(truth, predicted)
-    )
-    assert float(METRICS.get("mape")(sums)) == pytest.approx(
-        reference.mean_absolute_percentage_error(truth, predicted)
-    )
-    assert float(METRICS.get("rmse")(sums)) == pytest.approx(
-        reference.root_mean_squared_error(truth, predicted)
-    )
+    for name, theirs in (
+        ("mae", reference.mean_absolute_error),
+        ("mse", reference.mean_squared_error),
+        ("mape", reference.mean_absolute_percentage_error),
+        ("rmse", reference.root_mean_squared_error),
+    ):
+        assert float(METRICS.get(name)(sums)) == pytest.approx(theirs(truth, predicted)), name
     if numpy.ptp(truth) > 1e-3:
         assert float(METRICS.get("r2")(sums)) == pytest.approx(
             reference.r2_score(truth, predicted), rel=1e-6, abs=1e-6

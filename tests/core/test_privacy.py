@@ -19,9 +19,6 @@ from clientwise.core.privacy import (
     release,
 )
 from clientwise.core.sampling import poisson_sample, secret_sample
-from clientwise.core.seeding import standard_normal, uniform
-from clientwise.core.types import LocalTraining, Task
-from clientwise.core.weights.bounds import Bounds
 from clientwise.core.weights.scores import (
     Choquet,
     Mean,
@@ -33,12 +30,11 @@ from clientwise.core.weights.scores import (
 )
 from clientwise.core.weights.weighting import (
     NORMALISERS,
+    Bounds,
     divide,
     fixed_scale,
     is_constant,
 )
-from clientwise.engine.wrapping import EmbeddedEngine
-from clientwise.registry import Part
 
 NAMES = ("a", "b", "c")
 # Every score that privacy allows
@@ -48,7 +44,9 @@ SCORES: dict[str, Score] = {
     "mean": Mean(),
     "weighted mean": WeightedMean({"a": 3.0, "b": 1.0, "c": 0.0}),
     "owa": Owa(quantifier="most"),
-    "choquet": Choquet(importances={"a": 0.5, "b": 0.3, "c": 0.2}, interactions={"a+b": 0.2}),
+    "choquet": Choquet(
+        {"a": 0.5, "b": 0.3, "c": 0.2, "a+b": 0.9, "a+c": 0.7, "b+c": 0.5, "a+b+c": 1.0}
+    ),
     "product": Product(powers={"a": 2.0}, thresholds={"b": 0.1}),
 }
 CLIP = 0.7
@@ -176,26 +174,6 @@ def test_negative_scores_weigh_nothing() -> None:
         assert privacy.weights(scores, 0.25).tolist() == [0, 0, 0, 0.25]
 
 
-def test_scores_that_compare_clients_say_so() -> None:
-    from clientwise.core.weights.scores import SCORES as REGISTERED
-
-    options: dict[str, Any] = {"weighted_mean": SCORES["weighted mean"], "owa": SCORES["owa"]}
-    options |= {"choquet": SCORES["choquet"]}
-    criteria = torch.tensor([[0.1, 0.5, 0.2], [0.9, 0.2, 0.4], [0.4, 0.1, 0.8]]).double()
-    for name in REGISTERED:
-        made = REGISTERED.get(name)
-        score = options.get(name)
-        names = NAMES
-        if score is None and name == "iowa":
-            score = made(by="a")
-        elif score is None:
-            names = ("dataset_size", "label_closeness", "c") if made.compares_clients else NAMES
-            score = made()
-        together = score(names, criteria)
-        alone = torch.cat([score(names, row[None]) for row in criteria])
-        assert torch.allclose(together, alone) != score.compares_clients, name
-
-
 def test_weights_are_capped_and_keep_their_proportions() -> None:
     random = torch.Generator().manual_seed(1)
     for count, cap in itertools.product((1, 3, 10, 50), (0.02, 0.1, 0.5)):
@@ -264,30 +242,6 @@ def test_a_failed_training_sends_noise_alone(value: float) -> None:
     still = noise.apply(torch.zeros(1, 50), b"key", ["one"])
     assert torch.equal(sent[:1], still)
     assert torch.equal(sent[1:], noise.apply(torch.ones(1, 50), b"key", ["other"]))
-
-
-def test_options_in_another_order_get_the_same_noise(
-    make_engine: Callable[..., EmbeddedEngine],
-) -> None:
-    """A node counts them as the same request. Other noise each time would average out."""
-    engine = make_engine()
-    sent = []
-    for names in itertools.permutations(["high", "blurry"]):
-        options = {name: {"high": 16.0, "blurry": None}[name] for name in names}
-        part = Part("sharpness", options)
-        task = Task(1, LocalTraining(), engine.problem.loss, (part,), LocalNoise(1.0, 1.0))
-        (updates,) = engine.train([0], engine.initial_model, task)
-        sent.append(updates.models)
-    assert torch.equal(*sent)
-
-
-def test_draws_follow_from_a_key_and_are_uniform_and_gaussian() -> None:
-    numbers = uniform(b"key", "purpose", 50_000)
-    assert stats.kstest(numbers.numpy(), "uniform").pvalue > 0.01
-    assert 0 <= float(numbers.min()) <= float(numbers.max()) < 1
-    assert stats.kstest(standard_normal(b"key", "p", 50_001).numpy(), "norm").pvalue > 0.01
-    assert torch.equal(numbers, uniform(b"key", "purpose", 50_000))
-    assert not torch.equal(numbers, uniform(b"other", "purpose", 50_000))
 
 
 def test_poisson_sampling_draws_every_client_independently() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ast
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -62,17 +62,6 @@ def test_counts_of_a_batch_are_those_of_its_samples(problem: Problem) -> None:
         problem.check_counts(counts.double(), 4)
         with pytest.raises(ValueError, match="do not add up to 5 samples"):
             problem.check_counts(counts.double(), 5)
-
-
-def test_a_problem_says_what_its_reports_show() -> None:
-    assert Classification(3).shows == ("macro_f1", "per_class_f1")
-    assert Regression().shows == Survival().shows == ()
-
-
-def test_another_metric_changes_what_is_better() -> None:
-    assert Classification(3).higher_is_better
-    assert not Regression().higher_is_better
-    assert replace(Classification(3), scored_by="auc") == Classification(3, scored_by="auc")
 
 
 def test_predicted_labels_are_those_that_are_counted() -> None:

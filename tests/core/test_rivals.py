@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy
 import pytest
@@ -16,16 +13,11 @@ from torch import Tensor
 from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
-from clientwise.core.evidence.fldetector import hessian_of, suspicious_cluster
-from clientwise.core.method import Method, Plan
-from clientwise.core.round import first_state, run_round
-from clientwise.core.types import Gathered, LocalTraining, ModelSpec
-from clientwise.engine.local import LocalEngine
-from clientwise.record.checkpoint import load_checkpoint, save_checkpoint
+from clientwise.core.evidence.rivals import hessian_of, suspicious_cluster
+from clientwise.core.types import Gathered, ModelSpec
 
 Array = NDArray[numpy.float64]
 PARAMETERS = 40
-KEEPS_STATE = ["foolsgold", "fldetector"]
 
 
 def randoms(seed: int) -> numpy.random.Generator:
@@ -268,48 +260,3 @@ def test_fldetector_removes_inconsistent_clients_once_its_window_is_full() -> No
     assert posterior.weights[hostile_rows].sum() == 0
     assert float(posterior.weights.sum()) == pytest.approx(1)
     assert len(memory["steps"]) == 4
-
-
-@pytest.mark.bits
-@pytest.mark.parametrize("name", KEEPS_STATE)
-def test_a_resumed_run_has_the_same_bits(
-    name: str, make_engine: Callable[..., LocalEngine], tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"window": 2} if name == "fldetector" else {}
-    method = Method(evidence=EVIDENCE.get(name)(**options), training=LocalTraining(batch_size=8))
-    engine = make_engine()
-    plan = Plan(seed=1, cohort_size=6)
-    first = first_state(engine.initial_model, method, engine)
-    state = first
-    for _ in range(4):
-        state, _ = run_round(state, method, plan, engine)
-    save_checkpoint(tmp_path / "lane", state, {}, "owner")
-    resumed, _ = load_checkpoint(tmp_path / "lane", first, "owner")
-    for _ in range(3):
-        state, record = run_round(state, method, plan, engine)
-        resumed, again = run_round(resumed, method, plan, engine)
-        assert torch.equal(record.weights, again.weights)
-    assert torch.equal(state.model, resumed.model)
-    assert state.evidence.keys() == resumed.evidence.keys()
-    for key, values in state.evidence.items():
-        assert torch.equal(values.nan_to_num(), resumed.evidence[key].nan_to_num()), key
-
-
-def test_a_round_in_which_no_client_has_a_weight_keeps_the_model(
-    make_engine: Callable[..., LocalEngine],
-) -> None:
-    class Nobody:
-        def first(self, num_clients: int) -> Mapping[str, Tensor]:
-            return {}
-
-        def __call__(self, gathered: Gathered, prior: Tensor, memory: Mapping[str, Tensor]) -> Any:
-            posterior = EVIDENCE.get("alignins")()(gathered, prior, memory)
-            return replace(posterior, weights=torch.zeros_like(prior))
-
-    engine = make_engine()
-    for rule in (None, RULES.get("krum")):
-        method = Method(evidence=Nobody(), rule=rule)
-        start = first_state(engine.initial_model, method, engine)
-        state, record = run_round(start, method, Plan(seed=1, cohort_size=3), engine)
-        assert torch.equal(state.model, start.model)
-        assert "all weights are zero: the model stays as it was" in record.notes

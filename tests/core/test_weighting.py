@@ -77,19 +77,6 @@ def test_weights_sum_to_one_and_lie_between_zero_and_one(
     assert weights.sum() == pytest.approx(1)
 
 
-@given(cohort=cohorts)
-def test_a_product_has_the_same_weights_under_every_normaliser(
-    cohort: list[tuple[float, float]],
-) -> None:
-    first, second = zip(*((a + 0.1, b + 0.1) for a, b in cohort), strict=True)
-    weights = [
-        cw.weigh({"a": first, "b": second}, score=cw.product(), normalise=how)
-        for how in ("sum", "max", "none")
-    ]
-    numpy.testing.assert_allclose(weights[1], weights[0])
-    numpy.testing.assert_allclose(weights[2], weights[0])
-
-
 def test_weigh_takes_no_normaliser_with_options() -> None:
     with pytest.raises(ValueError, match="divide by constants yourself"):
         cw.weigh({"a": [1.0, 2.0]}, score=cw.mean(), normalise="fixed")

@@ -211,7 +211,6 @@ GATHERING: dict[str, dict[str, Any]] = {
     },
     "control variates": {"methods": ["SCAFFOLD"]},
     "clients alone": {"methods": ["Alone"]},
-    "secure aggregation": {"methods": [{"name": "secure", "secure_aggregation": {}}]},
     "the default method": {"methods": ["Recommended"]},
 }
 

@@ -183,8 +183,7 @@ def test_the_residual_is_recorded_and_shown(tmp_path: Path) -> None:
 
 def test_one_factor_for_all_needs_no_products(tmp_path: Path) -> None:
     """With A frozen, the mean of B is exact, so that every part of the formula can be used."""
-    methods = ["FedAvg", {"name": "median", "rule": "median"}]
-    config = CONFIG | {"methods": [*methods, {"name": "secure", "secure_aggregation": {}}]}
+    config = CONFIG | {"methods": ["FedAvg", {"name": "median", "rule": "median"}]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=sharing))
     assert "residual" not in run.frame("rounds")
     assert "lora_A.weight" not in dict(run.model_facts(1).tensors)
@@ -195,8 +194,10 @@ def test_one_factor_for_all_needs_no_products(tmp_path: Path) -> None:
     [
         ({"rule": "median"}, r"methods\[0\].rule: median combines single values"),
         ({"rule": "centred_clipping"}, "centred_clipping combines single values"),
-        ({"before": ["bucketing"]}, r"before\[0\]: bucketing combines single values"),
-        ({"secure_aggregation": {}}, "mean of products B·A"),
+        (
+            {"before": ["nearest_neighbours"]},
+            r"before\[0\]: nearest_neighbours combines single values",
+        ),
         (
             {
                 "privacy": {"clip": 0.5, "delta": 0.01, "noise_multiplier": 1.0},
@@ -218,7 +219,6 @@ def test_what_cannot_be_is_refused(method: dict[str, Any], message: str, tmp_pat
 
 def test_what_is_refused_goes_with_factors(tmp_path: Path) -> None:
     methods = [
-        {"name": "secure", "secure_aggregation": {}},
         {"name": "median", "rule": "median"},
         {
             "name": "private",

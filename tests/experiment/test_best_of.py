@@ -124,7 +124,7 @@ def test_a_loss_that_overflows_after_fine_tuning_counts_as_the_worst_of_the_othe
         progress=False,
     )
     (checkpoint,) = (tmp_path / "run" / "checkpoints").glob("lane-*.safetensors")
-    first, second = load_file(checkpoint)["step_state.sums"].tolist()
+    first, second = load_file(checkpoint)["server_step/sums"].tolist()
     assert first == second < 100
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import clientwise as cw
 from clientwise.core.clock import Pace
-from clientwise.core.weights.bounds import Bounds
 from clientwise.core.weights.scores import Owa, Prioritized
+from clientwise.core.weights.weighting import Bounds
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.config.methods import BOUNDS, MethodSettings

@@ -14,7 +14,7 @@ from clientwise.cli import app
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining, Task
-from clientwise.core.weights.bounds import Bounds
+from clientwise.core.weights.weighting import Bounds
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
@@ -135,13 +135,6 @@ def test_the_record_the_page_and_the_files_agree(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {
-                "methods": [{"name": "A", "secure_aggregation": {}}],
-                "evaluation": {"counterfactuals": True},
-            },
-            "reveal single updates",
-        ),
         (
             {
                 "methods": [

@@ -80,7 +80,8 @@ def test_contributions_need_reporting_samples_and_no_secrets() -> None:
         load_experiment(
             merge(config, {"server_set": {"report_fraction": 0.0}, "methods": ["FedAvg"]})
         )
-    secret = {"methods": [{"name": "A", "secure_aggregation": {}}], "evaluation": {}}
+    privacy = {"clip": 0.5, "delta": 0.01, "noise_multiplier": 1.5}
+    secret = {"methods": [{"name": "A", "bounds": {"cap": 0.5}, "privacy": privacy}]}
     config = config | {"evaluation": {"shapley": True}}
     with pytest.raises(ConfigError, match="reveal single updates"):
         load_experiment(merge(config, secret))

@@ -67,7 +67,6 @@ FEW = [
     "DnC",
     "FLDetector",
     "Recommended",
-    "secure aggregation",
     "counterfactuals",
 ]
 

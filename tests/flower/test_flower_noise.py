@@ -40,7 +40,7 @@ def test_both_engines_release_the_same_models(tiny: dict[str, Any], method: dict
     (built,) = setup.methods.values()
     ours, theirs = (setup.rounds(engine, built, 5) for engine in (setup.local, setup.flower))
     assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
-    assert torch.equal(ours[0].privacy["releases"], theirs[0].privacy["releases"])
+    assert torch.equal(ours[0].kept("privacy")["releases"], theirs[0].kept("privacy")["releases"])
     for one, other in zip(ours[1], theirs[1], strict=True):
         assert sorted(one.client_ids) == sorted(other.client_ids)
         assert one.released == other.released

@@ -334,7 +334,6 @@ def test_clients_may_be_an_array(make: Any) -> None:
         ("Pooled", "control does not run"),
         ("KnowsHonest", "needs simulated clients"),
         ({"name": "mine", "adjust": "best_order"}, "adjust does not run"),
-        ({"name": "mine", "secure_aggregation": {}}, "secure_aggregation does not run"),
         ({"name": "mine", "score": {"name": "prioritized", "priority": ["age"]}}, "priority"),
         ("Recomended", "no method 'Recomended'"),
     ],

@@ -19,7 +19,7 @@ from clientwise.record.checkpoint import CHECKPOINT_VERSION, load_checkpoint, sa
 
 pytestmark = pytest.mark.bits
 
-FIRST = ServerState(0, torch.zeros(5), CrossEntropy(), {"trust": torch.ones(3)})
+FIRST = ServerState(0, torch.zeros(5), CrossEntropy(), {"criteria": {"trust": torch.ones(3)}})
 
 
 @pytest.fixture
@@ -29,17 +29,25 @@ def state() -> ServerState:
         round_num=7,
         model=torch.randn(5),
         loss=CrossEntropy(class_weights=(0.1, 1 / 3)),
-        memory={"trust": torch.rand(3)},
+        memory={
+            "criteria": {"trust": torch.rand(3)},
+            "server_step": {"sums": torch.rand(2), "1": {"first": torch.randn(5)}},
+        },
         priority=("size", "trust"),
         quality=0.1 + 0.2,
-        step_state={"first": torch.randn(5)},
     )
 
 
 def test_what_is_loaded_is_what_was_saved(state: ServerState, tmp_path: Path) -> None:
     for one in (
         state,
-        replace(state, priority=None, quality=None, step_state={}, loss=RobustLoss(shape=0.7)),
+        replace(
+            state,
+            priority=None,
+            quality=None,
+            memory={"criteria": state.kept("criteria")},
+            loss=RobustLoss(shape=0.7),
+        ),
     ):
         save_checkpoint(tmp_path / "lane", one, {"4": one.model + 1})
         loaded, engine_state = load_checkpoint(
@@ -52,10 +60,7 @@ def test_what_is_loaded_is_what_was_saved(state: ServerState, tmp_path: Path) ->
         )
         assert loaded.quality == one.quality
         assert torch.equal(loaded.model, one.model)
-        assert torch.equal(loaded.memory["trust"], one.memory["trust"])
-        assert {name: tensor.tolist() for name, tensor in loaded.step_state.items()} == {
-            name: tensor.tolist() for name, tensor in one.step_state.items()
-        }
+        torch.testing.assert_close(loaded.memory, one.memory, rtol=0, atol=0)
         assert torch.equal(engine_state["4"], one.model + 1)
 
 
@@ -63,7 +68,7 @@ def test_one_that_cannot_be_read_is_refused(state: ServerState, tmp_path: Path) 
     path = tmp_path / "lane"
     save_checkpoint(path, state, {})
     tensors, whole = (
-        {"model": state.model, "memory.trust": state.memory["trust"]},
+        {"model": state.model, "criteria/trust": state.kept("criteria")["trust"]},
         path.read_bytes(),
     )
     for content in (
@@ -100,8 +105,8 @@ def test_one_of_another_shape_or_without_numbers_is_refused(
         (replace(state, model=torch.zeros(6)), r"model is of \[6\], not of \[5\]"),
         (replace(state, model=torch.zeros(5, dtype=torch.float64)), "model"),
         (
-            replace(state, memory={"trust": torch.ones(4)}),
-            r"memory\.trust is of \[4\], not of \[3\]",
+            replace(state, memory={"criteria": {"trust": torch.ones(4)}}),
+            r"criteria/trust is of \[4\], not of \[3\]",
         ),
         (
             replace(state, model=torch.tensor([0.0, 1.0, float("nan"), 0.0, 0.0])),
@@ -114,7 +119,7 @@ def test_one_of_another_shape_or_without_numbers_is_refused(
             load_checkpoint(path, replace(FIRST, priority=state.priority))
     header = {"version": str(CHECKPOINT_VERSION), "state": _state_of(path)}
     path.write_bytes(save({"model": state.model}, header))
-    with pytest.raises(RunError, match=r"memory\.trust is missing"):
+    with pytest.raises(RunError, match=r"criteria/trust is missing"):
         load_checkpoint(path, FIRST)
 
 

@@ -75,14 +75,14 @@ def rewrite(
         ),
         (lambda tensors, about: tensors["model"][7:].fill_(torch.nan), "its model has NaN or Inf"),
         (
-            lambda tensors, about: tensors["step_state.first"].fill_(torch.nan),
+            lambda tensors, about: tensors["server_step/first"].fill_(torch.nan),
             "it is not as it was written",
         ),
         (
-            lambda tensors, about: tensors.update({"step_state.first": torch.zeros(3)}),
+            lambda tensors, about: tensors.update({"server_step/first": torch.zeros(3)}),
             "it is not as it was written",
         ),
-        (lambda tensors, about: tensors.pop("step_state.first"), "it is not as it was written"),
+        (lambda tensors, about: tensors.pop("server_step/first"), "it is not as it was written"),
         (
             lambda tensors, about: about.update(state=about["state"].replace("3", "2", 1)),
             "it is not as it was written",

@@ -39,7 +39,7 @@ def apply_rule(cohort: Cohort, weights: Tensor, rows: Sequence[int] | None = Non
         gathered = replace(gathered, updates=mixed.updates)
         steps.append(replace(mixed, updates=mixed.updates[:0]))  # the last updates are enough
     rule = method.rule or mean
-    ruled = rule(gathered.updates, weights, cohort.state.rule_state)
+    ruled = rule(gathered.updates, weights, cohort.state.kept("rule"))
     if cohort.pairs:
         ruled = _with_products(cohort, ruled, gathered.updates)
     influence = ruled.influence
@@ -63,7 +63,7 @@ def take_server_step(
     num_parameters = cohort.engine.spec.num_parameters
     if posterior and posterior.scale != 1:
         aggregate[:num_parameters] *= posterior.scale
-    moved, step_state = cohort.method.server_step(state.model, aggregate, state.step_state)
+    moved, step_state = cohort.method.server_step(state.model, aggregate, state.kept("server_step"))
     models = moved.reshape(-1, len(aggregate))
     if num_parameters < len(aggregate):
         buffers = aggregate[num_parameters:].expand(len(models), -1)
@@ -115,30 +115,6 @@ def noised(cohort: Cohort, score: Score) -> Candidate:
     )
 
 
-def secretly_summed(cohort: Cohort, score: Score) -> Candidate:
-    """The weighted mean by a server that learns sums alone; see `privacy.py`. Clients score themselves."""
-    method = cohort.method
-    state = cohort.state
-    assert method.secure is not None
-    scores = method.scores_of(score, divide(cohort.raw, cohort.scales), cohort.client_ids)
-    count, size = len(scores), cohort.plan.cohort_size
-    needed = method.secure.needed(size)
-    if count < needed or not scores.any():
-        reason = f"only {count} of {size} clients have a usable update, and it needs {needed}"
-        notes = (f"secure aggregation: the round is void: {reason}",) if count < needed else ()
-        nothing = torch.zeros_like(scores)
-        return stepped(cohort, state.priority, nothing, nothing, nothing, None, notes=notes)
-    sums = method.secret_sum(cohort.engine.problem, size)
-    mean, error = sums.mean(scores, cohort.updates(), cohort.engine.spec.num_parameters)
-    aggregate = (state.model.double() + mean).to(state.model.dtype)
-    note = (
-        f"secure aggregation: {count} of {size} clients are in the sum; rounding changes no value "
-        f"of the mean update by more than {error:.2g}"
-    )
-    weights = to_weights(scores)
-    return stepped(cohort, state.priority, scores, weights, weights, aggregate, notes=(note,))
-
-
 def stepped(
     cohort: Cohort,
     priority: tuple[str, ...] | None,
@@ -152,9 +128,9 @@ def stepped(
 ) -> Candidate:
     """The candidate of an aggregate [d] after the server step; None: the model and all states stay."""
     state = cohort.state
-    models, step_state = state.model[None], state.step_state
+    models, step_state = state.model[None], state.kept("server_step")
     if aggregate is None:
-        more["rule_state"] = state.rule_state
+        more["rule_state"] = state.kept("rule")
     else:
         models, step_state = take_server_step(cohort, aggregate, posterior)
     return Candidate(
@@ -169,8 +145,8 @@ def with_old_model(chosen: Candidate, cohort: Cohort) -> Candidate:
         chosen,
         model=state.model,
         priority=state.priority,
-        step_state=state.step_state,
-        rule_state=state.rule_state,
+        step_state=state.kept("server_step"),
+        rule_state=state.kept("rule"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -139,10 +140,9 @@ class Cohort:
     @property
     def can_be_divided(self) -> bool:
         """Whether parts of the cohort can be measured and folded without the others."""
-        engine = self.engine
-        clients = len(self.asked)
-        method = self.method
-        return count_sums_of_parts(method, self.plan, engine.spec, engine.problem, clients) > 0
+        renews_variates = self.method.training.control_variates  # by the model of every client
+        is_folded = isinstance(self._held, SubsetSums)
+        return is_folded and not renews_variates and not self._clients_judge
 
     def folded(self) -> Folded:
         """The cohort as another process adds it to its own (`add`)."""
@@ -248,24 +248,21 @@ class Cohort:
 
     def updated_memory(self) -> dict[str, Tensor]:
         """What the criteria remember of all clients after the round; see `criteria.Memory`."""
-        memory = dict(self.state.memory)
+        remembered = self.state.kept("criteria")
         if not self.method.memories:
-            return memory
+            return {}
         updates = self.updates()[:, : self.engine.spec.num_parameters] if self.client_ids else ()
         refused = [refusal.client_id for refusal in self.refusals]
         late = set(self.client_ids) - set(self.asked)
         outcome = Outcome(self.client_ids, tuple(updates), refused, late)
-        for name, one in self.method.memories.items():
-            memory[name] = one.after(memory[name], outcome)
-        return memory
+        memories = self.method.memories
+        return {name: one.after(remembered[name], outcome) for name, one in memories.items()}
 
-    def updated_sampling(self) -> dict[str, Tensor]:
-        """The last criteria of all clients after the round, where they are drawn by these."""
-        if self.method.sampling is None:
-            return {}
-        criteria = self.state.sampling["criteria"].clone()
+    def last_criteria(self) -> Tensor:
+        """The last criteria of all clients after the round [K, m], by which a method draws them."""
+        criteria: Tensor = self.state.kept("sampling")["criteria"].clone()
         criteria[list(self.client_ids)] = self.raw.double()
-        return {"criteria": criteria}
+        return criteria
 
     def _hold_models(self, is_part: bool) -> SubsetSums | Stack:
         """Sums if the score has fewer terms than there are clients, otherwise the whole matrix.
@@ -273,12 +270,10 @@ class Cohort:
         A part of a cohort has sums whatever its size, as the whole has.
         """
         method = self.method
-        terms = _terms(method, self.plan, self.engine.spec, self.engine.problem)
-        if terms is None:
-            return Stack()
-        if len(terms) >= len(self.asked) and not is_part:
-            return Stack()
-        return SubsetSums(method.names, terms, like=self.state.model)
+        engine = self.engine
+        clients = math.inf if is_part else len(self.asked)
+        terms = folded_terms(method, self.plan, engine.spec, engine.problem, clients)
+        return SubsetSums(method.names, terms, like=self.state.model) if terms else Stack()
 
     def _take(self, updates: Updates) -> None:
         """Measure updates, refuse those out of range, and add the others."""
@@ -311,7 +306,7 @@ class Cohort:
             state.model,
             self.engine.spec,
             self.judge,
-            memory={name: values[rows] for name, values in state.memory.items()},
+            memory={name: values[rows] for name, values in state.kept("criteria").items()},
             attributes={name: values[rows] for name, values in self.engine.attributes.items()},
             server_update=lambda: self.train_server(state.model) - state.model,
             metric=self.engine.problem.weighed_by,
@@ -346,19 +341,10 @@ def fold(
     return cohort.folded()
 
 
-def count_sums_of_parts(
-    method: Method, plan: Plan, spec: ModelSpec, problem: Problem, clients: int
-) -> int:
-    """How many sums a part of a cohort gives elsewhere instead of its models; see `count_sums`."""
-    if method.training.control_variates:  # every model renews those of its client
-        return 0
-    if plan.judged_by == "clients":
-        return 0
-    return count_sums(method, plan, spec, problem, clients)
-
-
-def count_sums(method: Method, plan: Plan, spec: ModelSpec, problem: Problem, clients: int) -> int:
-    """How many sums over its models a cohort has instead of them; 0 where it keeps single models.
+def folded_terms(
+    method: Method, plan: Plan, spec: ModelSpec, problem: Problem, clients: float
+) -> Sequence[Term]:
+    """The terms of the score by which a cohort adds up its models; none where it keeps single models.
 
     Args:
         method: whose cohort.
@@ -367,21 +353,11 @@ def count_sums(method: Method, plan: Plan, spec: ModelSpec, problem: Problem, cl
         problem: what they predict.
         clients: in the whole cohort.
     """
-    terms = _terms(method, plan, spec, problem)
-    if terms is None or len(terms) >= clients:
-        return 0
-    return len(terms)
-
-
-def _terms(method: Method, plan: Plan, spec: ModelSpec, problem: Problem) -> Sequence[Term] | None:
-    """The terms of the score to add up models by; None where single models are needed."""
-    if method.keeps_models or plan.counterfactuals or plan.shapley:
-        return None
-    if method.averaged_pairs(spec):
-        return None
+    if method.keeps_models or plan.counterfactuals or plan.shapley or method.averaged_pairs(spec):
+        return ()
     score = method.averaging(method.score)
     terms = score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)
     highs = [criterion.high(problem) for criterion in method.criteria]
-    if terms is None or not can_fold(terms, highs):
-        return None
+    if terms is None or len(terms) >= clients or not can_fold(terms, highs):
+        return ()
     return terms

@@ -315,50 +315,21 @@ def label_closeness(clients: ClientFacts) -> Tensor:
     return 1.0 - distance  # which is √(1 − 1/C) at most
 
 
-@criterion(
-    "sharpness",
-    measured_by="client",
-    high=lambda problem, blurry, high: high if blurry is None else 1.0,
-    fixed=True,
-)
-def sharpness(
-    clients: ClientFacts, *, blurry: str | None = None, high: PositiveFloat = 16.0
-) -> Tensor:
-    """Fraction of images not marked by the sample attribute `blurry` (P1 5.2, IS); without one, from the pixels.
-
-    From the pixels it is the mean variance of the Laplacian, the usual measure of focus.
+@criterion("sharpness", measured_by="client", high=1.0, fixed=True)
+def sharpness(clients: ClientFacts, *, blurry: str) -> Tensor:
+    """Fraction of images not marked by the sample attribute `blurry` (P1 5.2, IS).
 
     Args:
         clients: n clients with images.
         blurry: name of a sample attribute that is above 0 for blurry images.
-        high: largest possible value from the pixels; 16 for pixels in [0, 1].
 
     Returns:
-        Values [n], in [0, 1] by the attribute, in [0, high] by the pixels.
+        Values [n] in [0, 1].
     """
-    if blurry is not None:
-        if blurry not in clients.sample_attributes:
-            raise KeyError(
-                f"the data has no sample attribute {blurry!r}; it has {sorted(clients.sample_attributes)}"
-            )
-        return clients.mean_over_samples((clients.sample_attributes[blurry] <= 0).double())
-    return clients.mean_over_samples(laplacian_variance(clients.inputs))
-
-
-def laplacian_variance(images: Tensor) -> Tensor:
-    """Variance of the Laplacian [N] of images [N, C, H, W] (colours are averaged) or [N, H, W].
-
-    >>> laplacian_variance(torch.eye(4)[None])
-    tensor([9.])
-    """
-    if images.ndim not in (3, 4):
-        raise ValueError(
-            f"sharpness from pixels needs images, got samples of shape {tuple(images.shape[1:])}"
-        )
-    grey = images.mean(1) if images.ndim == 4 else images
-    centre = grey[:, 1:-1, 1:-1]
-    neighbours = grey[:, :-2, 1:-1] + grey[:, 2:, 1:-1] + grey[:, 1:-1, :-2] + grey[:, 1:-1, 2:]
-    return (neighbours - 4 * centre).flatten(1).var(1, unbiased=False)
+    marks = clients.sample_attributes
+    if blurry not in marks:
+        raise KeyError(f"the data has no sample attribute {blurry!r}; it has {sorted(marks)}")
+    return clients.mean_over_samples((marks[blurry] <= 0).double())
 
 
 @criterion("training_loss", measured_by="client", high=1.0)

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from .criteria import Criterion
 from .objective.problem import Problem
-from .reasons import Reason
-from .types import Refusal, Updates
+from .types import Reason, Refusal, Updates
 
 NOT_FINITE = Reason("model has NaN or Inf", "diverged")
 TOO_FAR = Reason("update norm is not finite", "diverged")

@@ -21,12 +21,11 @@ from .evidence import Evidence
 from .feedback import Adjustment, LossAdapter
 from .objective.loss import BALANCED, LOSSES, Loss
 from .objective.problem import Problem
-from .privacy import Accountant, LocalNoise, Privacy, SecretSum, SecureAggregation
+from .privacy import Accountant, LocalNoise, Privacy
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
 from .types import LocalTraining, ModelSpec, ServerState, Task
-from .weights.bounds import Bounds
 from .weights.scores import Equal, Prioritized, Score
-from .weights.weighting import Normaliser, ScoreError, divide, scores_of, sum_scale
+from .weights.weighting import Bounds, Normaliser, ScoreError, divide, scores_of, sum_scale
 
 Sample = Callable[..., tuple[int, ...]]  # see `sample_clients`
 Control = Literal["pooled", "server_only", "alone"]
@@ -61,8 +60,6 @@ class Method:
     control: Control | None = None  # not federated, for comparison
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
     privacy: Privacy | None = None  # differential privacy of the clients
-    secure: SecureAggregation | None = None  # the server learns the weighted sum alone
-    uses_sums: bool = True  # the normaliser divides by the cohort's sums
     adapters: Adapters = "products"  # what of LoRA adapters is averaged
     compares_pairs: bool = False  # a part holds matrices of all pairs of clients
     sampling: ByScore | None = None  # how a round's clients are drawn; None: as the plan says
@@ -92,17 +89,6 @@ class Method:
             return None
         return self.privacy.local_noise
 
-    def secret_sum(self, problem: Problem, cohort: int) -> SecretSum:
-        """How the scores and updates of so many clients are added up with secure aggregation."""
-        assert self.secure is not None
-        upper = torch.ones(1, len(self.criteria), dtype=torch.float64)
-        if not self.uses_sums:
-            highs = [criterion.high(problem) for criterion in self.criteria]
-            highest = float(self.score(self.names, upper * torch.tensor(highs)))
-            return SecretSum(self.secure, cohort, highest, usual=min(1.0, highest))
-        alike = cohort * float(self.score(self.names, upper / cohort))
-        return SecretSum(self.secure, cohort, float(self.score(self.names, upper)), usual=alike)
-
     @property
     def memories(self) -> dict[str, Memory]:
         """What criteria remember from round to round, by criterion; one listed twice remembers once."""
@@ -118,9 +104,7 @@ class Method:
         """Whether the models of a round are kept until its end, instead of folded into sums."""
         if self.evidence or self.bounds or self.before or self.rule:
             return True
-        if self.secure or self.noises_mean:
-            return True
-        return self.needs("models") or self.needs("whole_cohort")
+        return self.noises_mean or self.needs("models") or self.needs("whole_cohort")
 
     @property
     def client_models(self) -> int:
@@ -142,7 +126,7 @@ class Method:
 
     def last_scores(self, state: ServerState) -> Tensor:
         """The score of every client by its last criteria [K], over all that have some; NaN for the others."""
-        criteria = state.sampling["criteria"]
+        criteria = state.kept("sampling")["criteria"]
         seen = ~criteria.isnan().any(1)
         scores = torch.full((len(criteria),), torch.nan, dtype=torch.float64)
         if seen.any():

@@ -27,7 +27,7 @@ from .engine import Engine
 from .evidence.rivals import all_coalitions, exact_shapley
 from .seeding import generator
 from .types import Candidate, Contributions, Counterfactual, Evaluation
-from .weights.bounds import InfeasibleError
+from .weights.weighting import InfeasibleError
 
 AT_ONCE = 64  # models evaluated together
 LARGEST_ERROR = 10.0  # one beyond counts as this much, or one client would dominate all values

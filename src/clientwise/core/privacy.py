@@ -1,6 +1,6 @@
-"""What a server may learn of the clients: noised sums (differential privacy), sums alone (secure aggregation).
+"""Differential privacy of the clients: noised sums, and how much privacy a run spends.
 
-Differential privacy is the Gaussian mechanism on the weighted mean of clipped updates: the server clips
+It is the Gaussian mechanism on the weighted mean of clipped updates: the server clips
 every update to the norm C, weighs it by at most `cap`, adds them up and adds Gaussian
 noise to the sum:
 
@@ -14,9 +14,6 @@ what another client means (docs/results/privacy.md has the proofs):
   and 2·C·cap for one that is replaced.
 
 This holds only where the score of a client depends on no other client. Each is therefore computed alone.
-
-Secure aggregation is simulated: the sums have the rounding of masked ones, and the masks, which cancel, are left out.
-
 
 How much privacy a run spends is ε at δ, by Google's `dp-accounting`. Every round is a Gaussian mechanism on a random
 cohort. Its sampling decides on the neighbouring relation and on the accountant:
@@ -42,7 +39,7 @@ from annotated_types import Gt, Le, Lt, doc
 from torch import Tensor
 
 from ..errors import needing
-from ..registry import OpenShare, PositiveFloat
+from ..registry import PositiveFloat
 from .seeding import standard_normal
 
 # A smaller score is zero, and one over it the largest. So the quotient of two scores cannot vanish: a
@@ -282,101 +279,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def _normal_cdf(value: float) -> float:
     """Φ, also far in the tail."""
     return math.erfc(-value / math.sqrt(2)) / 2
-
-
-FEWEST = 3  # clients in a secret sum: of two, each knows the other's update from it
-FLOAT64_ERROR = 2.0**-51  # relative, of a product, a conversion and a quotient
-
-
-@dataclass(frozen=True)
-class SecureAggregation:
-    """A round's weighted sum as it would be hidden from the server, simulated."""
-
-    # The config's table `secure_aggregation` is made from these fields.
-    threshold: Annotated[
-        OpenShare,
-        doc(
-            "More than this share of the cohort must have a usable update, or the round is void. With "
-            "masks, 2/3 would hold against a server that deviates together with fewer than a third of "
-            "the clients; 1/2 against such a server alone, and is the least."
-        ),
-    ] = 2 / 3
-    bits: Annotated[
-        Literal[32, 64],
-        doc("Bits of a masked value. 32 halves the bytes; 64 has no rounding that matters."),
-    ] = 32
-    clip: Annotated[
-        PositiveFloat,
-        doc(
-            "Largest Euclidean norm of an update: a client scales a longer one down. Values are rounded "
-            "in proportion to it. Differences of buffers are cut at it, value by value."
-        ),
-    ] = 10.0
-
-    def needed(self, cohort: int) -> int:
-        """The number of clients that must take part in a round of n."""
-        return max(FEWEST, math.floor(self.threshold * cohort + 1e-9) + 1)
-
-
-@dataclass(frozen=True)
-class SecretSum:
-    """The sums Σ s_k and Σ s_k·Δ_k of a cohort, of values in fixed point whose sum cannot overflow.
-
-    A value of at most `limit` in size is rounded to 1/scale, with scale = (2^(bits−1)·(1 − 2^−50) − 1 − n)/(n·limit).
-
-    Args:
-        settings: of the method.
-        cohort: the most clients that are added, n.
-        highest: the largest score.
-        usual: what the scores of a cohort sum to where its clients are alike.
-    """
-
-    settings: SecureAggregation
-    cohort: int
-    highest: float
-    usual: float
-
-    def scale(self, limit: float) -> float:
-        """Steps per unit of values up to `limit`."""
-        # float64 rounds 2^63 − 1 − n to 2^63, and each operation by up to 2^−53.
-        largest = 2.0 ** (self.settings.bits - 1) * (1 - 2.0**-50) - 1 - self.cohort
-        return largest / (self.cohort * limit)
-
-    def error(self, limit: float) -> float:
-        """The largest rounding error of one value."""
-        return 0.5 / self.scale(limit) + limit * FLOAT64_ERROR
-
-    def rounded(self, values: Tensor, limit: float) -> Tensor:
-        """The values as a sum has them."""
-        scale = self.scale(limit)
-        return (values.double().clamp(-limit, limit) * scale).round() / scale
-
-    @property
-    def coarseness(self) -> float:
-        """The largest rounding error of the mean of n usual updates, as a share of `clip`."""
-        clip = self.settings.clip
-        return self.error(self.highest * clip) * self.cohort / (clip * self.usual)
-
-    def mean(self, scores: Tensor, updates: Tensor, num_parameters: int) -> tuple[Tensor, float]:
-        """Σ s_k·Δ_k / Σ s_k [d] in float64, and the largest error of its values by the rounding.
-
-        Args:
-            scores: not all zero, [n].
-            updates: [n, d], of which the first values are the parameters; clients clip them.
-            num_parameters: how many.
-        """
-        clip = self.settings.clip
-        limit = self.highest * clip
-        clipped = clip_factors(norms_of(updates[:, :num_parameters]), clip).tolist()
-        total = torch.zeros(updates.shape[1], dtype=torch.float64, device=updates.device)
-        for score, factor, update in zip(scores.tolist(), clipped, updates, strict=True):
-            own = update.double()
-            own[:num_parameters] *= factor
-            total += self.rounded(score * own.clamp(-clip, clip), limit)
-        weight = float(self.rounded(scores, self.highest).sum())
-        mean = total / weight
-        steps = self.error(limit) + float(mean.abs().max()) * self.error(self.highest)
-        return mean, len(scores) * steps / weight
 
 
 Relation = Literal["add or remove one client", "replace one client"]

@@ -22,7 +22,6 @@ from .aggregation.server_step import BestOf
 from .candidates import (
     apply_rule,
     noised,
-    secretly_summed,
     stepped,
     with_old_model,
     within_bounds,
@@ -36,13 +35,13 @@ from .other_weights import contributions, counterfactuals
 from .types import (
     Candidate,
     Evaluation,
+    Memory,
     RoundRecord,
     ServerState,
     Task,
     TriedStep,
 )
-from .weights.bounds import InfeasibleError
-from .weights.weighting import divide, to_weights
+from .weights.weighting import InfeasibleError, divide, to_weights
 
 LINE_SEARCH_POINTS = 5  # models tried between the aggregate and the tuned model
 
@@ -79,19 +78,13 @@ def run_round(
     quality = state.quality
     if search and shown.local and not kept:
         quality = float(shown.local.overall()[0])
-    privacy = method.privacy.after(state.privacy, asked) if method.privacy else {}
     next_state = ServerState(
         round_num=round_num,
         model=chosen.model,
         loss=adapted.loss,
-        memory=cohort.updated_memory(),
+        memory=memory_after(cohort, chosen),
         priority=chosen.priority,
         quality=quality,
-        step_state=chosen.step_state,
-        evidence=chosen.posterior.memory if chosen.posterior else state.evidence,
-        rule_state=chosen.rule_state,
-        privacy=privacy,
-        sampling=cohort.updated_sampling(),
     )
     record = record_round(
         next_state,
@@ -112,26 +105,31 @@ def aggregate_cohort(cohort: Cohort, priority: Order | None) -> Candidate:
     score = method.score.with_order(priority)
     if method.noises_mean:
         return noised(cohort, score)
-    if method.secure:
-        return secretly_summed(cohort, score)
 
+    # criteria -> normalise -> score -> prior
     scales = cohort.scales
     normalised = divide(cohort.raw, scales)
     scores = method.scores_of(score, normalised, cohort.client_ids)
     averaging = method.averaging(score)
     prior = to_weights(averaging(method.names, normalised))
+
+    # evidence
     posterior = None
     if method.evidence and prior.any():
-        posterior = method.evidence(cohort.gathered, prior, cohort.state.evidence)
+        posterior = method.evidence(cohort.gathered, prior, cohort.state.kept("evidence"))
     weights = posterior.weights if posterior else prior
     candidate = partial(stepped, cohort, priority, scores, prior, posterior=posterior)
     earlier = posterior.notes if posterior else ()
     if not weights.any():
         return candidate(weights, None, notes=earlier)
+
+    # bounds
     try:
         weights, notes = within_bounds(cohort, weights)
     except InfeasibleError as error:
         return candidate(torch.zeros_like(weights), None, notes=earlier, unmet=str(error))
+
+    # before -> rule; then the server step, in `stepped`
     ruled = apply_rule(cohort, weights)
     if ruled is None:
         aggregate = cohort.mean(averaging, scales, weights)
@@ -154,17 +152,35 @@ def first_state(model: Tensor, method: Method, engine: Engine) -> ServerState:
     label_counts = None
     if method.counts_labels and isinstance(engine, CountsLabels):
         label_counts = engine.label_counts
-    unknown = torch.full((clients, len(method.criteria)), torch.nan, dtype=torch.float64)
-    return ServerState(
-        0,
-        model,
-        method.first_loss(engine.problem, label_counts),
-        memory={name: one.first(clients) for name, one in method.memories.items()},
-        priority=method.first_priority,
-        evidence=method.evidence.first(clients) if method.evidence else {},
-        privacy=method.privacy.first(clients) if method.privacy else {},
-        sampling={"criteria": unknown} if method.sampling else {},
-    )
+    memory: dict[str, Memory] = {
+        "criteria": {name: one.first(clients) for name, one in method.memories.items()}
+    }
+    if method.sampling:
+        unknown = torch.full((clients, len(method.criteria)), torch.nan, dtype=torch.float64)
+        memory["sampling"] = {"criteria": unknown}
+    if method.evidence:
+        memory["evidence"] = method.evidence.first(clients)
+    if method.privacy:
+        memory["privacy"] = method.privacy.first(clients)
+    first_loss = method.first_loss(engine.problem, label_counts)
+    return ServerState(0, model, first_loss, memory, priority=method.first_priority)
+
+
+def memory_after(cohort: Cohort, chosen: Candidate) -> dict[str, Memory]:
+    """What the parts of the method keep for the next round."""
+    method = cohort.method
+    state = cohort.state
+    memory: dict[str, Memory] = {
+        "criteria": cohort.updated_memory(),
+        "rule": chosen.rule_state,
+        "server_step": chosen.step_state,
+        "evidence": chosen.posterior.memory if chosen.posterior else state.kept("evidence"),
+    }
+    if method.sampling:
+        memory["sampling"] = {"criteria": cohort.last_criteria()}
+    if method.privacy:
+        memory["privacy"] = method.privacy.after(state.kept("privacy"), cohort.asked)
+    return memory
 
 
 def gather(

@@ -138,7 +138,6 @@ def _why_not(method: Method) -> dict[str, str]:
         "adapt_loss": (method.adapt_loss is not None, "clients would have to change their loss"),
         "control": (method.control is not None, "it is not federated"),
         "privacy": (method.privacy is not None, "its accountant must know how clients are sampled"),
-        "secure_aggregation": (method.secure is not None, "the server sees every update"),
         "pace": (method.pace != Pace(), "the framework decides when a round ends"),
         "training.proximal": (training.proximal > 0, "add the term to your clients' loss"),
         "training.control_variates": (training.control_variates, "they travel beside the models"),

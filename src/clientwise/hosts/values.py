@@ -14,7 +14,7 @@ from torch import Tensor
 from ..core.criteria import ANY, CRITERIA, Criterion, is_fixed
 from ..core.guard import inspect_values
 from ..core.objective.problem import Problem
-from ..core.reasons import Reason
+from ..core.types import Reason
 from ..registry import suggest
 from .engine import Layout
 

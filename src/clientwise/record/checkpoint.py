@@ -1,6 +1,7 @@
 """A checkpoint: all that a lane needs to go on, in one safetensors file.
 
-Tensors are tensors of the file, those of a state's field by the names `FIELD.NAME`. Scalars are JSON in its header.
+Tensors are tensors of the file, those that a part of the method keeps by the names `PART/NAME`. Scalars are JSON in
+its header.
 
 The header has a version. A file of another version is refused.
 """
@@ -22,17 +23,17 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..core.objective.loss import LossRecord
-from ..core.types import ServerState
+from ..core.types import Keeper, Memory, ServerState
 from ..errors import RunError
 from ..writing import write_atomically
 
-CHECKPOINT_VERSION = 3
+CHECKPOINT_VERSION = 4
 MODEL = "model"
 ENGINE = "engine"
 BEST = f"{ENGINE}.lane.best"  # the model of the best round, where `keep` says so
 BEST_ROUND = f"{ENGINE}.lane.best_round"
-BY_CLIENT = ("memory", "evidence", "privacy", "sampling")  # fields with a row for each client
-FIELDS = (*BY_CLIENT, "step_state", "rule_state")  # of a state, with tensors by name
+# What these parts of a method keep has a row for each client
+BY_CLIENT: tuple[Keeper, ...] = ("criteria", "evidence", "privacy", "sampling")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def save_checkpoint(
         engine_state: of its engine.
         owner: the lane and its run.
     """
-    tensors = _tensors(state) | _named(ENGINE, engine_state)
+    of_engine = {f"{ENGINE}.{name}": tensor for name, tensor in engine_state.items()}
+    tensors = _tensors(state) | of_engine
     content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
     text = json.dumps(asdict(scalars))
@@ -105,14 +107,17 @@ def load_checkpoint(
         if saved.shape != expected.shape:  # clients have joined since
             saved = torch.cat([saved, expected[len(saved) :]])
         tensors[name] = saved
-    fields: dict[str, Any] = {field: _under(field, tensors) for field in FIELDS}
-    scalars = vars(content.scalars)
+    kept = {name: one for name, one in tensors.items() if not name.startswith(f"{ENGINE}.")}
+    model = kept.pop(MODEL)
+    scalars: dict[str, Any] = vars(content.scalars)
     try:
         loss = content.scalars.loss.loss()
     except ValueError as error:
         raise _refused(path, f"not a checkpoint of this run ({error})") from None
-    state = ServerState(model=tensors[MODEL], **{**scalars, **fields, "loss": loss})
-    return state, _under(ENGINE, tensors)
+    state = ServerState(model=model, memory=_nested(kept), **{**scalars, "loss": loss})
+    prefix = f"{ENGINE}."
+    own = {name: one for name, one in tensors.items() if name.startswith(prefix)}
+    return state, {name.removeprefix(prefix): one for name, one in own.items()}
 
 
 def load_model(path: Path, *, best: bool = False) -> tuple[int, Tensor]:
@@ -165,7 +170,7 @@ def _refuse_misfits(path: Path, content: _Content, first: ServerState) -> None:
             raise _refused(
                 path, f"not a checkpoint of this run ({name} is missing, not of {shape})"
             )
-        if name.split(".")[0] in BY_CLIENT and saved.dim() > 0 and len(saved) < len(expected):
+        if name.split("/")[0] in BY_CLIENT and saved.dim() > 0 and len(saved) < len(expected):
             expected = expected[: len(saved)]  # clients have joined since
         if saved.dtype != expected.dtype or saved.shape != expected.shape:
             misfit = f"{name} is of {list(saved.shape)}, not of {shape}"
@@ -185,10 +190,7 @@ def _refuse_damage(path: Path, content: _Content) -> None:
 
 def _tensors(state: ServerState) -> dict[str, Tensor]:
     """The tensors of a state by their names in the file."""
-    tensors = {MODEL: state.model}
-    for field in FIELDS:
-        tensors |= _named(field, getattr(state, field))
-    return tensors
+    return {MODEL: state.model} | _flat(state.memory)
 
 
 def _fingerprint(scalars: str, tensors: Mapping[str, Tensor]) -> str:
@@ -200,15 +202,27 @@ def _fingerprint(scalars: str, tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _named(field: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{field}.{name}": tensor for name, tensor in tensors.items()}
+def _flat(memory: Memory, path: str = "") -> dict[str, Tensor]:
+    """The tensors of a memory, and of the memories in it, by their paths."""
+    tensors: dict[str, Tensor] = {}
+    for name, kept in memory.items():
+        if isinstance(kept, Mapping):
+            tensors |= _flat(kept, f"{path}{name}/")
+        else:
+            tensors[path + name] = kept
+    return tensors
 
 
-def _under(field: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a field, by their own names."""
-    prefix = f"{field}."
-    own = [(name, tensor) for name, tensor in tensors.items() if name.startswith(prefix)]
-    return {name.removeprefix(prefix): tensor for name, tensor in own}
+def _nested(tensors: Mapping[str, Tensor]) -> Memory:
+    """The memory that `_flat` was given."""
+    memory: dict[str, Any] = {}
+    for path, tensor in tensors.items():
+        *parts, name = path.split("/")
+        place = memory
+        for part in parts:
+            place = place.setdefault(part, {})
+        place[name] = tensor
+    return memory
 
 
 def _refused(path: Path, reason: str) -> RunError:

@@ -65,7 +65,6 @@ class MethodFacts:
     bounds: dict[str, Any] | None = None  # [methods.bounds]
     privacy: dict[str, Any] = field(default_factory=dict)  # [methods.privacy]; empty without
     tuned: dict[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
-    is_secret: bool = False  # secure aggregation: the server does not know single weights
     has_rule: bool = False  # another than the mean
     is_control: bool = False  # only a reference: it uses who is hostile, or is not federated
     is_available: bool = True  # without knowing who is hostile, and without pooling all samples

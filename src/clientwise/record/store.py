@@ -16,8 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..core.objective.problem import Problem
-from ..core.reasons import likely_cause
-from ..core.types import RoundRecord, ServerState
+from ..core.types import RoundRecord, ServerState, likely_cause
 from ..errors import RunError, shortened
 from ..writing import ENDING, write_atomically
 from .checkpoint import load_checkpoint, save_checkpoint
@@ -255,10 +254,7 @@ class Store:
                     )
 
     def refuse_nothing_learned(self) -> None:
-        """RunError where no update ever had a weight: the model is still the initial one.
-
-        Under secure aggregation, the weight of an accepted update is not known.
-        """
+        """RunError where no update ever had a weight: the model is still the initial one."""
         accepted = "json_extract(value, '$.participants') - json_extract(value, '$.refused')"
         weighed = f"SELECT 1 FROM rounds WHERE {accepted} > json_extract(value, '$.without_weight') LIMIT 1"
         if self._row(weighed):

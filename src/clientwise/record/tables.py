@@ -187,8 +187,7 @@ def frames_of(done: Round) -> dict[str, dict[str, Any]]:
 
 
 def _criteria(record: RoundRecord) -> dict[str, Any]:
-    """None where secure aggregation hides them from the server."""
-    if not record.criteria or bool(record.raw.isnan().all()):
+    if not record.criteria:
         return {"client": []}
     columns: dict[str, Any] = {"client": numpy.array(record.client_ids, numpy.int64)}
     for index, name in enumerate(record.criteria):

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy
 from pandas import DataFrame as Frame
 
-from ..core.reasons import Kept, likely_cause
+from ..core.types import Kept, likely_cause
 from ..experiment.checks.steps import unequal_steps
 from ..record.facts import changed_facts
 from .items import counted, percent

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from ...registry import (
     PositiveFloat,
-    PositiveInt,
     Registry,
     Share,
     needs,
 )
-from ..seeding import generator
 from ..types import Gathered
 from .robust import (
     Minority,
@@ -184,31 +182,6 @@ def nearest_neighbours(gathered: Gathered, weights: Tensor, *, hostile: Minority
     squares = squared_distances(gathered.updates)
     nearest = lowest(squares, weights.to(squares), 1 - hostile).T  # row a: the weight nearest to a
     return mixed(gathered, nearest / (1 - hostile))
-
-
-@BEFORE.register("bucketing", needs("single_values", "pairs"))
-def bucketing(gathered: Gathered, weights: Tensor, *, size: PositiveInt = 2) -> Mixed:
-    """Δ_a ← the weighted mean of its bucket, `size` clients drawn anew every round (Karimireddy et al., 2022).
-
-    Buckets have equally many clients, whatever their weights. A bucket's mean gets the weight of all its
-    members.
-
-    Args:
-        gathered: the updates [n, d], and the seed of the round.
-        weights: sum to 1, [n].
-        size: clients in a bucket.
-
-    Returns:
-        Means of buckets [n, d].
-    """
-    count = len(gathered.client_ids)
-    drawn = torch.randperm(count, generator=generator(gathered.seed, "buckets"))
-    bucket = torch.empty(count, dtype=torch.int64)
-    bucket[drawn] = torch.arange(count) // size
-    members = (bucket[:, None] == bucket) * weights.double().cpu()
-    totals = members.sum(1, keepdim=True)
-    own = torch.eye(count, dtype=torch.float64)
-    return mixed(gathered, torch.where(totals > 0, members / totals, own))
 
 
 def scaled(gathered: Gathered, factors: Tensor) -> Mixed:

@@ -50,18 +50,6 @@ class Ruled:
     residual: float | None = None  # of adapters: the share of the mean that their rank leaves out
 
 
-def fault_in(result: object, clients: int, size: int) -> str | None:
-    """Why the result of a rule cannot be right, for updates of so many clients, each of `size` values."""
-    if not isinstance(result, Ruled):
-        return f"must return a Ruled, returned {type(result).__name__}"
-    update = tuple(result.update.shape)
-    influence = tuple(result.influence.shape)
-    if update == (size,) and influence == (clients,):
-        return None
-    wanted = f"one update of {size} values and the influence of {clients} clients"
-    return f"must return {wanted}, returned shapes {update} and {influence}"
-
-
 State = Mapping[str, Tensor]
 Rule = Callable[..., Ruled]
 RULES: Registry[Rule] = Registry("rule", "rules", "Aggregation of the weighted updates")

@@ -20,8 +20,7 @@ from torch import Tensor
 from ...registry import Decay, Lists, Part, PositiveFloat, Registry, needs
 
 Tau = Annotated[float, Ge(1e-12), Le(1e12)]  # neither it nor its square is lost in float32
-StepState = Mapping[str, Tensor]
-SUMS = "sums"  # of `BestOf`: the decayed sums of losses [s], beside the states of its steps
+StepState = Mapping[str, Any]  # tensors; of `BestOf` also the states of its steps
 ServerStep = Callable[..., tuple[Tensor, StepState]]
 SERVER_STEPS: Registry[Callable[..., Any]] = Registry(
     "server step", "server_steps", "Application of the aggregate to the model"
@@ -188,17 +187,11 @@ class BestOf:
     def __call__(self, model: Tensor, mean: Tensor, state: StepState) -> tuple[Tensor, StepState]:
         """The models of all steps [s, d], and their states."""
         models = []
-        after = {name: value for name, value in state.items() if name == SUMS}
+        after = dict(state)
         for index, step in enumerate(self._taken):
-            prefix = f"{index}."
-            before = {
-                name.removeprefix(prefix): value
-                for name, value in state.items()
-                if name.startswith(prefix)
-            }
-            moved, kept = step(model, mean, before)
+            own = str(index)
+            moved, after[own] = step(model, mean, state.get(own, {}))
             models.append(moved)
-            after |= {prefix + name: value for name, value in kept.items()}
         return torch.stack(models), after
 
     def choose(self, losses: Tensor, state: StepState) -> tuple[int, StepState]:
@@ -211,15 +204,16 @@ class BestOf:
         if not bool(is_finite.any()):
             return 0, state
         worst = losses[is_finite].max()
-        before = state[SUMS].cpu() if SUMS in state else torch.zeros_like(losses)
+        before = state["sums"].cpu() if "sums" in state else torch.zeros_like(losses)
         sums = self.decay * before + torch.where(is_finite, losses, worst)
         usable = torch.where(is_finite, sums, torch.inf)
-        return int(usable.argmin()), {**state, SUMS: sums}
+        return int(usable.argmin()), {**state, "sums": sums}
 
 
 def _remembered(state: StepState, name: str, model: Tensor, start: float = 0.0) -> Tensor:
     """A tensor [d] of the state; filled with `start` in the first round."""
-    return state[name] if name in state else torch.full_like(model, start)
+    kept: Tensor = state[name] if name in state else torch.full_like(model, start)
+    return kept
 
 
 def _moment(before: Tensor, value: Tensor, decay: float) -> Tensor:

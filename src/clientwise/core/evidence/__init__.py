@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import fldetector, history, rivals, significance
+from . import rivals, significance
 from .base import EVIDENCE, Evidence
 
-__all__ = ["EVIDENCE", "Evidence", "fldetector", "history", "rivals", "significance"]
+__all__ = ["EVIDENCE", "Evidence", "rivals", "significance"]

@@ -561,7 +561,6 @@ class Segmentation(Problem):
     counts_dtype = torch.int64
     is_dense = True
     adds_up = True
-    column = "mask"
 
     @property
     def counts_shape(self) -> tuple[int, ...]:
@@ -594,10 +593,6 @@ class Segmentation(Problem):
     def decided(self, predictions: Tensor) -> Tensor:
         """Masks [N, H, W]: the most probable class of every pixel."""
         return predictions.argmax(1)
-
-    def named(self, predictions: Tensor, classes: Sequence[str]) -> dict[str, list[Any]]:
-        """The masks."""
-        return {self.column: self.decided(predictions).tolist()}
 
     def num_outputs(self, target_shape: torch.Size) -> int:
         """A logit per class and pixel."""

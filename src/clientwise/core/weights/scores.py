@@ -276,27 +276,15 @@ class Owa(Score):
 class Choquet(Score):
     """Choquet integral: criteria that support or repeat each other, by a capacity v(S) for every subset S.
 
-    Give either a `capacity`, or `importances` and `interactions` of a 2-additive one (Grabisch, 1997).
-
     Args:
         capacity: v(S) of every subset, with keys such as "a", "b", "a+b"; 1 for all criteria together.
-        importances: Shapley value of every criterion; they sum to 1.
-        interactions: of pairs, with keys such as "a+b", between −1 and 1; 0 for pairs left out.
 
     >>> pair = Choquet({"a": 0.3, "b": 0.3, "a+b": 1.0})  # together they are worth more than apart
     >>> pair(["a", "b"], torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     tensor([0.3000, 0.5000])
     """
 
-    capacity: Mapping[str, float] | None = None
-    importances: Mapping[str, float] | None = None
-    interactions: Mapping[str, float] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.capacity is None) == (self.importances is None):
-            raise ValueError("give either a capacity or importances")
-        if self.capacity is not None and self.interactions is not None:
-            raise ValueError("interactions go with importances, not with a capacity")
+    capacity: Mapping[str, float]
 
     def check(self, names: Sequence[str]) -> None:
         """ValueError unless the capacity is complete, v(all) = 1, and never smaller for a larger set."""
@@ -304,12 +292,8 @@ class Choquet(Score):
             raise ValueError(
                 f"choquet takes up to 8 criteria, got {len(names)}: a capacity has 2^m values"
             )
-        mobius = self.mobius(names)
         everything = frozenset(names)
-        values = {
-            subset: sum(value for part, value in mobius.items() if part <= subset)
-            for subset in [frozenset[str](), *_subsets(names)]
-        }
+        values = {frozenset[str](): 0.0} | self._given(names)
         if abs(values[everything] - 1) > 1e-6:
             raise ValueError(
                 f"the capacity of all criteria together must be 1, got {values[everything]:g}"
@@ -324,32 +308,29 @@ class Choquet(Score):
 
     def mobius(self, names: Sequence[str]) -> dict[frozenset[str], float]:
         """m(S) of sets of criteria, with v(S) = Σ_{T⊆S} m(T)."""
-        if self.importances is not None:
-            return self._two_additive(self.importances, names)
-        given = _by_subset(self.capacity or {}, names)
-        missing = [subset for subset in _subsets(names) if subset not in given]
-        if missing:
-            raise ValueError(f"the capacity has no value for {', '.join(map(_joined, missing))}")
         found: dict[frozenset[str], float] = {}
-        for subset in _subsets(names):
+        for subset, value in self._given(names).items():
             parts = sum(value for part, value in found.items() if part < subset)
-            found[subset] = given[subset] - parts
+            found[subset] = value - parts
         return found
 
-    def _two_additive(
-        self, importances: Mapping[str, float], names: Sequence[str]
-    ) -> dict[frozenset[str], float]:
-        """Of single criteria and of pairs."""
-        _require_same("importances", importances, names)
-        pairs = _by_subset(self.interactions or {}, names)
-        for pair in pairs:
-            if len(pair) != 2:
-                raise ValueError(f"interactions are between two criteria, got {_joined(pair)!r}")
-        singles = {}
-        for name in names:
-            interacting = sum(value for pair, value in pairs.items() if name in pair)
-            singles[frozenset({name})] = importances[name] - interacting / 2
-        return singles | pairs
+    def _given(self, names: Sequence[str]) -> dict[frozenset[str], float]:
+        """v(S) of all non-empty subsets, the smallest first."""
+        given: dict[frozenset[str], float] = {}
+        for key, value in self.capacity.items():
+            members = frozenset(part.strip() for part in key.split("+"))
+            for member in members:
+                _require_known(f"{key!r} names", member, names)
+            if members in given:
+                raise ValueError(f"{_joined(members)} is given twice")
+            given[members] = float(value)
+        subsets: list[frozenset[str]] = []
+        for size in range(1, len(names) + 1):
+            subsets += map(frozenset, itertools.combinations(names, size))
+        missing = [subset for subset in subsets if subset not in given]
+        if missing:
+            raise ValueError(f"the capacity has no value for {', '.join(map(_joined, missing))}")
+        return {subset: given[subset] for subset in subsets}
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """Σ_S m(S)·min_{j∈S} c_j, which equals the sorted form."""
@@ -520,27 +501,6 @@ class Iowa(Score):
         first = share / self.best * self.most
         second = self.most + (share - self.best) / (self.end - self.best) * (1 - self.most)
         return torch.where(share < self.best, first, second.clip(max=1))
-
-
-def _subsets(names: Sequence[str]) -> list[frozenset[str]]:
-    """All non-empty subsets, the smallest first."""
-    subsets: list[frozenset[str]] = []
-    for size in range(1, len(names) + 1):
-        subsets += map(frozenset, itertools.combinations(names, size))
-    return subsets
-
-
-def _by_subset(given: Mapping[str, float], names: Sequence[str]) -> dict[frozenset[str], float]:
-    """Values by sets of criteria, from keys such as "a+b"."""
-    found = {}
-    for key, value in given.items():
-        members = frozenset(part.strip() for part in key.split("+"))
-        for member in members:
-            _require_known(f"{key!r} names", member, names)
-        if members in found:
-            raise ValueError(f"{_joined(members)} is given twice")
-        found[members] = float(value)
-    return found
 
 
 def _joined(subset: frozenset[str]) -> str:

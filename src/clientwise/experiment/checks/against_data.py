@@ -13,10 +13,9 @@ from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS
 from ...core.objective.problem import Problem
 from ...core.other_weights import MOST_CLIENTS
-from ...core.privacy import FEWEST
 from ...core.training import TRANSFORMS, TransformDeclaration
 from ...core.types import ModelSpec
-from ...core.weights.bounds import InfeasibleError
+from ...core.weights.weighting import InfeasibleError
 from ...data.federated import FederatedData, Samples
 from ...engine.device import pick_device, refuse_impossible
 from ...errors import ConfigError, Problems
@@ -33,7 +32,6 @@ from .memory import largest_round
 from .trial import network_issues, trial_issues
 
 TRIED_ROUNDS = 10_000  # of a schedule
-LARGEST_COARSENESS = 1e-3  # of a rounded sum, as a share of what it is clipped to
 FACTORS = 'freeze lora_A, so that all clients share it, or set adapters = "factors"'
 
 
@@ -220,7 +218,6 @@ def _client_issues(
             message = f"must be at most {at_work}, the number of clients at work at a time"
             yield f"{place}.pace.buffer = {method.pace.buffer}", message
         yield from _epsilon_issues(place, method, plan, num_clients, experiment.rounds)
-        yield from _secret_issues(f"{place}.secure_aggregation", method, plan.cohort_size, problem)
     for name, values in experiment.attributes.items():
         if len(values) != num_clients:
             yield f"attributes.{name}", f"has {len(values)} values for {num_clients} clients"
@@ -250,27 +247,6 @@ def _epsilon_issues(
     elif (once := accountant.epsilon(1)) > privacy.epsilon:
         hint = f"the first round alone spends {once:.3g}: raise epsilon or noise_multiplier"
         yield f"{place}.privacy.epsilon = {privacy.epsilon:g}", hint
-
-
-def _secret_issues(key: str, method: Method, size: int, problem: Problem) -> Iterator[Issue]:
-    """Secure aggregation of too few clients, or with too coarse a rounding."""
-    if method.secure is None:
-        return
-    if size < FEWEST:
-        hint = f"needs at least {FEWEST} clients in a round, and a round asks {size}"
-        yield key, f"{hint}: of two clients, each can subtract its own update from the sum"
-        return
-    if method.secure.needed(size) > size:
-        yield f"{key}.threshold", "must be below 1: a threshold of all clients or more fails"
-        return
-    sums = method.secret_sum(problem, size)
-    if sums.coarseness <= LARGEST_COARSENESS:
-        return
-    hint = f"a sum of {size} clients overflows unless values are rounded by up to {sums.coarseness:.2g} of clip, "
-    hint += f"and more than {LARGEST_COARSENESS:g} is too coarse: use bits = 64"
-    if not method.uses_sums and sums.highest > 1:
-        hint += f', or, since scores may reach {sums.highest:.2g}, use normalise = "sum"'
-    yield f"{key}.bits = {method.secure.bits}", hint
 
 
 def _group_issues(
@@ -358,10 +334,9 @@ def _spec_issues(experiment: Experiment, spec: ModelSpec, data: FederatedData) -
                 if "single_values" in registry.needs(part):
                     reason = f"{part.name} combines single values of updates, and of LoRA adapters"
                     yield f"{place}.{key}", f"{reason} the products B·A count: {FACTORS}"
-            if method.noises_mean or method.secure:
-                key = "privacy" if method.noises_mean else "secure_aggregation"
-                reason = "has no sensitivity and no masked sum for a mean of products B·A (LoRA adapters)"
-                yield f"{place}.{key}", f"{reason}: {FACTORS}"
+            if method.noises_mean:
+                reason = "has no sensitivity for a mean of products B·A (LoRA adapters)"
+                yield f"{place}.privacy", f"{reason}: {FACTORS}"
 
 
 def _without_server_set(experiment: Experiment, data: FederatedData) -> Mapping[int, Issue]:

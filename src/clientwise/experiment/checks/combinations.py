@@ -1,7 +1,7 @@
 """Keys of a config that do not go together, whatever the data are: a table of rows for each subject.
 
 A row is a key, what is wrong with it, and whether it holds; all rows that hold are said at once. `docs/privacy.md` has
-the reasons of what is refused with differential privacy and secure aggregation: noise covers what one client can do to
+the reasons of what is refused with differential privacy: noise covers what one client can do to
 the released models if no client changes what another one contributes, nothing else about the clients is released, and
 cohorts are drawn as the accountant assumes.
 """
@@ -19,9 +19,6 @@ from ...core.feedback import LOSS_ADAPTERS, MAX_CRITERIA, AdapterDeclaration
 from ...core.method import Method
 from ...core.training import declared_of, is_plain, part_of
 from ...core.weights.weighting import (
-    NORMALISERS,
-    DividesBySums,
-    KeepsUnits,
     check_normaliser,
     is_constant,
 )
@@ -38,7 +35,6 @@ TEST_SETS = "test_fraction must not be 0"
 HELD_OUT = "needs held-out samples: set server_set.fraction > 0"
 SINGLE = "makes what one client contributes depend on the others, so that ε is unknown"
 ON_CLIENTS = "evaluates on the clients' samples, which the noise does not cover"
-SEES_MODELS = "compares single updates, which the server does not see under secure aggregation"
 SIMULATION = "is for simulations: in a deployment"
 
 # A key, what is wrong with it, and whether it is: also a text or several, which stand for `{}` in the other two
@@ -107,25 +103,7 @@ EXPERIMENT: tuple[tuple[str, str, Callable[[Experiment], object]], ...] = (
     ("keep", HELD_OUT, lambda e: e.keep == "best" and not _has_held_out_loss(e)),
 )
 
-ALLOWED_IF_SECURE = {"adapt_loss", "criteria", "fine_tune", "normalise", "score", "server_step"}
-ALLOWED_IF_SECURE |= {"adapters", "name", "training", "tuned", "secure_aggregation"}
-# Keys that differ from FedAvg's and are not allowed: why, and what to use instead
-REFUSED_IF_SECURE = {
-    "evidence": f"{SEES_MODELS}: use criteria that clients measure",
-    "rule": f"{SEES_MODELS}: leave it out; secure_aggregation.clip bounds the norm of every update",
-    "before": f"{SEES_MODELS}: remove it; clients clip their own updates (secure_aggregation.clip)",
-    "bounds": "needs all weights, which the server does not see under secure aggregation: remove it",
-    "adjust": "evaluates several weighted sums of the same updates, from which the server can compute "
-    "every update: use a fixed order of priority",
-    "brake": "keeps the old model after its sum is known, and the next sum of updates of the same model "
-    "would differ by the clients that dropped out: remove it",
-    "sampling": "draws clients by criteria that the server does not see under secure aggregation: remove it",
-    "pace": "lets updates of other rounds in, and masks cancel within one round: remove it",
-    "control": "has no clients that send anything: remove secure_aggregation",
-    "privacy": "noise of the server is added after the sum is known to it, and noise of the clients "
-    "inside the masked sum is not implemented: use either of the two",
-}
-# Likewise with differential privacy, and with its noise on the server
+# Keys that differ from FedAvg's and are not allowed with differential privacy, and with its noise on the server
 REFUSED_IF_PRIVATE = {
     "adjust": f"{ON_CLIENTS}: privacy needs a fixed order of priority",
     "pace": f"{SINGLE}: leave it out",
@@ -250,8 +228,6 @@ def _method_issues(place: str, settings: MethodSettings, experiment: Experiment)
         yield from _holding(place, _of_local_noise(method, experiment))
     if method.noises_mean:
         yield from _holding(place, _of_noised_mean(*about))
-    if method.secure:
-        yield from _holding(place, _of_secure(*about))
 
 
 def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
@@ -284,15 +260,14 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
         (
             "training.control_variates",
             "are kept by the clients and sent beside the models, in time and in the clear: leave out pace, privacy "
-            f"and secure_aggregation, and {LOCAL}",
-            training.control_variates
-            and (e.engine == "flower" or m.pace.keeps_late or m.privacy or m.secure),
+            f"and {LOCAL}",
+            training.control_variates and (e.engine == "flower" or m.pace.keeps_late or m.privacy),
         ),
         (
             "training.loss.class_weights",
             '"balanced" needs the label counts of all clients, which stay on their nodes, and which no noise or mask '
             "protects: give a list of weights",
-            m.counts_labels and (_on_flower(e) or m.privacy or m.secure or training.sample_clip),
+            m.counts_labels and (_on_flower(e) or m.privacy or training.sample_clip),
         ),
         ("training.loss", "{}: remove one of them", _why_not_adapted(s, m)),
         (
@@ -341,7 +316,7 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
             "",
             "results of other weights (evaluation.counterfactuals, shapley) reveal single updates, and get no noise: "
             "set them to false",
-            other_weights and (m.privacy or m.secure),
+            other_weights and m.privacy,
         ),
     ]
     measured = {part.name for part in s.criteria}
@@ -511,56 +486,6 @@ def _of_noised_mean(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row
             "privacy",
             f"flower.grace_seconds {SINGLE}: leave it out",
             _on_flower(e) and e.flower.grace_seconds is not None,
-        ),
-    ]
-
-
-def _of_secure(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
-    assert m.secure is not None
-    normaliser = _normaliser(s, m)
-    sums = DividesBySums | KeepsUnits
-    return [
-        *_refused(s, REFUSED_IF_SECURE),
-        (
-            "{}",
-            "does not go with secure aggregation: remove one of the two",
-            sorted({*s.unlike_fedavg()} - ALLOWED_IF_SECURE - REFUSED_IF_SECURE.keys()),
-        ),
-        (
-            "secure_aggregation.threshold",
-            "must be at least 0.5: below a majority, a server can have two groups of clients unmask the same client "
-            "in two ways",
-            m.secure.threshold < 0.5,
-        ),
-        (
-            "secure_aggregation",
-            "a Poisson cohort can have more clients than the sum has room for, and too few for the threshold: set "
-            'federation.sampling = "fixed"',
-            e.federation.sampling == "poisson",
-        ),
-        (
-            "secure_aggregation",
-            "is simulated in one process, and clients on Flower would send everything in the clear: "
-            f"{LOCAL}, without flower.clients",
-            _on_flower(e),
-        ),
-        (
-            "criteria",
-            "{} is measured by the server, which sees no single update or client under secure aggregation: use a "
-            "criterion that clients measure",
-            [one.name for one in m.criteria if one.measured_by != "client"],
-        ),
-        (
-            "score",
-            f"{s.score.name} sorts or compares criteria, so its weights are no sum of products of criteria: use "
-            '"prioritized", "mean", "weighted_mean" or "product"',
-            m.score.terms(m.names) is None,
-        ),
-        (
-            "normalise",
-            f"{normaliser} needs more than sums of the criteria, which are all that clients are told: use "
-            '"sum", or "none" for criteria with a known range',
-            not isinstance(NORMALISERS.declared(normaliser), sums),
         ),
     ]
 

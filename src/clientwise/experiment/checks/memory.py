@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from ...core.aggregation import robust
-from ...core.cohort import count_sums
+from ...core.cohort import folded_terms
 from ...core.method import Method, Plan
 from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData
@@ -47,7 +47,7 @@ def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec
         spec: the layout of a model.
     """
     clients = plan.cohort_size if plan.asks is None else len(plan.asks)
-    sums = count_sums(method, plan, spec, data.samples.problem, clients)
+    sums = len(folded_terms(method, plan, spec, data.samples.problem, clients))
     pairs = method.averaged_pairs(spec)  # of LoRA adapters
     others = plan.counterfactuals or plan.shapley
     copies = 0 if sums else STACKED_COPIES

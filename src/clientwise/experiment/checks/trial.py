@@ -137,7 +137,6 @@ def _alone(method: Method) -> Method:
         control=None,
         pace=Pace(),
         privacy=None,
-        secure=None,
     )
 
 

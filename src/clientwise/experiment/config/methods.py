@@ -15,12 +15,17 @@ from ...core.criteria import CRITERIA, make_criterion
 from ...core.evidence import EVIDENCE
 from ...core.feedback import ADJUSTMENTS, LOSS_ADAPTERS
 from ...core.method import Adapters, Control, Method
-from ...core.privacy import Privacy, SecureAggregation
+from ...core.privacy import Privacy
 from ...core.sampling import SAMPLINGS
 from ...core.types import LocalTraining
-from ...core.weights.bounds import Bounds
 from ...core.weights.scores import SCORES, Score
-from ...core.weights.weighting import NORMALISERS, DividesBySums, Normaliser, is_constant, no_scale
+from ...core.weights.weighting import (
+    NORMALISERS,
+    Bounds,
+    Normaliser,
+    is_constant,
+    no_scale,
+)
 from ...registry import Part, PositiveInt, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
@@ -120,10 +125,6 @@ class MethodSettings(ConfigTable):
     privacy: Annotated[Privacy, TableOf(Privacy)] | None = None
     """Differential privacy of the clients; see [methods.privacy]."""
 
-    secure_aggregation: Annotated[SecureAggregation, TableOf(SecureAggregation)] | None = None
-    """Hide every client's update, criteria and weight from the server; an empty table takes the
-    defaults. Default: off."""
-
     def unlike_fedavg(self) -> list[str]:
         """The keys that differ from FedAvg's."""
         mine = self.model_copy(update={"tuned": None}).to_dict()
@@ -178,9 +179,7 @@ class MethodSettings(ConfigTable):
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
             pace=self.pace or Pace(),
             privacy=self.privacy,
-            secure=self.secure_aggregation,
             adapters=self.adapters,
-            uses_sums=isinstance(NORMALISERS.declared(normalise.name), DividesBySums),
             sampling=make_if_named(SAMPLINGS, self.sampling),
             compares_pairs=any("pairs" in kind.needs(part) for _, kind, part in self.parts()),
         )

@@ -204,7 +204,10 @@ class Lane:
         privacy = self.method.privacy
         if self._accountant is None or privacy is None or privacy.epsilon is None:
             return False
-        return self._accountant.epsilon(int(state.privacy["releases"].max()) + 1) > privacy.epsilon
+        return (
+            self._accountant.epsilon(int(state.kept("privacy")["releases"].max()) + 1)
+            > privacy.epsilon
+        )
 
     def begin(self, trackers: Trackers) -> None:
         """Begin tracking, before the first round that is run now."""
@@ -230,8 +233,9 @@ class Lane:
 
     def _count_releases(self, count: int) -> None:
         server = self.state.server
-        privacy = {**server.privacy, "releases": server.privacy["releases"] + count}
-        self.state = replace(self.state, server=replace(server, privacy=privacy))
+        counted = {"releases": server.kept("privacy")["releases"] + count}
+        server = replace(server, memory={**server.memory, "privacy": counted})
+        self.state = replace(self.state, server=server)
         self._save()
 
     def run_round(self, state: LaneState) -> LaneState:
@@ -249,7 +253,7 @@ class Lane:
         notes = list(record.notes)
         released = record.released
         if released is not None and self._accountant is not None:
-            spent = self._accountant.epsilon(int(server.privacy["releases"].max()))
+            spent = self._accountant.epsilon(int(server.kept("privacy")["releases"].max()))
             released = replace(released, epsilon=spent)
             if is_early and self._has_spent(server):
                 notes.append(

@@ -61,11 +61,10 @@ def _config_of(folder: Path, what: str) -> dict[str, Any]:
             "a run of its own with federation.without, another criterion or other bounds"
         )
     for method in before.methods:
-        if method.privacy or method.secure_aggregation:
-            kind = "differential privacy" if method.privacy else "secure aggregation"
+        if method.privacy:
             raise RunError(
-                f"{folder}: {method.name} uses {kind}. The difference of two runs would tell about "
-                "single clients, and neither noise nor masks cover it"
+                f"{folder}: {method.name} uses differential privacy. The difference of two runs would "
+                "tell about single clients, and no noise covers it"
             )
     return {**before.to_dict(), "name": f"{before.name}, {what}"}
 

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from ...core.clock import LATE, Pace
 from ...core.criteria import is_fixed
-from ...core.reasons import Reason
-from ...core.types import Evaluation, Refusal, ServerPart, Task, Updates
+from ...core.types import Evaluation, Reason, Refusal, ServerPart, Task, Updates
 from ...engine.wrapping import EmbeddedEngine
 from ...errors import ClientwiseError
 from ...experiment.config.settings import FlowerSettings

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from ...core.evaluation import LARGEST_LOSS
 from ...core.objective.problem import Problem
-from ...core.reasons import Reason
-from ...core.types import Evaluation, Refusal, Updates
+from ...core.types import Evaluation, Reason, Refusal, Updates
 from ...errors import plain
 from ...experiment.config.settings import FlowerSettings
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...core.reasons import Kept
+from ...core.types import Kept
 from ...errors import RunError
 from ...registry import listed, suggest
 from ..about import in_words
