@@ -567,7 +567,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         r"model: .*pass inputs\[:, None\]",
     ),
     "nothing happened": (
-        {"model": nn.Linear(5, 1), "clients": [(X, -1.0 - Y)] * 2, "survival": True},
+        {"model": nn.Linear(5, 1), "clients": [(X, -1.0 - Y)] * 2, "problem": "survival"},
         "no event has happened",
     ),
     "one sample beside the server's": (

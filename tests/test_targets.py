@@ -371,7 +371,7 @@ def test_frames_of_survival(signed: bool, tmp_path: Path) -> None:
     frames = {name: survivors(60, place) for place, name in enumerate(NAMES)}
     given: dict[str, Any] = {"event": "died"}
     if signed:
-        given = {"survival": True}
+        given = {"problem": "survival"}
         for frame in frames.values():
             frame["days"] *= numpy.where(frame.pop("died"), 1, -1)
     run = cw.fit(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from .core.objective.problem import Problem, named_problem
 from .data.arrays import NamedInput, pack, read_holders, unpack
 from .data.encoding import Encoding
 from .data.federated import Samples
-from .data.table import Encoder, encode_rows, read_rows, remarks
+from .data.table import Encoder, encode_rows, read_rows
 from .engine.probes import with_input_type
 from .errors import ClientwiseError
 from .experiment.config.parts import make, read_recorded
@@ -28,7 +27,6 @@ from .models.networks import MODELS
 from .record.facts import ModelFacts
 from .record.models import ModelHeader, read_model
 
-log = logging.getLogger("clientwise")
 BATCH = 4096  # rows
 BATCH_OF_IMAGES = 16  # of which every pixel is predicted
 COPIES = 4  # of a model: its file, the network, and what reading takes
@@ -74,11 +72,9 @@ class Predictor(nn.Module):
             rows = read_rows(Path(rows), self.table)
         is_pandas = isinstance(rows, pandas.DataFrame)
         frame = rows if is_pandas else pandas.DataFrame(_columns(rows, source))
-        encoded = encode_rows(frame, self.table, source)
-        for remark in remarks(encoded, self.table):
-            log.warning("%s", remark)
+        values = torch.from_numpy(encode_rows(frame, self.table, source))
         with torch.no_grad():
-            batches = torch.split(torch.as_tensor(encoded.values), BATCH)
+            batches = torch.split(values, BATCH)
             predictions = torch.cat([self(batch) for batch in batches])
         named = self.problem.named(predictions, self.table.classes)
         if is_pandas:

@@ -16,7 +16,7 @@ import numpy
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from clientwise.data.published import handwriting, images, tables
+from clientwise.data.datasets import handwriting, images, tables
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 HOSPITALS = {"Cleveland": 6, "Hungarian": 5, "Switzerland": 4, "VA": 4}

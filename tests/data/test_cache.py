@@ -78,12 +78,6 @@ def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.Monkey
         cached("set", [source], Builder(source))
 
 
-def test_a_source_that_cannot_be_read_is_not_blamed_on_the_cache(source: Path) -> None:
-    with pytest.raises(DataError) as caught:
-        cached("set", [source], lambda arrays: arrays.save(small=numpy.fromfile(source / "absent")))
-    assert str(caught.value) == f"{source / 'absent'}: Not a directory"
-
-
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="room cannot be reserved here")
 def test_an_array_has_its_room_before_it_is_filled(tmp_path: Path) -> None:
     array = Writer(tmp_path).create("images", (1000, 1000), numpy.uint8)

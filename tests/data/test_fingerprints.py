@@ -19,7 +19,7 @@ from clientwise.data.division import federate
 from clientwise.data.features import FEATURES, Backbone, with_features
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import iid
-from clientwise.data.published import handwriting
+from clientwise.data.datasets import handwriting
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.registry import Part
@@ -57,7 +57,7 @@ def diabetes(folder: Path) -> FederatedData:
 
 
 def air(folder: Path) -> FederatedData:
-    return federated(DATASETS.get("beijing_air")(folder, standardise="off"))
+    return federated(DATASETS.get("beijing_air")(folder))
 
 
 def cells(folder: Path, augment: bool = True) -> FederatedData:
@@ -68,14 +68,13 @@ def domains(folder: Path) -> FederatedData:
     return federated(DATASETS.get("digit_domains")(folder))
 
 
-def own_table(folder: Path, standardise: str = "pooled") -> FederatedData:
+def own_table(folder: Path) -> FederatedData:
     table = DATASETS.get("table")
     samples = table(
         folder,
         files="own/*.csv",
         target="ill",
         categories=["sex"],
-        standardise=standardise,
     )
     return federated(samples)
 
@@ -133,7 +132,6 @@ def features(folder: Path) -> FederatedData:
 COMPUTED = {
     "exp of device speeds": (lognormal_devices, torch.Tensor, "exp"),
     "deviations of a table": (own_table, numpy, "sqrt"),
-    "deviations by client": (partial(own_table, standardise="client"), numpy, "sqrt"),
     "targets beside hostile ones": (some_ages, numpy, "sqrt"),
     "scaled diabetes": (diabetes, "sklearn.datasets", "load_diabetes"),
     "logarithms of air": (air, numpy, "log10"),

@@ -1,4 +1,4 @@
-"""Files: the data folder, images in a folder or a zip archive, and the cache of decoded arrays.
+"""Files: the data folder, images in a folder or a zip archive, NumPy files, and the cache of decoded arrays.
 
 Reading a file ends in its content or in a DataError that names the file. A damaged file may make a library
 raise anything, so every exception is caught where a file is read.
@@ -35,7 +35,7 @@ from ..limits import memory
 
 log = logging.getLogger("clientwise")
 FORMAT = 2  # increase it when a loader writes other arrays than before
-MOST_BYTES = 2**30  # of a file that is read as a whole, unpacked
+WRITES = "numpy.savez writes such a file"
 
 
 class DataError(ClientwiseError, ValueError):
@@ -53,32 +53,70 @@ def find(data_dir: Path | None, dataset: str, candidates: list[str], get: str) -
             "docs/data.md says what is in it"
         )
     paths = [Path(data_dir) / candidate for candidate in candidates]
-    try:
-        for path in paths:
-            if path.exists():
-                return path
-    except OSError as error:
-        folder = shortened(str(data_dir))
-        raise DataError(
-            f"{dataset}: the data folder cannot be read ({error.strerror}): {folder}"
-        ) from None
+    for path in paths:
+        if path.exists():
+            return path
     also = f" (or {' or '.join(candidates[1:])})" if len(candidates) > 1 else ""
     why = "" if Path(data_dir).is_dir() else f" ({data_dir} is not a folder)"
     raise DataError(f"{paths[0]}{also} is missing{why}; {get}")
 
 
-def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a file of at most `most` bytes, unpacked if its name ends in .gz."""
+def read_file(path: Path) -> bytes:
+    """The content of a file, unpacked if its name ends in .gz."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read(most + 1)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
+            return file.read()
     except Exception as error:
         raise DataError(f"{path}: cannot be read ({reason(error)}); get the file again") from None
-    if len(content) > most:
-        raise DataError(f"{path}: has more than {most:,} bytes; get the file again")
-    return content
+
+
+def read_npz(path: Path) -> dict[str, numpy.ndarray]:
+    """The arrays of a NumPy file (.npz) by name: numbers, in this machine's byte order."""
+    try:
+        with path.open("rb") as raw, numpy.load(raw) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+        for name, array in found.items():
+            if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+                raise ValueError(
+                    f"{name} is of type {array.dtype}, not of numbers of at most 8 bytes"
+                )
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except Exception as error:  # the content decides what the libraries raise
+        raise DataError(f"{path}: not a NumPy file of arrays ({reason(error)}); {WRITES}") from None
+    return {
+        name: array.astype(array.dtype.newbyteorder("="), copy=False)
+        for name, array in found.items()
+    }
+
+
+def inputs_and_targets(
+    arrays: Mapping[str, numpy.ndarray], parts: Sequence[str], path: str | Path
+) -> dict[str, tuple[numpy.ndarray, numpy.ndarray]]:
+    """The arrays `{part}_inputs` and `{part}_targets` of every part, which have as many rows."""
+    pairs = {}
+    for part in parts:
+        names = (f"{part}_inputs", f"{part}_targets")
+        if missing := [name for name in names if name not in arrays]:
+            raise DataError(f"{path}: has no array {', '.join(missing)}; {WRITES}")
+        inputs, targets = (arrays[name] for name in names)
+        if inputs.shape[:1] != targets.shape[:1] or not inputs.ndim:
+            shapes = f"{names[0]} of shape {inputs.shape}, {names[1]} of {targets.shape}"
+            raise DataError(f"{path}: has {shapes}; give one row for every sample")
+        pairs[part] = (inputs, targets)
+    return pairs
+
+
+def check_attributes(
+    attributes: Mapping[str, numpy.ndarray], num_samples: int, path: str | Path
+) -> None:
+    """DataError unless every attribute has one value for every training sample."""
+    for name, values in attributes.items():
+        if values.shape != (num_samples,):
+            raise DataError(
+                f"{path}: {name} has shape {values.shape}, but there are {num_samples:,} training samples; "
+                "give one number for each"
+            )
 
 
 def package_folder(name: str) -> Path:
@@ -103,8 +141,6 @@ def reason(error: Exception) -> str:
 class Archive:
     """Images in a folder or in a zip archive."""
 
-    MOST_PIXELS = 4096 * 4096  # of one picture
-
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
@@ -125,10 +161,7 @@ class Archive:
         try:
             content = self._zip.read(path) if self._zip else Path(path).read_bytes()
             # No format that starts other programs
-            picture = Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))
-            if picture.width * picture.height > self.MOST_PIXELS:
-                raise ValueError(f"{picture.width}×{picture.height} pixels")
-            colours = picture.convert("RGB")
+            colours = Image.open(io.BytesIO(content), formats=("JPEG", "PNG")).convert("RGB")
         except Exception as error:
             said = f"{self.path}: {name} is not an image ({reason(error)}); get it again"
             raise DataError(said) from None
@@ -181,10 +214,8 @@ def cached(
     try:
         _write(folder, build)
     except OSError as error:
-        where = Path(error.filename or folder)
-        is_source = any(where.is_relative_to(source) for source in sources)
-        hint = "" if is_source else f"; set CLIENTWISE_CACHE to a folder with room for {name}"
-        raise DataError(f"{where}: {error.strerror or error}{hint}") from None
+        hint = f"set CLIENTWISE_CACHE to a folder with room for {name}"
+        raise DataError(f"{error.filename or folder}: {error.strerror or error}; {hint}") from None
     for stale in cache_folder().glob(f"{name}-{origin}-*"):
         if stale != folder:
             shutil.rmtree(stale, ignore_errors=True)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy
 import torch
 from torch import Tensor
 
@@ -19,7 +17,6 @@ ROWS = (30, 2_000)  # of a table that are looked at: with fewer, numbers differ 
 MOST_COLUMNS = 2_000  # likewise
 NEIGHBOURS = 5  # on either side, that predict a row
 TOO_WELL = 0.8  # of what the most frequent class, or the mean, gets wrong
-ROWS_PER_CLIENT = 5  # below that, clients have one value by chance
 MOST_LINES = 5
 
 
@@ -28,7 +25,6 @@ class DataSummary:
     """How many samples clients and server hold."""
 
     num_samples: int
-    kind: str
     train: Tensor  # [K] samples of every client
     test: Tensor  # [K]
     classes: Tensor  # [K, C] training samples of every class, by what they truly are; C = 0 in regression
@@ -71,7 +67,6 @@ def summarise(data: FederatedData) -> DataSummary:
 
     return DataSummary(
         num_samples=len(samples.targets),
-        kind=samples.problem.kind,
         train=data.train.sizes,
         test=data.test.sizes,
         classes=count(data.train)[:, :num_classes],
@@ -97,11 +92,11 @@ class Uncovered:
 
     def in_words(self, data: FederatedData) -> str:
         """A sentence that names the classes and says how many clients and samples there are."""
-        count = len(self.clients)
-        has = f"{'has' if count == 1 else 'have'} {int(self.samples[self.clients].sum()):,}"
+        names = data.samples.table.classes if data.samples.table else ()
+        classes = first_few([repr(names[one]) if names else str(one) for one in self.classes])
         return (
-            f"no sample that the server weighs by is of class {class_names(data, self.classes)}, and {count} of "
-            f"{data.num_clients} clients {has} training samples: "
+            f"no sample that the server weighs by is of class {classes}, and {len(self.clients)} of "
+            f"{data.num_clients} clients have {int(self.samples[self.clients].sum()):,} training samples: "
             f"{first_few([data.called(one) for one in self.clients])}. The weights cannot reward these samples: add "
             "some to the held-out ones"
         )
@@ -130,21 +125,14 @@ def uncovered(data: FederatedData, held_out: Holdings | None) -> Uncovered | Non
     return Uncovered(tuple(classes), samples, clients) if clients else None
 
 
-def class_names(data: FederatedData, classes: Sequence[int]) -> str:
-    """Classes in a message: their names in the table, or their numbers; the first ones."""
-    table = data.samples.table
-    names = table.classes if table else ()
-    return first_few([repr(names[one]) if names else str(one) for one in classes])
-
-
 # Columns that are probably not meant as inputs --------------------------------------------------------------------
 
 
 def column_hints(samples: Samples) -> list[str]:
     """A line for each column that should probably be left out; none where there is no table.
 
-    Named are columns with another whole number or category in every row, with one value for each client, and
-    those that alone predict the target: each row by its neighbours, when all are sorted by this column.
+    Named are columns with another whole number or category in every row, and those that alone predict the target:
+    each row by its neighbours, when all are sorted by this column.
 
     Args:
         samples: as they were read, or as clients hold them (`Samples.given` has the table).
@@ -156,22 +144,26 @@ def column_hints(samples: Samples) -> list[str]:
     if table is None or len(raw) < ROWS[0] or raw.shape[1:] != (len(table.columns),):
         return []
     rows = torch.randperm(len(raw), generator=torch.Generator().manual_seed(0))[: ROWS[1]]
-    values = raw[rows][:, :MOST_COLUMNS].double().numpy()
+    values = raw[rows][:, :MOST_COLUMNS].double()
     targets = samples.targets[rows].abs()
-    owners = numpy.full(len(rows), -1) if samples.ids is None else samples.ids[rows].numpy()
-    owners[owners >= len(samples.names)] = -1  # of the server's samples
     lines = []
-    for column, cells in zip(table.columns, values.T, strict=False):
-        found = []
-        if _is_identifier(cells):
-            found.append("It has a different value in every row, like an identifier.")
-        if _names_clients(cells, owners):
-            found.append("It has one value with each client, like the client's name.")
-        if said := _predicts(cells, targets, are_classes=bool(table.classes)):
-            found.append(f"Alone it predicts {shortened(table.target, 40)!r} {said}.")
+    for column, cells in zip(table.columns, values.unbind(1), strict=False):
+        given = cells[~cells.isnan()]
+        found = ""
+        if (
+            len(given) >= ROWS[0]
+            and given.equal(given.round())
+            and len(given.unique()) == len(given)
+        ):
+            found = "It has a different value in every row, like an identifier."
+        elif (
+            len(given.unique()) > 1
+            and _share_predicted(cells, targets, bool(table.classes)) >= TOO_WELL
+        ):
+            found = f"Alone it predicts {shortened(table.target, 40)!r} almost always."
         if found:
             lines.append(
-                f"column {shortened(column.name, 60)!r}: {' '.join(found)} If it is an identifier, or is "
+                f"column {shortened(column.name, 60)!r}: {found} If it is an identifier, or is "
                 "not known when you predict, put it into `ignore`."
             )
     if len(lines) > MOST_LINES:
@@ -179,39 +171,18 @@ def column_hints(samples: Samples) -> list[str]:
     return lines
 
 
-def _is_identifier(cells: numpy.ndarray) -> bool:
-    """Whether all cells differ, and are whole numbers or categories."""
-    given = cells[~numpy.isnan(cells)]
-    is_whole = len(given) >= ROWS[0] and bool((given == given.round()).all())
-    return is_whole and len(numpy.unique(given)) == len(given)
-
-
-def _names_clients(cells: numpy.ndarray, owners: numpy.ndarray) -> bool:
-    """Whether each client has one value, and no two the same."""
-    held = (owners >= 0) & ~numpy.isnan(cells)
-    pairs = numpy.unique(numpy.stack([owners[held], cells[held]]), axis=1)
-    counts = [len(numpy.unique(one)) for one in pairs]
-    is_one_to_one = counts[0] == counts[1] == pairs.shape[1] > 1
-    return is_one_to_one and bool(held.sum() >= ROWS_PER_CLIENT * counts[0])
-
-
-def _predicts(cells: numpy.ndarray, targets: Tensor, are_classes: bool) -> str:
-    """How well a column alone predicts the target, where that is too well; otherwise "".
+def _share_predicted(cells: Tensor, targets: Tensor, are_classes: bool) -> float:
+    """What share of the errors that the most frequent class, or the mean, makes a column alone avoids.
 
     Rows are in random order before they are sorted, so that the neighbours of equal cells are random.
     """
-    if len(numpy.unique(cells)) < 2:
-        return ""
-    order = torch.from_numpy(numpy.argsort(cells, kind="stable"))
-    windows = targets[order].unfold(0, 2 * NEIGHBOURS + 1, 1)
+    windows = targets[cells.argsort(stable=True)].unfold(0, 2 * NEIGHBOURS + 1, 1)
     wanted = windows[:, NEIGHBOURS]
     near = torch.cat([windows[:, :NEIGHBOURS], windows[:, NEIGHBOURS + 1 :]], 1)
-    if not are_classes:
-        spread = float(wanted.var(correction=0))
-        score = 1 - float((near.mean(1) - wanted).square().mean()) / spread if spread else 0.0
-        return f"with R² = {score:.2f}" if score >= TOO_WELL else ""
-    usual = float((wanted == wanted.mode().values).double().mean())
-    score = float((near.mode(1).values == wanted).double().mean())
-    if usual == 1 or score - usual < TOO_WELL * (1 - usual):
-        return ""
-    return f"with {score:.1%} accuracy (the most frequent class: {usual:.1%})"
+    if are_classes:
+        errors = (near.mode(1).values != wanted).double().mean()
+        usual = (wanted != wanted.mode().values).double().mean()
+    else:
+        errors = (near.mean(1) - wanted).square().mean()
+        usual = wanted.var(correction=0)
+    return float(1 - errors / usual) if usual else 0.0

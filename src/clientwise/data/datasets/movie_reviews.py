@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy
 import torch
@@ -17,7 +14,11 @@ from annotated_types import Ge, Gt, Le
 
 from ...core.objective.problem import Classification
 from ..federated import DATASETS, FederatedData, Samples
-from ..folder import DataError, Writer, cached, expect, find, read_file
+from ..folder import Writer, cached, expect, find
+from ..table import parse_csv
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 PER_CLASS = {"imdb": 12_500, "rotten_tomatoes": 4_265}  # of the sources known
@@ -50,12 +51,12 @@ def movie_reviews(
     )
 
     def build(arrays: Writer) -> None:
-        texts, labels, sources = _read_reviews(path)
-        _, ids = numpy.unique(numpy.array(sources, object), return_inverse=True)
-        arrays.save(targets=numpy.array(labels), ids=ids)
+        rows = _read_reviews(path)
+        _, ids = numpy.unique(rows["source"].to_numpy(object), return_inverse=True)
+        arrays.save(targets=rows["label"].to_numpy(numpy.int64), ids=ids)
         numbers: dict[str, int] = {}  # of all words; the vocabulary is chosen later
-        inputs = arrays.create("inputs", (len(texts), length), numpy.int32)
-        for row, text in zip(inputs, texts, strict=True):
+        inputs = arrays.create("inputs", (len(rows), length), numpy.int32)
+        for row, text in zip(inputs, rows["text"], strict=True):
             found = [numbers.setdefault(word, len(numbers) + 1) for word in tokens(text)][-length:]
             row[length - len(found) :] = found
 
@@ -94,24 +95,17 @@ def _with_vocabulary(data: FederatedData, words: int) -> FederatedData:
     return replace(data, samples=replace(data.samples, inputs=number[inputs]))
 
 
-def _read_reviews(path: Path) -> tuple[list[str], list[int], list[str]]:
-    """Texts, labels and sources."""
-    content = io.TextIOWrapper(io.BytesIO(read_file(path)), encoding="utf-8", newline="")
-    try:
-        rows = list(csv.DictReader(content))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: cannot be read ({error}); get the file again") from None
-    counts = Counter[tuple[str, str]]()
-    for line, row in enumerate(rows, start=1):
-        if row.get("text") is None or row.get("label") not in ("0", "1"):
-            said = f"row {line} needs a column text and a column label with 0 or 1; put it right"
-            raise DataError(f"{path}: {said}")
-        row["source"] = row.get("source") or ""
-        counts[row["source"], row["label"]] += 1
+def _read_reviews(path: Path) -> DataFrame:
+    """The columns text, label and source."""
+    rows = parse_csv(path, dtype=str, na_filter=False)
+    expect({"text", "label"} <= {*rows.columns}, path, "needs the columns text and label")
+    wrong = ~rows["label"].isin(["0", "1"])
+    expect(not wrong.any(), path, f"row {wrong.argmax() + 1} has a label that is not 0 or 1")
+    expect(rows["label"].nunique() == 2, path, "needs reviews of both classes")
+    if "source" not in rows:
+        rows["source"] = ""
     for source, wanted in PER_CLASS.items():
-        found = [counts[source, label] for label in "01"]
+        found = rows["label"][rows["source"] == source].value_counts(sort=False).tolist()
         said = f"{wanted:,} reviews of each class expected from {source}, found {found}"
-        expect(found in ([0, 0], [wanted, wanted]), path, said)
-    expect(len({label for _, label in counts}) == 2, path, "needs reviews of both classes")
-    texts, labels, sources = ([row[name] for row in rows] for name in ("text", "label", "source"))
-    return texts, [int(label) for label in labels], sources
+        expect(found in ([], [wanted, wanted]), path, said)
+    return rows

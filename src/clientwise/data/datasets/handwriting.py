@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -13,7 +14,7 @@ from torch.nn.functional import interpolate
 
 from ...core.objective.problem import Classification
 from ...errors import needing
-from ...registry import Pixels, PositiveInt
+from ...registry import PositiveInt
 from ..federated import DATASETS, Given, Samples
 from ..folder import Writer, cached, expect, find, package_folder, read_file, reason
 from ..table import parse_csv
@@ -27,7 +28,7 @@ TYPES = {0x08: ">u1", 0x0C: ">i4"}
 NUM_CLASSES, PIXELS = 62, 28 * 28  # of FEMNIST
 DOMAINS = ("MNIST", "USPS", "Semeion", "scikit-learn")
 USPS, SEMEION = {"zip.train": 7_291, "zip.test": 2_007}, 1_593  # digits
-SIDE = 16  # of both, in pixels
+SIDE = 16  # of both, and of `digit_domains`, in pixels
 
 
 @DATASETS.register("digits")
@@ -81,14 +82,12 @@ def mnist(data_dir: Path | None) -> Samples:
         inputs, targets, ids = [], [], []
         for place, (part, count) in enumerate(PARTS.items()):
             pixels, known = _read_idx(images[place]), _read_idx(labels[place])
-            is_image = pixels.shape == (count, 28, 28) and pixels.dtype == numpy.uint8
             said = f"expected {count:,} images of 28×28 bytes, found {pixels.shape}"
-            expect(is_image, images[place], said)
-            is_label = known.shape == (count,) and known.dtype == numpy.uint8
-            said = f"expected {count:,} labels of one byte, found {known.shape}"
-            expect(is_label, labels[place], said)
-            is_mnist = numpy.bincount(known, minlength=10).tolist() == CLASS_COUNTS[part]
-            expect(is_mnist, labels[place], f"the labels of {part} are not those of MNIST")
+            expect(pixels.shape == (count, 28, 28), images[place], said)
+            is_label = known.dtype == numpy.uint8 and known.shape == (count,)
+            found = numpy.bincount(known, minlength=10).tolist() if is_label else []
+            said = f"the labels of {part} are not those of MNIST"
+            expect(found == CLASS_COUNTS[part], labels[place], said)
             inputs.append(pixels)
             targets.append(known.astype(numpy.int64))
             if writers:
@@ -179,14 +178,13 @@ def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, list[int]]]:
             own = content["user_data"][user]
             pixels = numpy.array(own["x"], numpy.float32).reshape(-1, PIXELS)
             classes = numpy.array(own["y"], numpy.int64)
-            if not len(pixels) == count == classes.size:
+            is_whole = len(pixels) == count == classes.size
+            is_image = ((pixels >= 0) & (pixels <= 1)).all()
+            if not (is_whole and is_image and numpy.isin(classes, range(NUM_CLASSES)).all()):
                 raise ValueError(
-                    f"{user} should have {count} images of {PIXELS} pixels, and classes"
+                    f"{user} should have {count} images of {PIXELS} pixels from 0 to 1, and classes from 0 to "
+                    f"{NUM_CLASSES - 1}"
                 )
-            if not ((pixels >= 0) & (pixels <= 1)).all():
-                raise ValueError(f"{user} has a pixel that is not between 0 and 1")
-            if not ((classes >= 0) & (classes < NUM_CLASSES)).all():
-                raise ValueError(f"{user} has a class that is not 0 to {NUM_CLASSES - 1}")
             found.append((user, pixels, classes.tolist()))
     except Exception as error:  # whatever JSON holds instead of users, numbers and arrays
         expect(False, path, f"not a data file of LEAF ({reason(error)})")
@@ -194,16 +192,13 @@ def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, list[int]]]:
 
 
 @DATASETS.register("digit_domains")
-def digit_domains(
-    data_dir: Path | None, *, size: Pixels = 16, most: PositiveInt | None = None
-) -> Samples:
-    """Digits from four sources (MNIST, USPS, Semeion, scikit-learn) as images of size×size pixels.
+def digit_domains(data_dir: Path | None, *, most: PositiveInt | None = None) -> Samples:
+    """Digits from four sources (MNIST, USPS, Semeion, scikit-learn) as images of 16×16 pixels.
 
     Each source is an id.
 
     Args:
         data_dir: the data folder.
-        size: width and height to which images are resized.
         most: images of each source; all by default.
     """
     get = "it belongs to the ZIP code data of The Elements of Statistical Learning"
@@ -219,20 +214,14 @@ def digit_domains(
         chosen = torch.arange(count) * len(domain.targets) // count  # at equal distances
         for rows in torch.split(chosen, 4096):
             images = domain.inputs[rows].float() / round(1 / domain.scale)
-            images = interpolate(images, (size, size), mode="bilinear", antialias=True)
+            images = interpolate(images, (SIDE, SIDE), mode="bilinear", antialias=True)
             inputs.append(images.mul(255).round().clamp(0, 255).byte())
         targets.append(domain.targets[chosen])
         places.append(chosen)
     ids = torch.cat([torch.full_like(own, source) for source, own in enumerate(places)])
-    return Samples(
-        torch.cat(inputs),
-        torch.cat(targets),
-        Classification(10),
-        scale=1 / 255,
-        ids=ids,
-        names=DOMAINS,
-        given=Given((torch.stack([ids, torch.cat(places)], 1),)),
-    )
+    given = Given((torch.stack([ids, torch.cat(places)], 1),))
+    samples = _pictures(torch.cat(inputs), torch.cat(targets), ids, None)
+    return replace(samples, names=DOMAINS, given=given)
 
 
 def _read_usps(paths: list[Path]) -> Samples:
@@ -242,9 +231,7 @@ def _read_usps(paths: list[Path]) -> Samples:
         for path, count in zip(paths, USPS.values(), strict=True)
     ]
     rows = numpy.concatenate(parts)
-    is_digit = numpy.isin(rows[:, 0], range(10)).all() and numpy.abs(rows[:, 1:]).max() <= 1
-    expect(is_digit, paths[0].parent, "not digits 0 to 9 and values from -1 to 1")
-    return _squares((rows[:, 1:] + 1) / 2, rows[:, 0])
+    return _squares(paths[0].parent, (rows[:, 1:] + 1) / 2, rows[:, 0])
 
 
 def _read_semeion(path: Path) -> Samples:
@@ -252,21 +239,21 @@ def _read_semeion(path: Path) -> Samples:
     is_first = path.suffix == ".data"
     rows = _numbers(path, SEMEION, SIDE**2 + (10 if is_first else 1), r"\s+" if is_first else ",")
     bits, last = rows[:, : SIDE**2], rows[:, SIDE**2 :]
-    labels = last.argmax(1) if is_first else last[:, 0] - 1
-    is_digit = numpy.isin(bits, (0, 1)).all() and numpy.isin(labels, range(10)).all()
-    expect(is_digit, path, "not bits and classes")
-    return _squares(bits, labels)
+    return _squares(path, bits, last.argmax(1) if is_first else last[:, 0] - 1)
 
 
-def _squares(pixels: numpy.ndarray, labels: numpy.ndarray) -> Samples:
+def _squares(path: Path, pixels: numpy.ndarray, labels: numpy.ndarray) -> Samples:
+    """Images of pixels between 0 and 1."""
+    is_image = ((pixels >= 0) & (pixels <= 1)).all() and numpy.isin(labels, range(10)).all()
+    expect(is_image, path, "not pixels and digits from 0 to 9")
     images = torch.from_numpy(pixels).float().reshape(-1, 1, SIDE, SIDE)
     return Samples(images, torch.from_numpy(labels).long(), Classification(10))
 
 
 def _numbers(path: Path, count: int, width: int, separator: str) -> numpy.ndarray:
     """The numbers [count, width] of a text file without head."""
-    rows = parse_csv(path, read_file(path), sep=separator, header=None).dropna(axis=1, how="all")
-    is_number = all(kind.kind in "if" for kind in rows.dtypes) and not rows.isna().any(axis=None)
+    rows = parse_csv(path, sep=separator, header=None).dropna(axis=1, how="all")
+    is_number = all(kind.kind in "if" for kind in rows.dtypes)
     said = f"{count:,} rows of {width} numbers expected, found {len(rows):,} of {rows.shape[1]}"
     expect(is_number and rows.shape == (count, width), path, said)
     numbers: numpy.ndarray = rows.to_numpy(numpy.float64)
