@@ -224,7 +224,7 @@ def test_methods_and_attacks(name: str, tmp_path: Path) -> None:
     methods = ["FedAvg", "AdaFed", "Evidence", "Krum", "Alone", "Pooled"]
     hostile = [
         {"clients": ["north"], "attack": "wrong_labels"},
-        {"clients": ["east"], "attack": {"name": "mirrored_labels", "fraction": 0.5}},
+        {"clients": ["east"], "attack": {"name": "wrong_labels", "fraction": 0.5}},
     ]
     run = cw.fit(**given, methods=methods, hostile=hostile, out=tmp_path / "run")
     assert run.methods == methods

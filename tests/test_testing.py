@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "sample_attributes": {"Blurry": [-1, -1, -1, 1, 1, 1, -1, -1, -1]},
     },
 }
-ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"semantic_backdoor": {"having": "green"}}
+ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"semantic_backdoor": {"source": 1}}
 SCORE_OPTIONS: dict[str, dict[str, Any]] = {
     "weighted_mean": {"weights": {"a": 2.0, "b": 0.0, "c": 1.0}},
     "owa": {"quantifier": "most"},

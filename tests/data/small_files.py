@@ -264,21 +264,6 @@ def write_domains(folder: Path) -> None:
     (folder / "semeion" / "semeion.csv").write_text("\n".join(lines))
 
 
-def write_cifar10n(folder: Path) -> None:
-    """Human labels of the fifty training images: `worse` is wrong everywhere."""
-    write_cifar10(folder)
-    (folder / "cifar10n").mkdir()
-    batches = [folder / "cifar10" / "cifar-10-batches-bin" / name for name in images.FILES[:-1]]
-    clean = numpy.concatenate(
-        [numpy.frombuffer(path.read_bytes(), numpy.uint8)[:: images.RECORD] for path in batches]
-    )
-    labels = dict.fromkeys(
-        ["clean_label", "aggre_label", "random_label1", "random_label2", "random_label3"], clean
-    )
-    path = folder / "cifar10n" / "CIFAR-10_human.npz"
-    numpy.savez_compressed(path, **labels, worse_label=(clean + 1) % 10)
-
-
 def write_table(folder: Path) -> None:
     """Two clients of a user's own."""
     (folder / "own").mkdir(parents=True)

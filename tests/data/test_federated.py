@@ -51,7 +51,10 @@ FINE = [(ZEROS, [0, 1])] * 2
         ({"names": ["north"]}, "'names': 1}"),
         ({"attributes": {"age": [1, 2, 3]}}, "'age': 3}"),
         ({"sample_attributes": {"dark": [[0, 1]]}}, "'dark': 1}"),
-        ({"sample_attributes": {"dark": [[0, 1], [1]]}}, "'dark': give one value for each training"),
+        (
+            {"sample_attributes": {"dark": [[0, 1], [1]]}},
+            "'dark': give one value for each training",
+        ),
         (
             {"train": [(numpy.zeros((3, 2)), [0, 1])] * 2},
             "client 0, training: has 3 inputs, 2 targets",
@@ -62,7 +65,7 @@ FINE = [(ZEROS, [0, 1])] * 2
         ({"report": (numpy.zeros(()), numpy.zeros((), int))}, "report: is a single number"),
         (
             {"report": (numpy.zeros((1, 3)), [0])},
-            r"of one shape: report: inputs \(3,\), targets \(\), client 0, training: inputs \(2,\)",
+            r"of one shape: report: inputs \(3,\) of numbers, targets \(\), client 0, training: inputs \(2,\)",
         ),
         (
             {"train": [FINE[0], (ZEROS * [[1], [numpy.nan]], [0, 1])], "names": ["north", "south"]},
@@ -80,7 +83,9 @@ def test_what_a_plugin_gives_must_be_finite() -> None:
     holes = torch.tensor([[0.0, 1.0], [torch.nan, 1.0]]).repeat(2, 1)
     samples = Samples(holes, torch.tensor([0, 1, 0, 1]), Classification(2))
     options = {"test_fraction": 0.5, "server_fraction": 0.0, "report_fraction": 0.0}
-    with pytest.raises(DataError, match="client 0: 2 of its 4 samples have inputs or targets that are not"):
+    with pytest.raises(
+        DataError, match="client 0: 2 of its 4 samples have inputs or targets that are not"
+    ):
         federate(samples, lambda pool, seed: iid(pool, seed, clients=1), 1, **options)
     held = Holdings.of([(torch.tensor([0, 2]), torch.tensor([0, 0]))])
     FederatedData(samples, held, held, None, None).check_finite()  # nobody holds the others

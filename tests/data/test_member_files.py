@@ -87,22 +87,12 @@ def test_an_array_larger_than_its_file_is_not_allocated(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        (
-            {"train_inputs": numpy.float32(1)},
-            r"train_inputs of shape \(\), train_targets of \(10,\); give one row",
-        ),
-        (
-            {"train_targets": numpy.arange(9) % 3},
-            r"train_inputs of shape \(10, 4\), train_targets of \(9,\)",
-        ),
-        ({"age": numpy.arange(9.0)}, r"age has shape \(9,\), but there are 10 training samples"),
+        ({"train_inputs": numpy.float32(1)}, r"samples of shape \(\), but flower.input_shape"),
+        ({"train_targets": numpy.arange(9) % 3}, r"\(north\), training: has 10 inputs, 9 targets"),
+        ({"age": numpy.arange(9.0)}, "'age': give one value for each training sample"),
         (
             {"train_targets": numpy.array(["a"] * 10)},
-            "train_targets is of type <U1, not of numbers",
-        ),
-        (
-            {"train_inputs": numpy.zeros((10, 4), numpy.longdouble)},
-            "train_inputs is of type .*, not of numbers",
+            r"north\.npz: .*train_targets is of type <U1, not of numbers",
         ),
     ],
 )
@@ -110,7 +100,7 @@ def test_arrays_that_do_not_fit_are_named(
     tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     numpy.savez(tmp_path / "north.npz", **whole(**changed))
-    with pytest.raises(DataError, match=rf"north\.npz: .*{said}"):
+    with pytest.raises(DataError, match=said):
         read(tmp_path / "north.npz")
 
 

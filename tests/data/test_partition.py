@@ -76,7 +76,6 @@ def test_by_id_is_one_client_per_person() -> None:
     assert {int(POOL.ids[part[0]]) for part in few} != {
         int(POOL.ids[part[0]]) for part in by_id(POOL, 2, clients=7)
     }
-    assert len(by_id(POOL, 1, fraction=0.25)) == 25
 
 
 def test_by_id_leaves_out_the_small_and_the_ownerless() -> None:
@@ -93,8 +92,6 @@ def test_by_id_leaves_out_the_small_and_the_ownerless() -> None:
         by_id(pool, 1, minimum=4)
     with pytest.raises(ValueError, match="2 of 3 ids have at least 2 samples; 3 wanted"):
         by_id(pool, 1, clients=3)
-    with pytest.raises(ValueError, match="either clients or fraction"):
-        by_id(pool, 1, clients=1, fraction=0.5)
     with pytest.raises(ValueError, match="QMNIST's label files"):
         by_id(Pool(ids, 2), 1)
 

@@ -148,7 +148,7 @@ class Samples:
         if not isinstance(clients, Mapping):
             clients = {f"client {number}": own for number, own in enumerate(clients)}
         if not clients:
-            raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
+            raise DataError("no clients: give a pair of arrays, or a dataset, for each")
         read = read_holders(clients.items(), least)
         found = join(read, list(clients))
         targets, predicted = problem_of(found.targets, num_classes, problem)
@@ -410,7 +410,7 @@ class FederatedData:
         given |= {"names": names} if names else {}
         lengths = {what: len(own) for what, own in {**given, **(sample_attributes or {})}.items()}
         if not count or {*lengths.values()} != {count}:
-            raise ValueError(f"give one for each client, got {lengths}")
+            raise DataError(f"give one for each client, got {lengths}")
         holders = {
             f"{_called(client, names)}, {part}": own
             for part, sets in (("training", train), ("test", test))
@@ -424,7 +424,7 @@ class FederatedData:
         facts = {}
         for name, values in (sample_attributes or {}).items():
             if [len(own) for own in values] != sizes[:count]:
-                raise ValueError(
+                raise DataError(
                     f"sample attribute {name!r}: give one value for each training sample"
                 )
             every = [torch.as_tensor(own).double() for own in values]

@@ -5,7 +5,7 @@ raise anything, so every exception is caught where a file is read.
 
 The first load of a dataset reads and checks its published files and writes NumPy arrays into the cache folder
 ($CLIENTWISE_CACHE, or the user's cache folder); later loads map those into memory. An entry belongs to its
-source files: when one of them changes, the entry is written again.
+source files: when one of them changes, another entry is written.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import logging
 import os
-import shutil
 import tempfile
 import warnings
 import zipfile
@@ -33,7 +31,6 @@ from torch import Tensor
 from ..errors import ClientwiseError, needing, shortened
 from ..limits import memory
 
-log = logging.getLogger("clientwise")
 FORMAT = 2  # increase it when a loader writes other arrays than before
 WRITES = "numpy.savez writes such a file"
 
@@ -88,35 +85,6 @@ def read_npz(path: Path) -> dict[str, numpy.ndarray]:
         name: array.astype(array.dtype.newbyteorder("="), copy=False)
         for name, array in found.items()
     }
-
-
-def inputs_and_targets(
-    arrays: Mapping[str, numpy.ndarray], parts: Sequence[str], path: str | Path
-) -> dict[str, tuple[numpy.ndarray, numpy.ndarray]]:
-    """The arrays `{part}_inputs` and `{part}_targets` of every part, which have as many rows."""
-    pairs = {}
-    for part in parts:
-        names = (f"{part}_inputs", f"{part}_targets")
-        if missing := [name for name in names if name not in arrays]:
-            raise DataError(f"{path}: has no array {', '.join(missing)}; {WRITES}")
-        inputs, targets = (arrays[name] for name in names)
-        if inputs.shape[:1] != targets.shape[:1] or not inputs.ndim:
-            shapes = f"{names[0]} of shape {inputs.shape}, {names[1]} of {targets.shape}"
-            raise DataError(f"{path}: has {shapes}; give one row for every sample")
-        pairs[part] = (inputs, targets)
-    return pairs
-
-
-def check_attributes(
-    attributes: Mapping[str, numpy.ndarray], num_samples: int, path: str | Path
-) -> None:
-    """DataError unless every attribute has one value for every training sample."""
-    for name, values in attributes.items():
-        if values.shape != (num_samples,):
-            raise DataError(
-                f"{path}: {name} has shape {values.shape}, but there are {num_samples:,} training samples; "
-                "give one number for each"
-            )
 
 
 def package_folder(name: str) -> Path:
@@ -206,22 +174,20 @@ def cached(
         build: makes the arrays, if they are not in the cache.
         options: what else the arrays depend on.
     """
-    origin = _digest([str(source.resolve()) for source in sources], options)
-    stamps = _digest([FORMAT], [_stamp(source) for source in sources])
-    folder = cache_folder() / f"{name}-{origin}-{stamps}"
-    if (found := _read(folder)) is not None:
-        return found
+    origin = repr((FORMAT, list(map(_stamps, sources)), options))
+    digest = hashlib.blake2b(origin.encode(), digest_size=12).hexdigest()
+    folder = cache_folder() / f"{name}-{digest}"
+    if not folder.is_dir():
+        try:
+            _write(folder, build)
+        except OSError as error:
+            said = f"{error.filename or folder}: {error.strerror or error}"
+            hint = f"set CLIENTWISE_CACHE to a folder with room for {name}"
+            raise DataError(f"{said}; {hint}") from None
     try:
-        _write(folder, build)
-    except OSError as error:
-        hint = f"set CLIENTWISE_CACHE to a folder with room for {name}"
-        raise DataError(f"{error.filename or folder}: {error.strerror or error}; {hint}") from None
-    for stale in cache_folder().glob(f"{name}-{origin}-*"):
-        if stale != folder:
-            shutil.rmtree(stale, ignore_errors=True)
-    found = _read(folder)
-    assert found is not None
-    return found
+        return {path.stem: mapped(path) for path in sorted(folder.glob("*.npy"))}
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{folder}: damaged ({reason(error)}); delete this folder") from None
 
 
 def mapped(path: Path) -> Tensor:
@@ -245,18 +211,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clientwise"
 
 
-def _read(folder: Path) -> dict[str, Tensor] | None:
-    """The arrays of an entry; None if there is none or it is damaged."""
-    if not folder.is_dir():
-        return None
-    try:
-        return {path.stem: mapped(path) for path in sorted(folder.glob("*.npy"))}
-    except (ValueError, EOFError, OSError):
-        log.warning("%s: damaged, so it is written again", folder)
-        shutil.rmtree(folder)
-        return None
-
-
 def _write(folder: Path, build: Callable[[Writer], None]) -> None:
     """Build an entry in a temporary folder and rename it; of two processes the first one wins."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -273,15 +227,8 @@ def _write(folder: Path, build: Callable[[Writer], None]) -> None:
                 raise
 
 
-def _stamp(source: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of a file, or of every file in a folder."""
+def _stamps(source: Path) -> list[tuple[str, int, int]]:
+    """Path, size and time of a file, or of every file in a folder."""
     files = [source] if source.is_file() else sorted(filter(Path.is_file, source.rglob("*")))
-    stamps = []
-    for path in files:
-        facts = path.stat()
-        stamps.append((str(path.relative_to(source.parent)), facts.st_size, facts.st_mtime_ns))
-    return stamps
-
-
-def _digest(*parts: Sequence[Any]) -> str:
-    return hashlib.blake2b(repr([list(part) for part in parts]).encode(), digest_size=6).hexdigest()
+    facts = [(path.resolve(), path.stat()) for path in files]
+    return [(str(path), found.st_size, found.st_mtime_ns) for path, found in facts]

@@ -15,7 +15,7 @@ from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
 from .folder import DataError
 from .partition import PARTITIONS
-from .table import Kind, samples_of
+from .table import Kind, pandas_frame, samples_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -123,12 +123,7 @@ def read_own(
             "had not happened by then, and problem='survival'"
         )
     else:
-        try:
-            samples = Samples.from_clients(holders, num_classes=num_classes, problem=problem)
-        except DataError:
-            raise
-        except ValueError as error:
-            raise DataError(str(error)) from None
+        samples = Samples.from_clients(holders, num_classes=num_classes, problem=problem)
     assert samples.ids is not None
     sizes = torch.bincount(samples.ids, minlength=len(holders)).tolist()
     places = dict(zip(holders, torch.split(torch.arange(sum(sizes)), sizes), strict=True))
@@ -143,23 +138,16 @@ def read_own(
 
 def _by_name(clients: Any) -> dict[str, Any]:
     """What every client has, by its name in messages."""
-    if is_frame(clients):
-        raise DataError(
-            "clients: is one frame: pass a frame for each client, as "
-            "{name: part for name, part in frame.groupby('site')}"
-        )
     if not isinstance(clients, Mapping | list | tuple) or not clients:
         raise DataError(
-            f"clients: is {type(clients).__name__}: pass a dictionary, {{'north': ..., 'south': ...}}, or a list, "
-            f"with at least one client; it has {KINDS}"
+            f"clients: is {type(clients).__name__}: pass a dictionary, {{'north': ..., 'south': ...}}, or a list; a "
+            f"client has {KINDS}; of one frame: {{name: part for name, part in frame.groupby('site')}}"
         )
     if isinstance(clients, Mapping):
         named = {str(name): own for name, own in clients.items()}
         if len(named) < len(clients):
             raise DataError("clients: two of them have the same name as text; rename one")
         return named
-    if all(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in clients):
-        raise DataError("clients: are pairs (name, samples): pass dict(clients)")
     return {f"client {number}": own for number, own in enumerate(clients)}
 
 
@@ -212,15 +200,8 @@ def _of_frames(
 
 
 def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
-    """A pandas frame with texts as names of columns."""
-    import pandas
-
-    if not isinstance(given, pandas.DataFrame):
-        given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
-    frame = given.infer_objects()  # objects that are all numbers
-    frame.columns = frame.columns.map(str)
-    if not len(frame):
-        raise DataError(f"{name}: has no rows: leave this client out")
+    """A pandas frame without columns of dates."""
+    frame = pandas_frame(given).infer_objects()  # objects that are all numbers
     for column in frame.select_dtypes(["datetime", "datetimetz"]).columns.difference(ignore):
         said = "has dates: turn it into numbers, or put it into `ignore`"
         raise DataError(f"{name}: column {column!r} {said}")

@@ -1,4 +1,4 @@
-"""What samples there are: counts of what clients and server hold, and what is probably wrong with it."""
+"""What samples there are: counts of what clients and server hold, and classes that the server's samples lack."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ from torch import Tensor
 from ..errors import shortened
 from .arrays import first_few
 from .encoding import Encoding
-from .federated import FederatedData, Holdings, Samples
+from .federated import FederatedData, Holdings
 
 NOTABLE = 0.01  # of a client's samples: fewer of a class that is lacking are not worth a line
-ROWS = (30, 2_000)  # of a table that are looked at: with fewer, numbers differ by chance
-MOST_COLUMNS = 2_000  # likewise
-NEIGHBOURS = 5  # on either side, that predict a row
-TOO_WELL = 0.8  # of what the most frequent class, or the mean, gets wrong
-MOST_LINES = 5
 
 
 @dataclass(frozen=True)
@@ -123,66 +118,3 @@ def uncovered(data: FederatedData, held_out: Holdings | None) -> Uncovered | Non
     samples = torch.bincount(data.train.owner[is_uncovered], minlength=data.num_clients)
     clients = (samples > data.train.sizes * NOTABLE).nonzero().flatten().tolist()
     return Uncovered(tuple(classes), samples, clients) if clients else None
-
-
-# Columns that are probably not meant as inputs --------------------------------------------------------------------
-
-
-def column_hints(samples: Samples) -> list[str]:
-    """A line for each column that should probably be left out; none where there is no table.
-
-    Named are columns with another whole number or category in every row, and those that alone predict the target:
-    each row by its neighbours, when all are sorted by this column.
-
-    Args:
-        samples: as they were read, or as clients hold them (`Samples.given` has the table).
-    """
-    table = samples.table
-    raw = samples.inputs
-    if samples.given is not None and samples.given.rows is None:
-        raw = samples.given.values[0]
-    if table is None or len(raw) < ROWS[0] or raw.shape[1:] != (len(table.columns),):
-        return []
-    rows = torch.randperm(len(raw), generator=torch.Generator().manual_seed(0))[: ROWS[1]]
-    values = raw[rows][:, :MOST_COLUMNS].double()
-    targets = samples.targets[rows].abs()
-    lines = []
-    for column, cells in zip(table.columns, values.unbind(1), strict=False):
-        given = cells[~cells.isnan()]
-        found = ""
-        if (
-            len(given) >= ROWS[0]
-            and given.equal(given.round())
-            and len(given.unique()) == len(given)
-        ):
-            found = "It has a different value in every row, like an identifier."
-        elif (
-            len(given.unique()) > 1
-            and _share_predicted(cells, targets, bool(table.classes)) >= TOO_WELL
-        ):
-            found = f"Alone it predicts {shortened(table.target, 40)!r} almost always."
-        if found:
-            lines.append(
-                f"column {shortened(column.name, 60)!r}: {found} If it is an identifier, or is "
-                "not known when you predict, put it into `ignore`."
-            )
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES:] = [f"{len(lines) - MOST_LINES} more columns look like these."]
-    return lines
-
-
-def _share_predicted(cells: Tensor, targets: Tensor, are_classes: bool) -> float:
-    """What share of the errors that the most frequent class, or the mean, makes a column alone avoids.
-
-    Rows are in random order before they are sorted, so that the neighbours of equal cells are random.
-    """
-    windows = targets[cells.argsort(stable=True)].unfold(0, 2 * NEIGHBOURS + 1, 1)
-    wanted = windows[:, NEIGHBOURS]
-    near = torch.cat([windows[:, :NEIGHBOURS], windows[:, NEIGHBOURS + 1 :]], 1)
-    if are_classes:
-        errors = (near.mode(1).values != wanted).double().mean()
-        usual = (wanted != wanted.mode().values).double().mean()
-    else:
-        errors = (near.mean(1) - wanted).square().mean()
-        usual = wanted.var(correction=0)
-    return float(1 - errors / usual) if usual else 0.0

@@ -23,7 +23,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from ..core.objective.problem import Classification, Regression, Survival
+from ..core.objective.problem import Classification, Survival, named_problem
 from ..errors import needing, shortened
 from ..registry import suggest
 from .arrays import MOST_CLASSES, first_few
@@ -131,6 +131,17 @@ def _refuse_repeated(names: Iterable[object], source: str) -> None:
             said = f"{source}: two columns are called {_shown(name)}; one may leak the target. Rename or remove one"
             raise DataError(said)
         seen.add(name)
+
+
+def pandas_frame(given: Any) -> DataFrame:
+    """A frame of pandas or polars, or a dictionary of columns, as a frame of pandas with texts as names of columns."""
+    import pandas
+
+    if not isinstance(given, pandas.DataFrame):
+        names = given if isinstance(given, dict) else given.columns
+        given = pandas.DataFrame({name: list(given[name]) for name in names})
+    frame: DataFrame = given.set_axis(given.columns.map(str), axis=1)
+    return frame
 
 
 # Cells ------------------------------------------------------------------------------------------------------------
@@ -242,7 +253,7 @@ def samples_of(
     A frame is called by its key. Rows without a target are left out. DataError names the columns and the first
     cells that are wrong.
     """
-    frames = {source: own.set_axis(own.columns.map(str), axis=1) for source, own in frames.items()}
+    frames = {source: pandas_frame(own) for source, own in frames.items()}
     special = [name for name in (target, client, event) if name is not None]
     used = _common_columns(frames, [*special, *categories], ignore)
     names = [name for name in used if name not in special]
@@ -251,36 +262,35 @@ def samples_of(
         raise DataError(
             f"{first}: has no column but the target and the client; add one to learn from"
         )
-    given = {source: _with_target(source, rows, target) for source, rows in frames.items()}
-    rows = _Reader(given)
-    columns = []
-    inputs = numpy.zeros((len(rows.frame), len(names)))
-    for index, name in enumerate(names):
-        known = rows.categories(name, MOST_CATEGORIES) if name in categories else ()
-        columns.append(InputColumn(name, known))
-        inputs[:, index] = rows.values(columns[-1])
-    classes: tuple[str, ...] = ()
-    if kind == Classification.kind:
-        classes = rows.categories(target, MOST_CLASSES)
-        if len(classes) < 2:
-            only = f"has the value {_shown(classes[0])} only, so there is nothing to learn"
-            rows.wrong.append(f"{next(iter(frames))}: column {_shown(target)} {only}")
+    rows = _Reader({source: _with_target(source, own, target) for source, own in frames.items()})
+    columns = [
+        InputColumn(name, rows.categories(name, MOST_CATEGORIES) if name in categories else ())
+        for name in names
+    ]
+    inputs = numpy.stack([rows.values(column) for column in columns], 1)
+    classes = rows.categories(target, MOST_CLASSES) if kind == Classification.kind else ()
+    if len(classes) == 1:
+        only = f"has the value {_shown(classes[0])} only, so there is nothing to learn"
+        rows.wrong.append(f"{next(iter(frames))}: column {_shown(target)} {only}")
     targets = rows.values(InputColumn(target, classes))
-    if event is not None:
-        targets = _times(rows, targets, target, event)
+    if event is not None:  # times, negative where the event had not happened by then
+        happened = rows.values(InputColumn(event))
+        wrong = ~(numpy.isin(happened, (0, 1)) & (targets > 0))
+        if wrong.any():
+            rows.add(wrong, target, f"must be a time greater than 0, and {event!r} must be 0 or 1")
+        targets = numpy.where(happened == 1, targets, -targets)
     holders = tuple(frames)
-    ids = numpy.repeat(numpy.arange(len(given)), [len(own) for own in given.values()])
+    ids = numpy.array(rows.frame.index.codes[0])
     if client is not None:
         holders = rows.categories(client, len(ids))
-        ids = _positions(rows.frame[client], holders)
+        ids = rows.values(InputColumn(client, holders))
         if (empty := numpy.isnan(ids)).any():
             rows.add(empty, client, "is empty, and must name the client")
     rows.refuse("correct the cells, or put the column into `categories` or `ignore`")
-    problem = Classification(len(classes)) if classes else Regression()
     return Samples(
         torch.from_numpy(inputs),
         torch.from_numpy(targets.astype(numpy.int64 if classes else numpy.float32)),
-        Survival() if kind == Survival.kind else problem,
+        named_problem(kind, len(classes)),
         ids=torch.from_numpy(ids.astype(numpy.int64)),
         names=holders,
         after_partition=partial(prepare, standardise=standardise),
@@ -323,15 +333,6 @@ def _with_target(source: str, rows: DataFrame, target: str) -> DataFrame:
     if without:
         log.warning("%s: %d rows without a value in %s are left out", source, without, target)
     return rows[given]
-
-
-def _times(rows: _Reader, times: numpy.ndarray, target: str, event: str) -> numpy.ndarray:
-    """Times [N], negative where the event had not happened by then."""
-    happened = rows.values(InputColumn(event))
-    wrong = ~(numpy.isin(happened, (0, 1)) & (times > 0))
-    if wrong.any():
-        rows.add(wrong, target, f"must be a time greater than 0, and {event!r} must be 0 or 1")
-    return numpy.where(happened == 1, times, -times)
 
 
 @DATASETS.register("table")
@@ -500,7 +501,7 @@ def encode_rows(rows: DataFrame, encoding: Encoding, source: str) -> numpy.ndarr
         encoding: the columns.
         source: the file of the rows, for messages.
     """
-    rows = rows.set_axis(rows.columns.map(str), axis=1).reset_index(drop=True)
+    rows = pandas_frame(rows).reset_index(drop=True)
     names = [column.name for column in encoding.columns]
     _refuse_repeated([name for name in rows.columns if name in names], source)
     unused = [name for name in rows.columns if name not in names]

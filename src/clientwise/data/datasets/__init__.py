@@ -16,7 +16,7 @@ from .. import table  # noqa: F401  it registers
 from ..arrays import problem_of
 from ..federated import DATASETS, Samples
 from ..folder import DataError, find, mapped, reason
-from . import images, movie_reviews  # noqa: F401  they register
+from . import images  # noqa: F401  it registers
 from .handwriting import digits, mnist5k
 from .tables import diabetes
 

@@ -24,7 +24,7 @@ CLASS_COUNTS = {  # so that a file of the right size with other digits in it is 
     "train": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
     "t10k": [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
 }
-TYPES = {0x08: ">u1", 0x0C: ">i4"}
+TYPES = {">u1": 0x08, ">i4": 0x0C}
 NUM_CLASSES, PIXELS = 62, 28 * 28  # of FEMNIST
 DOMAINS = ("MNIST", "USPS", "Semeion", "scikit-learn")
 USPS, SEMEION = {"zip.train": 7_291, "zip.test": 2_007}, 1_593  # digits
@@ -81,13 +81,11 @@ def mnist(data_dir: Path | None) -> Samples:
     def build(arrays: Writer) -> None:
         inputs, targets, ids = [], [], []
         for place, (part, count) in enumerate(PARTS.items()):
-            pixels, known = _read_idx(images[place]), _read_idx(labels[place])
-            said = f"expected {count:,} images of 28×28 bytes, found {pixels.shape}"
-            expect(pixels.shape == (count, 28, 28), images[place], said)
-            is_label = known.dtype == numpy.uint8 and known.shape == (count,)
-            found = numpy.bincount(known, minlength=10).tolist() if is_label else []
-            said = f"the labels of {part} are not those of MNIST"
-            expect(found == CLASS_COUNTS[part], labels[place], said)
+            pixels = _read_idx(images[place], ">u1", 28, 28)
+            expect(len(pixels) == count, images[place], f"expected {count:,} images")
+            known = _read_idx(labels[place], ">u1")
+            is_mnist = numpy.bincount(known, minlength=10).tolist() == CLASS_COUNTS[part]
+            expect(is_mnist, labels[place], f"the labels of {part} are not those of MNIST")
             inputs.append(pixels)
             targets.append(known.astype(numpy.int64))
             if writers:
@@ -102,25 +100,22 @@ def mnist(data_dir: Path | None) -> Samples:
 
 def _read_writers(path: Path, labels: numpy.ndarray) -> numpy.ndarray:
     """The writer of every digit: the third column. QMNIST's test set has more rows, MNIST's digits first."""
-    rows = _read_idx(path)
-    is_table = rows.ndim == 2 and rows.shape[1] > 2 and len(rows) >= len(labels)
-    is_about = is_table and (rows[: len(labels), 0] == labels).all()
+    rows = _read_idx(path, ">i4", 8)[: len(labels)]
+    is_about = numpy.array_equal(rows[:, 0], labels)
     expect(is_about, path, "is not about these digits; put QMNIST's extended labels there")
-    return rows[: len(labels), 2].astype(numpy.int64)
+    return rows[:, 2].astype(numpy.int64)
 
 
-def _read_idx(path: Path) -> numpy.ndarray:
-    """An array from an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
+def _read_idx(path: Path, kind: str, *shape: int) -> numpy.ndarray:
+    """Rows of this shape in an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
     content = read_file(path)
-    start = 4 + 4 * content[3] if len(content) > 3 else 4
-    is_idx = content[:2] == b"\x00\x00" and len(content) >= start and content[2] in TYPES
-    expect(is_idx, path, "not an idx file of bytes or integers")
-    kind = numpy.dtype(TYPES[content[2]])
-    shape = numpy.frombuffer(content, ">u4", count=content[3], offset=4).tolist()
-    wanted, found = math.prod(shape), len(content) - start
-    said = f"cut off; it should hold {wanted:,} values and has {found:,} bytes"
-    expect(wanted * kind.itemsize == found, path, said)
-    return numpy.frombuffer(content, kind, offset=start).reshape(shape)
+    start = 8 + 4 * len(shape)
+    count = (len(content) - start) / (math.prod(shape) * numpy.dtype(kind).itemsize)
+    numbers = [0, 0, TYPES[kind], 1 + len(shape)]
+    is_idx = count >= 0 and list(content[:4]) == numbers
+    is_idx = is_idx and numpy.frombuffer(content[4:start], ">u4").tolist() == [count, *shape]
+    expect(is_idx, path, f"not an idx file of rows {shape}, or cut off")
+    return numpy.frombuffer(content, kind, offset=start).reshape(-1, *shape)
 
 
 def _pictures(
@@ -146,29 +141,27 @@ def femnist(data_dir: Path | None) -> Samples:
     folders = [train, test] if train.name == "train" and test.is_dir() else [train]
 
     def build(arrays: Writer) -> None:
-        writers: dict[str, int] = {}  # numbers in the order of appearance
-        images: list[numpy.ndarray] = []
-        labels: list[int] = []
-        ids: list[int] = []
+        rows = []
         sizes = []
         for folder in folders:
+            before = len(rows)
             for path in sorted(folder.glob("*.json")):
-                for user, pixels, classes in _read_leaf(path):
-                    images.append(pixels)
-                    labels += classes
-                    ids += [writers.setdefault(user, len(writers))] * len(classes)
-            sizes.append(len(labels))
-            expect(len(labels) > sum(sizes[:-1]), folder, f"has no JSON files with samples; {get}")
+                rows += _read_leaf(path)
+            expect(len(rows) > before, folder, f"has no JSON files with samples; {get}")
+            sizes.append(sum(len(labels) for _, _, labels in rows))
+        users, images, targets = zip(*rows, strict=True)
+        numbers = {user: number for number, user in enumerate(dict.fromkeys(users))}
+        ids = numpy.repeat([numbers[user] for user in users], [len(labels) for labels in targets])
         pictures = (255 * numpy.concatenate(images)).round().astype(numpy.uint8)
-        arrays.save(inputs=pictures.reshape(-1, 1, 28, 28), targets=numpy.array(labels))
-        arrays.save(ids=numpy.array(ids), sizes=numpy.array(sizes))
+        arrays.save(inputs=pictures.reshape(-1, 1, 28, 28), targets=numpy.concatenate(targets))
+        arrays.save(ids=ids, sizes=numpy.array(sizes))
 
     arrays = cached("femnist", folders, build)
     test_from = int(arrays["sizes"][0]) if len(folders) > 1 else None
     return _pictures(arrays["inputs"], arrays["targets"], arrays["ids"], test_from, NUM_CLASSES)
 
 
-def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, list[int]]]:
+def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, numpy.ndarray]]:
     """User, images and classes; every user must have as many samples as the file announces."""
     found = []
     text = read_file(path)
@@ -185,7 +178,7 @@ def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, list[int]]]:
                     f"{user} should have {count} images of {PIXELS} pixels from 0 to 1, and classes from 0 to "
                     f"{NUM_CLASSES - 1}"
                 )
-            found.append((user, pixels, classes.tolist()))
+            found.append((user, pixels, classes))
     except Exception as error:  # whatever JSON holds instead of users, numbers and arrays
         expect(False, path, f"not a data file of LEAF ({reason(error)})")
     return found

@@ -1,11 +1,10 @@
-"""Published images: CIFAR-10 and its crowd's labels, faces, and cells under the microscope."""
+"""Published images: CIFAR-10, faces, and cells under the microscope."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from ...core.objective.problem import Classification, Regression
 from ...registry import Pixels, suggest
 from ..federated import DATASETS, FederatedData, Given, Holdings, Samples
-from ..folder import Archive, DataError, Writer, cached, expect, find, read_file, read_npz
+from ..folder import Archive, DataError, Writer, cached, expect, find, read_file
 from ..table import parse_csv
 
 # CIFAR-10
@@ -25,13 +24,6 @@ FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bi
 RECORDS = 10_000  # per file, each one byte of label and 3·32·32 bytes of colour
 RECORD = 1 + 3 * 32 * 32
 PER_CLASS = (5000, 1000)  # to train and to test on
-# Labels in `cifar10n`, of the clients in turn
-TIERS = {
-    "clean": "clean_label",
-    "aggre": "aggre_label",
-    "random1": "random_label1",
-    "worse": "worse_label",
-}
 
 # Malaria
 CLASSES = ("Uninfected", "Parasitized")
@@ -60,12 +52,12 @@ def cifar10(data_dir: Path | None) -> Samples:
         for path, content in zip(paths, contents, strict=True):
             said = f"{wanted:,} bytes expected, found {content.size:,}"
             expect(content.size == wanted, path, said)
-        records = numpy.stack(contents).reshape(len(FILES), RECORDS, RECORD)
-        labels = records[:, :, 0].astype(numpy.int64)
-        for part, count in zip((labels[:-1], labels[-1:]), PER_CLASS, strict=True):
-            is_whole = numpy.bincount(part.flatten(), minlength=10).tolist() == [count] * 10
+        records = numpy.concatenate(contents).reshape(-1, RECORD)
+        labels = records[:, 0].astype(numpy.int64)
+        for part, count in zip(numpy.split(labels, [-RECORDS]), PER_CLASS, strict=True):
+            is_whole = numpy.bincount(part, minlength=10).tolist() == [count] * 10
             expect(is_whole, folder, f"there are not {count:,} images of every class")
-        arrays.save(inputs=records[:, :, 1:].reshape(-1, 3, 32, 32), targets=labels.flatten())
+        arrays.save(inputs=records[:, 1:].reshape(-1, 3, 32, 32), targets=labels)
 
     arrays = cached("cifar10", paths, build)
     samples = _pictures(arrays["inputs"], arrays["targets"], 10)
@@ -76,47 +68,6 @@ def _pictures(
     inputs: Tensor, targets: Tensor, classes: int = 2, ids: Tensor | None = None
 ) -> Samples:
     return Samples(inputs, targets, Classification(classes), scale=1 / 255, ids=ids)
-
-
-@DATASETS.register("cifar10n")
-def cifar10n(data_dir: Path | None) -> Samples:
-    """CIFAR-10 with crowd workers' labels for training, of four kinds by client in turn (Wei et al. 2022).
-
-    Three people labelled each image. Clients train in turn on the true labels (`clean`), the majority's (`aggre`, 9%
-    wrong), one person's (`random1`, 17%), or a wrong one if there is any (`worse`, 40%). They test on true labels,
-    and the server has them.
-    """
-    get = "save the arrays of CIFAR-10_human.pt (CIFAR-N) there by numpy.savez: clean_label, aggre_label, ..."
-    path = find(data_dir, "cifar10n", ["cifar10n/CIFAR-10_human.npz"], get)
-    samples = cifar10(data_dir)
-    arrays = read_npz(path)
-    truth = samples.targets[: samples.test_from]
-    tiers = []
-    for tier, name in TIERS.items():
-        found = torch.from_numpy(arrays.get(name, numpy.zeros(0))).long()
-        is_label = found.shape == truth.shape and bool((found < 10).all())
-        expect(is_label, path, f"{name} is not {len(truth):,} classes; {get}")
-        tiers.append((tier, found))
-    is_cifar = tiers[0][1].equal(truth)
-    expect(is_cifar, path, "clean_label are not the labels of CIFAR-10 in its binary version")
-    return replace(samples, after_partition=partial(_labelled, tiers=tiers), each_alone=True)
-
-
-def _labelled(data: FederatedData, tiers: Sequence[tuple[str, Tensor]]) -> FederatedData:
-    """The data with the labels of each client's tier, except where a hostile client changed them."""
-    truth = data.samples.targets
-    called = truth.clone()  # as their holders call them
-    names = []
-    for client in range(data.num_clients):
-        name, labels = tiers[client % len(tiers)]
-        names.append(f"{name} {client}")
-        mine = data.train.indices[data.train.slice(client)]
-        own = data.train.targets[data.train.slice(client)]
-        people = torch.cat([labels, truth[len(labels) :]])
-        called[mine] = torch.where(own == truth[mine], people[mine], own)
-    train = replace(data.train, targets=called[data.train.indices])
-    weigh = data.weigh and replace(data.weigh, targets=called[data.weigh.indices])
-    return replace(data, train=train, weigh=weigh, names=tuple(names))
 
 
 @DATASETS.register("celeba")
@@ -183,18 +134,18 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
 
     def build(arrays: Writer) -> None:
         archive = Archive(source)
-        names = []
+        names: list[str] = []
         for kind in CLASSES:
-            own = [name for name in archive.pictures if PurePosixPath(name).parent.name == kind]
-            said = f"{PER_KIND:,} images expected in {kind}/, found {len(own):,}"
-            expect(len(own) == PER_KIND, source, said)
-            names += own
+            names += [name for name in archive.pictures if PurePosixPath(name).parent.name == kind]
         found = [SLIDE.match(PurePosixPath(name).name) for name in names]
         slides = [one.groups() for one in found if one]  # others are no ids, and are counted below
         ids = [int(patient) if patient else HEALTHY + int(slide) for slide, patient in slides]
-        is_whole = len(ids) == len(names) and len({*ids}) == PATIENTS
-        said = f"{len(names):,} images of {PATIENTS} people expected, found {len(ids):,} of {len({*ids})}"
-        expect(is_whole, source, said)
+        said = f"{2 * PER_KIND:,} images of {PATIENTS} people expected, found {len(ids):,} of {len({*ids})}"
+        expect(
+            (len(names), len(ids), len({*ids})) == (2 * PER_KIND, 2 * PER_KIND, PATIENTS),
+            source,
+            said,
+        )
         _save_images(arrays, archive, names, size)
         targets = numpy.repeat(numpy.arange(2), PER_KIND)
         arrays.save(targets=targets, ids=numpy.array(ids))

@@ -1,21 +1,27 @@
-"""Published tables, most of them of federations by nature: hospitals, regions, patients, people and stations."""
+"""Published tables, most of them of federations by nature (hospitals, patients, stations), and movie reviews."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import numpy
 import torch
+from annotated_types import Ge, Gt, Le
 
-from ...core.objective.problem import Regression, Survival
+from ...core.objective.problem import Classification, Regression, Survival
 from ...errors import MissingPackageError, needing, shortened
 from ...registry import closest
-from ..federated import DATASETS, Given, Samples
-from ..folder import DataError, expect, find, package_folder, read_file, reason
-from ..table import parse_csv, samples_of
+from ..federated import DATASETS, FederatedData, Given, Samples
+from ..folder import DataError, Writer, cached, expect, find, package_folder, read_file, reason
+from ..table import parse_csv, parse_numbers, samples_of
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 UCI = "of the UCI Machine Learning Repository"
 
@@ -35,7 +41,6 @@ SIZES = {
     "wisdm": (5_418, 36),
 }
 REGIONS = ("Northeast", "South", "West", "Midwest", "Europe", "Canada")
-MOST_DAYS = 36_500
 ATTRIBUTE = re.compile(r'^@attribute\s+"?(\w+)"?', re.IGNORECASE | re.MULTILINE)
 DATA = re.compile(rb"^@data\s*$", re.IGNORECASE | re.MULTILINE)
 
@@ -47,6 +52,11 @@ STATIONS = (
 HOURS = 35_064  # of every station, four years
 
 ENDING = ".pkl.compress"  # of tables of R's packages
+
+# Movie reviews
+PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
+PER_CLASS = {"imdb": 12_500, "rotten_tomatoes": 4_265}  # of the sources known
+_TAG, _WORD = re.compile(r"<[^>]*>"), re.compile(r"\w+(?:'\w+)?")
 
 
 @DATASETS.register("diabetes")
@@ -123,35 +133,33 @@ def tcga_brca(data_dir: Path | None, *, standardise: bool = True) -> Samples:
         data_dir: the data folder.
         standardise: whether numbers get mean 0 and deviation 1, by the training samples of all clients.
     """
-    import pandas
-
     get = "it belongs to Fed-TCGA-BRCA of FLamby (flamby/datasets/fed_tcga_brca in its repository)"
     patients = find(data_dir, "tcga_brca", ["tcga_brca/brca.csv"], get)
     split = find(data_dir, "tcga_brca", ["tcga_brca/train_test_split.csv"], get)
     rows, folds = parse_csv(patients), parse_csv(split)
-    for path, known, needed in ((patients, rows, "pid E T"), (split, folds, "pid fold2")):
-        for name in needed.split():
-            expect(name in known, path, f"no column {name!r}")
-    part_of = dict(zip(folds["pid"].astype(str), folds["fold2"], strict=True))
-    fold = rows["pid"].astype(str).map(part_of)
-    parts = [
-        rows[fold == f"{kind}_{region}"].assign(region=region)
-        for kind in ("train", "test")
-        for region in range(len(REGIONS))
-    ]
-    trained = sum(map(len, parts[: len(REGIONS)]))
-    rows = pandas.concat(parts, ignore_index=True)
-    died, days = (pandas.to_numeric(rows[name], errors="coerce") for name in ("E", "T"))
-    is_time = (died.isin([0, 1]) & days.between(died, MOST_DAYS)).all()
+    expect({"pid", "E", "T"} <= {*rows.columns}, patients, "needs the columns pid, E and T")
+    expect({"pid", "fold2"} <= {*folds.columns}, split, "needs the columns pid and fold2")
+    fold_of = dict(zip(folds["pid"].astype(str), folds["fold2"], strict=True))
+    parts = [f"{kind}_{region}" for kind in ("train", "test") for region in range(len(REGIONS))]
+    place_of = {name: place for place, name in enumerate(parts)}
+    rows["place"] = rows["pid"].astype(str).map(fold_of).map(place_of)
+    rows = rows.dropna(subset="place").sort_values("place", kind="stable")
+    died, days = parse_numbers(rows["E"]), parse_numbers(rows["T"])
+    is_time = (numpy.isin(died, (0, 1)) & (days >= died)).all()
     expect(is_time, patients, "E must be 0 or 1 and T days, one at least where E is 1")
     samples = samples_of(
-        {str(patients): rows.assign(T=days.where(died == 1, -days))},
+        {
+            str(patients): rows.assign(
+                T=numpy.where(died == 1, days, -days), region=rows["place"] % len(REGIONS)
+            )
+        },
         target="T",
         kind="regression",
         client="region",
-        ignore=["pid", "E"],
+        ignore=["pid", "E", "place"],
         standardise=standardise,
     )
+    trained = int((rows["place"] < len(REGIONS)).sum())
     samples = replace(samples, problem=Survival(), test_from=trained)
     return replace(_whole("tcga_brca", split, samples), names=REGIONS)
 
@@ -288,3 +296,92 @@ def _whole(name: str, path: Path, samples: Samples) -> Samples:
     said = f"{rows:,} rows of {ids} expected, found {found[0]:,} of {found[1]}"
     expect(found == (rows, ids), path, said)
     return samples
+
+
+# Movie reviews ----------------------------------------------------------------------------------------------------
+
+
+@DATASETS.register("movie_reviews")
+def movie_reviews(
+    data_dir: Path | None,
+    *,
+    words: Annotated[int, Ge(3), Le(10**9)] = 10_000,
+    length: Annotated[int, Gt(0), Le(2_500)] = 200,
+) -> Samples:
+    """Movie reviews, positive or negative, from a CSV file with the columns text, label (0 or 1) and source.
+
+    A review is the numbers of its last words: 0 is padding in front, 1 a word that is not among the
+    most frequent ones of the clients' training texts. Each source is an id.
+
+    Args:
+        data_dir: the data folder.
+        words: size of the vocabulary, padding and unknown words included.
+        length: words of a review.
+    """
+    get = "make it from the Large Movie Review Dataset (IMDB) or your own reviews: columns text, label (0, 1), source"
+    path = find(
+        data_dir,
+        "movie_reviews",
+        ["movie_reviews/reviews.csv.gz", "movie_reviews/reviews.csv"],
+        get,
+    )
+
+    def build(arrays: Writer) -> None:
+        rows = _read_reviews(path)
+        _, ids = numpy.unique(rows["source"].to_numpy(object), return_inverse=True)
+        arrays.save(targets=rows["label"].to_numpy(numpy.int64), ids=ids)
+        numbers: dict[str, int] = {}  # of all words; the vocabulary is chosen later
+        inputs = arrays.create("inputs", (len(rows), length), numpy.int32)
+        for row, text in zip(inputs, rows["text"], strict=True):
+            found = [numbers.setdefault(word, len(numbers) + 1) for word in tokens(text)][-length:]
+            row[length - len(found) :] = found
+
+    arrays = cached("movie_reviews", [path], build, length)
+    return Samples(
+        arrays["inputs"],
+        arrays["targets"],
+        Classification(2),
+        ids=arrays["ids"],
+        after_partition=partial(_with_vocabulary, words=words),
+    )
+
+
+def tokens(text: str) -> list[str]:
+    """The words of a text, in lower case, without markup.
+
+    >>> tokens("It's <br />GOOD, isn't it?")
+    ["it's", 'good', "isn't", 'it']
+    """
+    # Behind it there are no tags, and nothing is looked for in vain: time stays linear
+    end = text.rfind(">") + 1
+    return _WORD.findall((_TAG.sub(" ", text[:end]) + text[end:]).lower())
+
+
+def _with_vocabulary(data: FederatedData, words: int) -> FederatedData:
+    """Words by their rank in the clients' training texts; test texts must not decide on the vocabulary."""
+    inputs = data.samples.inputs
+    trained = inputs[torch.unique(data.train.indices)]
+    counts = torch.bincount(trained.flatten(), minlength=int(inputs.max()) + 1)
+    counts[0] = 0  # the padding is no word
+    known = min(words - FIRST_WORD, int((counts > 0).sum()))
+    number = torch.full((len(counts),), UNKNOWN, dtype=torch.int32)
+    ranked = counts.argsort(descending=True, stable=True)[:known]
+    number[ranked] = torch.arange(FIRST_WORD, FIRST_WORD + known, dtype=torch.int32)
+    number[0] = PADDING
+    return replace(data, samples=replace(data.samples, inputs=number[inputs]))
+
+
+def _read_reviews(path: Path) -> DataFrame:
+    """The columns text, label and source."""
+    rows = parse_csv(path, dtype=str, na_filter=False)
+    expect({"text", "label"} <= {*rows.columns}, path, "needs the columns text and label")
+    wrong = ~rows["label"].isin(["0", "1"])
+    expect(not wrong.any(), path, f"row {wrong.argmax() + 1} has a label that is not 0 or 1")
+    expect(rows["label"].nunique() == 2, path, "needs reviews of both classes")
+    if "source" not in rows:
+        rows["source"] = ""
+    for source, wanted in PER_CLASS.items():
+        found = rows["label"][rows["source"] == source].value_counts(sort=False).tolist()
+        said = f"{wanted:,} reviews of each class expected from {source}, found {found}"
+        expect(found in ([], [wanted, wanted]), path, said)
+    return rows
