@@ -119,7 +119,8 @@ def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ..
             values = torch.as_tensor(given.to_numpy() if hasattr(given, "to_numpy") else given)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise ClientwiseError(f"predict: these are no samples ({reason})") from None
+        said = f"predict: these are no samples ({reason}); pass the inputs alone"
+        raise ClientwiseError(said) from None
     shapes = {part.name: part.shape for part in parts}
     if shapes != about.named_shapes:
         wanted = about.named_shapes or "one array"

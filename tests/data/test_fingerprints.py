@@ -14,12 +14,11 @@ import torch
 from small_files import write_air, write_cells, write_domains, write_table
 from torch import nn
 
-from clientwise.data.datasets import DATASETS
+from clientwise.data.datasets import DATASETS, handwriting
 from clientwise.data.division import federate
 from clientwise.data.features import FEATURES, Backbone, with_features
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import iid
-from clientwise.data.datasets import handwriting
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.registry import Part

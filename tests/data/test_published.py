@@ -24,11 +24,10 @@ from small_files import (
     write_writers,
 )
 
-from clientwise.data.datasets import DATASETS, DataError
+from clientwise.data.datasets import DATASETS, DataError, images, tables
 from clientwise.data.division import federate
 from clientwise.data.federated import Samples
 from clientwise.data.partition import iid
-from clientwise.data.datasets import images, tables
 
 FOLDER_DATASETS = (
     *("mnist", "cifar10", "celeba", "malaria", "vgg_cells", "movie_reviews", "femnist"),

@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy
@@ -69,7 +69,9 @@ class Arrays(NamedTuple):
     @property
     def layout(self) -> str:
         """What samples of one dataset have alike, in words."""
-        inputs: object = self.parts or tuple(self.inputs.shape[1:])
+        inputs: object = tuple(self.inputs.shape[1:])
+        if self.parts:
+            inputs = {part.name: part.shape for part in self.parts}
         kind = "bytes" if self.inputs.dtype == torch.uint8 else "numbers"
         return f"inputs {inputs} of {kind}, targets {tuple(self.targets.shape[1:])}"
 
@@ -214,7 +216,7 @@ def _tensor(values: Any, what: str) -> Tensor:
         hint = "text becomes numbers by a tokenizer"
         if what == "targets":
             hint = "number the classes from 0, alike for all clients, as numpy.unique(all_labels, return_inverse=True)"
-        said = str(error).splitlines()[0]
+        said = shortened(str(error).splitlines()[0], 80)
         raise DataError(f"its {what} are no array of numbers ({said}); {hint}") from None
     return found
 
@@ -281,8 +283,12 @@ def join(read: Sequence[Arrays], holders: Sequence[str]) -> Arrays:
                 f"samples must be of one shape: {holders[place]}: {read[place].layout}, {holders[filled[0]]}: "
                 f"{first.layout}; bytes of pictures are 0 to 255, floats often 0 to 1"
             )
+    parts = [
+        replace(same[0], is_integer=all(one.is_integer for one in same))
+        for same in zip(*(read[place].parts for place in filled), strict=True)
+    ]
     inputs = torch.cat([read[place].inputs for place in filled])
-    return Arrays(inputs, torch.cat([one.targets for one in read]), first.parts)
+    return Arrays(inputs, torch.cat([one.targets for one in read]), tuple(parts))
 
 
 def first_few(names: Sequence[str]) -> str:

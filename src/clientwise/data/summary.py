@@ -89,9 +89,10 @@ class Uncovered:
         """A sentence that names the classes and says how many clients and samples there are."""
         names = data.samples.table.classes if data.samples.table else ()
         classes = first_few([repr(names[one]) if names else str(one) for one in self.classes])
+        has = "has" if len(self.clients) == 1 else "have"
         return (
             f"no sample that the server weighs by is of class {classes}, and {len(self.clients)} of "
-            f"{data.num_clients} clients have {int(self.samples[self.clients].sum()):,} training samples: "
+            f"{data.num_clients} clients {has} {int(self.samples[self.clients].sum()):,} training samples: "
             f"{first_few([data.called(one) for one in self.clients])}. The weights cannot reward these samples: add "
             "some to the held-out ones"
         )
