@@ -164,7 +164,6 @@ def rows() -> pandas.DataFrame:
         ),
         (lambda rows: rows.assign(code=[1, 2, 3]), r"'code', row 3: '3' .*\(1, 2, 7\)"),
         (lambda rows: rows.assign(b=["1", "2", "much"]), "'b', row 3: 'much' is not a number"),
-        (lambda rows: rows.assign(b=[1, 2, 1e31]), "'b', row 3: '1e[+]31' is not a number"),
         (lambda rows: rows.head(0), "has no rows below the column names"),
     ],
 )

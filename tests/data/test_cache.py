@@ -69,13 +69,6 @@ def test_a_damaged_entry_is_named_and_a_failed_one_leaves_nothing(source: Path) 
     assert [path.name[:4] for path in cache_folder().iterdir()] == ["set-"]
 
 
-def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (source.parent / "file").touch()
-    monkeypatch.setenv("CLIENTWISE_CACHE", str(source.parent / "file" / "below"))
-    with pytest.raises(DataError, match="set CLIENTWISE_CACHE to a folder with room for set"):
-        cached("set", [source], Builder(source))
-
-
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="room cannot be reserved here")
 def test_an_array_has_its_room_before_it_is_filled(tmp_path: Path) -> None:
     array = Writer(tmp_path).create("images", (1000, 1000), numpy.uint8)

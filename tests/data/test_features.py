@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sklearn.linear_model import LogisticRegression
 
-import clientwise as cw
 from clientwise.core.objective.problem import Classification
 from clientwise.data.features import (
     FEATURES,
@@ -157,14 +155,6 @@ def test_what_is_kept_belongs_to_its_samples_and_weights(
     colours.set_weight(2.0)
     assert torch.equal(colours.see().inputs, colours.expected().inputs)
     assert looks(caplog) == 1
-
-
-def test_what_is_no_image_has_no_features(
-    weights: Path, tmp_path: Path, tiny: dict[str, Any]
-) -> None:
-    tiny["features"] = {"name": "vgg19"}
-    with pytest.raises(DataError, match="needs colour images"):
-        cw.run(tiny | {"data_dir": str(weights)}, tmp_path / "run")
 
 
 @pytest.mark.slow

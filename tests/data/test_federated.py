@@ -48,9 +48,7 @@ FINE = [(ZEROS, [0, 1])] * 2
     ("changes", "reason"),
     [
         ({"test": []}, "give one for each client, got {'training sets': 2, 'test sets': 0}"),
-        ({"names": ["north"]}, "'names': 1}"),
         ({"attributes": {"age": [1, 2, 3]}}, "'age': 3}"),
-        ({"sample_attributes": {"dark": [[0, 1]]}}, "'dark': 1}"),
         (
             {"sample_attributes": {"dark": [[0, 1], [1]]}},
             "'dark': give one value for each training",
@@ -60,7 +58,6 @@ FINE = [(ZEROS, [0, 1])] * 2
             "client 0, training: has 3 inputs, 2 targets",
         ),
         ({"train": [(ZEROS, [0, -1])] * 2}, "labels must be 0 to 1"),
-        ({"num_classes": 2, "report": (ZEROS[:1], [5])}, "labels must be 0 to 1"),
         ({"report": (ZEROS[:1], [10**9])}, "1,000,000,001 classes: must be 2 to 10,000"),
         ({"report": (numpy.zeros(()), numpy.zeros((), int))}, "report: is a single number"),
         (
@@ -134,14 +131,3 @@ def test_fingerprints_are_made_block_by_block(monkeypatch: pytest.MonkeyPatch) -
     assert data.fingerprints() == recorded
     monkeypatch.setattr(federated, "ROWS_AT_ONCE", 1)
     assert data.fingerprints() == recorded
-
-
-def test_gather_picks_clients_in_any_order() -> None:
-    clients = [(torch.full((n, 1), float(n)), torch.full((n,), n)) for n in (1, 2, 3)]
-    data = FederatedData.from_clients(clients, clients)
-    indices, targets, owner = data.train.gather([2, 0])
-    assert targets.tolist() == [3, 3, 3, 1]
-    assert owner.tolist() == [0, 0, 0, 1]
-    assert data.samples.batch(indices).flatten().tolist() == [3, 3, 3, 1]
-    for one, two in zip(data.train.gather(range(3)), data.train.gather([0, 1, 2]), strict=True):
-        assert torch.equal(one, two)

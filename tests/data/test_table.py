@@ -110,43 +110,6 @@ def federated(samples: Samples) -> FederatedData:
     )
 
 
-def test_a_file_per_client(tmp_path: Path, caplog) -> None:
-    samples = load(write(tmp_path))
-    assert "1 rows without a value in ill" in caplog.text
-    assert samples.targets.tolist() == [1, 0, 0, 1, 1, 0, 0, 1]  # no, yes
-    assert samples.ids.tolist() == [0] * 4 + [1] * 4
-    data = federated(samples)
-    assert data.names == ("north", "south")
-    assert data.samples.inputs.shape == (8, 6)  # age, its holes, three sexes, their holes
-    assert torch.equal(
-        federated(load(tmp_path)).samples.inputs, data.samples.inputs
-    )  # from the cache
-
-
-def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -> None:
-    rows = "site,dose,code,effect\nb,1,1.0,2.5\na,2,2,3.5\nb,3,1,4\na,4,2.0,1\n"
-    write(tmp_path, {"all.csv": rows})
-    options = {"kind": "regression", "target": "effect", "client": "site", "categories": ["code"]}
-    samples = load(tmp_path, files="hospitals/all.csv", **options)
-    assert samples.problem.kind == "regression"
-    assert samples.targets.tolist() == [2.5, 3.5, 4, 1]
-    data = federated(samples)
-    assert data.names == ("a", "b")
-    assert data.samples.inputs.shape == (4, 3)  # 1.0 and 1 are the same code
-    frame = pandas.read_csv(tmp_path / "hospitals" / "all.csv")
-    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    frame.to_parquet(tmp_path / "hospitals" / "all.parquet")
-    assert torch.equal(
-        load(tmp_path, files="hospitals/all.parquet", **options).inputs, samples.inputs
-    )
-    frame["effect"] = frame["effect"].astype(str) + "?"
-    frame.set_index(pandas.Index([f"row {number}" for number in frame.index])).to_parquet(
-        tmp_path / "odd.parquet"
-    )
-    with pytest.raises(DataError, match=r"odd\.parquet: column 'effect', row 1"):
-        load(tmp_path, files="odd.parquet", **options)
-
-
 @pytest.mark.parametrize(
     ("files", "options", "message"),
     [
@@ -166,14 +129,11 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
             {"categories": []},
             "north.csv: column 'sex', row 1: 'male' is not a number below 1e\\+30, and neither are 6 other",
         ),
-        ({}, {"ignore": ["smoker"]}, "no column 'smoker' to ignore"),
-        ({}, {"target": "il", "ignore": ["il"]}, "north.csv, .*: no column 'il'"),
         (
             {},
             {"client": "sex"},
             "north.csv: column 'sex', row 4: is empty, and must name the client",
         ),
-        ({"south.csv": "age,ill\n1,yes\n"}, {}, "south.csv: no column 'sex'"),
         (
             {"south.csv": "sex,age,ill\nmale,inf,yes\n"},
             {},
@@ -190,13 +150,6 @@ def test_a_column_that_names_the_client_and_numbers_to_predict(tmp_path: Path) -
             {},
             "south.csv: no row has a value in column 'ill'",
         ),
-        ({"south.csv": ""}, {}, "south.csv: not a table of rows and columns"),
-        (
-            {"south.csv": f"sex,age,ill\nmale,{'9' * 400},yes\n"},
-            {},
-            "south.csv: column 'age', row 1: '999.* is not a number",
-        ),
-        ({"notes.txt": "hello"}, {"files": "hospitals/*"}, "notes.txt: a table is a file .csv"),
         (
             {"south.parquet": "no"},
             {"files": "hospitals/*.parquet"},
