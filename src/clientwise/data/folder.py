@@ -77,8 +77,6 @@ def read_npz(path: Path) -> dict[str, numpy.ndarray]:
                 raise ValueError(
                     f"{name} is of type {array.dtype}, not of numbers of at most 8 bytes"
                 )
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
     except Exception as error:  # the content decides what the libraries raise
         raise DataError(f"{path}: not a NumPy file of arrays ({reason(error)}); {WRITES}") from None
     return {

@@ -141,8 +141,8 @@ def femnist(data_dir: Path | None) -> Samples:
     folders = [train, test] if train.name == "train" and test.is_dir() else [train]
 
     def build(arrays: Writer) -> None:
-        rows = []
-        sizes = []
+        rows: list[tuple[str, numpy.ndarray, numpy.ndarray]] = []
+        sizes: list[int] = []
         for folder in folders:
             before = len(rows)
             for path in sorted(folder.glob("*.json")):

@@ -80,14 +80,10 @@ def diabetes(data_dir: Path | None) -> Samples:
 
 
 @DATASETS.register("heart")
-def heart(data_dir: Path | None, *, standardise: bool = True) -> Samples:
+def heart(data_dir: Path | None) -> Samples:
     """920 patients of four hospitals with 13 measurements each: heart disease or not (UCI, Janosi et al. 1988).
 
     Many measurements are missing. Each hospital is an id.
-
-    Args:
-        data_dir: the data folder.
-        standardise: whether numbers get mean 0 and deviation 1, by the training samples of all clients.
     """
     frames = {}
     for hospital in HOSPITALS:
@@ -98,7 +94,7 @@ def heart(data_dir: Path | None, *, standardise: bool = True) -> Samples:
         rows["ill"] = (rows["ill"] > 0).astype(int)
         rows[NEVER_ZERO] = rows[NEVER_ZERO].mask(rows[NEVER_ZERO] == 0, numpy.nan)
         frames[str(path)] = rows
-    samples = samples_of(frames, target="ill", categories=KINDS, standardise=standardise)
+    samples = samples_of(frames, target="ill", categories=KINDS)
     return _whole("heart", path, replace(samples, names=HOSPITALS))
 
 
