@@ -312,7 +312,8 @@ def _common_columns(
             wrong.append(f"{first_few(without)}: no column {_shown(name)}{hint}")
     for name in ignore:
         if name not in every:
-            wrong.append(f"no column {_shown(name)} to ignore{suggest(name, every)}")
+            first = next(iter(frames))
+            wrong.append(f"{first}: no column {_shown(name)} to ignore{suggest(name, every)}")
     _refuse(wrong, "correct the name, add the column, or put it into `ignore`")
     for source, rows in frames.items():
         _refuse_repeated(rows.columns, source)
