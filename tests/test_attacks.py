@@ -3,7 +3,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -191,21 +190,15 @@ def test_as_far_as_evidence_does_not_notice_on_the_attackers_own_samples() -> No
 
     def z(
         gamma: float,
-    ) -> float:  # two of five are hostile, and the server has a quarter of the samples
+    ) -> float:  # two of five are hostile, and the server has half of the samples
         middle = mean * (3 + 2 * (1 - gamma)) / 5
         little = middle + 0.1 * ((1 - gamma) * mean - middle)
         found = losses(little[None])[0] - losses(middle[None])[0]
-        return float(found.mean() / found.std() * 100**0.5)
+        return float(found.mean() / found.std() * 200**0.5)
 
     honest = Honest(updates, {}, {}, 2, judge)
-    for limit in (0.5, 1.5, 4.0):
-        (forged,) = (
-            attacks.forged.Unnoticed(z=limit, samples=100, most=4.0).forge(knowing(honest))[None]
-            / mean[0]
-        )
-        gamma = 1 - float(forged[0])
-        assert z(gamma) <= limit < z(gamma + 0.2) or gamma == pytest.approx(4)
-    assert attacks.forged.Unnoticed(z=4.0).forge(knowing(honest))[0] < 0 < mean[0]
+    gamma = 1 - float(ATTACKS.get("unnoticed")().forge(knowing(honest))[0] / mean[0])
+    assert z(gamma) <= 1 < z(gamma + 0.2)
 
 
 def test_hostile_clients_send_one_vector_or_spread_around_it(config: dict[str, Any]) -> None:
@@ -309,7 +302,7 @@ def test_labels_of_one_class_and_mirrored_ones() -> None:
         attacks.samples.MirroredLabels().relabel(targets, CLASSES, random).tolist()
         == (9 - targets).tolist()
     )
-    half = attacks.samples.MirroredLabels(0.5).relabel(targets, CLASSES, random)
+    half = attacks.samples.WrongLabels(0.5).relabel(targets, CLASSES, random)
     assert int((half != targets).sum()) == 50
     numbers = attacks.samples.MirroredLabels().relabel(
         torch.tensor([1.0, 2.0, 5.0]), Regression(), random
@@ -338,12 +331,10 @@ def test_labels_change_in_the_rounds_of_the_attack_alone(config: dict[str, Any])
     assert torch.equal(sleeper.data.test.targets, honest.data.test.targets)
 
 
-@pytest.mark.parametrize("place", ["top_left", "bottom_right"])
-def test_the_stamp_is_where_it_should_be(config: dict[str, Any], place: str) -> None:
+def test_the_stamp_is_where_it_should_be(config: dict[str, Any]) -> None:
     stamp = {
         "name": "pixel_backdoor",
         "size": 2,
-        "place": place,
         "value": 0.5,
         "fraction": 0.25,
         "target": 3,
@@ -360,11 +351,7 @@ def test_the_stamp_is_where_it_should_be(config: dict[str, Any], place: str) -> 
     assert data.poisoned.targets[mine][changed].tolist() == [3] * len(changed)
     before = data.samples.inputs[data.train.indices[mine][changed]]
     after = data.samples.inputs[data.poisoned.indices[mine][changed]]
-    corner = (
-        (..., slice(2), slice(2))
-        if place == "top_left"
-        else (..., slice(-2, None), slice(-2, None))
-    )
+    corner = (..., slice(-2, None), slice(-2, None))
     assert bool((after[corner] == 8).all())  # half of the 16 that digits have
     after[corner] = before[corner]
     assert torch.equal(before, after)
@@ -380,7 +367,7 @@ def test_a_backdoor_is_measured_and_reported(config: dict[str, Any], tmp_path: P
     config |= {"rounds": 4, "training": {"epochs": 4, "batch_size": 20, "learning_rate": 0.3}}
     stamp = attacked(
         config,
-        {"name": "pixel_backdoor", "target": 3, "place": "top_left", "value": 2.0},
+        {"name": "pixel_backdoor", "target": 3, "value": 2.0},
         clients=3,
     )
     folder = run(load_experiment(stamp), tmp_path / "run")
@@ -405,12 +392,6 @@ def test_a_semantic_backdoor_needs_no_stamp(config: dict[str, Any]) -> None:
     assert bool((truth == 1).any())
     assert called.tolist() == [7 if label == 1 else label for label in truth.tolist()]
     assert len(data.triggered.indices) == int((data.report.targets == 1).sum())
-    marked = torch.arange(len(data.samples.targets)) % 2
-    samples = replace(data.samples, sample_attributes={"odd": marked})
-    found = attacks.samples.SemanticBackdoor(target=0, having="odd").trigger(
-        samples, torch.arange(9), torch.ones(9).long()
-    )
-    assert found.positions.tolist() == [1, 3, 5, 7]
 
 
 # Lies --------------------------------------------------------------------------------------------------------------
@@ -471,13 +452,7 @@ def test_a_lying_judge_says_what_could_be_true(kind: Any) -> None:
             {"clients": 1, "attack": {"name": "pixel_backdoor", "target": 12}},
             "the classes are 0 to 9",
         ),
-        ({"clients": 1, "attack": "semantic_backdoor"}, "give `source`, the class of the samples"),
-        (
-            {"clients": 1, "attack": {"name": "semantic_backdoor", "having": "hat"}},
-            "no sample attribute 'hat'",
-        ),
         ({"clients": 1, "attack": ["noise", "nois"]}, "did you mean 'noise'"),
-        ({"clients": 1, "attack": []}, "attack"),
         ({"share": 0.9, "attack": "noise"}, None),
     ],
 )

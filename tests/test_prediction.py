@@ -164,7 +164,6 @@ def rows() -> pandas.DataFrame:
         ),
         (lambda rows: rows.assign(code=[1, 2, 3]), r"'code', row 3: '3' .*\(1, 2, 7\)"),
         (lambda rows: rows.assign(b=["1", "2", "much"]), "'b', row 3: 'much' is not a number"),
-        (lambda rows: rows.assign(b=[1, 2, 1e31]), "'b', row 3: '1e[+]31' is not a number"),
         (lambda rows: rows.head(0), "has no rows below the column names"),
     ],
 )
@@ -212,9 +211,7 @@ def test_other_orders_extra_columns_and_other_types_of_cells(
     assert predictor.predict(rows.assign(y="gut", id=3)).equals(wanted)
     assert "Not used: columns that the model does not know: y, id." in caplog.text
     predictor.predict(rows.assign(c=numpy.nan))
-    assert (
-        "Column 'c' is empty in some rows, and was in no row that the model learned" in caplog.text
-    )
+    assert "Column 'c' is empty in some rows, and never was in training." in caplog.text
 
 
 def test_rows_far_from_the_training_data_are_said(
@@ -240,19 +237,14 @@ def test_polars_frames_give_polars_frames(model: Path, rows: pandas.DataFrame) -
     assert found["prediction"].to_list() == cw.load(model).predict(rows)["prediction"].tolist()
 
 
-def test_the_record_and_the_page_name_columns_classes_and_leaks(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_record_and_the_page_name_columns_and_classes(tmp_path: Path) -> None:
     config = config_of("classification", tmp_path)
-    rows = rows_of("classification").assign(id=range(200))
-    rows.to_csv(tmp_path / "classification.csv", index=False)
+    rows = rows_of("classification")
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    assert "column 'id': It has a different value in every row" in caplog.text
     said = dict(about(run))
     assert "Größe, b (" in said["columns"]
     assert "% missing), c, d, e, ward (2 categories, " in said["columns"]
     assert said["target"] == "y: böse, gut"
-    assert said["warning"].startswith("column 'id': ")
     table = run.model_facts(1).table
     assert table is not None
     assert table.columns[0].mean == pytest.approx(rows["Größe"].mean(), rel=0.05)
@@ -261,11 +253,8 @@ def test_the_record_and_the_page_name_columns_classes_and_leaks(
     config["rounds"] = 1
     file = tmp_path / "config.toml"
     file.write_text(tomli_w.dumps(config), encoding="utf-8")
-    done = CliRunner().invoke(app, ["check", str(file)])
-    assert "warning     column 'id': It has a different value" in done.output
     done = CliRunner().invoke(app, ["data", str(file)])
     assert "Columns to predict y from" in done.output
-    assert "warning: column 'id': It has a different value" in done.output
     assert "böse" in done.output
 
 
@@ -323,7 +312,6 @@ def test_a_file_of_others_is_refused_where_it_does_not_fit(model: Path, tmp_path
     path = tmp_path / "bad.safetensors"
     for changes, message in [
         ({"table": "{"}, "not a model that `clientwise export` wrote .table"),
-        ({"table": json.dumps([[]] * 10)}, "table"),
         ({"table": "[" * 10_000}, "table"),
         ({"input_shape": "[3]"}, "inputs of columns"),
         ({"outputs": "7"}, "cannot be used to predict"),
@@ -335,34 +323,11 @@ def test_a_file_of_others_is_refused_where_it_does_not_fit(model: Path, tmp_path
     ]:
         with pytest.raises(ClientwiseError, match=message):
             cw.load(damaged(model, path, **changes))
-    table = json.loads(safe_metadata(model)["table"])
-    for key, value in {"deviation": 0.0, "mean": float("nan"), "unseen": [99]}.items():
-        table["columns"][0][key] = value
-        with pytest.raises(ClientwiseError, match="Größe"):
-            cw.load(damaged(model, path, table=json.dumps(table)))
     path.write_bytes(b"\x80\x04pickle")
     with pytest.raises(ClientwiseError, match="not a model that"):
         cw.load(path)
     with pytest.raises(ClientwiseError, match="no such file"):
         cw.load(tmp_path / "none.safetensors")
-
-
-def safe_metadata(path: Path) -> dict[str, str]:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        return file.metadata()
-
-
-def test_statistics_of_clients(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With statistics of each client, new rows are scaled as the server's samples are."""
-    config = config_of("regression", tmp_path, standardise="client")
-    run = cw.Run(cw.run(config, tmp_path / "run"))
-    indices, outputs = evaluated(config, run, "report")
-    rows = rows_of("regression").iloc[indices.tolist()]
-    found = run.predictor("FedAvg").predict(rows)
-    numpy.testing.assert_allclose(found["prediction"], outputs[:, 0], rtol=1e-6)
-    assert 'standardise = "client"' in caplog.text
 
 
 @pytest.mark.slow

@@ -223,7 +223,7 @@ def test_methods_and_attacks(name: str, tmp_path: Path) -> None:
     methods = ["FedAvg", "AdaFed", "Evidence", "Krum", "Alone", "Pooled"]
     hostile = [
         {"clients": ["north"], "attack": "wrong_labels"},
-        {"clients": ["east"], "attack": {"name": "mirrored_labels", "fraction": 0.5}},
+        {"clients": ["east"], "attack": {"name": "wrong_labels", "fraction": 0.5}},
     ]
     run = cw.fit(**given, methods=methods, hostile=hostile, out=tmp_path / "run")
     assert run.methods == methods
@@ -349,7 +349,7 @@ def test_frames_of_survival(signed: bool, tmp_path: Path) -> None:
     frames = {name: survivors(60, place) for place, name in enumerate(NAMES)}
     given: dict[str, Any] = {"event": "died"}
     if signed:
-        given = {"survival": True}
+        given = {"problem": "survival"}
         for frame in frames.values():
             frame["days"] *= numpy.where(frame.pop("died"), 1, -1)
     run = cw.fit(

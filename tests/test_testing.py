@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "sample_attributes": {"Blurry": [-1, -1, -1, 1, 1, 1, -1, -1, -1]},
     },
 }
-ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"semantic_backdoor": {"having": "green"}}
+ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"semantic_backdoor": {"source": 1}}
 
 
 @pytest.mark.parametrize("name", list(CRITERIA))

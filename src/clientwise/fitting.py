@@ -57,7 +57,6 @@ def fit(
     target: str | None = None,
     ignore: str | Sequence[str] = (),
     num_classes: int | None = None,
-    survival: bool = False,
     event: str | None = None,
     problem: str | None = None,
     out: str | Path | None = None,
@@ -79,10 +78,9 @@ def fit(
         target: of frames, the column to predict.
         ignore: of frames, columns that are left out.
         num_classes: of integer targets; by default the largest label plus one.
-        survival: whether targets are times until an event, negative if it had not happened by then.
         event: of frames, the column that is 1 where the event happened at the time `target`, else 0 (survival).
-        problem: what the targets are, where they do not show it: "classification", "regression", "survival",
-            "multilabel" or "segmentation".
+        problem: what the targets are, where they do not show it: "classification", "regression", "survival" (times
+            until an event, negative if it had not happened by then), "multilabel" or "segmentation".
         out: the run folder; by default a temporary one, which is removed at exit.
         progress: whether to show the progress, and what was set apart; by default in a terminal or notebook.
         options: any other key of the config (docs/config.md), and any argument of `cw.run`: `method` or `methods`,
@@ -130,7 +128,6 @@ def fit(
         target=target,
         ignore=ignore,
         num_classes=num_classes,
-        survival=survival,
         event=event,
         problem=problem,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,21 +13,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from .core.objective.problem import Problem, named_problem
-from .data.arrays import NamedInput, pack, read_holders, unpack
+from .data.arrays import NamedInput, is_frame, pack, read_holders
 from .data.encoding import Encoding
 from .data.federated import Samples
-from .data.table import Encoder, encode_rows, read_rows, remarks
+from .data.table import Encoder, encode_rows, read_rows
 from .engine.probes import with_input_type
 from .errors import ClientwiseError
 from .experiment.config.parts import make, read_recorded
-from .limits import gigabytes, memory
 from .models.flat import fill
 from .models.modules import OwnModel, OwnNetwork, check_parameters, described, outputs_of
 from .models.networks import MODELS
 from .record.facts import ModelFacts
 from .record.models import ModelHeader, read_model
 
-log = logging.getLogger("clientwise")
 BATCH = 4096  # rows
 BATCH_OF_IMAGES = 16  # of which every pixel is predicted
 COPIES = 4  # of a model: its file, the network, and what reading takes
@@ -72,30 +69,17 @@ class Predictor(nn.Module):
         if isinstance(rows, str | Path):
             source = str(rows)
             rows = read_rows(Path(rows), self.table)
-        is_pandas = isinstance(rows, pandas.DataFrame)
-        frame = rows if is_pandas else pandas.DataFrame(_columns(rows, source))
-        encoded = encode_rows(frame, self.table, source)
-        for remark in remarks(encoded, self.table):
-            log.warning("%s", remark)
+        if not isinstance(rows, dict) and not is_frame(rows):
+            raise ClientwiseError(
+                f"{source}: must be a pandas or polars frame or the path of a file, got {type(rows).__name__}"
+            )
+        values = torch.from_numpy(encode_rows(rows, self.table, source))
         with torch.no_grad():
-            batches = torch.split(torch.as_tensor(encoded.values), BATCH)
-            predictions = torch.cat([self(batch) for batch in batches])
+            predictions = torch.cat([self(batch) for batch in torch.split(values, BATCH)])
         named = self.problem.named(predictions, self.table.classes)
-        if is_pandas:
-            return pandas.DataFrame(named, index=frame.index)
+        if isinstance(rows, pandas.DataFrame):
+            return pandas.DataFrame(named, index=rows.index)
         return type(rows)(named)
-
-
-def _columns(rows: Any, source: str) -> dict[str, list[Any]]:
-    """The columns of a polars frame, or of a dictionary."""
-    if isinstance(rows, dict):
-        return rows
-    try:
-        return {str(name): rows[name].to_list() for name in rows.columns}
-    except (AttributeError, TypeError):
-        raise ClientwiseError(
-            f"{source}: must be a pandas or polars frame or the path of a file, got {type(rows).__name__}"
-        ) from None
 
 
 def predict_samples(network: nn.Module, given: Any, about: ModelFacts) -> NDArray[Any]:
@@ -128,16 +112,15 @@ def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ..
     try:
         if isinstance(given, Dataset | DataLoader):
             (read,) = read_holders([("inputs", given)])
-            given = unpack(read.inputs, read.parts) if read.parts else read.inputs
-        if isinstance(given, tuple) and len(given) == 2 and hasattr(given[0], "shape"):
-            raise ValueError("a tuple of 2: pass the inputs alone, without targets")
-        if isinstance(given, Mapping):
+            values, parts = read.inputs, read.parts
+        elif isinstance(given, Mapping):
             values, parts = pack(given)
         else:
             values = torch.as_tensor(given.to_numpy() if hasattr(given, "to_numpy") else given)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise ClientwiseError(f"predict: these are no samples ({reason})") from None
+        said = f"predict: these are no samples ({reason}); pass the inputs alone"
+        raise ClientwiseError(said) from None
     shapes = {part.name: part.shape for part in parts}
     if shapes != about.named_shapes:
         wanted = about.named_shapes or "one array"
@@ -148,11 +131,9 @@ def _inputs(given: Any, about: ModelFacts) -> tuple[Tensor, tuple[NamedInput, ..
         raise ClientwiseError(
             f"predict: samples must have shape ({wanted}), got {tuple(values.shape)}{hint}"
         )
-    rows = (~values.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
-    if rows:
+    if not values.isfinite().all():
         raise ClientwiseError(
-            f"predict: {len(rows):,} of {len(values):,} samples have values that are not finite numbers, the "
-            f"first is row {rows[0]}; correct them, or leave those samples out"
+            "predict: some samples have values that are not finite numbers; correct them, or leave those samples out"
         )
     return values, parts
 
@@ -165,10 +146,7 @@ def load_predictor(path: str | Path, module: OwnNetwork | None = None) -> Predic
         module: your own network, where the run was given one or a plugin registered it: a module, or
             a function that makes one.
     """
-    path = Path(path)
-    if path.is_file() and path.stat().st_size > memory() // COPIES:
-        raise ClientwiseError(f"{path}: too large for {gigabytes(memory())} of memory")
-    header, tensors = read_model(path)
+    header, tensors = read_model(Path(path))
     try:
         make_network = _network(header, module)
         check_parameters(described(make_network), COPIES)

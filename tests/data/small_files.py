@@ -16,7 +16,7 @@ import numpy
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from clientwise.data.published import handwriting, images, tables
+from clientwise.data.datasets import handwriting, images, tables
 
 PIXELS, LABELS = load_digits(return_X_y=True)
 HOSPITALS = {"Cleveland": 6, "Hungarian": 5, "Switzerland": 4, "VA": 4}
@@ -262,21 +262,6 @@ def write_domains(folder: Path) -> None:
         (folder / "usps" / f"{name}.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     lines = [",".join(["0"] * 255 + ["1", str(n + 1)]) for n in range(5)]
     (folder / "semeion" / "semeion.csv").write_text("\n".join(lines))
-
-
-def write_cifar10n(folder: Path) -> None:
-    """Human labels of the fifty training images: `worse` is wrong everywhere."""
-    write_cifar10(folder)
-    (folder / "cifar10n").mkdir()
-    batches = [folder / "cifar10" / "cifar-10-batches-bin" / name for name in images.FILES[:-1]]
-    clean = numpy.concatenate(
-        [numpy.frombuffer(path.read_bytes(), numpy.uint8)[:: images.RECORD] for path in batches]
-    )
-    labels = dict.fromkeys(
-        ["clean_label", "aggre_label", "random_label1", "random_label2", "random_label3"], clean
-    )
-    path = folder / "cifar10n" / "CIFAR-10_human.npz"
-    numpy.savez_compressed(path, **labels, worse_label=(clean + 1) % 10)
 
 
 def write_table(folder: Path) -> None:

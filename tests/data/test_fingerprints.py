@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from small_files import write_air, write_cells, write_domains, write_table
+from small_files import write_air, write_cells, write_table
 from torch import nn
 
 from clientwise.data.datasets import DATASETS
@@ -19,7 +19,6 @@ from clientwise.data.division import federate
 from clientwise.data.features import FEATURES, Backbone, with_features
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import iid
-from clientwise.data.published import handwriting
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.registry import Part
@@ -57,25 +56,20 @@ def diabetes(folder: Path) -> FederatedData:
 
 
 def air(folder: Path) -> FederatedData:
-    return federated(DATASETS.get("beijing_air")(folder, standardise="off"))
+    return federated(DATASETS.get("beijing_air")(folder))
 
 
-def cells(folder: Path, augment: bool = True) -> FederatedData:
-    return federated(DATASETS.get("vgg_cells")(folder, size=16, augment=augment))
+def cells(folder: Path) -> FederatedData:
+    return federated(DATASETS.get("vgg_cells")(folder, size=16))
 
 
-def domains(folder: Path) -> FederatedData:
-    return federated(DATASETS.get("digit_domains")(folder))
-
-
-def own_table(folder: Path, standardise: str = "pooled") -> FederatedData:
+def own_table(folder: Path) -> FederatedData:
     table = DATASETS.get("table")
     samples = table(
         folder,
         files="own/*.csv",
         target="ill",
         categories=["sex"],
-        standardise=standardise,
     )
     return federated(samples)
 
@@ -133,13 +127,10 @@ def features(folder: Path) -> FederatedData:
 COMPUTED = {
     "exp of device speeds": (lognormal_devices, torch.Tensor, "exp"),
     "deviations of a table": (own_table, numpy, "sqrt"),
-    "deviations by client": (partial(own_table, standardise="client"), numpy, "sqrt"),
     "targets beside hostile ones": (some_ages, numpy, "sqrt"),
     "scaled diabetes": (diabetes, "sklearn.datasets", "load_diabetes"),
     "logarithms of air": (air, numpy, "log10"),
     "blurred cells": (cells, "scipy.ndimage", "gaussian_filter"),
-    "blurred cells alone": (partial(cells, augment=False), "scipy.ndimage", "gaussian_filter"),
-    "resized digits": (domains, handwriting, "interpolate"),
     "features": (features, nn.Conv2d, "forward"),
 }
 
@@ -149,7 +140,6 @@ def everything(small: Path) -> Path:
     """A data folder with small files of all these datasets."""
     write_air(small)
     write_cells(small, zipped=False)
-    write_domains(small)
     write_table(small)
     rows = [f"{('north', 'south')[n % 2]},{n * 7 % 11},{40 + n}" for n in range(20)]
     (small / "ages.csv").write_text("\n".join(["site,dose,age", *rows]))
@@ -208,17 +198,3 @@ def test_given_targets_and_wrong_labels_count(everything: Path) -> None:
     truth = before.samples.targets[before.train.indices]
     honest = replace(before, train=replace(before.train, targets=truth))
     assert changed_holders(before, honest) == [1]
-
-
-def test_copies_of_samples_know_what_they_come_from(everything: Path) -> None:
-    samples = own_table(everything).samples
-    assert samples.given is not None
-    copied = samples.with_copies(torch.tensor([4]), samples.inputs[4:5])
-    assert copied.given is not None
-    assert copied.given.rows is not None
-    assert copied.given.rows.tolist() == [*range(len(samples.targets)), 4]
-    again = copied.with_copies(torch.tensor([18]), samples.inputs[4:5])
-    assert again.given is not None
-    assert again.given.rows is not None
-    assert again.given.rows[-1] == 4
-    assert copied.rows(torch.tensor([18])).given is None  # not sent to shards

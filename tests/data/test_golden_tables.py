@@ -68,10 +68,10 @@ def a_file_per_client(folder: Path) -> FederatedData:
 
 
 def a_column_of_clients(folder: Path) -> FederatedData:
-    """Numbers to predict, compressed and separated by tabs; each client by its own statistics."""
+    """Numbers to predict, compressed and separated by tabs."""
     frame = rows(48).assign(site=["10", "9", "b "] * 16).drop(columns=["note"])
     write(folder, "all.tsv.gz", frame, sep="\t", na_rep="NA")
-    options = {"kind": "regression", "client": "site", "standardise": "client"}
+    options = {"kind": "regression", "client": "site"}
     options |= {"target": "y", "categories": ["ward", "code"]}
     return federated(DATASETS.get("table")(folder, files="all.tsv.gz", **options))
 
@@ -82,7 +82,7 @@ def times_with_decimal_commas(folder: Path) -> FederatedData:
     frame["y"] = frame["y"] + 0.5
     frame["smokes"] = [["True", "False"][number % 2] for number in range(40)]
     write(folder, "all.csv", frame.assign(site=["x", "y"] * 20), sep=";", decimal=",")
-    options = {"kind": "survival", "client": "site", "event": "died", "standardise": "off"}
+    options = {"kind": "survival", "client": "site", "event": "died", "standardise": False}
     options |= {"target": "y", "ignore": ["note", "fixed", "ward"]}
     return federated(DATASETS.get("table")(folder, files="all.csv", **options))
 

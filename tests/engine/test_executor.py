@@ -26,7 +26,7 @@ from clientwise.engine.device import threads_for
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked.train import _sum_in_order
-from clientwise.models.networks import lstm, mlp
+from clientwise.models.networks import mlp
 
 pytestmark = pytest.mark.bits
 
@@ -99,11 +99,10 @@ def train(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: lstm((LENGTH,), CLASSES, words=20, embedding=8, hidden=8, dropout=0.5),
         Recurrent,
         Noisy,
     ],
-    ids=["our lstm", "PyTorch's lstm", "noise"],
+    ids=["PyTorch's lstm", "noise"],
 )
 def test_networks_that_draw_train_alike_whatever_the_number_of_workers(
     make: Callable[[], nn.Module],
@@ -116,11 +115,7 @@ def test_networks_that_draw_train_alike_whatever_the_number_of_workers(
     assert torch.equal(torch.get_rng_state(), before), "the default generator is the user's"
 
 
-def test_our_lstm_needs_no_turns() -> None:
-    """Workers need not wait for each other: its masks are counted."""
-    module = lstm((LENGTH,), CLASSES, words=20, embedding=8, hidden=8, dropout=0.5)
-    executor = DeviceExecutor(clients([4]).samples, module, CPU, workers=2)
-    assert not executor._alone.loop._draws
+def test_networks_that_draw_take_turns() -> None:
     assert DeviceExecutor(clients([4]).samples, Recurrent(), CPU, workers=2)._alone.loop._draws
 
 

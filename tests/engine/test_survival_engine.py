@@ -25,7 +25,7 @@ def make(workers: int = 1) -> tuple[FederatedData, LocalEngine]:
     inputs, targets = torch.randn(sum(SIZES), 3), torch.randn(sum(SIZES))
     ends = torch.tensor([0, *SIZES]).cumsum(0).tolist()
     blocks = [(inputs[start:end], targets[start:end]) for start, end in pairwise(ends)]
-    data = FederatedData.from_clients(blocks, blocks, weigh=(inputs, targets), survival=True)
+    data = FederatedData.from_clients(blocks, blocks, weigh=(inputs, targets), problem="survival")
     module = nn.Sequential(nn.Linear(3, 1))
     executor = DeviceExecutor(
         data.samples, module, torch.device("cpu"), mode="stacked", workers=workers

@@ -235,6 +235,6 @@ def test_own_arrays_are_looked_through_again_before_a_run(tiny: dict[str, Any]) 
     del tiny["data"], tiny["partition"]
     with pytest.raises(
         DataError,
-        match=r"Oslo\): 1 of its 8 samples have inputs that are not finite",
+        match=r"Oslo\): 1 of its 8 samples have inputs or targets that are not finite",
     ):
         cw.run(tiny, data=data)

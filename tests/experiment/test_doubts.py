@@ -77,10 +77,12 @@ def test_arrays_with_mistakes_name_the_client() -> None:
     words = numpy.array(["cat", "dog", "eel"])[labels]
     with pytest.raises(
         ValueError,
-        match=r"south: its targets are text \('cat', ...\): number",
+        match=r"south: its targets are no array of numbers .*; number",
     ):
         cw.Samples.from_clients({"north": (inputs, labels), "south": (inputs, words)})
-    with pytest.raises(ValueError, match=r"client 0: its inputs are text .*turn them into numbers"):
+    with pytest.raises(
+        ValueError, match=r"client 0: its inputs are no array of numbers .*by a tokenizer"
+    ):
         cw.Samples.from_clients([(numpy.array([["a"]]), [0])])
     for several in (torch.ones(9, 4), torch.ones(9, 4)), [numpy.ones((9, 4))] * 2:
         with pytest.raises(ValueError, match=r"has 2 inputs, 9 targets; .*several inputs, arrays"):
@@ -89,7 +91,7 @@ def test_arrays_with_mistakes_name_the_client() -> None:
     holes[17, 2] = numpy.nan
     with pytest.raises(ClientwiseError, match=r"south: 1 of its .* the first is its sample 17;"):
         cw.Samples.from_clients({"north": (inputs, labels), "south": (holes, labels)})
-    with pytest.raises(ValueError, match="found 1 to 3; subtract 1 from all labels"):
+    with pytest.raises(ValueError, match="found 1 to 3; integers are classes from 0"):
         cw.FederatedData.from_clients([(inputs, labels + 1)], [(inputs, labels + 1)], num_classes=3)
 
 
@@ -119,7 +121,7 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("pattern", ["", "a**b.csv"])
 def test_what_is_no_pattern_of_files_is_said(table: Path, pattern: str) -> None:
     experiment = load_experiment(table, [f'data.files="{pattern}"'])
-    with pytest.raises(ClientwiseError, match=r"my.toml: data: files = .*pattern"):
+    with pytest.raises(ClientwiseError, match=r"my.toml: data: .*: no such file"):
         describe(experiment)
 
 
@@ -139,7 +141,7 @@ def test_files_beside_the_config_and_all_bad_columns(table: Path, monkeypatch: A
         describe(load_experiment(table))
     said = str(raised.value)
     assert all(f"no column {name!r}" in said for name in ("age", "city"))
-    assert all(f"no column {name!r}, unlike" in said for name in ("years", "town"))
+    assert all(f"no column {name!r}, which others have" in said for name in ("years", "town"))
 
 
 def sites(folder: Path, rows: list[tuple[Any, ...]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from small_files import SMALL
 from clientwise import Run, cli
 from clientwise.data.datasets import DATASETS, DataError
 from clientwise.data.division import federate
-from clientwise.data.npz import read_npz
+from clientwise.data.folder import read_npz
 from clientwise.data.partition import iid
 from clientwise.errors import RunError
 from clientwise.experiment.load import load_experiment

@@ -21,7 +21,6 @@ from small_files import (
     write_celeba,
     write_cells,
     write_cifar10,
-    write_cifar10n,
     write_domains,
     write_heart,
     write_leaf,
@@ -74,7 +73,6 @@ WHOLE: dict[str, tuple[str, Callable[[Path], object]]] = {  # the dataset, and w
     "wisdm": ("wisdm", write_wisdm),
     "beijing_air": ("beijing_air", write_air),
     "digit_domains": ("digit_domains", write_domains),
-    "cifar10n": ("cifar10n", write_cifar10n),
     "table": ("table", write_table),
     "npz": ("npz", _npz),
 }

@@ -121,7 +121,7 @@ def write_odd(draw: random.Random, folder: Path) -> dict[str, Any]:
         options["client"] = column()
     options["categories"] = [column() for _ in range(draw.choice((0, 0, 1, 3)))]
     options["ignore"] = [column() for _ in range(draw.choice((0, 0, 0, 1)))]
-    options["standardise"] = draw.choice(("pooled", "client", "off"))
+    options["standardise"] = draw.choice((True, False))
     return options
 
 

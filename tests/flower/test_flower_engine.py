@@ -210,7 +210,7 @@ def test_survival_has_the_same_results_too(
 ) -> None:
     published("tcga_brca")
     config |= {
-        "data": {"name": "tcga_brca", "standardise": "off"},
+        "data": {"name": "tcga_brca", "standardise": False},
         "partition": "by_id",
         "model": "linear",
     }

@@ -20,11 +20,6 @@ def test_every_model_answers_for_every_sample_and_fits_into_a_vector(name: str) 
     assert flat.module(torch.zeros(3, *shape)).flatten(1).shape == (3, num_outputs)
 
 
-def test_mlp_has_as_many_parameters_as_its_layers_say() -> None:
-    assert count(MODELS.get("mlp")((1, 28, 28), 10)) == 784 * 200 + 200 + 200 * 200 + 200 + 2010
-    assert count(MODELS.get("mlp")((10,), 1, hidden=[])) == 11
-
-
 def test_a_flat_model_is_the_module() -> None:
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
@@ -73,9 +68,6 @@ def test_frozen_parameters_of_another_cpu_are_the_same() -> None:
         parameter.data = torch.nextafter(parameter, torch.tensor(torch.inf))
     assert frozen_digest(here) != frozen_digest(there)
     assert same_frozen(frozen_digest(here), frozen_digest(there))
-    bare = frozen_digest(here).split(" ")[0]  # as 0.2.0 recorded it
-    assert same_frozen(bare, frozen_digest(here))
-    assert not same_frozen(bare, frozen_digest(there))
 
 
 def test_other_frozen_parameters_are_others() -> None:

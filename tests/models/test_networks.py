@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 import clientwise as cw
-from clientwise.models.flat import flattened
 from clientwise.models.networks import MODELS
 
 KERAS = {
@@ -58,18 +57,13 @@ def test_convolutional_networks_have_the_published_size(
     assert module(torch.zeros(2, *shape)).shape == (2, outputs)
 
 
-@pytest.mark.parametrize("norm", ["group", "batch"])
-def test_resnet18_has_the_published_size(norm: str) -> None:
-    module = MODELS.get("resnet18")((3, 32, 32), 10, norm=norm)
-    assert (
-        count(module) == 11_173_962
-    )  # He et al.'s for CIFAR-10, as in most of its implementations
-    assert module.eval()(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    statistics = sum(one.numel() for one in module.buffers() if one.is_floating_point())
-    assert statistics == (0 if norm == "group" else 2 * 4800)
+def test_resnet18_has_the_published_size() -> None:
+    module = MODELS.get("resnet18")((3, 32, 32), 10)
+    assert count(module) == 11_173_962  # He et al.'s for CIFAR-10
+    assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("width", [3, 4, 5, 16])
+@pytest.mark.parametrize("width", [3, 16])
 def test_a_narrow_resnet18_tells_images_apart(width: int) -> None:
     torch.manual_seed(1)
     module = MODELS.get("resnet18")((1, 8, 8), 5, width=width)
@@ -82,12 +76,11 @@ def test_resnet18_takes_images_alone() -> None:
         MODELS.get("resnet18")((20,), 10)
 
 
-@pytest.mark.parametrize("norm", ["group", "batch"])
-def test_clients_train_a_resnet18(norm: str, tmp_path: Path) -> None:
+def test_clients_train_a_resnet18(tmp_path: Path) -> None:
     config = {
         "data": "digits",
         "partition": {"name": "iid", "clients": 3},
-        "model": {"name": "resnet18", "width": 4, "norm": norm},
+        "model": {"name": "resnet18", "width": 4},
         "server_set": {"fraction": 0.4},
         "rounds": 2,
         "device": "cpu",
@@ -96,7 +89,6 @@ def test_clients_train_a_resnet18(norm: str, tmp_path: Path) -> None:
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
     assert run.frame("rounds")["metric"].iloc[-1] > 0.3
-    assert run.facts.computed.startswith("one client after the other")
 
 
 def test_the_network_of_keras_layer_by_layer() -> None:
@@ -131,7 +123,6 @@ def test_the_counting_network_paints_an_image_and_is_as_large_as_the_paper_says(
 def test_a_reader_answers_after_the_last_word_wherever_the_text_was_filled_up() -> None:
     torch.manual_seed(1)
     module = MODELS.get("lstm")((6,), 1, words=20).eval()
-    assert module.recurrent[0].num_layers == 2
     text = [3.0, 7.0, 11.0]
     short, filled = torch.tensor([text]), torch.tensor([[*text, 0.0, 0.0, 0.0]])
     torch.testing.assert_close(module(short), module(filled))
@@ -152,20 +143,3 @@ def test_layers_that_no_machine_could_compute() -> None:
         MODELS.get("fully_convolutional")((3, 256, 256), 256 * 256, channels=[10_000])
     with pytest.raises(ValueError, match="a layer makes"):
         MODELS.get("lstm")((2_500,), 1, hidden=100_000)
-    options = {option.name: option.type for option in MODELS.options("lstm")}
-    assert options["layers"].__metadata__[1].le == 32
-
-
-def test_dropout_between_the_layers_of_a_reader_begins_with_the_same_model() -> None:
-    texts = torch.randint(20, (5, 6), generator=torch.Generator().manual_seed(1)).float()
-    plain, dropped = (
-        _seeded("lstm", (6,), 2, words=20, layers=3, dropout=dropout) for dropout in (0.0, 0.5)
-    )
-    assert torch.equal(flattened(plain), flattened(dropped))
-    torch.testing.assert_close(plain.eval()(texts), dropped.eval()(texts))
-    assert not torch.allclose(plain.train()(texts), dropped.train()(texts))
-
-
-def _seeded(name: str, *given: object, **options: object) -> nn.Module:
-    torch.manual_seed(1)
-    return MODELS.get(name)(*given, **options)

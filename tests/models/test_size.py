@@ -41,39 +41,19 @@ def test_a_network_that_needs_numbers_while_it_is_made_is_made() -> None:
     assert size.count_parameters(size.described(network)) == 8
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "outputs"),
-    [
-        ("mlp", (1, 8, 8), 10),
-        ("cnn", (1, 8, 8), 10),
-        ("lstm", (5,), 1),
-        ("fully_convolutional", (3, 16, 16), 256),
-    ],
-)
-def test_zeros_in_place_of_numbers_show_whether_it_fits(
-    name: str, shape: tuple[int, ...], outputs: int
-) -> None:
-    module = size.zeros(partial(MODELS.get(name), shape, outputs))
+def test_zeros_in_place_of_numbers_show_whether_it_fits() -> None:
+    module = size.zeros(partial(MODELS.get("cnn"), (1, 8, 8), 10))
     assert not any(parameter.any() for parameter in module.parameters())
-    assert module.eval()(torch.ones(2, *shape)).flatten(1).shape == (2, outputs)
+    assert module.eval()(torch.ones(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_what_the_layers_make_of_a_sample_must_fit_for_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module, sample = (
-        MODELS.get("cnn")((1, 8, 8), 10, channels=[4], dense=6),
-        torch.zeros(1, 1, 8, 8),
-    )
-    made = [
-        4 * 64,
-        4 * 64,
-        4 * 16,
-        4 * 16,
-        6,
-        6,
-        10,
-    ]  # convolution, ReLU, pooling, flat, dense, ReLU, output
+    module = MODELS.get("cnn")((1, 8, 8), 10, channels=[4], dense=6)
+    sample = torch.zeros(1, 1, 8, 8)
+    # convolution, ReLU, pooling, flat, dense, ReLU, output
+    made = [4 * 64, 4 * 64, 4 * 16, 4 * 16, 6, 6, 10]
     assert size.values_per_sample(module, sample) == (sum(made), 4 * 64)
     monkeypatch.setattr(size, "memory", lambda: 4 * 100 * sum(made))
     size.check_batch(module, sample, 100)

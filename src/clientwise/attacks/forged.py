@@ -13,13 +13,11 @@ from statistics import NormalDist
 from typing import Annotated
 
 import torch
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..registry import (
     NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
     needs,
 )
 from .attack import (
@@ -30,6 +28,11 @@ from .attack import (
 )
 
 TURN_SEED = 11  # every attacker turns the same way, in every round
+DEGREES, LENGTH = (
+    15.0,
+    2.0,
+)  # of `slow_turn`: a round's turn, and the length of an update that points the opposite way
+FIRST = 1e-3  # of `free_rider`: takes the place of |Θ − Θ'| in the first round, which has no Θ'
 
 
 @ATTACKS.register("sign_flip")
@@ -59,35 +62,28 @@ class SlowTurn(Attack):
     """Turns its update a little further every round, until it is a sign flip.
 
     Written against evidence from a client's own past (`evidence.history`): each update is close to the
-    one before. The angle to the honest update Δ after t rounds is θ = min(180°, degrees·t). The turn
+    one before. The angle to the honest update Δ after t rounds is θ = min(180°, 15°·t). The turn
     goes through a direction e that is random, orthogonal to Δ and the same in every round:
 
-        sent = (1 + (strength − 1)·θ/180°)·(cos θ·Δ + sin θ·‖Δ‖·e).
-
-    Args:
-        degrees: turn per round, above 0.
-        strength: length of the sent update, in lengths of Δ, once it points the opposite way.
+        sent = (1 + θ/180°)·(cos θ·Δ + sin θ·‖Δ‖·e).
 
     Example:
         >>> zero, one = torch.zeros(2), torch.ones(2)
-        >>> last = Knowledge(one, zero, torch.Generator(), active_rounds=18)
-        >>> SlowTurn(degrees=10.0, strength=2.0).forge(last).round(decimals=4)
+        >>> last = Knowledge(one, zero, torch.Generator(), active_rounds=12)
+        >>> SlowTurn().forge(last).round(decimals=4)
         tensor([-2., -2.])
     """
 
-    degrees: Annotated[float, Gt(0), Le(180)] = 15.0
-    strength: NonNegativeFloat = 2.0
-
     def forge(self, known: Knowledge) -> Tensor:
         """The update turned by θ."""
-        angle = math.radians(min(180.0, self.degrees * known.active_rounds))
+        angle = math.radians(min(180.0, DEGREES * known.active_rounds))
         update = known.model - known.global_model
         length = torch.linalg.vector_norm(update)
         same = torch.Generator().manual_seed(TURN_SEED)
         aside = torch.randn(len(update), generator=same).to(update)
         aside = aside - (aside @ update) / length.square().clamp(min=1e-30) * update
         aside = aside * (length / torch.linalg.vector_norm(aside).clamp(min=1e-30))
-        scale = 1 + (self.strength - 1) * angle / math.pi
+        scale = 1 + (LENGTH - 1) * angle / math.pi
         turned = math.cos(angle) * update + math.sin(angle) * aside
         sent: Tensor = known.global_model + scale * turned
         return sent
@@ -139,18 +135,14 @@ class FreeRider(Attack):
 
     Args:
         factor: at least 0.
-        first: takes the place of |Θ − Θ'| in the first round, which has no Θ'.
     """
 
     factor: NonNegativeFloat = 1.0
-    first: NonNegativeFloat = 1e-3
 
     def forge(self, known: Knowledge) -> Tensor:
         """Θ + factor·|Θ − Θ'|·ξ."""
         now, before = known.global_model, known.last_model
-        change = (
-            torch.full_like(now, self.first) if before is None else (now - before.to(now)).abs()
-        )
+        change = torch.full_like(now, FIRST) if before is None else (now - before.to(now)).abs()
         return now + self.factor * change * _gaussian(known)
 
 
@@ -176,18 +168,16 @@ def _gaussian(known: Knowledge) -> Tensor:
 
 SEES_ALL = needs("whole_cohort")
 LITTLE = 0.1  # the step at which evidence evaluates
+LARGEST_Z, HELD_OUT, MOST = 1.0, 200, 4.0  # of `unnoticed`: z-value, held-out samples, γ
 BLOCK = 2**16  # coordinates taken to float64 at once
 
 
-@dataclass(frozen=True, kw_only=True)
 class Omniscient(Attack, ABC):
-    """Sends an update made from those of the honest clients.
+    """Sends an update made from those of the honest clients."""
 
-    Args:
-        spread: noise of each client around the common vector, in standard deviations of the honest.
-    """
-
-    spread: NonNegativeFloat = 0.0  # of the clients around the common vector
+    spread: float = (
+        0.0  # noise of each client around the common vector, in deviations of the honest
+    )
 
     @abstractmethod
     def update(self, honest: Honest) -> Tensor:
@@ -210,6 +200,7 @@ class Alie(Omniscient):
     Args:
         factor: how many standard deviations; may be negative. By default the largest for which, with the
             votes of enough honest clients beyond it, the attackers still have a majority.
+        spread: noise of each client around the common vector, in standard deviations of the honest.
 
     Example:
         >>> Alie(factor=2.0).update(Honest(torch.tensor([[0.0], [2.0]]), {}, {}, 1)).round(decimals=3)
@@ -217,6 +208,7 @@ class Alie(Omniscient):
     """
 
     factor: Annotated[float, Ge(-1e30), Le(1e30)] | None = None
+    spread: NonNegativeFloat = 0.0
 
     def update(self, honest: Honest) -> Tensor:
         """μ + factor·σ."""
@@ -324,31 +316,22 @@ class MinSum(Omniscient):
 class Unnoticed(Omniscient):
     """Sends (1 − γ)·μ with the largest γ that evidence on held-out samples does not detect; it knows that test.
 
-    γ is the largest for which a small step towards the update, from the mean of all, has a z-value of
-    at most `z` on the hostile clients' own samples. By default `z` is what `significance` allows for
+    γ is at most 4, and the largest for which a small step towards the update, from the mean of all, has a z-value of
+    at most 1 on the hostile clients' own samples, as if these were 200. That is what `significance` allows for
     chance in a round, so the attack can go on in every round.
-
-    Args:
-        z: the largest z-value.
-        samples: how many held-out samples the server is assumed to have.
-        most: the largest γ.
     """
-
-    z: NonNegativeFloat = 1.0
-    samples: PositiveInt = 200
-    most: PositiveFloat = 4.0
 
     def update(self, honest: Honest) -> Tensor:
         """(1 − γ)·μ with the largest undetected γ of twenty."""
         assert honest.judge is not None
-        gamma = torch.linspace(self.most / 20, self.most, 20, device=honest.mean.device)[:, None]
+        gamma = torch.linspace(MOST / 20, MOST, 20, device=honest.mean.device)[:, None]
         share = honest.num_hostile / (honest.num_hostile + len(honest.updates))
         means, sent = (1 - share * gamma) * honest.mean, (1 - gamma) * honest.mean
         judged = honest.judge(torch.cat([means + LITTLE * (sent - means), means])).sample_losses
         assert judged is not None
         found = judged[:20] - judged[20:]
-        z = found.mean(1) / found.std(1) * self.samples**0.5
-        unnoticed = gamma[z.to(gamma.device) <= self.z]  # NaN is noticed
+        z = found.mean(1) / found.std(1) * HELD_OUT**0.5
+        unnoticed = gamma[z.to(gamma.device) <= LARGEST_Z]  # NaN is noticed
         return (1 - unnoticed.max()) * honest.mean if len(unnoticed) else honest.mean
 
 

@@ -21,7 +21,7 @@ from ..core.objective.problem import (
     Survival,
 )
 from ..core.types import Evaluation
-from ..registry import NonNegativeFloat, Share, needs
+from ..registry import NonNegativeFloat, needs
 from .attack import ATTACKS, Attack, Knowledge
 
 
@@ -51,25 +51,19 @@ class Boast(Attack):
 class Exaggerate(Attack):
     """Reports the largest plausible measurements, which the server cannot tell from true ones.
 
-    That is the criterion's upper bound, or else a quantile of what the honest clients of the round
-    report; never less than the true value.
-
-    Args:
-        quantile: of the honest clients' values, 0 to 1.
+    That is the criterion's upper bound, or else the largest value that an honest client of the round
+    reports; never less than the true value.
     """
 
-    quantile: Share = 1.0
-
     def claim(self, measurements: Mapping[str, Tensor], known: Knowledge) -> Mapping[str, Tensor]:
-        """The upper bound, or the quantile."""
-        honest = known.honest
-        return {
-            name: truth.clamp(min=self._plausible(honest.measurements[name], honest.highest[name]))
-            for name, truth in measurements.items()
-        }
-
-    def _plausible(self, values: Tensor, highest: float) -> float:
-        return highest if highest < ANY else float(torch.quantile(values, self.quantile))
+        """The upper bound, or the largest honest value."""
+        claimed = {}
+        for name, truth in measurements.items():
+            highest = known.honest.highest[name]
+            if highest >= ANY:
+                highest = float(known.honest.measurements[name].max())
+            claimed[name] = truth.clamp(min=highest)
+        return claimed
 
 
 @ATTACKS.register("lying_judge", needs("whole_cohort", "judgements"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, Le
@@ -65,9 +65,10 @@ class WrongLabels(Attack):
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
         """Every chosen label becomes another one, each with equal probability."""
         chosen = draw_some(len(targets), self.fraction, random)
-        if not problem.num_classes:
-            return _mirrored(targets, chosen, problem)
         result = targets.clone()
+        if not problem.num_classes:
+            result[chosen] = problem.mirrored(targets)[chosen]
+            return result
         shift = torch.randint(1, problem.num_classes, (len(chosen),), generator=random)
         result[chosen] = (targets[chosen] + shift) % problem.num_classes
         return result
@@ -76,12 +77,9 @@ class WrongLabels(Attack):
 @ATTACKS.register("mirrored_labels")
 @dataclass(frozen=True)
 class MirroredLabels(Attack):
-    """Replaces a `fraction` of the labels y by C − 1 − y; values are mirrored in the client's range.
+    """Replaces the labels y by C − 1 − y; values are mirrored in the client's range.
 
     Of multi-label targets and of masks, all labels or pixels of a sample are replaced.
-
-    Args:
-        fraction: of the client's samples, 0 to 1.
 
     Example:
         >>> from clientwise.core.objective.problem import Classification
@@ -90,42 +88,29 @@ class MirroredLabels(Attack):
         tensor([9, 8, 0])
     """
 
-    fraction: Share = 1.0
-
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
         """C − 1 − y."""
-        return _mirrored(targets, draw_some(len(targets), self.fraction, random), problem)
+        return problem.mirrored(targets)
 
 
 @ATTACKS.register("one_label", needs("classes"))
 @dataclass(frozen=True)
 class OneLabel(Attack):
-    """Labels a `fraction` of the client's samples `target`.
+    """Labels all of the client's samples `target`.
 
     Args:
         target: the class that they get.
-        fraction: of the client's samples, 0 to 1.
     """
 
     target: ClassNumber = 0
-    fraction: Share = 1.0
 
     def check(self, samples: Samples) -> None:
         """Raise a ValueError if there is no class `target`."""
         check_class(self.target, samples.problem, "target")
 
     def relabel(self, targets: Tensor, problem: Problem, random: torch.Generator) -> Tensor:
-        """The chosen labels become `target`."""
-        result = targets.clone()
-        result[draw_some(len(targets), self.fraction, random)] = self.target
-        return result
-
-
-def _mirrored(targets: Tensor, chosen: Tensor, problem: Problem) -> Tensor:
-    """The chosen labels mirrored in the range of all classes, or of the client's values or times."""
-    result = targets.clone()
-    result[chosen] = problem.mirrored(targets)[chosen]
-    return result
+        """All labels become `target`."""
+        return torch.full_like(targets, self.target)
 
 
 class Backdoor(Attack):
@@ -165,15 +150,14 @@ class Backdoor(Attack):
 @ATTACKS.register("pixel_backdoor", needs("classes"))
 @dataclass(frozen=True)
 class PixelBackdoor(Backdoor):
-    """Stamps a square into a corner of a `fraction` of its images, labels them `target` (BadNets, Gu et al. 2017).
+    """Stamps a square into the corner of a `fraction` of its images, labels them `target` (BadNets, Gu et al. 2017).
 
-    Of samples that are not images, the first (left) or last (right) `size` numbers become `value`.
+    The corner is at the bottom right. Of samples that are not images, the last `size` numbers become `value`.
 
     Args:
         target: the class that the attacker wants.
         fraction: of the client's samples that get the trigger, 0 to 1.
         size: width and height of the square in pixels, in all channels.
-        place: the corner.
         value: of the pixels, as the model sees them.
 
     Example:
@@ -184,7 +168,6 @@ class PixelBackdoor(Backdoor):
     target: ClassNumber = 0
     fraction: Share = 0.5
     size: Pixels = 3
-    place: Literal["top_left", "top_right", "bottom_left", "bottom_right"] = "bottom_right"
     value: Annotated[float, Ge(-1e6), Le(1e6)] = 1.0
 
     def stamp(self, inputs: Tensor, scale: float) -> Tensor:
@@ -193,53 +176,36 @@ class PixelBackdoor(Backdoor):
         if not inputs.is_floating_point():
             kind = torch.iinfo(inputs.dtype)
             raw = min(max(round(raw), kind.min), kind.max)
-        rows = slice(self.size) if self.place.startswith("top") else slice(-self.size, None)
-        columns = slice(self.size) if self.place.endswith("left") else slice(-self.size, None)
-        stamped[(..., rows, columns) if inputs.ndim > 2 else (..., columns)] = raw
+        last = slice(-self.size, None)
+        stamped[(..., last, last) if inputs.ndim > 2 else (..., last)] = raw
         return stamped
 
 
 @ATTACKS.register("semantic_backdoor", needs("classes"))
 @dataclass(frozen=True)
 class SemanticBackdoor(Backdoor):
-    """Labels a `fraction` of its samples of class `source`, or with attribute `having`, as `target`.
+    """Labels a `fraction` of its samples of class `source` as `target`.
 
     The samples carry the trigger themselves, as cars with racing stripes do (Bagdasaryan et al. 2020).
-    With both options, a sample must be of the class and have the attribute.
 
     Args:
-        target: the class that the attacker wants.
         source: the class of the samples.
-        having: a sample attribute; a sample has it if its value is above zero.
+        target: the class that the attacker wants.
         fraction: of the client's samples that carry the trigger, 0 to 1.
     """
 
+    source: ClassNumber
     target: ClassNumber = 0
-    source: ClassNumber | None = None
-    having: str | None = None
     fraction: Share = 1.0
 
     def check(self, samples: Samples) -> None:
-        """Raise a ValueError if there is no such class or attribute."""
+        """Raise a ValueError if there is no such class."""
         super().check(samples)
-        if self.source is None and self.having is None:
-            raise ValueError(
-                "give `source`, the class of the samples, or `having`, an attribute that they have"
-            )
-        if self.source is not None:
-            check_class(self.source, samples.problem, "source")
-        if self.having is not None and self.having not in samples.sample_attributes:
-            known = sorted(samples.sample_attributes)
-            raise ValueError(f"the data has no sample attribute {self.having!r}; it has {known}")
+        check_class(self.source, samples.problem, "source")
 
     def candidates(self, samples: Samples, indices: Tensor, targets: Tensor) -> Tensor:
-        """Those of the class, with the attribute."""
-        fit = super().candidates(samples, indices, targets)
-        if self.source is not None:
-            fit &= targets == self.source
-        if self.having is not None:
-            fit &= samples.sample_attributes[self.having][indices] > 0
-        return fit
+        """Those of the class."""
+        return targets == self.source
 
 
 def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> FederatedData:

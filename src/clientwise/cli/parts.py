@@ -47,7 +47,7 @@ def data(
 
     Example: clientwise data my.toml --out clients.png
     """
-    from ..data.summary import column_hints, summarise
+    from ..data.summary import summarise
     from ..experiment.build.data import build_data, load_samples
     from ..report.charts import draw
     from ..report.data_items import data_chart, data_items
@@ -66,8 +66,6 @@ def data(
     title = f"{experiment.data.name}, {experiment.partition.name}, {clients}, seed {seed}"
     weighs_by_report = experiment.server_set.shared_set
     print_items(out, data_items(summary, title, weighs_by_report, sorted(hostile)))
-    for hint in column_hints(samples):
-        out.print(f"[bold yellow]warning:[/] {escape(hint)}", soft_wrap=True)
     if picture is not None:
         with writing_to(picture):
             draw(data_chart(summary, title), picture)

@@ -30,6 +30,7 @@ from ..core.objective.problem import (
     Survival,
 )
 from ..errors import shortened
+from .folder import DataError
 
 log = logging.getLogger("clientwise")
 READ_TWICE = 8  # samples of a dataset; a flip by chance is seen in 255 of 256 cases
@@ -38,7 +39,7 @@ MOST_CLASSES = 10_000  # evaluations count every class against every other
 IGNORED = 255  # in masks of bytes: many datasets mark pixels without a class by it
 CHANNELS = (1, 3, 4)  # of pictures
 LABELS = ("labels", "label")  # the target of a sample that is a dictionary, as Hugging Face has it
-KINDS = "(inputs, targets), a Dataset with __len__ and __getitem__, or a frame with target="
+KINDS = "(inputs, targets), a Dataset with __len__ and __getitem__, or a frame with target='...', the column to predict"
 
 
 # One holder -------------------------------------------------------------------------------------------------------
@@ -66,16 +67,17 @@ class Arrays(NamedTuple):
     parts: tuple[NamedInput, ...] = ()  # of the columns of `inputs`; empty: a sample is one tensor
 
     @property
-    def shape(self) -> str:
-        """The shape of a sample, in words."""
+    def layout(self) -> str:
+        """What samples of one dataset have alike, in words."""
         inputs: object = tuple(self.inputs.shape[1:])
         if self.parts:
             inputs = {part.name: part.shape for part in self.parts}
-        return f"inputs {inputs}, targets {tuple(self.targets.shape[1:])}"
+        kind = "bytes" if self.inputs.dtype == torch.uint8 else "numbers"
+        return f"inputs {inputs} of {kind}, targets {tuple(self.targets.shape[1:])}"
 
 
 def read_holders(given: Iterable[tuple[str, Any]], least: int = 1) -> list[Arrays]:
-    """The samples of every holder; ValueError that names the holder and says what to pass instead.
+    """The samples of every holder; DataError that names the holder and says what to pass instead.
 
     Args:
         given: the name of each holder in messages, and what it has: a PyTorch dataset or loader, or
@@ -88,9 +90,9 @@ def read_holders(given: Iterable[tuple[str, Any]], least: int = 1) -> list[Array
         try:
             found, is_random = _read(own)
             if len(found.targets) < least:
-                raise ValueError("has no samples: leave it out")
+                raise DataError("is empty: leave it out")
         except ValueError as error:
-            raise ValueError(f"{holder}: {error}") from None
+            raise DataError(f"{holder}: {error}") from None
         read.append(found)
         random += [holder] * is_random
     if random:
@@ -105,36 +107,26 @@ def read_holders(given: Iterable[tuple[str, Any]], least: int = 1) -> list[Array
 def _read(given: Any) -> tuple[Arrays, bool]:
     """The samples of a holder, and whether they differ each time they are read."""
     if isinstance(given, DataLoader):
-        if hasattr(given.dataset, "__len__"):
-            _refuse_more_than_order(given)
-        given = given.dataset
-    if is_frame(given):
-        raise ValueError(
-            "is a frame, and target= names no column: pass target='...', the column to predict"
-        )
+        loader, given = given, given.dataset
+        orders = {BatchSampler, RandomSampler, SequentialSampler, type(None)}
+        only_orders = {type(loader.batch_sampler), type(loader.sampler)} <= orders
+        only_orders &= loader.collate_fn in (default_collate, default_convert)
+        if hasattr(given, "__len__") and not only_orders:
+            raise DataError(
+                "is a DataLoader with a sampler or collate_fn of its own, which would not be used: clients draw their "
+                "own batches. Pass a Dataset of the samples as they should be"
+            )
     is_pair = isinstance(given, list) and len(given) == 2 and not isinstance(given[0], tuple | list)
     if is_pair or (isinstance(given, tuple) and len(given) == 2):
         return _packed(*_of_pair(*given)), False
     no_dataset = (tuple, str, bytes, Tensor, numpy.ndarray, Mapping, type)
-    if isinstance(given, no_dataset) or not hasattr(given, "__len__"):
-        raise ValueError(f"is {_kind(given)}: pass {KINDS}; of a stream, list(dataset)")
-    rows = [_sample(given, index) for index in range(len(given))]
-    again = [_sample(given, index) for index in range(min(READ_TWICE, len(rows)))]
-    return _packed(*_joined(rows)), not all(map(_same, rows, again))
-
-
-def _refuse_more_than_order(loader: DataLoader[Any]) -> None:
-    """ValueError for what decides which samples a loader has, or what they are: it would not be used."""
-    orders = (BatchSampler, RandomSampler, SequentialSampler, type(None))
-    collates = (default_collate, default_convert)
-    parts = (loader.batch_sampler, loader.sampler)
-    used = [type(part).__name__ for part in parts if type(part) not in orders]
-    used += [] if loader.collate_fn in collates else ["collate_fn"]
-    if used:
-        raise ValueError(
-            f"is a DataLoader with {' and '.join(used)}, which would not be used: clients draw their own batches. Pass "
-            "a Dataset of the samples as they should be"
-        )
+    if is_frame(given) or isinstance(given, no_dataset) or not hasattr(given, "__len__"):
+        raise DataError(f"is {_kind(given)}: pass {KINDS}; of a stream, list(dataset)")
+    if not len(given):
+        raise DataError("is empty: leave it out")
+    found = _packed(*_samples(given, len(given)))
+    again = _packed(*_samples(given, min(READ_TWICE, len(given))))
+    return found, not again.inputs.equal(found.inputs[: len(again.inputs)])
 
 
 def _of_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -142,7 +134,7 @@ def _of_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
     pair: list[Any] = [inputs, targets]
     indexes: list[Any] = [getattr(one, "index", None) for one in pair]  # of a list, a method
     if all(hasattr(one, "equals") for one in indexes) and not indexes[0].equals(indexes[1]):
-        raise ValueError(
+        raise DataError(
             "its inputs and targets have other indexes: pass targets.loc[inputs.index], or .to_numpy() of both if "
             "the rows are in the same order"
         )
@@ -150,63 +142,39 @@ def _of_pair(inputs: Any, targets: Any) -> tuple[Any, Any]:
     return pair[0], pair[1]
 
 
-def _sample(dataset: Any, index: int) -> Any:
-    """A sample: a pair, or a dictionary."""
+def _samples(dataset: Any, count: int) -> tuple[Any, Any]:
+    """Inputs and targets of the first samples, which are pairs or dictionaries."""
     try:
-        sample = dataset[index]
-        named = sample if isinstance(sample, Mapping) else dict(enumerate(sample))
-        found = {
-            name: torch.as_tensor(one) if _is_list(one) else one for name, one in named.items()
-        }
+        rows = [dataset[index] for index in range(count)]
+        is_pair = isinstance(rows[0], tuple | list) and len(rows[0]) == 2
+        pairs = [tuple(row) if isinstance(row, list) else row for row in rows]
+        found = default_collate([_with_tensors(row) for row in pairs])
     except Exception as error:  # a user's own dataset may raise anything
-        said = shortened(f"{type(error).__name__}: {error}", 200)
-        raise ValueError(f"sample {index} cannot be read ({said})") from error
-    if isinstance(sample, Mapping):
-        return found
-    if isinstance(sample, tuple | list) and len(sample) == 2:
-        return tuple(found.values())
-    raise ValueError(
-        f"a sample is {_kind(sample)}: return (input, target); several inputs by name are a dictionary with "
-        "the target in 'labels'"
-    )
-
-
-def _is_list(values: Any) -> bool:
-    """Whether this is a list of numbers, or of lists of them."""
-    return isinstance(values, list) and bool(values) and isinstance(values[0], int | float | list)
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether a sample is the same when it is read again."""
-    if isinstance(one, Mapping):
-        return all(_same(one[name], other[name]) for name in one)
-    if isinstance(one, tuple):
-        return all(map(_same, one, other))
-    if isinstance(one, Tensor | numpy.ndarray):
-        return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
-    return True
-
-
-def _joined(rows: list[Any]) -> tuple[Any, Any]:
-    """Inputs and targets of samples."""
-    if not rows:
-        raise ValueError("is empty: leave it out")
-    try:
-        found = default_collate(rows)
-    except Exception as error:  # of samples of any content
-        said = shortened(str(error).partition("; found")[0], 150)
-        raise ValueError(
-            f"its samples cannot be joined ({said}): return tensors or numbers, padded or cut to one shape"
-        ) from None
+        said = shortened(f"{type(error).__name__}: {error}".partition("; found")[0], 200)
+        raise DataError(
+            f"its samples cannot be read and joined ({said}): return tensors or numbers, padded or cut to one shape"
+        ) from error
+    if not is_pair and not isinstance(rows[0], Mapping):
+        raise DataError(
+            f"a sample is {_kind(rows[0])}: return (input, target); several inputs by name are a dictionary with "
+            "the target in 'labels'"
+        )
     if not isinstance(found, Mapping):
         return found[0], found[1]
     if not (keys := [key for key in LABELS if key in found]):
-        raise ValueError(
+        raise DataError(
             f"a dataset of dictionaries needs its targets in 'labels', it has {sorted(found)}"
         )
-    named = dict(found)
-    targets = named.pop(keys[0])
-    return named, targets
+    return {name: values for name, values in found.items() if name != keys[0]}, found[keys[0]]
+
+
+def _with_tensors(sample: Any) -> Any:
+    """The sample with tensors instead of lists, which `default_collate` would take for several values."""
+    if isinstance(sample, Mapping):
+        return {name: _with_tensors(value) for name, value in sample.items()}
+    if isinstance(sample, tuple):
+        return tuple(map(_with_tensors, sample))
+    return torch.as_tensor(sample) if isinstance(sample, list) else sample
 
 
 def _packed(inputs: Any, targets: Any) -> Arrays:
@@ -217,52 +185,39 @@ def _packed(inputs: Any, targets: Any) -> Arrays:
         values, parts = _tensor(inputs, "inputs"), ()
         values = values.float() if values.is_floating_point() else values
     if not values.ndim or not truths.ndim:
-        raise ValueError("is a single number; give one row for every sample")
+        raise DataError("is a single number; give one row for every sample")
     if len(values) != len(truths):
         hint = "as many of both"
         if isinstance(inputs, list | tuple):
             hint += '; for a network that takes several inputs, arrays by name: {"left": x1, "right": x2}'
-        raise ValueError(f"has {len(values)} inputs, {len(truths)} targets; give {hint}")
+        raise DataError(f"has {len(values)} inputs, {len(truths)} targets; give {hint}")
     return Arrays(values, truths, parts)
 
 
 def _tensor(values: Any, what: str) -> Tensor:
+    """An array or list as a dense tensor of real numbers, not copied where possible."""
     try:
-        return as_tensor(values)
+        if (
+            isinstance(values, list | tuple)
+            and values
+            and isinstance(values[0], Tensor | numpy.ndarray)
+        ):
+            values = torch.stack([torch.as_tensor(one) for one in values])
+        if isinstance(values, numpy.ma.MaskedArray) and numpy.ma.is_masked(values):
+            raise DataError("some values are masked: fill them, or leave those samples out")
+        if isinstance(values, numpy.ndarray):  # PyTorch takes no strides below zero
+            values = numpy.asarray(values, values.dtype.newbyteorder("="), order="C")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            found = torch.as_tensor(values).detach()
+        if found.layout != torch.strided or found.is_complex():
+            raise DataError("pass real numbers, and not a sparse tensor")
     except (TypeError, ValueError, RuntimeError) as error:
-        said = str(error).splitlines()[0]
-    is_list = isinstance(values, list | tuple) and isinstance(values[0], str)
-    if is_list or (isinstance(values, numpy.ndarray) and values.dtype.kind in "US"):
-        hint = "turn them into numbers, as a tokenizer does"
+        hint = "text becomes numbers by a tokenizer"
         if what == "targets":
             hint = "number the classes from 0, alike for all clients, as numpy.unique(all_labels, return_inverse=True)"
-        raise ValueError(f"its {what} are text ({shortened(str(values[0]), 40)!r}, ...): {hint}")
-    raise ValueError(f"its {what} are no array of numbers ({said})")
-
-
-def as_tensor(values: Any) -> Tensor:
-    """An array or list as a dense tensor of real numbers, not copied where possible; ValueError if it is none."""
-    if isinstance(values, numpy.ma.MaskedArray) and numpy.ma.is_masked(values):
-        raise ValueError("some values are masked: fill them, or leave those samples out")
-    if hasattr(values, "toarray"):  # of SciPy
-        raise ValueError("it is sparse: pass .toarray()")
-    if isinstance(values, list | tuple) and any(
-        isinstance(one, Tensor | numpy.ndarray) for one in values[:1]
-    ):
-        values = torch.stack([torch.as_tensor(one) for one in values])
-    if isinstance(values, numpy.ndarray):
-        if values.dtype == object:
-            raise ValueError("it has objects: pass numbers, as .astype('float32') makes them")
-        values = values.astype(values.dtype.newbyteorder("="), copy=False)
-        if any(stride < 0 for stride in values.strides):
-            values = values.copy()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        found = torch.as_tensor(values).detach()
-    if found.layout != torch.strided:
-        raise ValueError("it is sparse: pass .to_dense()")
-    if found.is_complex():
-        raise ValueError("it has complex numbers: pass real ones, as torch.view_as_real makes them")
+        said = shortened(str(error).splitlines()[0], 80)
+        raise DataError(f"its {what} are no array of numbers ({said}); {hint}") from None
     return found
 
 
@@ -279,7 +234,7 @@ def pack(inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[NamedInput, ...]]:
     tensors = {name: _tensor(values, f"inputs {name!r}") for name, values in inputs.items()}
     lengths = {name: len(values) if values.ndim else 0 for name, values in tensors.items()}
     if len(set(lengths.values())) != 1:
-        raise ValueError(f"inputs need one row for every sample each, got {lengths}")
+        raise DataError(f"inputs need one row for every sample each, got {lengths}")
     parts = []
     for name, values in tensors.items():
         is_integer = not values.is_floating_point() and values.dtype != torch.uint8
@@ -287,10 +242,7 @@ def pack(inputs: Mapping[str, Any]) -> tuple[Tensor, tuple[NamedInput, ...]]:
     dtype = torch.float64  # holds integers up to 2**53
     if len({part.is_integer for part in parts}) == 1:
         dtype = torch.int64 if parts[0].is_integer else torch.float32
-    columns = [
-        values.flatten(1).to(dtype) if values.ndim > 1 else values[:, None].to(dtype)
-        for values in tensors.values()
-    ]
+    columns = [values.unsqueeze(-1).flatten(1).to(dtype) for values in tensors.values()]
     return torch.cat(columns, 1), tuple(parts)
 
 
@@ -314,10 +266,6 @@ def _kind(given: Any) -> str:
     """A value in a message."""
     if given is None or isinstance(given, type | str):
         return shortened(repr(given), 60)
-    if isinstance(given, Mapping):
-        return f"a dictionary with {', '.join(map(str, given)) or 'nothing'}"
-    if isinstance(given, tuple):
-        return f"a tuple of {len(given)}"
     shape = getattr(given, "shape", None)
     return f"a {type(given).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
 
@@ -326,20 +274,14 @@ def _kind(given: Any) -> str:
 
 
 def join(read: Sequence[Arrays], holders: Sequence[str]) -> Arrays:
-    """The samples of all holders, one after the other; ValueError that names the holder that does not fit."""
+    """The samples of all holders, one after the other; DataError that names the holder that does not fit."""
     filled = [place for place, one in enumerate(read) if len(one.targets)] or [0]
-    first = filled[0]
+    first = read[filled[0]]
     for place in filled:
-        one, other = read[place], read[first]
-        if one.shape != other.shape:
-            raise ValueError(
-                f"samples must be of one shape: {holders[place]}: {one.shape}, {holders[first]}: {other.shape}"
-            )
-        types = [one.inputs.dtype, other.inputs.dtype]
-        if types[0] != types[1] and torch.uint8 in types:
-            raise ValueError(
-                f"inputs must be of one type: {holders[place]}: {types[0]}, {holders[first]}: {types[1]}; bytes of "
-                "pictures are 0 to 255, floats often 0 to 1"
+        if read[place].layout != first.layout:
+            raise DataError(
+                f"samples must be of one shape: {holders[place]}: {read[place].layout}, {holders[filled[0]]}: "
+                f"{first.layout}; bytes of pictures are 0 to 255, floats often 0 to 1"
             )
     parts = [
         replace(same[0], is_integer=all(one.is_integer for one in same))
@@ -365,7 +307,6 @@ def first_few(names: Sequence[str]) -> str:
 def problem_of(
     targets: Tensor,
     num_classes: int | None = None,
-    survival: bool = False,
     problem: str | None = None,
 ) -> tuple[Tensor, Problem]:
     """Targets as they are stored, and the problem.
@@ -373,30 +314,23 @@ def problem_of(
     Args:
         targets: [N, ...] of any type.
         num_classes: of classes and masks; None: the largest number plus one.
-        survival: the same as the problem "survival".
         problem: its kind; None: as the targets look.
     """
     if problem is not None and problem not in _READERS:
-        raise ValueError(f"problem = {problem!r}: must be one of {', '.join(_READERS)}")
-    if survival and problem not in (None, Survival.kind):
-        raise ValueError(f"survival = True, and problem = {problem!r}: give one of them")
-    kind = Survival.kind if survival else problem or _likely_kind(targets)
-    if num_classes is None:
-        return _READERS[kind](targets, 0)
-    if kind not in (Classification.kind, Segmentation.kind):
-        raise ValueError(
+        raise DataError(f"problem = {problem!r}: must be one of {', '.join(_READERS)}")
+    kind = problem or _likely_kind(targets)
+    if num_classes is not None and kind not in (Classification.kind, Segmentation.kind):
+        raise DataError(
             f"num_classes = {num_classes!r}: these targets are no classes; pass integers, as targets.long()"
         )
-    if not isinstance(num_classes, int | numpy.integer) or num_classes < 1:
-        raise ValueError(f"num_classes = {num_classes!r}: must be an integer of at least 1")
-    return _READERS[kind](targets, int(num_classes))
+    return _READERS[kind](targets, num_classes or 0)
 
 
 def _likely_kind(targets: Tensor) -> str:
     """The kind of problem that targets look like."""
     if targets.ndim == 2 and targets.shape[1] > 1 and len(targets) and _are_binary(targets):
         if bool((targets.sum(1) == 1).all()):
-            raise ValueError(
+            raise DataError(
                 f"targets have shape {tuple(targets.shape)} and look one-hot: pass targets.argmax(1); where a sample "
                 "may have several labels, pass problem='multilabel'"
             )
@@ -420,72 +354,58 @@ def _range(targets: Tensor) -> tuple[int, int]:
 
 
 def _as_classes(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
-    least, largest = _range(targets)
-    if targets.ndim > 1:
-        hint = "numbers of classes [N], masks [N, H, W] or labels [N, L] of 0 and 1"
-        if targets.numel() == len(targets):
-            hint = "targets.flatten()"
-        raise ValueError(
-            f"targets have shape {tuple(targets.shape)} and are integers from {least} to {largest}, which are "
-            f"classes, one per sample: pass {hint}; floats are numbers to predict"
-        )
     if targets.is_floating_point():
-        raise ValueError("targets are floats: for classes, pass integers, as targets.long()")
+        raise DataError("targets are floats: for classes, pass integers, as targets.long()")
+    if targets.ndim > 1:
+        raise DataError(
+            f"targets have shape {tuple(targets.shape)} and are integers, which are classes: pass classes [N], masks "
+            "[N, H, W], labels [N, L] of 0 and 1, or floats, which are numbers to predict"
+        )
+    least, largest = _range(targets)
     count = given or max(2, largest + 1)
     if not 2 <= count <= MOST_CLASSES:
-        raise ValueError(f"there are {count:,} classes: must be 2 to {MOST_CLASSES:,}")
+        raise DataError(f"there are {count:,} classes: must be 2 to {MOST_CLASSES:,}")
     if least < 0 or largest >= count:
-        hint = "; subtract 1 from all labels" if least == 1 else ""
-        if least < 0:
-            hint = "; integers are classes: for numbers to predict, pass floats"
-        raise ValueError(f"labels must be 0 to {count - 1}, found {least} to {largest}{hint}")
+        hint = "integers are classes from 0: for numbers to predict, pass floats"
+        raise DataError(f"labels must be 0 to {count - 1}, found {least} to {largest}; {hint}")
     return targets.long(), Classification(count)
 
 
 def _as_times(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
-    zeros = int((targets == 0).sum())
-    if targets.ndim > 1 or zeros:
-        raise ValueError(
-            f"{zeros:,} of {len(targets):,} times are 0: a time must be greater than 0, or less where the "
-            f"event had not happened by then; targets of shape {tuple(targets.shape)} must be [N]"
+    if targets.ndim > 1 or bool((targets == 0).any()):
+        raise DataError(
+            f"times of shape {tuple(targets.shape)}: must be [N], and greater than 0, or less where the event had "
+            "not happened by then; some are 0"
         )
     if len(targets) and bool((targets < 0).all()):
-        raise ValueError(
+        raise DataError(
             "all times are negative, so no event has happened: there is nothing to learn"
         )
     return targets.float(), Survival()
 
 
 def _as_labels(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
-    if targets.ndim != 2 or targets.shape[1] < 2:
-        raise ValueError(
-            f"targets have shape {tuple(targets.shape)}: multi-label targets are [N, L] with two labels or more; for "
-            "one label, pass classes [N]"
+    if targets.ndim != 2 or targets.shape[1] < 2 or not _are_binary(targets):
+        raise DataError(
+            f"targets have shape {tuple(targets.shape)}: multi-label targets are 0 and 1, [N, L] with two labels or "
+            "more; for one label, pass classes [N]"
         )
-    if not _are_binary(targets):
-        found = f"{float(targets.min()):g} to {float(targets.max()):g}"
-        raise ValueError(f"multi-label targets must be 0 or 1, found values from {found}")
     return targets.float(), Multilabel(targets.shape[1])
 
 
 def _as_masks(targets: Tensor, given: int) -> tuple[Tensor, Problem]:
-    if not _are_masks(targets):
-        shape = tuple(targets.shape)
-        raise ValueError(
-            f"targets have shape {shape}: masks are [N, H, W], a class for every pixel"
+    if targets.is_floating_point() or not _are_masks(targets):
+        raise DataError(
+            f"targets have shape {tuple(targets.shape)} and type {targets.dtype}: masks are integers [N, H, W], a "
+            "class for every pixel"
         )
-    if targets.is_floating_point():
-        raise ValueError("masks are floats: pass integers from 0, as masks.long()")
     masks = targets.squeeze(1) if targets.ndim == 4 else targets
-    masks = masks.to(torch.uint8) if masks.dtype == torch.bool else masks
-    least, largest = _range(masks)
+    least, largest = _range(masks.long())
     count = given or max(2, min(IGNORED, largest + 1))
     if least < 0 or largest >= count:
-        hint = ""
-        if largest == IGNORED:
-            hint = "; 255 often marks pixels to ignore: give them a class, or pass (masks > 0) of black and white"
-        raise ValueError(
-            f"masks must have classes 0 to {(given or IGNORED) - 1}, found {least} to {largest}{hint}"
+        hint = "255 often marks pixels to ignore: give them a class, or pass (masks > 0) of black and white"
+        raise DataError(
+            f"masks must have classes 0 to {(given or IGNORED) - 1}, found {least} to {largest}; {hint}"
         )
     return masks.to(torch.uint8), Segmentation(max(2, count))
 
@@ -499,19 +419,14 @@ _READERS = {
 }
 
 
-def shape_hint(inputs: Tensor, targets: Tensor) -> str:
-    """What to do about samples whose shapes are probably not meant; empty where they may be.
+def shape_hint(inputs: Tensor) -> str:
+    """What to do about pictures with their channels last; empty where these are none.
 
-    >>> shape_hint(torch.ones(9), torch.ones(9, 4))
-    'inputs have shape (9,) and targets (9, 4): if they are swapped, pass (inputs, targets)'
+    >>> shape_hint(torch.ones(2, 9, 9, 3))
+    'samples of shape (9, 9, 3) look like pictures with their channels last: use inputs.transpose(0, 3, 1, 2)'
     """
     shape = tuple(inputs.shape)
-    if inputs.ndim == 1 and targets.ndim > 1 and targets.is_floating_point():
-        shapes = f"inputs have shape {shape} and targets {tuple(targets.shape)}"
-        return f"{shapes}: if they are swapped, pass (inputs, targets)"
     if inputs.ndim != 4 or shape[3] not in CHANNELS or shape[1] in CHANNELS:
         return ""
-    return (
-        f"samples of shape {shape[1:]} look like pictures with their channels last, and networks take "
-        f"{(shape[3], *shape[1:3])}: use inputs.transpose(0, 3, 1, 2)"
-    )
+    said = f"samples of shape {shape[1:]} look like pictures with their channels last"
+    return f"{said}: use inputs.transpose(0, 3, 1, 2)"

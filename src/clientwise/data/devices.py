@@ -19,7 +19,7 @@ from ..registry import (
     Registry,
     suggest,
 )
-from .folder import DataError, read_file
+from .folder import DataError
 from .table import parse_csv, parse_numbers
 
 FASTEST = 1e15  # samples or bytes per second
@@ -161,7 +161,7 @@ def read_traces(path: Path, num_clients: int, seed: int) -> dict[str, Tensor]:
 
 def _read_columns(path: Path) -> dict[str, Tensor]:
     """The columns of a CSV file by name."""
-    rows = parse_csv(path, read_file(path))
+    rows = parse_csv(path)
     rows.columns = rows.columns.str.strip()
     known = ["client", *DEVICE_FACTS]
     for name in rows.columns:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-MOST_INPUTS = 10**6  # of an encoding: a file may announce any number
+from ..registry import PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -20,17 +19,10 @@ class InputColumn:
     categories: tuple[str, ...] = ()
     fill: float = 0.0
     mean: float = 0.0
-    deviation: float = 1.0
+    deviation: PositiveFloat = 1.0
     marks_missing: bool = False
     unseen: tuple[int, ...] = ()  # positions of inputs that stay 0: no training sample has them
     missing: float | None = None  # share of the training samples without a value, where it is known
-
-    def __post_init__(self) -> None:
-        numbers = (self.fill, self.mean, self.deviation)
-        if not all(map(math.isfinite, numbers)) or self.deviation <= 0:
-            raise ValueError(f"column {self.name!r}: mean or deviation is not usable")
-        if any(not 0 <= position < self.width for position in self.unseen):
-            raise ValueError(f"column {self.name!r}: has no input at one of {self.unseen[:3]}")
 
     @property
     def width(self) -> int:
@@ -54,14 +46,6 @@ class Encoding:
     target: str
     columns: tuple[InputColumn, ...]
     classes: tuple[str, ...] = ()  # their names; none where numbers or risks are predicted
-    by_client: bool = False  # whether each client's numbers were scaled by its own statistics
-
-    def __post_init__(self) -> None:
-        names = [column.name for column in self.columns]
-        if len(set(names)) < len(names):
-            raise ValueError("two columns have the same name")
-        if not 0 < self.width <= MOST_INPUTS:
-            raise ValueError(f"{self.width:,} inputs: must be 1 to {MOST_INPUTS:,}")
 
     @property
     def width(self) -> int:

@@ -67,18 +67,15 @@ def efficientnet_lite0(data_dir: Path | None, *, resolution: PositiveInt = 96) -
 
 
 @FEATURES.register("vgg19")
-def vgg19(
-    data_dir: Path | None, *, weights: str = "vgg19.safetensors", resolution: PositiveInt = 32
-) -> Backbone:
+def vgg19(data_dir: Path | None, *, resolution: PositiveInt = 32) -> Backbone:
     """512 features of VGG19 (P3 2), with torchvision's ImageNet weights from a file in the data folder.
 
     Args:
-        data_dir: the data folder.
-        weights: the file in it, safetensors or PyTorch's own format.
+        data_dir: the folder with vgg19.safetensors, or vgg19.pth in PyTorch's own format.
         resolution: width and height to which images are resized.
     """
     get = "save torchvision's vgg19(weights='IMAGENET1K_V1').state_dict() there; without it use efficientnet_lite0"
-    path = find(data_dir, "vgg19", [weights], get)
+    path = find(data_dir, "vgg19", ["vgg19.safetensors", "vgg19.pth"], get)
     network = vgg19_convolutions()
     prefix = "features."
     found = {

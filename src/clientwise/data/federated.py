@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -15,11 +17,11 @@ from ..core.clock import Devices
 from ..core.criteria import fact_columns
 from ..core.objective.problem import Problem
 from ..registry import Registry
-from .arrays import NamedInput, first_few, join, problem_of, read_holders, unpack
+from .arrays import NamedInput, join, problem_of, read_holders, unpack
 from .encoding import Encoding
-from .fingerprints import Digests
 from .folder import DataError
 
+ROWS_AT_ONCE = 2**10  # that are read for a fingerprint: samples may not fit into memory
 Inputs = Tensor | dict[str, Tensor]  # a batch as a network is called with it
 OwnSamples = tuple[Any, Any] | Dataset[Any]  # (inputs, targets), or a PyTorch dataset of pairs
 
@@ -91,23 +93,26 @@ class Samples:
             return {part.name: part.shape for part in self.parts}
         return tuple(self.inputs.shape[1:])
 
-    def _picked(self, rows: Tensor, inputs: Tensor) -> Samples:
+    def picked(self, rows: Tensor, inputs: Tensor) -> Samples:
         """Samples with other inputs [n, ...], and all else of the samples `rows` [n]."""
         facts = {name: values[rows] for name, values in self.sample_attributes.items()}
-        ids = None if self.ids is None else self.ids[rows]
         return replace(
-            self, inputs=inputs, targets=self.targets[rows], sample_attributes=facts, ids=ids
+            self,
+            inputs=inputs,
+            targets=self.targets[rows],
+            sample_attributes=facts,
+            ids=None if self.ids is None else self.ids[rows],
+            given=self.given and self.given.of(rows),
         )
 
     def with_copies(self, of: Tensor, inputs: Tensor) -> Samples:
         """These samples and, appended, copies of the samples `of` [m] with other inputs [m, ...]."""
         rows = torch.cat([torch.arange(len(self.targets)), of])
-        given = self.given.of(rows) if self.given else None
-        return replace(self._picked(rows, torch.cat([self.inputs, inputs])), given=given)
+        return self.picked(rows, torch.cat([self.inputs, inputs]))
 
     def rows(self, indices: Tensor) -> Samples:
         """Some of the samples, by their indices; nothing is done to them after the partition any more."""
-        picked = self._picked(indices, self._rows(indices))
+        picked = self.picked(indices, self._rows(indices))
         # What they were computed from stays here: the rows are trained on elsewhere
         return replace(picked, test_from=None, after_partition=None, given=None)
 
@@ -120,7 +125,6 @@ class Samples:
         clients: Mapping[str, OwnSamples] | Sequence[OwnSamples],
         *,
         num_classes: int | None = None,
-        survival: bool = False,
         problem: str | None = None,
         least: int = 1,
     ) -> Samples:
@@ -132,7 +136,6 @@ class Samples:
         Args:
             clients: for each, arrays (inputs, targets), or a PyTorch dataset of pairs.
             num_classes: of integer targets; by default the largest label plus one.
-            survival: whether targets are times, negative if nothing had happened by then.
             problem: what the targets are, where they do not show it; see `fit`.
             least: the fewest samples of a client.
 
@@ -142,12 +145,13 @@ class Samples:
             (torch.Size([3, 1]), [0, 0, 1], ('north', 'south'))
         """
         names = tuple(clients) if isinstance(clients, Mapping) else ()
-        holders = clients if isinstance(clients, Mapping) else _numbered(clients)
-        if not holders:
-            raise ValueError("no clients: give a pair of arrays, or a dataset, for each")
-        read = read_holders(holders.items(), least)
-        found = join(read, list(holders))
-        targets, predicted = problem_of(found.targets, num_classes, survival, problem)
+        if not isinstance(clients, Mapping):
+            clients = {f"client {number}": own for number, own in enumerate(clients)}
+        if not clients:
+            raise DataError("no clients: give a pair of arrays, or a dataset, for each")
+        read = read_holders(clients.items(), least)
+        found = join(read, list(clients))
+        targets, predicted = problem_of(found.targets, num_classes, problem)
         sizes = torch.tensor([len(one.targets) for one in read])
         ids = torch.repeat_interleave(torch.arange(len(read)), sizes)
         samples = Samples(found.inputs, targets, predicted, ids=ids, names=names, parts=found.parts)
@@ -282,36 +286,39 @@ class FederatedData:
             drawn = [self.drawn[name]] * self.num_clients if name in self.drawn else None
             facts.append(drawn or values.double().tolist())
         rows = zip(*facts, strict=True) if facts else [()] * self.num_clients
-        clients = Digests(f"{about} {row}" for row in rows)
+        digests = [_digest(f"{about} {row}") for row in rows]
         later = [change.train for change in self.new_data]
         for held in (self.train, self.test, *filter(None, [self.poisoned]), *later):
-            self._add(held, clients)
-        server = Digests([about])
+            self._add(held, digests)
+        server = _digest(about)
         for held in filter(None, (self.weigh, self.report, self.triggered)):
-            self._add(held, server)
-        return [*clients.texts(), *server.texts()]
+            self._add(held, [server])
+        return [digest.hexdigest() for digest in (*digests, server)]
 
-    def _add(self, held: Holdings, digests: Digests) -> None:
-        """Add targets, inputs and facts of what holders have, or what they were computed from."""
-        samples, offsets = self.samples, held.offsets.tolist()
+    def _add(self, held: Holdings, digests: Sequence[hashlib.blake2b]) -> None:
+        """Add the targets, inputs and facts of every holder to its digest, or what they were computed from."""
+        samples = self.samples
         indices, targets = held.indices.cpu(), held.targets.cpu()
         if samples.given and targets.is_floating_point():  # what counts is which ones were changed
             targets = targets != samples.targets[indices]
-        digests.add(offsets, targets)
         given = samples.given or Given((samples.inputs,))
-        for values in given.values:
-            digests.add(offsets, values, indices if given.rows is None else given.rows[indices])
-        for values in samples.sample_attributes.values():
-            digests.add(offsets, values, indices)
+        sources = indices if given.rows is None else given.rows[indices]
+        columns = [(targets, torch.arange(len(targets)))]
+        columns += [(values.cpu(), sources) for values in given.values]
+        columns += [(values, indices) for values in samples.sample_attributes.values()]
+        for digest, (start, end) in zip(digests, pairwise(held.offsets.tolist()), strict=True):
+            for values, rows in columns:
+                digest.update(f"|{end - start}".encode())
+                for some in torch.split(rows[start:end], ROWS_AT_ONCE):
+                    digest.update(values.index_select(0, some).flatten().numpy().data)
 
     def check_finite(self) -> None:
         """DataError if inputs or targets are not finite: of which client, and in which of its samples."""
-
-        owners = torch.full((len(self.samples.targets),), torch.nan, dtype=torch.float64)
-        for held in (self.train, self.test):
-            owners[held.indices] = held.owner.double()
+        owners = torch.full((len(self.samples.targets),), -1)
         for held in filter(None, (self.weigh, self.report)):
             owners[held.indices] = self.num_clients
+        for held in (self.train, self.test):
+            owners[held.indices] = held.owner
         names = [self.called(client) for client in range(self.num_clients)]
         _refuse_infinite(self.samples, owners, lambda one: [*names, "the server"][one])
 
@@ -333,7 +340,7 @@ class FederatedData:
 
         The other clients keep their numbers and hold nothing.
         """
-        own = self._changed(lambda held: held.only(clients), lambda held: held)
+        own = self.changed(lambda held: held.only(clients), lambda held: held)
         every = [own.train, own.test, own.weigh, own.report, own.poisoned, own.triggered]
         every += [one.train for one in own.new_data]
         used = torch.unique(torch.cat([held.indices.cpu() for held in every if held]))
@@ -341,16 +348,19 @@ class FederatedData:
         def renumbered(held: Holdings) -> Holdings:
             return replace(held, indices=torch.searchsorted(used, held.indices.cpu()))
 
-        return replace(own._changed(renumbered, renumbered), samples=self.samples.rows(used))
+        return replace(own.changed(renumbered), samples=self.samples.rows(used))
 
     def holdings_to(self, device: torch.device) -> FederatedData:
         """The data with its holdings on a device; the samples stay where they are."""
-        return self._changed(lambda held: held.to(device), lambda held: held.to(device))
+        return self.changed(lambda held: held.to(device))
 
-    def _changed(
-        self, clients: Callable[[Holdings], Holdings], server: Callable[[Holdings], Holdings]
+    def changed(
+        self,
+        clients: Callable[[Holdings], Holdings],
+        server: Callable[[Holdings], Holdings] | None = None,
     ) -> FederatedData:
-        """The data with a function applied to all holdings of the clients, and one to the server's."""
+        """The data with a function applied to all holdings of the clients, and one, by default it, to the server's."""
+        server = server or clients
         return replace(
             self,
             train=clients(self.train),
@@ -370,7 +380,6 @@ class FederatedData:
         weigh: OwnSamples | None = None,
         report: OwnSamples | None = None,
         num_classes: int | None = None,
-        survival: bool = False,
         problem: str | None = None,
         names: Sequence[str] = (),
         attributes: Mapping[str, Any] | None = None,
@@ -386,7 +395,6 @@ class FederatedData:
             weigh: the samples by which the server weighs models.
             report: the samples on which the server reports.
             num_classes: by default the largest label plus one.
-            survival: whether targets are times until an event, negative if it had not happened by then.
             problem: what the targets are, where they do not show it; see `fit`.
             names: of the clients, in reports.
             attributes: of the clients, a number or a word for each.
@@ -398,35 +406,34 @@ class FederatedData:
             2
         """
         count = len(train)
-        every: dict[str, Sequence[Any]] = {"test sets": test}
-        every |= {"names": names} if names else {}
-        for kind, facts in (("values", attributes or {}), ("arrays", sample_attributes or {})):
-            every |= {f"{kind} of {name!r}": own for name, own in facts.items()}
-        for what, own in every.items():
-            if not count or len(own) != count:
-                there = f"{count} clients have training data, and there are {len(own)} {what}"
-                raise ValueError(f"{there}: give one for each")
+        given = {"training sets": train, "test sets": test, **(attributes or {})}
+        given |= {"names": names} if names else {}
+        lengths = {what: len(own) for what, own in {**given, **(sample_attributes or {})}.items()}
+        if not count or {*lengths.values()} != {count}:
+            raise DataError(f"give one for each client, got {lengths}")
         holders = {
             f"{_called(client, names)}, {part}": own
-            for part, given in (("training", train), ("test", test))
-            for client, own in enumerate(given)
+            for part, sets in (("training", train), ("test", test))
+            for client, own in enumerate(sets)
         }
         holders |= {"weigh": weigh} if weigh is not None else {}
         holders |= {"report": report} if report is not None else {}
-        samples = Samples.from_clients(
-            holders, num_classes=num_classes, survival=survival, problem=problem, least=0
-        )
+        samples = Samples.from_clients(holders, num_classes=num_classes, problem=problem, least=0)
         assert samples.ids is not None
         sizes = torch.bincount(samples.ids, minlength=len(holders)).tolist()
-        of_samples = {
-            name: _facts(name, values, sizes, list(holders))
-            for name, values in (sample_attributes or {}).items()
-        }
+        facts = {}
+        for name, values in (sample_attributes or {}).items():
+            if [len(own) for own in values] != sizes[:count]:
+                raise DataError(
+                    f"sample attribute {name!r}: give one value for each training sample"
+                )
+            every = [torch.as_tensor(own).double() for own in values]
+            facts[name] = torch.cat([*every, torch.zeros(sum(sizes[count:])).double()])
         indices = torch.split(torch.arange(len(samples.targets)), sizes)
         held = list(zip(indices, torch.split(samples.targets, sizes), strict=True))
         server = {name: Holdings.of([part]) for name, part in zip(holders, held, strict=True)}
         return FederatedData(
-            replace(samples, ids=None, names=(), sample_attributes=of_samples),
+            replace(samples, ids=None, names=(), sample_attributes=facts),
             Holdings.of(held[:count]),
             Holdings.of(held[count : 2 * count]),
             weigh=server.get("weigh"),
@@ -440,39 +447,26 @@ Loader = Callable[..., Samples]
 DATASETS: Registry[Loader] = Registry("dataset", "datasets", "Sources of samples")
 
 
+def _digest(about: str) -> hashlib.blake2b:
+    return hashlib.blake2b(about.encode(), digest_size=8)
+
+
 def _called(client: int, names: Sequence[str]) -> str:
     return f"client {client} ({names[client]})" if names else f"client {client}"
 
 
-def _numbered(clients: Sequence[OwnSamples]) -> dict[str, OwnSamples]:
-    return {f"client {number}": own for number, own in enumerate(clients)}
-
-
-def _facts(
-    name: str, values: Sequence[Any], sizes: Sequence[int], holders: Sequence[str]
-) -> Tensor:
-    """A fact about all samples [N]: of training samples as given, which are the first; else 0."""
-    for holder, own, size in zip(holders, values, sizes, strict=False):
-        if len(own) != size:
-            raise ValueError(
-                f"sample attribute {name!r} of {holder} has {len(own)} values for {size} samples"
-            )
-    given = torch.cat([torch.as_tensor(own) for own in values])
-    return torch.cat([given.double(), torch.zeros(sum(sizes) - len(given), dtype=torch.float64)])
-
-
 def _refuse_infinite(samples: Samples, owners: Tensor, called: Callable[[int], str]) -> None:
-    """DataError for inputs and targets that are not finite, and belong to somebody (NaN in `owners` [N]: nobody)."""
-    found = []
-    for what, values in {"inputs": samples.inputs, "targets": samples.targets}.items():
+    """DataError for samples that are not finite, and belong to somebody (-1 in `owners` [N]: nobody)."""
+    bad = torch.zeros(len(owners), dtype=torch.bool)
+    for values in (samples.inputs, samples.targets):
         # One pass: a sum is not finite if a number is not (or if it overflows)
-        if not values.is_floating_point() or values.sum().isfinite():
-            continue
-        bad = ~values.isfinite().reshape(len(values), -1).all(1)
-        for owner in torch.unique(owners[bad & owners.isfinite()]).tolist():
-            own = bad[owners == owner]
-            count = f"{int(own.sum()):,} of its {len(own):,} samples have {what}"
-            first = f"the first is its sample {int(own.nonzero()[0])}"
-            found.append(f"{called(int(owner))}: {count} that are not finite numbers, {first}")
-    if found:
-        raise DataError(f"{first_few(found)}; correct them, or leave those samples out")
+        if values.is_floating_point() and not values.sum().isfinite():
+            bad |= ~values.isfinite().reshape(len(values), -1).all(1)
+    bad &= owners >= 0
+    if bad.any():
+        owner = int(owners[bad][0])
+        own = bad[owners == owner]
+        raise DataError(
+            f"{called(owner)}: {int(own.sum()):,} of its {len(own):,} samples have inputs or targets that are not "
+            f"finite numbers, the first is its sample {int(own.nonzero()[0])}; correct them, or leave them out"
+        )

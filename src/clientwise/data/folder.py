@@ -1,11 +1,11 @@
-"""Files: the data folder, images in a folder or a zip archive, and the cache of decoded arrays.
+"""Files: the data folder, images in a folder or a zip archive, NumPy files, and the cache of decoded arrays.
 
 Reading a file ends in its content or in a DataError that names the file. A damaged file may make a library
 raise anything, so every exception is caught where a file is read.
 
 The first load of a dataset reads and checks its published files and writes NumPy arrays into the cache folder
 ($CLIENTWISE_CACHE, or the user's cache folder); later loads map those into memory. An entry belongs to its
-source files: when one of them changes, the entry is written again.
+source files: when one of them changes, another entry is written.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import logging
 import os
-import shutil
 import tempfile
 import warnings
 import zipfile
@@ -33,9 +31,8 @@ from torch import Tensor
 from ..errors import ClientwiseError, needing, shortened
 from ..limits import memory
 
-log = logging.getLogger("clientwise")
 FORMAT = 2  # increase it when a loader writes other arrays than before
-MOST_BYTES = 2**30  # of a file that is read as a whole, unpacked
+WRITES = "numpy.savez writes such a file"
 
 
 class DataError(ClientwiseError, ValueError):
@@ -53,32 +50,39 @@ def find(data_dir: Path | None, dataset: str, candidates: list[str], get: str) -
             "docs/data.md says what is in it"
         )
     paths = [Path(data_dir) / candidate for candidate in candidates]
-    try:
-        for path in paths:
-            if path.exists():
-                return path
-    except OSError as error:
-        folder = shortened(str(data_dir))
-        raise DataError(
-            f"{dataset}: the data folder cannot be read ({error.strerror}): {folder}"
-        ) from None
+    for path in paths:
+        if path.exists():
+            return path
     also = f" (or {' or '.join(candidates[1:])})" if len(candidates) > 1 else ""
     why = "" if Path(data_dir).is_dir() else f" ({data_dir} is not a folder)"
     raise DataError(f"{paths[0]}{also} is missing{why}; {get}")
 
 
-def read_file(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a file of at most `most` bytes, unpacked if its name ends in .gz."""
+def read_file(path: Path) -> bytes:
+    """The content of a file, unpacked if its name ends in .gz."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read(most + 1)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
+            return file.read()
     except Exception as error:
         raise DataError(f"{path}: cannot be read ({reason(error)}); get the file again") from None
-    if len(content) > most:
-        raise DataError(f"{path}: has more than {most:,} bytes; get the file again")
-    return content
+
+
+def read_npz(path: Path) -> dict[str, numpy.ndarray]:
+    """The arrays of a NumPy file (.npz) by name: numbers, in this machine's byte order."""
+    try:
+        with path.open("rb") as raw, numpy.load(raw) as arrays:
+            found = {name: arrays[name] for name in arrays.files}
+        for name, array in found.items():
+            if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+                raise ValueError(
+                    f"{name} is of type {array.dtype}, not of numbers of at most 8 bytes"
+                )
+    except Exception as error:  # the content decides what the libraries raise
+        raise DataError(f"{path}: not a NumPy file of arrays ({reason(error)}); {WRITES}") from None
+    return {
+        name: array.astype(array.dtype.newbyteorder("="), copy=False)
+        for name, array in found.items()
+    }
 
 
 def package_folder(name: str) -> Path:
@@ -103,8 +107,6 @@ def reason(error: Exception) -> str:
 class Archive:
     """Images in a folder or in a zip archive."""
 
-    MOST_PIXELS = 4096 * 4096  # of one picture
-
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
@@ -125,10 +127,7 @@ class Archive:
         try:
             content = self._zip.read(path) if self._zip else Path(path).read_bytes()
             # No format that starts other programs
-            picture = Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))
-            if picture.width * picture.height > self.MOST_PIXELS:
-                raise ValueError(f"{picture.width}×{picture.height} pixels")
-            colours = picture.convert("RGB")
+            colours = Image.open(io.BytesIO(content), formats=("JPEG", "PNG")).convert("RGB")
         except Exception as error:
             said = f"{self.path}: {name} is not an image ({reason(error)}); get it again"
             raise DataError(said) from None
@@ -173,24 +172,20 @@ def cached(
         build: makes the arrays, if they are not in the cache.
         options: what else the arrays depend on.
     """
-    origin = _digest([str(source.resolve()) for source in sources], options)
-    stamps = _digest([FORMAT], [_stamp(source) for source in sources])
-    folder = cache_folder() / f"{name}-{origin}-{stamps}"
-    if (found := _read(folder)) is not None:
-        return found
+    origin = repr((FORMAT, list(map(_stamps, sources)), options))
+    digest = hashlib.blake2b(origin.encode(), digest_size=12).hexdigest()
+    folder = cache_folder() / f"{name}-{digest}"
+    if not folder.is_dir():
+        try:
+            _write(folder, build)
+        except OSError as error:
+            said = f"{error.filename or folder}: {error.strerror or error}"
+            hint = f"set CLIENTWISE_CACHE to a folder with room for {name}"
+            raise DataError(f"{said}; {hint}") from None
     try:
-        _write(folder, build)
-    except OSError as error:
-        where = Path(error.filename or folder)
-        is_source = any(where.is_relative_to(source) for source in sources)
-        hint = "" if is_source else f"; set CLIENTWISE_CACHE to a folder with room for {name}"
-        raise DataError(f"{where}: {error.strerror or error}{hint}") from None
-    for stale in cache_folder().glob(f"{name}-{origin}-*"):
-        if stale != folder:
-            shutil.rmtree(stale, ignore_errors=True)
-    found = _read(folder)
-    assert found is not None
-    return found
+        return {path.stem: mapped(path) for path in sorted(folder.glob("*.npy"))}
+    except (ValueError, EOFError) as error:
+        raise DataError(f"{folder}: damaged ({reason(error)}); delete this folder") from None
 
 
 def mapped(path: Path) -> Tensor:
@@ -214,18 +209,6 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clientwise"
 
 
-def _read(folder: Path) -> dict[str, Tensor] | None:
-    """The arrays of an entry; None if there is none or it is damaged."""
-    if not folder.is_dir():
-        return None
-    try:
-        return {path.stem: mapped(path) for path in sorted(folder.glob("*.npy"))}
-    except (ValueError, EOFError, OSError):
-        log.warning("%s: damaged, so it is written again", folder)
-        shutil.rmtree(folder)
-        return None
-
-
 def _write(folder: Path, build: Callable[[Writer], None]) -> None:
     """Build an entry in a temporary folder and rename it; of two processes the first one wins."""
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -242,15 +225,8 @@ def _write(folder: Path, build: Callable[[Writer], None]) -> None:
                 raise
 
 
-def _stamp(source: Path) -> list[tuple[str, int, int]]:
-    """Name, size and time of a file, or of every file in a folder."""
+def _stamps(source: Path) -> list[tuple[str, int, int]]:
+    """Path, size and time of a file, or of every file in a folder."""
     files = [source] if source.is_file() else sorted(filter(Path.is_file, source.rglob("*")))
-    stamps = []
-    for path in files:
-        facts = path.stat()
-        stamps.append((str(path.relative_to(source.parent)), facts.st_size, facts.st_mtime_ns))
-    return stamps
-
-
-def _digest(*parts: Sequence[Any]) -> str:
-    return hashlib.blake2b(repr([list(part) for part in parts]).encode(), digest_size=6).hexdigest()
+    facts = [(path.resolve(), path.stat()) for path in files]
+    return [(str(path), found.st_size, found.st_mtime_ns) for path, found in facts]

@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from ..core.objective.problem import Survival
-from ..registry import suggest
 from .arrays import KINDS, first_few, is_frame, problem_of
 from .division import Division, divide, hand_out
 from .federated import FederatedData, Samples
 from .folder import DataError
 from .partition import PARTITIONS
-from .table import Kind, refuse_repeated, samples_of
+from .table import Kind, pandas_frame, samples_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -108,7 +106,6 @@ def read_own(
     target: str | None = None,
     ignore: str | Sequence[str] = (),
     num_classes: int | None = None,
-    survival: bool = False,
     event: str | None = None,
     problem: str | None = None,
 ) -> OwnData:
@@ -118,21 +115,15 @@ def read_own(
     tests = _tests(test, names)
     holders = given | ({} if held_out is None else {"held_out": held_out}) | tests
     ignored = [ignore] if isinstance(ignore, str) else ignore
-    try:
-        if target is not None:
-            kind = Survival.kind if survival or event else problem
-            samples = _of_frames(
-                holders, str(target) if isinstance(target, int) else target, ignored, event, kind
-            )
-        else:
-            _refuse_columns(ignored, event)
-            samples = Samples.from_clients(
-                holders, num_classes=num_classes, survival=survival, problem=problem
-            )
-    except DataError:
-        raise
-    except ValueError as error:
-        raise DataError(str(error)) from None
+    if target is not None:
+        samples = _of_frames(holders, str(target), ignored, event, problem)
+    elif ignored or event is not None:
+        raise DataError(
+            "ignore= and event= name columns of frames; of arrays, pass times as targets, negative where the event "
+            "had not happened by then, and problem='survival'"
+        )
+    else:
+        samples = Samples.from_clients(holders, num_classes=num_classes, problem=problem)
     assert samples.ids is not None
     sizes = torch.bincount(samples.ids, minlength=len(holders)).tolist()
     places = dict(zip(holders, torch.split(torch.arange(sum(sizes)), sizes), strict=True))
@@ -147,33 +138,17 @@ def read_own(
 
 def _by_name(clients: Any) -> dict[str, Any]:
     """What every client has, by its name in messages."""
-    if is_frame(clients):
+    if not isinstance(clients, Mapping | list | tuple) or not clients:
         raise DataError(
-            "clients: is one frame: pass a frame for each client, as "
-            "{name: part for name, part in frame.groupby('site')}"
-        )
-    if isinstance(clients, Dataset | DataLoader | str) or not isinstance(
-        clients, Mapping | list | tuple
-    ):
-        raise DataError(
-            f"clients: is one {type(clients).__name__}: pass a dictionary, {{'north': ..., 'south': ...}}, or a list; "
-            f"a client has {KINDS}"
+            f"clients: is {type(clients).__name__}: pass a dictionary, {{'north': ..., 'south': ...}}, or a list; a "
+            f"client has {KINDS}; of one frame: {{name: part for name, part in frame.groupby('site')}}"
         )
     if isinstance(clients, Mapping):
         named = {str(name): own for name, own in clients.items()}
         if len(named) < len(clients):
             raise DataError("clients: two of them have the same name as text; rename one")
-    elif all(
-        isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in clients
-    ):
-        raise DataError(
-            "clients: must be at least one; of pairs (name, samples), pass dict(clients)"
-        )
-    else:
-        named = {f"client {number}": own for number, own in enumerate(clients)}
-    if not named:
-        raise DataError(f"clients: is empty: pass at least one client, which has {KINDS}")
-    return named
+        return named
+    return {f"client {number}": own for number, own in enumerate(clients)}
 
 
 def _tests(test: Any, names: Sequence[str]) -> dict[str, Any]:
@@ -191,32 +166,14 @@ def _tests(test: Any, names: Sequence[str]) -> dict[str, Any]:
     return {f"test of {name}": found[name] for name in names}
 
 
-def _refuse_columns(ignore: Sequence[str], event: str | None) -> None:
-    """DataError for arguments that are of frames alone."""
-    if ignore:
-        raise DataError("ignore: names columns of frames; give frames and target=, too")
-    if event is not None:
-        raise DataError(
-            f"event = {event!r} names a column of frames; of arrays, pass times as targets, negative where the event "
-            "had not happened by then, and survival=True"
-        )
-
-
-# Frames -----------------------------------------------------------------------------------------------------------
-
-
 def _of_frames(
     holders: Mapping[str, Any],
-    target: Any,
+    target: str,
     ignore: Sequence[str],
     event: str | None,
     problem: str | None,
 ) -> Samples:
     """Frames as a table: words become categories, numbers are standardised, gaps are filled."""
-    if not isinstance(target, str):
-        raise DataError(
-            f"target = {target!r}: must be the name of one column; for several, pass (inputs, targets)"
-        )
     for name, own in holders.items():
         if not is_frame(own):
             raise DataError(f"target = {target!r} names a column of frames, and {name} is no frame")
@@ -224,52 +181,42 @@ def _of_frames(
         raise DataError(
             f"problem = {problem!r}: of frames must be one of {', '.join(OF_FRAMES)}; for others pass (inputs, targets)"
         )
-    known = {str(column) for own in holders.values() for column in own.columns}
-    for column in ignore:
-        if column not in known:
-            hint = suggest(str(column), known)
-            raise DataError(f"{next(iter(holders))}: no column {column!r} to ignore{hint}")
     frames = {name: _plain_frame(own, name, ignore) for name, own in holders.items()}
     predicted = [frame[target] for frame in frames.values() if target in frame.columns]
-    likely: Kind = (
-        "regression" if all(one.dtype.kind == "f" for one in predicted) else "classification"
+    kind: Kind = "classification"
+    if event is not None:
+        kind = "survival"
+    elif problem is not None:
+        kind = next(one for one in OF_FRAMES if one == problem)
+    elif all(one.dtype.kind == "f" for one in predicted):
+        kind = "regression"
+    words = _columns_of_words(frames, [target, *ignore])
+    samples = samples_of(
+        frames, target=target, kind=kind, event=event, categories=words, ignore=ignore
     )
-    kind = next((one for one in OF_FRAMES if one == problem), likely)
-    words = _columns_of_words(
-        {name: frame.drop(columns=target, errors="ignore") for name, frame in frames.items()}
-    )
-    samples = samples_of(frames, target=target, kind=kind, event=event, categories=words)
     if kind == Survival.kind:
         problem_of(samples.targets, problem=kind)
     return samples
 
 
 def _plain_frame(given: Any, name: str, ignore: Sequence[str]) -> DataFrame:
-    """A pandas frame without some columns, with texts as names of columns, and numbered rows."""
-    import pandas
-
-    if not isinstance(given, pandas.DataFrame):
-        given = pandas.DataFrame({column: given[column].to_list() for column in given.columns})
-    frame = given.reset_index(drop=True).infer_objects()  # objects that are all numbers
-    frame.columns = frame.columns.map(str)
-    refuse_repeated(frame.columns, name)
-    frame = frame.drop(columns=list(ignore), errors="ignore")
-    if not len(frame):
-        raise DataError(f"{name}: has no rows: leave this client out")
-    for column in frame.select_dtypes(["datetime", "datetimetz"]):
+    """A pandas frame without columns of dates."""
+    frame = pandas_frame(given).infer_objects()  # objects that are all numbers
+    for column in frame.select_dtypes(["datetime", "datetimetz"]).columns.difference(ignore):
         said = "has dates: turn it into numbers, or put it into `ignore`"
         raise DataError(f"{name}: column {column!r} {said}")
     return frame
 
 
-def _columns_of_words(frames: Mapping[str, DataFrame]) -> list[str]:
+def _columns_of_words(frames: Mapping[str, DataFrame], without: Sequence[str]) -> list[str]:
     """The columns that hold words; DataError for one that holds numbers with another client."""
     import pandas
 
     words: dict[str, str] = {}  # by column: the first client
     numbers: dict[str, str] = {}
     for name, frame in frames.items():
-        for column, cells in frame.dropna(axis=1, how="all").items():
+        known = frame.drop(columns=list(without), errors="ignore")
+        for column, cells in known.dropna(axis=1, how="all").items():
             found = numbers if pandas.api.types.is_numeric_dtype(cells) else words
             found.setdefault(str(column), name)
     for column in words.keys() & numbers.keys():

@@ -198,7 +198,6 @@ def by_id(
     *,
     minimum: PositiveInt = 2,
     clients: PositiveInt | None = None,
-    fraction: PartOfAll | None = None,
     sample_fraction: PartOfAll = 1.0,
     per_id: PositiveInt = 1,
 ) -> list[Tensor]:
@@ -207,7 +206,6 @@ def by_id(
     Args:
         minimum: samples of a client.
         clients: how many of them are drawn; all by default.
-        fraction: which share of them is drawn, instead of `clients`.
         sample_fraction: share of all samples that is kept in the first place (P1's CelebA: 0.5).
         per_id: clients among which the samples of each id are divided.
 
@@ -221,8 +219,6 @@ def by_id(
             "by_id needs the writer, hospital or patient of each sample, and this dataset has none; "
             "mnist has with QMNIST's label files beside it (docs/data.md has a list)"
         )
-    if clients is not None and fraction is not None:
-        raise ValueError("give either clients or fraction")
     random = generator(seed, "partition")
     kept = torch.randperm(len(pool.ids), generator=random)
     kept = kept[: round(len(pool.ids) * sample_fraction)].sort().values
@@ -231,7 +227,7 @@ def by_id(
     parts = torch.split(kept[pool.ids[kept].argsort(stable=True)], counts.tolist())
     minimum = max(minimum, pool.least) * per_id
     large = [part for part in parts if len(part) >= minimum]
-    wanted = clients or (len(large) if fraction is None else max(1, round(fraction * len(large))))
+    wanted = clients or len(large)
     if not large or wanted > len(large):
         raise ValueError(
             f"{len(large)} of {len(owners)} ids have at least {minimum} samples; {max(1, wanted)} wanted"

@@ -1,26 +1,18 @@
-"""What samples there are: counts of what clients and server hold, and what is probably wrong with it."""
+"""What samples there are: counts of what clients and server hold, and classes that the server's samples lack."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy
 import torch
 from torch import Tensor
 
 from ..errors import shortened
 from .arrays import first_few
 from .encoding import Encoding
-from .federated import FederatedData, Holdings, Samples
+from .federated import FederatedData, Holdings
 
 NOTABLE = 0.01  # of a client's samples: fewer of a class that is lacking are not worth a line
-ROWS = (30, 2_000)  # of a table that are looked at: with fewer, numbers differ by chance
-MOST_COLUMNS = 2_000  # likewise
-NEIGHBOURS = 5  # on either side, that predict a row
-TOO_WELL = 0.8  # of what the most frequent class, or the mean, gets wrong
-ROWS_PER_CLIENT = 5  # below that, clients have one value by chance
-MOST_LINES = 5
 
 
 @dataclass(frozen=True)
@@ -28,7 +20,6 @@ class DataSummary:
     """How many samples clients and server hold."""
 
     num_samples: int
-    kind: str
     train: Tensor  # [K] samples of every client
     test: Tensor  # [K]
     classes: Tensor  # [K, C] training samples of every class, by what they truly are; C = 0 in regression
@@ -71,7 +62,6 @@ def summarise(data: FederatedData) -> DataSummary:
 
     return DataSummary(
         num_samples=len(samples.targets),
-        kind=samples.problem.kind,
         train=data.train.sizes,
         test=data.test.sizes,
         classes=count(data.train)[:, :num_classes],
@@ -97,11 +87,12 @@ class Uncovered:
 
     def in_words(self, data: FederatedData) -> str:
         """A sentence that names the classes and says how many clients and samples there are."""
-        count = len(self.clients)
-        has = f"{'has' if count == 1 else 'have'} {int(self.samples[self.clients].sum()):,}"
+        names = data.samples.table.classes if data.samples.table else ()
+        classes = first_few([repr(names[one]) if names else str(one) for one in self.classes])
+        has = "has" if len(self.clients) == 1 else "have"
         return (
-            f"no sample that the server weighs by is of class {class_names(data, self.classes)}, and {count} of "
-            f"{data.num_clients} clients {has} training samples: "
+            f"no sample that the server weighs by is of class {classes}, and {len(self.clients)} of "
+            f"{data.num_clients} clients {has} {int(self.samples[self.clients].sum()):,} training samples: "
             f"{first_few([data.called(one) for one in self.clients])}. The weights cannot reward these samples: add "
             "some to the held-out ones"
         )
@@ -128,90 +119,3 @@ def uncovered(data: FederatedData, held_out: Holdings | None) -> Uncovered | Non
     samples = torch.bincount(data.train.owner[is_uncovered], minlength=data.num_clients)
     clients = (samples > data.train.sizes * NOTABLE).nonzero().flatten().tolist()
     return Uncovered(tuple(classes), samples, clients) if clients else None
-
-
-def class_names(data: FederatedData, classes: Sequence[int]) -> str:
-    """Classes in a message: their names in the table, or their numbers; the first ones."""
-    table = data.samples.table
-    names = table.classes if table else ()
-    return first_few([repr(names[one]) if names else str(one) for one in classes])
-
-
-# Columns that are probably not meant as inputs --------------------------------------------------------------------
-
-
-def column_hints(samples: Samples) -> list[str]:
-    """A line for each column that should probably be left out; none where there is no table.
-
-    Named are columns with another whole number or category in every row, with one value for each client, and
-    those that alone predict the target: each row by its neighbours, when all are sorted by this column.
-
-    Args:
-        samples: as they were read, or as clients hold them (`Samples.given` has the table).
-    """
-    table = samples.table
-    raw = samples.inputs
-    if samples.given is not None and samples.given.rows is None:
-        raw = samples.given.values[0]
-    if table is None or len(raw) < ROWS[0] or raw.shape[1:] != (len(table.columns),):
-        return []
-    rows = torch.randperm(len(raw), generator=torch.Generator().manual_seed(0))[: ROWS[1]]
-    values = raw[rows][:, :MOST_COLUMNS].double().numpy()
-    targets = samples.targets[rows].abs()
-    owners = numpy.full(len(rows), -1) if samples.ids is None else samples.ids[rows].numpy()
-    owners[owners >= len(samples.names)] = -1  # of the server's samples
-    lines = []
-    for column, cells in zip(table.columns, values.T, strict=False):
-        found = []
-        if _is_identifier(cells):
-            found.append("It has a different value in every row, like an identifier.")
-        if _names_clients(cells, owners):
-            found.append("It has one value with each client, like the client's name.")
-        if said := _predicts(cells, targets, are_classes=bool(table.classes)):
-            found.append(f"Alone it predicts {shortened(table.target, 40)!r} {said}.")
-        if found:
-            lines.append(
-                f"column {shortened(column.name, 60)!r}: {' '.join(found)} If it is an identifier, or is "
-                "not known when you predict, put it into `ignore`."
-            )
-    if len(lines) > MOST_LINES:
-        lines[MOST_LINES:] = [f"{len(lines) - MOST_LINES} more columns look like these."]
-    return lines
-
-
-def _is_identifier(cells: numpy.ndarray) -> bool:
-    """Whether all cells differ, and are whole numbers or categories."""
-    given = cells[~numpy.isnan(cells)]
-    is_whole = len(given) >= ROWS[0] and bool((given == given.round()).all())
-    return is_whole and len(numpy.unique(given)) == len(given)
-
-
-def _names_clients(cells: numpy.ndarray, owners: numpy.ndarray) -> bool:
-    """Whether each client has one value, and no two the same."""
-    held = (owners >= 0) & ~numpy.isnan(cells)
-    pairs = numpy.unique(numpy.stack([owners[held], cells[held]]), axis=1)
-    counts = [len(numpy.unique(one)) for one in pairs]
-    is_one_to_one = counts[0] == counts[1] == pairs.shape[1] > 1
-    return is_one_to_one and bool(held.sum() >= ROWS_PER_CLIENT * counts[0])
-
-
-def _predicts(cells: numpy.ndarray, targets: Tensor, are_classes: bool) -> str:
-    """How well a column alone predicts the target, where that is too well; otherwise "".
-
-    Rows are in random order before they are sorted, so that the neighbours of equal cells are random.
-    """
-    if len(numpy.unique(cells)) < 2:
-        return ""
-    order = torch.from_numpy(numpy.argsort(cells, kind="stable"))
-    windows = targets[order].unfold(0, 2 * NEIGHBOURS + 1, 1)
-    wanted = windows[:, NEIGHBOURS]
-    near = torch.cat([windows[:, :NEIGHBOURS], windows[:, NEIGHBOURS + 1 :]], 1)
-    if not are_classes:
-        spread = float(wanted.var(correction=0))
-        score = 1 - float((near.mean(1) - wanted).square().mean()) / spread if spread else 0.0
-        return f"with R² = {score:.2f}" if score >= TOO_WELL else ""
-    usual = float((wanted == wanted.mode().values).double().mean())
-    score = float((near.mode(1).values == wanted).double().mean())
-    if usual == 1 or score - usual < TOO_WELL * (1 - usual):
-        return ""
-    return f"with {score:.1%} accuracy (the most frequent class: {usual:.1%})"

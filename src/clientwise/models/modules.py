@@ -45,8 +45,6 @@ def outputs_of(module: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Tens
     found = getattr(returned, "logits", returned)
     if not isinstance(found, Tensor):
         kind = type(returned).__name__
-        if isinstance(returned, Mapping):
-            kind = f"a dictionary with {', '.join(map(str, returned)) or 'nothing'}"
         raise TypeError(
             f"must return a tensor, or `logits` in an object or dictionary, returned {kind}"
         )

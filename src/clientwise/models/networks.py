@@ -149,7 +149,6 @@ def fully_convolutional(
     *,
     channels: Annotated[Widths, MinLen(1)] = (32, 64, 128),
     middle: Annotated[Widths, MinLen(1)] = (512, 512),
-    batch_norm: bool = True,
 ) -> nn.Module:
     """An image to images of the same size: P3's counting network (3,727,105 parameters), or masks (segmentation).
 
@@ -161,7 +160,6 @@ def fully_convolutional(
         num_outputs: height · width, times the number of images.
         channels: of the convolutions that halve the image.
         middle: of the convolutions between.
-        batch_norm: whether batch normalisation follows each convolution.
     """
     if len(input_shape) != 3 or min(input_shape[1:]) % 2 ** len(channels):
         raise ValueError(
@@ -175,8 +173,8 @@ def fully_convolutional(
 
     def convolution(before: int, after: int, halved: int) -> list[nn.Module]:
         _check_layer("a convolution", after * math.prod(input_shape[1:]) // 4**halved, 9 * before)
-        norm = [nn.BatchNorm2d(after)] if batch_norm else []
-        return [nn.Conv2d(before, after, 3, padding="same", bias=not batch_norm), *norm, nn.ReLU()]
+        layer = nn.Conv2d(before, after, 3, padding="same", bias=False)
+        return [layer, nn.BatchNorm2d(after), nn.ReLU()]
 
     layers: list[nn.Module] = []
     for halved, (before, after) in enumerate(pairwise([input_shape[0], *channels])):
@@ -192,23 +190,17 @@ def fully_convolutional(
 
 
 @MODELS.register("resnet18")
-def resnet18(
-    input_shape: tuple[int, ...],
-    num_outputs: int,
-    *,
-    width: Width = 64,
-    norm: Literal["group", "batch"] = "group",
-) -> nn.Module:
+def resnet18(input_shape: tuple[int, ...], num_outputs: int, *, width: Width = 64) -> nn.Module:
     """ResNet-18 for small images, as CIFAR-10's: 3×3 stem, no max-pooling (11,173,962 parameters for 10 classes).
 
-    He et al., Deep Residual Learning for Image Recognition (2016). Batch norm is replaced by group norm, since
-    the statistics of clients with different data do not average well (Hsieh et al., 2020).
+    He et al., Deep Residual Learning for Image Recognition (2016). Batch norm is replaced by group norm, of two groups
+    of channels a layer (Reddi et al., 2021), since the statistics of clients with different data do not average well
+    (Hsieh et al., 2020).
 
     Args:
         input_shape: (channels, height, width) of an image.
         num_outputs: classes, or values to predict.
         width: channels of the first stage; each of the three after it has twice as many.
-        norm: "group" for two groups of channels a layer (Reddi et al., 2021), "batch" for batch norm as published.
 
     Example:
         >>> resnet18((3, 32, 32), 10, width=8)(torch.zeros(5, 3, 32, 32)).shape
@@ -220,12 +212,12 @@ def resnet18(
         )
     pixels = math.prod(input_shape[1:])
     _check_layer("the first convolution", width * pixels, 9 * max(width, input_shape[0]))
-    layers: list[nn.Module] = [*_normed(input_shape[0], width, 3, 1, norm), nn.ReLU()]
+    layers: list[nn.Module] = [*_normed(input_shape[0], width, 3, 1), nn.ReLU()]
     before = width
     for stage in range(4):
         after = width * 2**stage
-        layers.append(_Residual(before, after, 2 if stage else 1, norm))
-        layers.append(_Residual(after, after, 1, norm))
+        layers.append(_Residual(before, after, 2 if stage else 1))
+        layers.append(_Residual(after, after, 1))
         before = after
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_outputs)]
     return nn.Sequential(*layers, *head)
@@ -239,10 +231,8 @@ def lstm(
     words: PositiveInt = 10_000,
     embedding: Width = 64,
     hidden: Width = 64,
-    layers: Annotated[int, Gt(0), Le(32)] = 2,
-    dropout: Decay = 0.0,
 ) -> nn.Module:
-    """Word vectors, LSTM layers (two in P3 1.D), and a linear layer on the state after the last word.
+    """Word vectors, two LSTM layers (P3 1.D), and a linear layer on the state after the last word.
 
     A sample is a row of word numbers; 0 is padding, on either side of the text.
 
@@ -252,8 +242,6 @@ def lstm(
         words: size of the vocabulary; word numbers are below it.
         embedding: size of a word vector.
         hidden: size of the LSTM's state.
-        layers: how many LSTM layers.
-        dropout: probability between them.
 
     Example:
         >>> lstm((6,), 2, words=50, embedding=4, hidden=4)(torch.ones(5, 6)).shape
@@ -264,19 +252,7 @@ def lstm(
             f"model lstm needs rows of word numbers, got samples of shape {input_shape}"
         )
     _check_layer("a layer", 4 * hidden * input_shape[0], max(embedding, hidden) + hidden)
-    if not dropout:
-        return _Reader(
-            words,
-            embedding,
-            [nn.LSTM(embedding, hidden, layers, batch_first=True)],
-            0.0,
-            num_outputs,
-        )
-    # Layer by layer: dropout inside `nn.LSTM` draws from a generator that all workers share, `nn.Dropout` need not.
-    recurrent = [
-        nn.LSTM(hidden if layer else embedding, hidden, batch_first=True) for layer in range(layers)
-    ]
-    return _Reader(words, embedding, recurrent, dropout, num_outputs)
+    return _Reader(words, embedding, hidden, num_outputs)
 
 
 def _check_layer(layer: str, values: int, products: int) -> None:
@@ -288,27 +264,21 @@ def _check_layer(layer: str, values: int, products: int) -> None:
         )
 
 
-def _normed(
-    before: int, after: int, kernel: int, stride: int, norm: Literal["group", "batch"]
-) -> list[nn.Module]:
+def _normed(before: int, after: int, kernel: int, stride: int) -> list[nn.Module]:
     """A convolution, and the norm of its channels."""
     convolution = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
-    if norm == "batch":
-        return [convolution, nn.BatchNorm2d(after)]
     return [convolution, nn.GroupNorm(math.gcd(GROUPS, after), after)]
 
 
 class _Residual(nn.Module):
     """Two convolutions, and what they are given added to what they make."""
 
-    def __init__(
-        self, before: int, after: int, stride: int, norm: Literal["group", "batch"]
-    ) -> None:
+    def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
-        first = _normed(before, after, 3, stride, norm)
-        self.body = nn.Sequential(*first, nn.ReLU(), *_normed(after, after, 3, 1, norm))
+        first = _normed(before, after, 3, stride)
+        self.body = nn.Sequential(*first, nn.ReLU(), *_normed(after, after, 3, 1))
         is_same = before == after and stride == 1
-        self.shortcut = nn.Sequential(*([] if is_same else _normed(before, after, 1, stride, norm)))
+        self.shortcut = nn.Sequential(*([] if is_same else _normed(before, after, 1, stride)))
         self.last = nn.ReLU()
 
     def forward(self, values: Tensor) -> Tensor:
@@ -318,28 +288,18 @@ class _Residual(nn.Module):
 
 
 class _Reader(nn.Module):
-    """Embedding, LSTM layers, and an output from the state after the last word."""
+    """Embedding, two LSTM layers, and an output from the state after the last word."""
 
-    def __init__(
-        self,
-        words: int,
-        embedding: int,
-        recurrent: Sequence[nn.LSTM],
-        dropout: float,
-        num_outputs: int,
-    ) -> None:
+    def __init__(self, words: int, embedding: int, hidden: int, num_outputs: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, embedding, padding_idx=0)
-        self.recurrent = nn.ModuleList(recurrent)
-        self.dropouts = nn.ModuleList(nn.Dropout(dropout) for _ in recurrent[1:])
-        self.output = nn.Linear(recurrent[-1].hidden_size, num_outputs)
+        self.recurrent = nn.LSTM(embedding, hidden, 2, batch_first=True)
+        self.output = nn.Linear(hidden, num_outputs)
 
     def forward(self, samples: Tensor) -> Tensor:
         """Logits [N, C] of word numbers [N, T], which arrive as floats like all samples."""
         words = samples.long()
-        states = self.recurrent[0](self.embedding(words))[0]  # [N, T, H]
-        for dropout, layer in zip(self.dropouts, self.recurrent[1:], strict=True):
-            states = layer(dropout(states))[0]
+        states = self.recurrent(self.embedding(words))[0]  # [N, T, H]
         positions = torch.arange(words.shape[1], device=words.device)
         last = (positions * (words != 0)).amax(1)  # 0 for a text without words
         outputs: Tensor = self.output(states[torch.arange(len(words), device=words.device), last])

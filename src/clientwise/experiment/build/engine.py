@@ -66,7 +66,7 @@ def _why_not(experiment: Experiment, samples: Samples, error: Exception) -> str:
             names = ", ".join(part.name for part in samples.parts)
             first = "the first argument is their shapes by name"
             why.append(f"the samples have several inputs ({names}): {first}")
-    if hint := shape_hint(samples.inputs, samples.targets):
+    if hint := shape_hint(samples.inputs):
         why.append(hint)
     return "; ".join(why)
 

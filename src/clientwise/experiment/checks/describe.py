@@ -13,7 +13,7 @@ from ...core.privacy import gaussian_epsilon
 from ...core.training import declared_of, part_of
 from ...core.types import FLOAT_BYTES
 from ...data.federated import FederatedData
-from ...data.summary import column_hints, summarise
+from ...data.summary import summarise
 from ...engine.device import gpu_memory, memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor
 from ...limits import gigabytes
@@ -70,7 +70,7 @@ def describe(
         "cost": _cost(experiment, data, plan.cohort_size, executor.spec.size),
     }
     found = [(title, text) for title, text in lines.items() if text]
-    warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
+    warnings = doubts(experiment, data, hostile, executor)
     found += [("warning", text) for text in [*warnings, *unequal_steps(steps)]]
     return [f"{title:<{TITLE}}{text}" for title, text in found]
 

@@ -136,7 +136,7 @@ def _about_units(data: FederatedData) -> Iterator[str]:
     values = samples.inputs.cpu()
     given = samples.given
     if table is not None:
-        if given is None or given.rows is not None or table.by_client:
+        if given is None or given.rows is not None:
             return
         values = given.values[0]  # before they were standardised
     clients = [client for client, size in enumerate(data.train.sizes.tolist()) if size]

@@ -246,7 +246,7 @@ def _explained(error: Exception, samples: Samples) -> str:
     if isinstance(error, IndexError) and (samples.integers or samples.parts):
         largest = int(samples.inputs.max())
         text += f"; the largest number is {largest}: an nn.Embedding for it needs num_embeddings > {largest}"
-    if hint := shape_hint(samples.inputs, samples.targets):
+    if hint := shape_hint(samples.inputs):
         text += f"; {hint}"
     elif samples.inputs.ndim == 1:
         text += "; a sample is one number: for a row of one column, pass inputs[:, None]"

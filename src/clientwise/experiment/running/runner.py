@@ -14,8 +14,7 @@ from ...attacks import Hostile
 from ...core.engine import Engine
 from ...core.method import Method
 from ...core.types import RoundRecord
-from ...data.federated import FederatedData, Samples
-from ...data.summary import column_hints
+from ...data.federated import FederatedData
 from ...engine.device import memory_errors_explained, pick_device, threads_for
 from ...engine.executor import DeviceExecutor, Executor
 from ...engine.local import LocalEngine
@@ -129,7 +128,7 @@ def run(
             record_origin(store, experiment, origin, changes)
             session = _Session(experiment, store, built, connect, trackers, on_round)
             steps = count_steps(experiment, federated.values())
-            for remark in [*session.begin(samples, data, steps), *resumed]:
+            for remark in [*session.begin(data, steps), *resumed]:
                 on_warning(remark)
             session.run(data)
             store.refuse_nothing_learned()
@@ -242,9 +241,7 @@ class _Session:
         data = replace(data, samples=executor.samples).holdings_to(executor.device)
         return _Seed(data, hostile, executor)
 
-    def begin(
-        self, samples: Samples, own_data: FederatedData | None, steps: Sequence[object]
-    ) -> list[str]:
+    def begin(self, own_data: FederatedData | None, steps: Sequence[object]) -> list[str]:
         """Open the lanes that are to go on, and record what the run is about; what is to be said of it."""
         experiment = self._experiment
         self._store.reopen_lanes(experiment.rounds)
@@ -254,8 +251,7 @@ class _Session:
             self._store.forget_undue(experiment.rounds, every, names)
         self._store.keep_fact("begun", current_minute())
         first = self._first
-        remarks = column_hints(samples)
-        remarks += doubts(experiment, first.data, first.hostile, first.executor)
+        remarks = doubts(experiment, first.data, first.hostile, first.executor)
         facts = about_run(experiment, first.data, first.hostile, first.executor, own_data)
         self._store.set_facts(facts | {"warnings": remarks, "steps": steps})
         if not self._unfinished():

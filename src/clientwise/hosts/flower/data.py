@@ -13,7 +13,7 @@ import torch
 from ...core.objective.problem import Regression
 from ...data.datasets import DataError
 from ...data.federated import FederatedData, Holdings
-from ...data.npz import check_attributes, inputs_and_targets, read_npz
+from ...data.folder import read_npz
 from ...errors import ConfigError
 from ...experiment.build.data import build_data, load_samples, scored
 from ...experiment.checks.combinations import deployment_issues
@@ -40,11 +40,16 @@ def load_npz(path: str) -> OwnData:
     Other arrays are sample attributes.
     """
     arrays = read_npz(Path(path))
-    parts = inputs_and_targets(arrays, ("train", "test"), path)
-    used = ("train_inputs", "train_targets", "test_inputs", "test_targets")
-    attributes = {name: array for name, array in arrays.items() if name not in used}
-    check_attributes(attributes, len(parts["train"][0]), path)
-    return OwnData(parts["train"], parts["test"], attributes)
+    train, test = (_pair(arrays, part, path) for part in ("train", "test"))
+    return OwnData(train, test, arrays)
+
+
+def _pair(arrays: dict[str, Any], part: str, path: str) -> tuple[Any, Any]:
+    """Take the inputs and targets of a part out of the arrays of a file."""
+    try:
+        return arrays.pop(f"{part}_inputs"), arrays.pop(f"{part}_targets")
+    except KeyError as error:
+        raise DataError(f"{path}: has no array {error.args[0]}") from None
 
 
 def server_side(experiment: Experiment, path: str) -> FederatedData:
@@ -67,7 +72,7 @@ def server_side(experiment: Experiment, path: str) -> FederatedData:
 def _server_parts(path: str) -> dict[str, tuple[Any, Any]]:
     arrays = read_npz(Path(path)) if path else {}
     parts = [part for part in ("weigh", "report") if f"{part}_inputs" in arrays]
-    return inputs_and_targets(arrays, parts, path)
+    return {part: _pair(arrays, part, path) for part in parts}
 
 
 def data_held_by(

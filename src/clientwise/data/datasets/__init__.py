@@ -1,6 +1,6 @@
 """All datasets by name; importing this registers them. Nothing is downloaded.
 
-They come with a package, or lie in the data folder. This file has a user's own arrays.
+They come with a package, or are read, as published, from the data folder. This file has a user's own arrays.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..registry import PositiveFloat
-from . import table  # noqa: F401  it registers
-from .arrays import problem_of
-from .federated import DATASETS, Samples
-from .folder import DataError, find, mapped, reason
-from .published.handwriting import digits, mnist5k
-from .published.tables import diabetes
+from ...registry import PositiveFloat
+from .. import table  # noqa: F401  it registers
+from ..arrays import problem_of
+from ..federated import DATASETS, Samples
+from ..folder import DataError, find, mapped, reason
+from . import images  # noqa: F401  it registers
+from .handwriting import digits, mnist5k
+from .tables import diabetes
 
 __all__ = ["DATASETS", "DataError", "arrays", "diabetes", "digits", "mnist5k"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
@@ -13,7 +14,7 @@ from torch.nn.functional import interpolate
 
 from ...core.objective.problem import Classification
 from ...errors import needing
-from ...registry import Pixels, PositiveInt
+from ...registry import PositiveInt
 from ..federated import DATASETS, Given, Samples
 from ..folder import Writer, cached, expect, find, package_folder, read_file, reason
 from ..table import parse_csv
@@ -23,11 +24,11 @@ CLASS_COUNTS = {  # so that a file of the right size with other digits in it is 
     "train": [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949],
     "t10k": [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
 }
-TYPES = {0x08: ">u1", 0x0C: ">i4"}
+TYPES = {">u1": 0x08, ">i4": 0x0C}
 NUM_CLASSES, PIXELS = 62, 28 * 28  # of FEMNIST
 DOMAINS = ("MNIST", "USPS", "Semeion", "scikit-learn")
 USPS, SEMEION = {"zip.train": 7_291, "zip.test": 2_007}, 1_593  # digits
-SIDE = 16  # of both, in pixels
+SIDE = 16  # of both, and of `digit_domains`, in pixels
 
 
 @DATASETS.register("digits")
@@ -80,13 +81,9 @@ def mnist(data_dir: Path | None) -> Samples:
     def build(arrays: Writer) -> None:
         inputs, targets, ids = [], [], []
         for place, (part, count) in enumerate(PARTS.items()):
-            pixels, known = _read_idx(images[place]), _read_idx(labels[place])
-            is_image = pixels.shape == (count, 28, 28) and pixels.dtype == numpy.uint8
-            said = f"expected {count:,} images of 28×28 bytes, found {pixels.shape}"
-            expect(is_image, images[place], said)
-            is_label = known.shape == (count,) and known.dtype == numpy.uint8
-            said = f"expected {count:,} labels of one byte, found {known.shape}"
-            expect(is_label, labels[place], said)
+            pixels = _read_idx(images[place], ">u1", 28, 28)
+            expect(len(pixels) == count, images[place], f"expected {count:,} images")
+            known = _read_idx(labels[place], ">u1")
             is_mnist = numpy.bincount(known, minlength=10).tolist() == CLASS_COUNTS[part]
             expect(is_mnist, labels[place], f"the labels of {part} are not those of MNIST")
             inputs.append(pixels)
@@ -103,25 +100,22 @@ def mnist(data_dir: Path | None) -> Samples:
 
 def _read_writers(path: Path, labels: numpy.ndarray) -> numpy.ndarray:
     """The writer of every digit: the third column. QMNIST's test set has more rows, MNIST's digits first."""
-    rows = _read_idx(path)
-    is_table = rows.ndim == 2 and rows.shape[1] > 2 and len(rows) >= len(labels)
-    is_about = is_table and (rows[: len(labels), 0] == labels).all()
+    rows = _read_idx(path, ">i4", 8)[: len(labels)]
+    is_about = numpy.array_equal(rows[:, 0], labels)
     expect(is_about, path, "is not about these digits; put QMNIST's extended labels there")
-    return rows[: len(labels), 2].astype(numpy.int64)
+    return rows[:, 2].astype(numpy.int64)
 
 
-def _read_idx(path: Path) -> numpy.ndarray:
-    """An array from an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
+def _read_idx(path: Path, kind: str, *shape: int) -> numpy.ndarray:
+    """Rows of this shape in an idx file: two zero bytes, type, number of dimensions, the dimensions, the values."""
     content = read_file(path)
-    start = 4 + 4 * content[3] if len(content) > 3 else 4
-    is_idx = content[:2] == b"\x00\x00" and len(content) >= start and content[2] in TYPES
-    expect(is_idx, path, "not an idx file of bytes or integers")
-    kind = numpy.dtype(TYPES[content[2]])
-    shape = numpy.frombuffer(content, ">u4", count=content[3], offset=4).tolist()
-    wanted, found = math.prod(shape), len(content) - start
-    said = f"cut off; it should hold {wanted:,} values and has {found:,} bytes"
-    expect(wanted * kind.itemsize == found, path, said)
-    return numpy.frombuffer(content, kind, offset=start).reshape(shape)
+    start = 8 + 4 * len(shape)
+    count = (len(content) - start) / (math.prod(shape) * numpy.dtype(kind).itemsize)
+    numbers = [0, 0, TYPES[kind], 1 + len(shape)]
+    is_idx = count >= 0 and list(content[:4]) == numbers
+    is_idx = is_idx and numpy.frombuffer(content[4:start], ">u4").tolist() == [count, *shape]
+    expect(is_idx, path, f"not an idx file of rows {shape}, or cut off")
+    return numpy.frombuffer(content, kind, offset=start).reshape(-1, *shape)
 
 
 def _pictures(
@@ -147,29 +141,27 @@ def femnist(data_dir: Path | None) -> Samples:
     folders = [train, test] if train.name == "train" and test.is_dir() else [train]
 
     def build(arrays: Writer) -> None:
-        writers: dict[str, int] = {}  # numbers in the order of appearance
-        images: list[numpy.ndarray] = []
-        labels: list[int] = []
-        ids: list[int] = []
-        sizes = []
+        rows: list[tuple[str, numpy.ndarray, numpy.ndarray]] = []
+        sizes: list[int] = []
         for folder in folders:
+            before = len(rows)
             for path in sorted(folder.glob("*.json")):
-                for user, pixels, classes in _read_leaf(path):
-                    images.append(pixels)
-                    labels += classes
-                    ids += [writers.setdefault(user, len(writers))] * len(classes)
-            sizes.append(len(labels))
-            expect(len(labels) > sum(sizes[:-1]), folder, f"has no JSON files with samples; {get}")
+                rows += _read_leaf(path)
+            expect(len(rows) > before, folder, f"has no JSON files with samples; {get}")
+            sizes.append(sum(len(labels) for _, _, labels in rows))
+        users, images, targets = zip(*rows, strict=True)
+        numbers = {user: number for number, user in enumerate(dict.fromkeys(users))}
+        ids = numpy.repeat([numbers[user] for user in users], [len(labels) for labels in targets])
         pictures = (255 * numpy.concatenate(images)).round().astype(numpy.uint8)
-        arrays.save(inputs=pictures.reshape(-1, 1, 28, 28), targets=numpy.array(labels))
-        arrays.save(ids=numpy.array(ids), sizes=numpy.array(sizes))
+        arrays.save(inputs=pictures.reshape(-1, 1, 28, 28), targets=numpy.concatenate(targets))
+        arrays.save(ids=ids, sizes=numpy.array(sizes))
 
     arrays = cached("femnist", folders, build)
     test_from = int(arrays["sizes"][0]) if len(folders) > 1 else None
     return _pictures(arrays["inputs"], arrays["targets"], arrays["ids"], test_from, NUM_CLASSES)
 
 
-def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, list[int]]]:
+def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, numpy.ndarray]]:
     """User, images and classes; every user must have as many samples as the file announces."""
     found = []
     text = read_file(path)
@@ -179,31 +171,27 @@ def _read_leaf(path: Path) -> list[tuple[str, numpy.ndarray, list[int]]]:
             own = content["user_data"][user]
             pixels = numpy.array(own["x"], numpy.float32).reshape(-1, PIXELS)
             classes = numpy.array(own["y"], numpy.int64)
-            if not len(pixels) == count == classes.size:
+            is_whole = len(pixels) == count == classes.size
+            is_image = ((pixels >= 0) & (pixels <= 1)).all()
+            if not (is_whole and is_image and numpy.isin(classes, range(NUM_CLASSES)).all()):
                 raise ValueError(
-                    f"{user} should have {count} images of {PIXELS} pixels, and classes"
+                    f"{user} should have {count} images of {PIXELS} pixels from 0 to 1, and classes from 0 to "
+                    f"{NUM_CLASSES - 1}"
                 )
-            if not ((pixels >= 0) & (pixels <= 1)).all():
-                raise ValueError(f"{user} has a pixel that is not between 0 and 1")
-            if not ((classes >= 0) & (classes < NUM_CLASSES)).all():
-                raise ValueError(f"{user} has a class that is not 0 to {NUM_CLASSES - 1}")
-            found.append((user, pixels, classes.tolist()))
+            found.append((user, pixels, classes))
     except Exception as error:  # whatever JSON holds instead of users, numbers and arrays
         expect(False, path, f"not a data file of LEAF ({reason(error)})")
     return found
 
 
 @DATASETS.register("digit_domains")
-def digit_domains(
-    data_dir: Path | None, *, size: Pixels = 16, most: PositiveInt | None = None
-) -> Samples:
-    """Digits from four sources (MNIST, USPS, Semeion, scikit-learn) as images of size×size pixels.
+def digit_domains(data_dir: Path | None, *, most: PositiveInt | None = None) -> Samples:
+    """Digits from four sources (MNIST, USPS, Semeion, scikit-learn) as images of 16×16 pixels.
 
     Each source is an id.
 
     Args:
         data_dir: the data folder.
-        size: width and height to which images are resized.
         most: images of each source; all by default.
     """
     get = "it belongs to the ZIP code data of The Elements of Statistical Learning"
@@ -219,20 +207,14 @@ def digit_domains(
         chosen = torch.arange(count) * len(domain.targets) // count  # at equal distances
         for rows in torch.split(chosen, 4096):
             images = domain.inputs[rows].float() / round(1 / domain.scale)
-            images = interpolate(images, (size, size), mode="bilinear", antialias=True)
+            images = interpolate(images, (SIDE, SIDE), mode="bilinear", antialias=True)
             inputs.append(images.mul(255).round().clamp(0, 255).byte())
         targets.append(domain.targets[chosen])
         places.append(chosen)
     ids = torch.cat([torch.full_like(own, source) for source, own in enumerate(places)])
-    return Samples(
-        torch.cat(inputs),
-        torch.cat(targets),
-        Classification(10),
-        scale=1 / 255,
-        ids=ids,
-        names=DOMAINS,
-        given=Given((torch.stack([ids, torch.cat(places)], 1),)),
-    )
+    given = Given((torch.stack([ids, torch.cat(places)], 1),))
+    samples = _pictures(torch.cat(inputs), torch.cat(targets), ids, None)
+    return replace(samples, names=DOMAINS, given=given)
 
 
 def _read_usps(paths: list[Path]) -> Samples:
@@ -242,9 +224,7 @@ def _read_usps(paths: list[Path]) -> Samples:
         for path, count in zip(paths, USPS.values(), strict=True)
     ]
     rows = numpy.concatenate(parts)
-    is_digit = numpy.isin(rows[:, 0], range(10)).all() and numpy.abs(rows[:, 1:]).max() <= 1
-    expect(is_digit, paths[0].parent, "not digits 0 to 9 and values from -1 to 1")
-    return _squares((rows[:, 1:] + 1) / 2, rows[:, 0])
+    return _squares(paths[0].parent, (rows[:, 1:] + 1) / 2, rows[:, 0])
 
 
 def _read_semeion(path: Path) -> Samples:
@@ -252,21 +232,21 @@ def _read_semeion(path: Path) -> Samples:
     is_first = path.suffix == ".data"
     rows = _numbers(path, SEMEION, SIDE**2 + (10 if is_first else 1), r"\s+" if is_first else ",")
     bits, last = rows[:, : SIDE**2], rows[:, SIDE**2 :]
-    labels = last.argmax(1) if is_first else last[:, 0] - 1
-    is_digit = numpy.isin(bits, (0, 1)).all() and numpy.isin(labels, range(10)).all()
-    expect(is_digit, path, "not bits and classes")
-    return _squares(bits, labels)
+    return _squares(path, bits, last.argmax(1) if is_first else last[:, 0] - 1)
 
 
-def _squares(pixels: numpy.ndarray, labels: numpy.ndarray) -> Samples:
+def _squares(path: Path, pixels: numpy.ndarray, labels: numpy.ndarray) -> Samples:
+    """Images of pixels between 0 and 1."""
+    is_image = ((pixels >= 0) & (pixels <= 1)).all() and numpy.isin(labels, range(10)).all()
+    expect(is_image, path, "not pixels and digits from 0 to 9")
     images = torch.from_numpy(pixels).float().reshape(-1, 1, SIDE, SIDE)
     return Samples(images, torch.from_numpy(labels).long(), Classification(10))
 
 
 def _numbers(path: Path, count: int, width: int, separator: str) -> numpy.ndarray:
     """The numbers [count, width] of a text file without head."""
-    rows = parse_csv(path, read_file(path), sep=separator, header=None).dropna(axis=1, how="all")
-    is_number = all(kind.kind in "if" for kind in rows.dtypes) and not rows.isna().any(axis=None)
+    rows = parse_csv(path, sep=separator, header=None).dropna(axis=1, how="all")
+    is_number = all(kind.kind in "if" for kind in rows.dtypes)
     said = f"{count:,} rows of {width} numbers expected, found {len(rows):,} of {rows.shape[1]}"
     expect(is_number and rows.shape == (count, width), path, said)
     numbers: numpy.ndarray = rows.to_numpy(numpy.float64)

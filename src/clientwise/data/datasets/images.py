@@ -1,35 +1,29 @@
-"""Published images: CIFAR-10 and its crowd's labels, faces, and cells under the microscope."""
+"""Published images: CIFAR-10, faces, and cells under the microscope."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy
 import torch
-from annotated_types import Ge, Gt, Le, MinLen
+from annotated_types import Gt, Le
 from torch import Tensor
 
 from ...core.objective.problem import Classification, Regression
 from ...registry import Pixels, suggest
 from ..federated import DATASETS, FederatedData, Given, Holdings, Samples
 from ..folder import Archive, DataError, Writer, cached, expect, find, read_file
-from ..npz import read_npz
+from ..table import parse_csv
 
 # CIFAR-10
 FILES = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
 RECORDS = 10_000  # per file, each one byte of label and 3·32·32 bytes of colour
 RECORD = 1 + 3 * 32 * 32
 PER_CLASS = (5000, 1000)  # to train and to test on
-Tier = Literal["clean", "aggre", "random1", "random2", "random3", "worse"]
-
-# CelebA
-ALL_IMAGES, ALL_IDENTITIES = 202_599, 10_177
-NUMBER = re.compile("[0-9]{1,9}")
 
 # Malaria
 CLASSES = ("Uninfected", "Parasitized")
@@ -41,6 +35,7 @@ HEALTHY = 1000  # slides without a patient's number are of healthy people, one e
 # VGG cells: images, their width and height, fewest and most cells
 COUNT, SIZE, LEAST, MOST = 200, 256, 74, 317
 Side = Annotated[int, Gt(0), Le(256)]
+SIGMA, DENSITY = 1.0, 100.0  # of the Gaussian for each cell in pixels, and its sum
 
 
 @DATASETS.register("cifar10")
@@ -57,12 +52,12 @@ def cifar10(data_dir: Path | None) -> Samples:
         for path, content in zip(paths, contents, strict=True):
             said = f"{wanted:,} bytes expected, found {content.size:,}"
             expect(content.size == wanted, path, said)
-        records = numpy.stack(contents).reshape(len(FILES), RECORDS, RECORD)
-        labels = records[:, :, 0].astype(numpy.int64)
-        for part, count in zip((labels[:-1], labels[-1:]), PER_CLASS, strict=True):
-            is_whole = numpy.bincount(part.flatten(), minlength=10).tolist() == [count] * 10
+        records = numpy.concatenate(contents).reshape(-1, RECORD)
+        labels = records[:, 0].astype(numpy.int64)
+        for part, count in zip(numpy.split(labels, [-RECORDS]), PER_CLASS, strict=True):
+            is_whole = numpy.bincount(part, minlength=10).tolist() == [count] * 10
             expect(is_whole, folder, f"there are not {count:,} images of every class")
-        arrays.save(inputs=records[:, :, 1:].reshape(-1, 3, 32, 32), targets=labels.flatten())
+        arrays.save(inputs=records[:, 1:].reshape(-1, 3, 32, 32), targets=labels)
 
     arrays = cached("cifar10", paths, build)
     samples = _pictures(arrays["inputs"], arrays["targets"], 10)
@@ -73,57 +68,6 @@ def _pictures(
     inputs: Tensor, targets: Tensor, classes: int = 2, ids: Tensor | None = None
 ) -> Samples:
     return Samples(inputs, targets, Classification(classes), scale=1 / 255, ids=ids)
-
-
-@DATASETS.register("cifar10n")
-def cifar10n(
-    data_dir: Path | None,
-    *,
-    tiers: Annotated[Sequence[Tier], MinLen(1)] = ("clean", "aggre", "random1", "worse"),
-) -> Samples:
-    """CIFAR-10 with crowd workers' labels for training, of `tiers` by client in turn (Wei et al. 2022).
-
-    Three people labelled each image. `aggre` is their majority (9% wrong), `random1` to `random3` are
-    one person's labels (17-18%), and `worse` is a wrong one if there is any (40%). Clients test on true
-    labels, and the server has them.
-
-    Args:
-        data_dir: the data folder.
-        tiers: the labels of the clients, in turn.
-    """
-    get = "save the arrays of CIFAR-10_human.pt (CIFAR-N) there by numpy.savez: clean_label, aggre_label, ..."
-    path = find(data_dir, "cifar10n", ["cifar10n/CIFAR-10_human.npz"], get)
-    samples = cifar10(data_dir)
-    arrays = read_npz(path)
-    truth = samples.targets[: samples.test_from]
-    labels = {}
-    for tier in ("clean", *tiers):
-        name = re.sub(r"\D+", lambda word: f"{word[0]}_label", tier)  # random_label1
-        found = torch.from_numpy(arrays.get(name, numpy.zeros(0))).long()
-        is_label = found.shape == truth.shape and bool((found < 10).all())
-        expect(is_label, path, f"{name} is not {len(truth):,} classes; {get}")
-        labels[tier] = found
-    is_cifar = labels["clean"].equal(truth)
-    expect(is_cifar, path, "clean_label are not the labels of CIFAR-10 in its binary version")
-    called = partial(_labelled, tiers=[(tier, labels[tier]) for tier in tiers])
-    return replace(samples, after_partition=called, each_alone=True)
-
-
-def _labelled(data: FederatedData, tiers: Sequence[tuple[str, Tensor]]) -> FederatedData:
-    """The data with the labels of each client's tier, except where a hostile client changed them."""
-    truth = data.samples.targets
-    called = truth.clone()  # as their holders call them
-    names = []
-    for client in range(data.num_clients):
-        name, labels = tiers[client % len(tiers)]
-        names.append(f"{name} {client}")
-        mine = data.train.indices[data.train.slice(client)]
-        own = data.train.targets[data.train.slice(client)]
-        people = torch.cat([labels, truth[len(labels) :]])
-        called[mine] = torch.where(own == truth[mine], people[mine], own)
-    train = replace(data.train, targets=called[data.train.indices])
-    weigh = data.weigh and replace(data.weigh, targets=called[data.weigh.indices])
-    return replace(data, train=train, weigh=weigh, names=tuple(names))
 
 
 @DATASETS.register("celeba")
@@ -143,22 +87,26 @@ def celeba(data_dir: Path | None, *, target: str = "Smiling", size: Pixels = 64)
     attributes = find(data_dir, "celeba", ["celeba/list_attr_celeba.txt"], get)
     identities = find(data_dir, "celeba", ["celeba/identity_CelebA.txt"], get)
 
-    def build(arrays: Writer) -> None:
-        # A line with N, a line with the names of the attributes, N lines
-        count, head, *lines = [line.split() for line in _lines(attributes)]
-        names = [line[0] for line in lines]
-        is_whole = count == [str(len(lines))] and {len(line) for line in lines} == {len(head) + 1}
-        said = f"{count} images of {len(head)} attributes announced, {len(lines):,} lines"
-        expect(is_whole, attributes, said)
-        is_sign = not {value for line in lines for value in line[1:]} - {"-1", "1"}
-        expect(is_sign, attributes, "an attribute is neither -1 nor 1")
-        arrays.save(attributes=numpy.array([line[1:] for line in lines], numpy.int8))
-        arrays.save(ids=_read_identities(identities, names))
-        _save_images(arrays, Archive(source), names, size)
-
-    known = "".join(_lines(attributes)[1:2]).split()
+    # A line with N, a line with the names of the attributes, N lines
+    known = parse_csv(attributes, sep=r"\s+", skiprows=1, nrows=0).columns.tolist()
     if target not in known:
         raise DataError(f"{attributes}: no attribute {target!r}{suggest(target, known)}")
+
+    def build(arrays: Writer) -> None:
+        announced = parse_csv(attributes, header=None, nrows=1).iloc[0, 0]
+        rows = parse_csv(attributes, sep=r"\s+", skiprows=1, index_col=None)
+        is_whole = announced == len(rows) and rows.isin([-1, 1]).all(axis=None)
+        said = f"{announced} images of attributes -1 and 1 announced, {len(rows):,} lines"
+        expect(is_whole, attributes, said)
+        whose = parse_csv(identities, sep=r"\s+", names=["image", "id"]).set_index("image")["id"]
+        is_known = (
+            whose.index.is_unique and whose.dtype.kind == "i" and rows.index.isin(whose.index).all()
+        )
+        expect(is_known, identities, "has no identity for every image")
+        ids = whose[rows.index].to_numpy()
+        arrays.save(attributes=rows.to_numpy(numpy.int8), ids=ids)
+        _save_images(arrays, Archive(source), rows.index.tolist(), size)
+
     arrays = cached("celeba", [attributes, identities, source], build, size)
     facts = {name: arrays["attributes"][:, column] for column, name in enumerate(known)}
     samples = _pictures(arrays["inputs"], (facts[target] > 0).long(), ids=arrays["ids"])
@@ -169,26 +117,6 @@ def _save_images(arrays: Writer, archive: Archive, names: Sequence[str], size: i
     inputs = arrays.create("inputs", (len(names), 3, size, size), numpy.uint8)
     for index, name in enumerate(names):
         inputs[index] = archive.image(name, size)
-
-
-def _lines(path: Path) -> list[str]:
-    content = read_file(path)
-    expect(content.isascii(), path, "not a text file of CelebA")
-    return content.decode().splitlines()
-
-
-def _read_identities(path: Path, names: list[str]) -> numpy.ndarray:
-    """Whose face is on every image [N]."""
-    whose = dict(line.split(" ", 1) for line in _lines(path) if " " in line)
-    ids = []
-    for name in names:
-        is_known = NUMBER.fullmatch(whose.get(name, "").strip()) is not None
-        expect(is_known, path, f"has no identity for {name}")
-        ids.append(int(whose[name]))
-    count = len({*ids})
-    said = f"{ALL_IDENTITIES:,} identities expected, found {count:,}"
-    expect(len(names) != ALL_IMAGES or count == ALL_IDENTITIES, path, said)
-    return numpy.array(ids)
 
 
 @DATASETS.register("malaria")
@@ -206,18 +134,18 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
 
     def build(arrays: Writer) -> None:
         archive = Archive(source)
-        names = []
+        names: list[str] = []
         for kind in CLASSES:
-            own = [name for name in archive.pictures if PurePosixPath(name).parent.name == kind]
-            said = f"{PER_KIND:,} images expected in {kind}/, found {len(own):,}"
-            expect(len(own) == PER_KIND, source, said)
-            names += own
+            names += [name for name in archive.pictures if PurePosixPath(name).parent.name == kind]
         found = [SLIDE.match(PurePosixPath(name).name) for name in names]
         slides = [one.groups() for one in found if one]  # others are no ids, and are counted below
         ids = [int(patient) if patient else HEALTHY + int(slide) for slide, patient in slides]
-        is_whole = len(ids) == len(names) and len({*ids}) == PATIENTS
-        said = f"{len(names):,} images of {PATIENTS} people expected, found {len(ids):,} of {len({*ids})}"
-        expect(is_whole, source, said)
+        said = f"{2 * PER_KIND:,} images of {PATIENTS} people expected, found {len(ids):,} of {len({*ids})}"
+        expect(
+            (len(names), len(ids), len({*ids})) == (2 * PER_KIND, 2 * PER_KIND, PATIENTS),
+            source,
+            said,
+        )
         _save_images(arrays, archive, names, size)
         targets = numpy.repeat(numpy.arange(2), PER_KIND)
         arrays.save(targets=targets, ids=numpy.array(ids))
@@ -227,21 +155,14 @@ def malaria(data_dir: Path | None, *, size: Pixels = 64) -> Samples:
 
 
 @DATASETS.register("vgg_cells")
-def vgg_cells(
-    data_dir: Path | None,
-    *,
-    size: Side = SIZE,
-    sigma: Annotated[float, Ge(0), Le(256)] = 1.0,
-    density: Annotated[float, Gt(0), Le(1e6)] = 100.0,
-    augment: bool = True,
-) -> Samples:
-    """200 synthetic microscope images (VGG cells); the target is an image whose sum is `density` × number of cells.
+def vgg_cells(data_dir: Path | None, *, size: Side = SIZE, augment: bool = True) -> Samples:
+    """200 synthetic microscope images (VGG cells); the target is an image whose sum is 100 × number of cells.
+
+    It has a Gaussian for each cell, with a standard deviation of one pixel.
 
     Args:
         data_dir: the data folder.
         size: width and height to which images are resized.
-        sigma: standard deviation in pixels of the Gaussian for each cell; 0 makes it a dot.
-        density: sum of the target for one cell.
         augment: whether every image comes in eight rotations and reflections (P3 3.B). All eight have
             the same holder.
     """
@@ -264,12 +185,12 @@ def vgg_cells(
         for index, image in enumerate(marked):
             rows, columns = (places * size // SIZE for places in numpy.nonzero(image))
             target = numpy.zeros((size, size))
-            numpy.add.at(target, (rows, columns), density)
+            numpy.add.at(target, (rows, columns), DENSITY)
             # Reflected at the border, so that no part of a cell is lost and the sum stays what it is.
-            targets[index] = gaussian_filter(target, sigma, mode="reflect") if sigma else target
+            targets[index] = gaussian_filter(target, SIGMA, mode="reflect")
         arrays.save(count=counts.astype(float), given=marked)
 
-    arrays = cached("vgg_cells", [source], build, size, sigma, density)
+    arrays = cached("vgg_cells", [source], build, size, SIGMA, DENSITY)
     return Samples(
         arrays["inputs"],
         arrays["targets"],
@@ -291,22 +212,9 @@ def _augmented(data: FederatedData) -> FederatedData:
         indices = (8 * held.indices[:, None] + torch.arange(8)).flatten()
         return Holdings(indices, eight_ways(held.targets), 8 * held.offsets)
 
-    facts = {name: values[eightfold] for name, values in samples.sample_attributes.items()}
-    many = replace(
-        samples,
-        inputs=eight_ways(samples.inputs),
-        targets=eight_ways(samples.targets),
-        sample_attributes=facts,
-        given=samples.given.of(eightfold) if samples.given else None,
-    )
-    return replace(
-        data,
-        samples=many,
-        train=expanded(data.train),
-        test=expanded(data.test),
-        weigh=data.weigh and expanded(data.weigh),
-        report=data.report and expanded(data.report),
-    )
+    many = samples.picked(eightfold, eight_ways(samples.inputs))
+    many = replace(many, targets=eight_ways(samples.targets))
+    return replace(data.changed(expanded), samples=many)
 
 
 def eight_ways(images: Tensor) -> Tensor:
