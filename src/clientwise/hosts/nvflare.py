@@ -41,14 +41,11 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
         num_classes: number of classes over all sites.
         learning_rate: of fine-tuning.
         seed: of the order of samples in fine-tuning.
-        max_change: factor by which a site's claim about its data, such as `dataset_size`, may differ
-            from its first claim.
         folder: the run folder of the record; a relative path is inside the job's own folder on the
             server.
         weights: instead of criteria: a weight by site. A function of a site and its metrics comes
             from `server_side`.
-        keep_best: a metric by which the best model so far is kept, or a table, as in `cw.Aggregator`. A
-            relative `file` is inside the job's own folder on the server.
+        keep_best: a metric by which the best model so far is kept in `folder`, as in `cw.Aggregator`.
     """
 
     # NVFlare reads the names of the arguments here, and their values from attributes of these names.
@@ -60,10 +57,9 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
         num_classes: int | None = None,
         learning_rate: float = 0.01,
         seed: int = 1,
-        max_change: float = 1.5,
         folder: str = "clientwise",
         weights: dict[str, float] | None = None,
-        keep_best: str | dict[str, Any] | None = None,
+        keep_best: str | None = None,
     ) -> None:
         super().__init__()
         self.method = method
@@ -72,7 +68,6 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
         self.num_classes = num_classes
         self.learning_rate = learning_rate
         self.seed = seed
-        self.max_change = max_change
         self.folder = folder
         self.weights = weights
         self.keep_best = keep_best
@@ -134,9 +129,8 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
             num_classes=self.num_classes,
             learning_rate=self.learning_rate,
             seed=self.seed,
-            max_change=self.max_change,
             folder=self._in_job(self.folder),
-            keep_best=self._keep_best(),
+            keep_best=self.keep_best,
             rounds=self._context().get_prop(AppConstants.NUM_ROUNDS),
             **(stated | self.server_side()),
         )
@@ -150,12 +144,6 @@ class MethodAggregator(ModelAggregator):  # type: ignore[misc]  # NVFlare has no
                 "the aggregator is not part of a running job: give it to FedAvgRecipe"
             )
         return self.fl_ctx
-
-    def _keep_best(self) -> str | dict[str, Any] | None:
-        table = self.keep_best
-        if isinstance(table, dict) and "file" in table:
-            return {**table, "file": str(self._in_job(table["file"]))}
-        return table
 
     def _in_job(self, path: str) -> Path:
         """A path on the server; a relative one is inside the job's own folder."""

@@ -122,13 +122,6 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def wait_until_free(folder: Path, seconds: float) -> None:
-    """Wait until no process writes to this run folder, at most so many seconds."""
-    end = time.monotonic() + seconds
-    while is_locked(folder) and time.monotonic() < end:
-        time.sleep(SECONDS_BETWEEN)
-
-
 def _opened(folder: Path, flags: int) -> IO[bytes]:
     """Open the lock file; a link to another place is refused, and a pipe does not wait."""
 
