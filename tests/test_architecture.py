@@ -111,7 +111,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     },
     "models": {"annotated_types", "numpy", "torch"},
     "attacks": {"annotated_types", "torch"},
-    "engine": {"numpy", "ray", "torch", "triton"},
+    "engine": {"numpy", "ray", "torch"},
     "record": {
         "annotated_types",
         "numpy",
@@ -133,15 +133,10 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
         "wandb",
     },
     "hosts": {
-        "cryptography",
         "flwr",
-        "httpx",
         "numpy",
-        "nvflare",
-        "pydantic",
         "ray",
         "safetensors",
-        "starlette",
         "tomli_w",
         "torch",
     },
@@ -163,7 +158,7 @@ LIBRARIES: dict[str, set[str]] = {  # package or module: the third-party librari
     "testing": {"torch"},
     "cli": {"rich", "typer"},
     "flower": set(),
-    "nvflare": set(),
+    "nvflare": {"numpy", "nvflare"},
 }
 PURE = {  # of the standard library: touches no file, no network, no clock and no other process
     "__future__",

@@ -18,7 +18,6 @@ from grid import LoopGrid, asked_by
 
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Evaluation, RoundRecord, Updates
-from clientwise.errors import RefusedError
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
@@ -26,7 +25,7 @@ from clientwise.flower import OwnData, client_app, load_npz, write_parts
 from clientwise.hosts.flower.data import server_side
 from clientwise.hosts.flower.engine import FlowerEngine
 from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, Request, unpack
-from clientwise.hosts.protocols import Exact, Permit
+from clientwise.hosts.protocols import Exact, Permit, Refused
 
 NOISE = {"epochs": 1, "batch_size": "full", "sample_clip": 1.0, "sample_noise": 3.2}
 NAMES = ["a", "b", "c"]
@@ -50,7 +49,7 @@ class OnceARound:
         if request.task is not None:
             asked = (request.client, request.task.round_num)
             if asked in self.trained:
-                raise RefusedError(f"round {asked[1]} was trained before")
+                raise Refused(f"round {asked[1]} was trained before")
             self.trained.add(asked)
         return Permit(self.key)
 
@@ -77,10 +76,8 @@ class Site:
         data = server_side(self.experiment, "")
         executor = build_executor(self.experiment, data.samples, torch.device("cpu"))
         local = build_engine(self.experiment, data, {}, 1, executor)
-        settings = FlowerSettings(repeats=0)
-        engine = FlowerEngine(
-            local, self.grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=settings
-        )
+        nodes = {0: 2, 1: 3, 2: 4}
+        engine = FlowerEngine(local, self.grid, lambda: nodes, settings=FlowerSettings())
         (method,) = self.experiment.build_methods()
         plan = build_plan(self.experiment, len(NAMES), 1)
         state = first_state(local.initial_model, method, engine)
@@ -122,7 +119,7 @@ def test_what_a_gate_refuses_reads_no_row_and_says_why(
     (again,) = site.rounds(1)  # as a server that asks for a round a second time
     assert not again.client_ids
     reasons = {refusal.reason for refusal in again.refusals}
-    assert reasons == {"RefusedError: round 1 was trained before"}
+    assert reasons == {"Refused: round 1 was trained before"}
     evaluated = len(gate.exact) - released
     assert all(isinstance(one, Evaluation) for one in gate.exact[released:])
     assert gate.reads - reads == evaluated

@@ -54,9 +54,7 @@ def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, 
     data = server_side(experiment, str(path.parent / "server.npz"))
     grid = LoopGrid(app, {"data": str(path)})
     local = embedded(experiment, data)
-    engine = FlowerEngine(
-        local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=FlowerSettings()
-    )
+    engine = FlowerEngine(local, grid, lambda: {0: 2, 1: 3, 2: 4}, settings=FlowerSettings())
     (method,) = experiment.build_methods()
     state, records = first_state(local.initial_model, method, engine), []
     for _ in range(2):
@@ -127,7 +125,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
     grid = LoopGrid(client_app(config, load), {"data": str(path)})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings(repeats=0))
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, settings=FlowerSettings())
     (method,) = experiment.build_methods()[:1]
     _, record = run_round(
         first_state(local.initial_model, method, engine),
@@ -145,7 +143,7 @@ def test_a_node_without_a_path_trains_on_nothing(config: dict[str, Any]) -> None
     grid = LoopGrid(client_app(config), {"name": "a"})
     experiment = load_experiment(config)
     local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings(repeats=0))
+    engine = FlowerEngine(local, grid, lambda: {0: 2}, settings=FlowerSettings())
     assert (
         engine.evaluate([0], local.initial_model[None])
         .missing[0]

@@ -27,7 +27,7 @@ from clientwise.experiment.config.settings import FlowerSettings
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower import exchange as replies
 from clientwise.hosts.flower.client_app import client_app
-from clientwise.hosts.flower.engine import Claims, FlowerEngine
+from clientwise.hosts.flower.engine import FlowerEngine
 from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, pack
 from fire_share import EVERY
 
@@ -39,7 +39,7 @@ ESCAPE = "\x1b[2J\x1b]0;all is well\x07"
 class Federation:
     """Six nodes behind a SuperLink, and the server's engine."""
 
-    def __init__(self, tiny: dict[str, Any], claims: Claims | None = None, **settings: Any) -> None:
+    def __init__(self, tiny: dict[str, Any], is_deployment: bool = False) -> None:
         config = tiny | {"federation": {"fraction": 1.0}}
         experiment = load_experiment(config)
         samples = load_samples(experiment)
@@ -53,11 +53,8 @@ class Federation:
             local,
             self.link.grid,
             lambda: dict(enumerate(self.link.nodes)),
-            seed=1,
-            settings=FlowerSettings(
-                **{"train_seconds": 50.0, "evaluate_seconds": 50.0, "repeats": 0} | settings
-            ),
-            claims=claims,
+            settings=FlowerSettings(reply_seconds=50.0),
+            is_deployment=is_deployment,
         )
         self.engine.idle_work = self.answer  # called once the requests are with the SuperLink
         self.plan = build_plan(experiment, local.num_clients, 1)
@@ -268,9 +265,7 @@ def test_huge_models_are_refused_or_bounded(tiny: dict[str, Any]) -> None:
 
 
 def test_the_size_of_a_test_set_is_stated_once(tiny: dict[str, Any]) -> None:
-    federation = Federation(
-        tiny | {"server_set": {"fraction": 0.0}, "methods": ["FedAvg"]}, max_test_samples=10**5
-    )
+    federation = Federation(tiny | {"server_set": {"fraction": 0.0}, "methods": ["FedAvg"]})
     (record,) = federation.rounds()
     assert record.local is not None
     size = int(record.local.num_samples[2])
@@ -302,7 +297,7 @@ def update_of(model: torch.Tensor, claimed: Mapping[str, float]) -> RecordDict:
 
 
 def test_a_size_is_stated_once_also_over_a_resume(tiny: dict[str, Any]) -> None:
-    federation = Federation(tiny, Claims(1.5))
+    federation = Federation(tiny, is_deployment=True)
     (record,) = federation.rounds()
     sizes = record.raw[:, record.criteria.index("dataset_size")].tolist()
     assert record.client_ids == tuple(range(6))
@@ -313,9 +308,9 @@ def test_a_size_is_stated_once_also_over_a_resume(tiny: dict[str, Any]) -> None:
     low, high = sizes[2] / 1.5, sizes[2] * 1.5
     assert refusals(record)[2] == (
         f"answer refused: dataset_size = 1e+12, at first {sizes[2]:g}: "
-        f"{low:.6g} to {high:.6g} is allowed (flower.max_change = 1.5)"
+        f"{low:.6g} to {high:.6g} is allowed"
     )
-    resumed = Federation(tiny, Claims(1.5))
+    resumed = Federation(tiny, is_deployment=True)
     resumed.engine.load_state(federation.engine.state())
     resumed.hostile = federation.hostile
     (record,) = resumed.rounds()
@@ -427,7 +422,7 @@ def error(chance: random.Random, request: Message, parcel: Parcel) -> Parcel:
 )
 def test_mutated_messages_end_no_run(tiny: dict[str, Any], messages: int) -> None:
     # By the engine's fake clock; a message's real time to live follows from them
-    federation = Federation(tiny, train_seconds=50.0, evaluate_seconds=50.0)
+    federation = Federation(tiny)
     federation.known = {}
     federation.rounds()
     chance = random.Random(messages)

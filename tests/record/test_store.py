@@ -7,7 +7,6 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 

@@ -18,7 +18,7 @@ CONFIG = "config.toml"
 VERSIONS = "versions.json"
 TRIES = 4
 SECONDS_BETWEEN = 0.05
-BEST = "best.safetensors"  # the best model of another framework's run; see `hosts/best.py`
+BEST = "best.safetensors"  # the best model of another framework's run; see `hosts/record.py`
 
 
 def newest_run(parent: Path = Path("runs")) -> Path:

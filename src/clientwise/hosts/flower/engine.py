@@ -111,7 +111,7 @@ class FlowerEngine(WrappingEngine):
         possible = len({*client_ids, *self._waiting.values()})
         needed = min(self._settings.min_replies, possible)
         enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
-        least = len(client_ids) if self._awaits_all else needed
+        least = len(client_ids) if self._awaits_all else min(needed, len(client_ids))
         patience = self._deadline()
         nodes = wait_for(self._connected, client_ids, least, patience)
         if self._awaits_all:
