@@ -449,8 +449,8 @@ def test_masks_and_their_loss() -> None:
 
 def test_few_outputs_of_pixels_are_held_at_a_time() -> None:
     from clientwise.data.federated import Samples
-    from clientwise.engine.evaluation import CUT_BYTES
     from clientwise.engine.executor import DeviceExecutor
+    from clientwise.engine.jobs import CUT_BYTES
 
     shape = (1, 256, 256)
     masks = torch.zeros(4, 256, 256, dtype=torch.uint8)

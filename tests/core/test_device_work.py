@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,11 +12,11 @@ import evidence
 import ours
 from clientwise.core.method import Plan
 from clientwise.core.round import first_state, run_round
-from clientwise.engine import evaluation
+from clientwise.engine import jobs
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.stacked import backend, kernels
-from clientwise.engine.stacked.train import StackedTrainer
+from clientwise.engine.stacked import backend
+from clientwise.engine.stacked.backend import StackedTrainer
 from clientwise.models.networks import mlp
 from device_work import DeviceWork, counted
 from works import WORKS
@@ -30,7 +29,7 @@ def one_round(method_name: str, clients: int, monkeypatch: pytest.MonkeyPatch) -
     )
     # As on a GPU, where one pass takes many models and samples
     monkeypatch.setattr(backend, "MAX_EVALUATED", 128)
-    monkeypatch.setattr(evaluation, "BATCH", 2**14)
+    monkeypatch.setattr(jobs, "BATCH", 2**14)
     data = evidence.with_server_set(work)
     module = mlp(work.shape, 10, hidden=[4])
     executor = DeviceExecutor(data.samples, module, torch.device("cpu"), workers=1)
@@ -57,19 +56,7 @@ def one_round(method_name: str, clients: int, monkeypatch: pytest.MonkeyPatch) -
     return counts
 
 
-@pytest.fixture
-def _a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As where an earlier test has used a GPU. The tensors are of the CPU: no kernel may get them."""
-    monkeypatch.setattr(kernels, "can_build", lambda: True)
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_tf32
-    matmul.allow_tf32 = True
-    yield
-    matmul.allow_tf32 = before
-
-
 # Before clientwise 0.3: 44, 64 and 157 launches and 7, 10 and 17 waits for 10 clients
-@pytest.mark.usefixtures("_a_gpu")
 @pytest.mark.parametrize(
     ("method", "launches", "waits"),
     [("FedAvg", 50, 4), ("AdaFed", 75, 5), ("Recommended", 175, 11)],

@@ -25,7 +25,7 @@ from clientwise.data.federated import FederatedData
 from clientwise.engine.device import threads_for
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.stacked.train import _sum_in_order
+from clientwise.engine.stacked.backend import _sum_in_order
 from clientwise.models.networks import lstm, mlp
 
 pytestmark = pytest.mark.bits
@@ -120,8 +120,10 @@ def test_our_lstm_needs_no_turns() -> None:
     """Workers need not wait for each other: its masks are counted."""
     module = lstm((LENGTH,), CLASSES, words=20, embedding=8, hidden=8, dropout=0.5)
     executor = DeviceExecutor(clients([4]).samples, module, CPU, workers=2)
-    assert not executor._alone.loop._draws
-    assert DeviceExecutor(clients([4]).samples, Recurrent(), CPU, workers=2)._alone.loop._draws
+    assert not executor._alone.loop._setup.draws
+    assert DeviceExecutor(
+        clients([4]).samples, Recurrent(), CPU, workers=2
+    )._alone.loop._setup.draws
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])

@@ -18,14 +18,11 @@ from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
 from clientwise.engine.device import Mode, Precision
 from clientwise.engine.executor import DeviceExecutor
-from clientwise.engine.jobs import EvaluateJob, TrainJob
+from clientwise.engine.jobs import EvaluateJob, Setup, TrainJob
 from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked import backend, layers
-from clientwise.engine.stacked import backend as stacked_evaluate
-from clientwise.engine.stacked import train as stacked_train
-from clientwise.engine.stacked.backend import StackedBackend
+from clientwise.engine.stacked.backend import StackedBackend, StackedTrainer
 from clientwise.engine.stacked.network import StackedNetwork
-from clientwise.engine.stacked.train import StackedTrainer
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import cnn, linear, mlp
 
@@ -420,7 +417,7 @@ class Rehearsed:
 
 def test_a_graph_reads_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round after round: other clients, other keys, class weights that come and go, sizes that change and return."""
-    monkeypatch.setattr(stacked_train, "CudaGraph", Rehearsed)
+    monkeypatch.setattr(backend, "CudaGraph", Rehearsed)
     data, module = clients([7, 7, 7, 7, 3, 9]), mlp((2, 6, 6), CLASSES, hidden=[9])
     there = LocalEngine(
         data, module, seed=1, executor=DeviceExecutor(data.samples, module, torch.device("cpu"))
@@ -455,12 +452,12 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
 ) -> None:
     graphs = []
 
-    class Counted(stacked_evaluate.CudaGraph if DEVICE.type == "cuda" else Again):  # type: ignore[misc]
+    class Counted(backend.CudaGraph if DEVICE.type == "cuda" else Again):  # type: ignore[misc]
         def __init__(self, work: Any, changes: Any) -> None:
             graphs.append(work)
             super().__init__(work, changes)
 
-    monkeypatch.setattr(stacked_evaluate, "CudaGraph", Counted)
+    monkeypatch.setattr(backend, "CudaGraph", Counted)
     data, module = clients([4, 4]), NETWORKS[network]()
     executor = DeviceExecutor(data.samples, module, DEVICE, mode="stacked", precision="float32")
     engine = LocalEngine(data, module, seed=1, executor=executor)
@@ -473,7 +470,7 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
         def evaluate(models: torch.Tensor) -> Any:
             return executor._evaluate(models, job.indices, job.targets, job.problem)
 
-        found = stacked_evaluate.evaluate_by_graph(job, models, evaluate, 100)
+        found = backend.evaluate_by_graph(job, models, evaluate, 100)
         again = [part.clone() for part in found]
         torch.testing.assert_close(again, list(evaluate(models)))
         assert len(graphs) == expected
@@ -481,9 +478,9 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
         anew = EvaluateJob(job.indices, job.targets, job.owner, job.sizes, job.problem)
         with monkeypatch.context() as limited:
             if limit:
-                limited.setattr(stacked_evaluate, limit, 0)
+                limited.setattr(backend, limit, 0)
             for _ in range(3):
-                stacked_evaluate.evaluate_by_graph(anew, models, evaluate, 100 if limit else 1)
+                backend.evaluate_by_graph(anew, models, evaluate, 100 if limit else 1)
         assert len(graphs) == 2
 
 
@@ -528,10 +525,8 @@ def test_graphs_of_two_recipes_are_both_kept(monkeypatch: pytest.MonkeyPatch) ->
     data, module = clients([6] * 4), NETWORKS["mlp"]()
     there = DeviceExecutor(data.samples, module, torch.device("cpu"))
     engine = LocalEngine(data, module, seed=1, executor=there)
-    monkeypatch.setattr(stacked_train, "CudaGraph", Again)
-    made = StackedBackend(
-        module, there.spec, data.samples, torch.device("cpu"), torch.float32, 4096
-    )
+    monkeypatch.setattr(backend, "CudaGraph", Again)
+    made = StackedBackend(there.flat, Setup(data.samples))
     made._device = torch.device("cuda")  # graphs, and no larger network for fewer models
     monkeypatch.setattr(
         made, "_stack", lambda size: StackedNetwork(module, there.spec, size, there.device)
