@@ -104,20 +104,6 @@ def why_alone(training: LocalTraining, loss: Loss) -> str | None:
     return None
 
 
-class Backend(Protocol):
-    """One way to do the arithmetic."""
-
-    def train(self, job: TrainJob) -> TrainResult:
-        """Every client of the job."""
-        ...
-
-    def evaluate(
-        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
-    ) -> EvaluateResult:
-        """Every model [c, d] on some samples."""
-        ...
-
-
 class _Worker:
     """What one thread has to itself."""
 
@@ -327,7 +313,7 @@ class DeviceExecutor:
     def _train(self, job: TrainJob) -> TrainResult | Exception:
         worker = self._worker()
         is_stacked = self.mode == "stacked" and why_alone(job.training, job.losses[0]) is None
-        backend: Backend = worker.stacked if is_stacked else worker.loop
+        backend = worker.stacked if is_stacked else worker.loop
         try:
             return backend.train(job)
         except Exception as error:
@@ -362,7 +348,7 @@ class DeviceExecutor:
     ) -> EvaluateResult:
         worker = self._worker()
         stacked = self._evaluates_stacked and (len(models) > 1 or self._has_convolutions)
-        backend: Backend = worker.stacked if stacked else worker.loop
+        backend = worker.stacked if stacked else worker.loop
         return backend.evaluate(models, indices, targets, problem)
 
     def _worker(self) -> _Worker:

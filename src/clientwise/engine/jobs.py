@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ class TrainJob:
         """Several jobs with the same training options, as one."""
         if len(jobs) == 1:
             return jobs[0]
-        tensors = {
+        tensors: dict[str, Any] = {
             name: torch.cat([getattr(job, name) for job in jobs])
             for name in ("starts", "indices", "targets", "sizes", "keys")
         }
@@ -208,3 +208,22 @@ def _fetched(values: Sequence[Tensor]) -> list[Tensor]:
     for device in {value.device for value in values if value.is_cuda}:  # not always the first GPU
         torch.cuda.current_stream(device).synchronize()
     return copies
+
+
+def joined_evaluations(parts: Sequence[Evaluation], ranks: Tensor) -> Evaluation:
+    """Evaluations of several groups of clients as one; `ranks` [K] are the clients' positions in it."""
+    num_samples = torch.cat([part.num_samples for part in parts])
+    order = ranks.argsort()
+    right = None
+    if parts[0].right is not None:
+        by_sample = ranks.repeat_interleave(num_samples).argsort(stable=True)
+        right = torch.cat([part.right for part in parts if part.right is not None], 1)[:, by_sample]
+    missing = [refusal for part in parts for refusal in part.missing]
+    return Evaluation(
+        num_samples[order],
+        torch.cat([part.values for part in parts], 1)[:, order],
+        torch.cat([part.losses for part in parts], 1)[:, order],
+        torch.stack([part.counts for part in parts]).sum(0),
+        tuple(missing),
+        right=right,
+    )

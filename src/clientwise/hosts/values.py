@@ -301,8 +301,10 @@ def mean_of_claims(
 
 def _can_be_true(metric: str, value: Any) -> bool:
     """Whether a client's value of a metric is a number in its range, where that is known."""
-    if not isinstance(value, Real):
+    try:
+        number = _number(value, metric)
+    except ValueError:
         return False
     if metric in METRICS and measured(metric).is_share and not measured(metric).is_error:
-        return bool(0 <= value <= 1)
-    return bool(abs(value) <= ANY)  # false for NaN
+        return 0 <= number <= 1
+    return abs(number) <= ANY  # false for NaN

@@ -15,9 +15,7 @@ from ...core.types import FLOAT_BYTES
 from ...models.modules import CountedDropout, keep
 
 # Parameter-free, and blind to what else is in the batch.
-# Fmt: skip
 PLAIN = (
-    nn.MaxPool2d,
     nn.AvgPool2d,
     nn.AdaptiveAvgPool2d,
     nn.Tanh,
@@ -255,7 +253,6 @@ class Convolution(StackedLayer):
     ) -> Tensor:
         results = []
         for model in range(len(gradient)):
-            # Fmt: skip
             results.append(
                 torch.ops.aten.convolution_backward(
                     gradient[model].permute(0, 3, 1, 2),
@@ -369,7 +366,7 @@ class RowConvolution(Convolution):
 
 
 class Pooling(StackedLayer):
-    """`nn.MaxPool2d(2)`, alone or with the ReLU behind it.
+    """`nn.MaxPool2d`, alone or with the ReLU behind it.
 
     It adds the bias of the convolution before it: added to the maximum of four it is a quarter of the work.
     """
@@ -383,19 +380,10 @@ class Pooling(StackedLayer):
 
     @staticmethod
     def fits(module: nn.Module) -> bool:
-        """Whether it pools 2×2, with a ReLU behind it or without."""
+        """Whether it pools, with a ReLU behind it or without."""
         if type(module) is nn.Sequential:
-            return len(module) == 2 and type(module[1]) is nn.ReLU and Pooling.fits(module[0])
-        if type(module) is not nn.MaxPool2d:
-            return False
-        settings = (
-            module.kernel_size,
-            module.stride,
-            module.padding,
-            module.dilation,
-            module.ceil_mode,
-        )
-        return settings == (2, 2, 0, 1, False)
+            return [type(part) for part in module] == [nn.MaxPool2d, nn.ReLU]
+        return type(module) is nn.MaxPool2d
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """The maxima."""
@@ -536,17 +524,10 @@ def make_layer(
         (Flattening, type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)),
         (Dropping, type(module) is CountedDropout),
         (Pooling, Pooling.fits(module)),
-        (Plain, isinstance(module, PLAIN) or _pools_and_rectifies(module)),
+        (Plain, isinstance(module, PLAIN)),
     ]
     rule = next((rule for rule, fits in rules if fits), Vmapped)
     return rule(module, parameters, draws)
-
-
-def _pools_and_rectifies(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential and [type(part) for part in module] == [
-        nn.MaxPool2d,
-        nn.ReLU,
-    ]
 
 
 def _affine(rows: Tensor, kernel: Tensor, bias: Sequence[Parameter]) -> Tensor:

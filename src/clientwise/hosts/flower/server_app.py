@@ -201,15 +201,16 @@ def simulation(experiment: Experiment) -> Iterator[Connect]:
         ended.wait()  # the rounds run in the thread that entered this context
 
     def simulate() -> None:
-        # Failures are in the replies
-        quiet = {"logging_level": "error", "log_to_driver": False}
-        resources = {"num_cpus": 1, "num_gpus": 0.0}
         try:
             run_simulation(
                 server,
                 clients,
                 min(num_clients, SIMULATED_NODES),
-                backend_config={"client_resources": resources, "init_args": quiet},
+                backend_config={
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                    # Failures are in the replies
+                    "init_args": {"logging_level": "error", "log_to_driver": False},
+                },
             )
         except BaseException as error:  # raised in the waiting thread
             begun.put(error)
