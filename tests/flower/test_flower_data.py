@@ -188,8 +188,8 @@ def test_a_node_is_the_client_under_whose_name_it_was_registered(
     )  # of the two that are called c, the newer key
     said = [record.message for record in caplog.records]
     assert said == [
-        "node 13 is registered as 'ward-A', which is not in flower.clients; did you mean ward-a?",
-        "node 14 is registered as '', which is not in flower.clients",
+        "node 13 is registered as 'ward-A', which is not in flower.clients; did you mean 'ward-a'?",
+        "node 14 is registered as '', which is not in flower.clients; known: b, c, ward-a",
         "two nodes are registered as c: node 16 is used, unregister node 15",
     ]
 

@@ -515,18 +515,18 @@ def aggregate_of(
 
 
 def _steps(record: RoundRecord) -> list[ClientWeight]:
+    columns = {
+        "weight": record.weights,
+        "score": record.scores,
+        "prior": record.prior,
+        "z": record.z,
+        "posterior": record.posterior,
+        "influence": record.influence,
+    }
     rows = []
     for row in range(len(record.client_ids)):
-        rows.append(
-            ClientWeight(
-                weight=float(record.weights[row]),
-                score=float(record.scores[row]),
-                prior=float(record.prior[row]),
-                z=_at(record.z, row),
-                posterior=_at(record.posterior, row),
-                influence=_at(record.influence, row),
-            )
-        )
+        values: dict[str, Any] = {name: _at(column, row) for name, column in columns.items()}
+        rows.append(ClientWeight(**values))
     return rows
 
 

@@ -99,7 +99,7 @@ RAISED = 2  # Flower's code for a client app that raised
 
 
 def answer(
-    content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], gate: Gate | None = None
+    content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], gate: Gate | None
 ) -> RecordDict:
     """Train or evaluate as the client that the request names, with the code of a local run.
 

@@ -21,6 +21,7 @@ from ...core.criteria import is_fixed
 from ...core.evaluation import LARGEST_LOSS
 from ...core.reasons import Reason
 from ...core.types import Evaluation, Refusal, Task, Updates
+from ...engine.jobs import joined_evaluations
 from ...engine.wrapping import EmbeddedEngine, WrappingEngine
 from ...experiment.config.settings import FlowerSettings
 from ..values import FirstClaims
@@ -164,31 +165,15 @@ class FlowerEngine(WrappingEngine):
             client: one for client, one in found.items() if bool((one.losses < LARGEST_LOSS).all())
         }
         if usable:
-            missing += [Refusal(client, LOSS_TOO_LARGE) for client in found.keys() - usable.keys()]
+            missing += [Refusal(one, LOSS_TOO_LARGE) for one in found if one not in usable]
             found = usable
-        return self._in_order(client_ids, found, missing, len(models))
-
-    def _in_order(
-        self,
-        client_ids: Sequence[int],
-        found: Mapping[int, Evaluation],
-        missing: Sequence[Refusal],
-        num_candidates: int,
-    ) -> Evaluation:
-        """One evaluation over these clients, whatever the order of the replies."""
         problem = self.problem
-        counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=problem.counts_dtype)
-        num_samples = torch.zeros(len(client_ids), dtype=torch.int64)
-        values = torch.zeros(num_candidates, len(client_ids), dtype=torch.float64)
-        losses = torch.zeros_like(values)
-        for column, client in enumerate(client_ids):
-            if client in found:
-                one = found[client]
-                num_samples[column] = one.num_samples[0]
-                values[:, column] = one.values[:, 0]
-                losses[:, column] = one.losses[:, 0]
-                counts += one.counts
-        return Evaluation(num_samples, values, losses, counts, tuple(missing))
+        zeros = torch.zeros(len(models), 1, dtype=torch.float64)
+        counts = torch.zeros(len(models), *problem.counts_shape, dtype=problem.counts_dtype)
+        nothing = Evaluation(torch.zeros(1, dtype=torch.int64), zeros, zeros, counts)
+        parts = [found.get(client, nothing) for client in client_ids]
+        whole = joined_evaluations(parts, torch.arange(len(parts)))
+        return replace(whole, missing=tuple(missing))
 
     def _evaluated(
         self, client_ids: Sequence[int], models: Tensor

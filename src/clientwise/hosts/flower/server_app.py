@@ -7,10 +7,8 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...experiment.running.lanes import Progress
 from ...experiment.running.runner import Connect, run
+from ...registry import suggest
 from .client_app import client_app
 from .data import Config, server_side
 from .engine import FlowerEngine
@@ -34,8 +33,14 @@ log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr 
 SIMULATED_NODES = 64
 
 
-def server_app(config: Config) -> ServerApp:
+def server_app(
+    config: Config, on_round: Callable[[Progress], None] = lambda progress: None
+) -> ServerApp:
     """A Flower `ServerApp` that runs the config's experiment, or resumes it.
+
+    Args:
+        config: an experiment's file or table.
+        on_round: called after every round that is recorded.
 
     Keys of the run config:
 
@@ -63,6 +68,11 @@ def server_app(config: Config) -> ServerApp:
         else:
             connected = simulated_clients(grid, count_clients(experiment))
         resume = (out / "config.toml").exists()
+
+        def round_done(progress: Progress) -> None:
+            _log_round(experiment, progress)
+            on_round(progress)
+
         log.info("%s %s", "resuming the run in" if resume else "starting a run in", out.resolve())
         run(
             experiment,
@@ -70,7 +80,7 @@ def server_app(config: Config) -> ServerApp:
             data=data,
             resume=resume,
             accept_changes=settings.get("accept-changes") is True,
-            on_round=partial(_log_round, experiment),
+            on_round=round_done,
             engines=nullcontext(
                 connector(experiment, grid, connected, is_deployment=is_deployment)
             ),
@@ -159,7 +169,11 @@ def registered_clients(grid: Grid, names: list[str]) -> Connected:
         found: dict[int, int] = {}
         for node in sorted(grid.get_nodes(), key=lambda node: node.registered_at):
             if node.name not in names:
-                warn_once(_unknown_name(node.node_id, node.name, names))
+                known = suggest(node.name, names)
+                warn_once(
+                    f"node {node.node_id} is registered as {node.name!r}, which is not in "
+                    f"flower.clients{known}"
+                )
                 continue
             client = names.index(node.name)
             if client in found:
@@ -171,13 +185,6 @@ def registered_clients(grid: Grid, names: list[str]) -> Connected:
         return found
 
     return connected
-
-
-def _unknown_name(node_id: int, name: str, names: list[str]) -> str:
-    text = f"node {node_id} is registered as {name!r}, which is not in flower.clients"
-    for close in get_close_matches(name, names, 1):
-        text += f"; did you mean {close}?"
-    return text
 
 
 @contextmanager
