@@ -25,7 +25,6 @@ from clientwise.data.federated import FederatedData
 from clientwise.engine.device import threads_for
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.stacked.backend import _sum_in_order
 from clientwise.models.networks import lstm, mlp
 
 pytestmark = pytest.mark.bits
@@ -157,18 +156,6 @@ def test_a_client_s_loss_does_not_depend_on_whom_it_trains_with() -> None:
             client: together[client] for client in cohort
         }
     assert train(network, sizes, everybody, training, workers=3) == together
-
-
-def test_padding_and_neighbours_change_no_sum() -> None:
-    values = torch.rand(37, 5, generator=torch.Generator().manual_seed(1))
-    for rows, columns, first in [(37, 5, 0), (38, 6, 1), (64, 40, 30), (500, 99, 7)]:
-        padded = torch.zeros(rows, columns)
-        padded[:37, first : first + 5] = values
-        for wide, sums in ((padded, 0), (padded.T.contiguous(), 1)):
-            assert torch.equal(
-                _sum_in_order(wide, sums)[first : first + 5], _sum_in_order(values, 0)
-            )
-    assert _sum_in_order(torch.zeros(0, 3), 0).tolist() == [0, 0, 0]
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:

@@ -183,22 +183,6 @@ def test_the_cohort_can_judge_while_it_trains(config: dict[str, Any]) -> None:
         assert sorted_weights(one) == pytest.approx(sorted_weights(other), abs=1e-6)
 
 
-def test_regression_has_the_same_results_too(config: dict[str, Any]) -> None:
-    config |= {
-        "data": "diabetes",
-        "methods": [{"name": "robust", "adapt_loss": "robust_shape"}],
-        "evaluation": {},
-    }
-    config["partition"] = {"name": "iid", "clients": 4}
-    setup = Setup(config)
-    ours, theirs = (
-        setup.rounds(engine, setup.methods["robust"], 2) for engine in (setup.local, setup.flower)
-    )
-    assert torch.allclose(ours[0].model, theirs[0].model, rtol=1e-5, atol=1e-6)
-    assert ours[0].loss == theirs[0].loss
-    assert torch.allclose(ours[1][-1].local.counts, theirs[1][-1].local.counts)  # type: ignore[union-attr]
-
-
 def test_hostile_clients_keep_their_own_model_with_the_server(config: dict[str, Any]) -> None:
     config["hostile"] = [{"clients": [2], "attack": "wrong_labels", "ignore_global": True}]
     setup = Setup(config)
@@ -341,17 +325,6 @@ def test_clients_that_are_not_connected_are_waited_for_as_long_as_configured(
     assert 50 + 50 <= clock.now - began < 50 + 2 * 50 + 3  # trained once, evaluated twice at most
 
 
-def test_seconds_are_those_of_the_servers_clock(config: dict[str, Any]) -> None:
-    def boasts(message: Message, honest: Callable[[], Message]) -> Message:
-        reply = honest()
-        if message.metadata.message_type == "train":
-            reply.content.metric_records[NUMBERS]["seconds"] = 1e-9
-        return reply
-
-    _, record, _ = Setup(config).round_with({0: boasts})
-    assert float(record.seconds[record.client_ids.index(0)]) > 1e-6
-
-
 def test_evaluations_of_liars_and_of_the_late_do_not_count(config: dict[str, Any]) -> None:
     setup = Setup(config, reply_seconds=0.5)
 
@@ -471,16 +444,3 @@ def test_one_message_carries_all_candidates(config: dict[str, Any]) -> None:
     kinds = [message.metadata.message_type for message in setup.grid.sent]
     assert kinds == ["train"] * 6 + ["evaluate"] * 6  # six orders of three criteria, one exchange
     assert {client_of(message) for message in setup.grid.sent} == set(range(6))
-
-
-def test_clients_are_drawn_by_score_as_by_the_embedded_engine(config: dict[str, Any]) -> None:
-    """The next cohort is not known before a round has ended, and nothing is asked ahead."""
-    how = METHODS["prioritized"] | {"sampling": {"name": "by_score", "floor": 0.1}}
-    config |= {"methods": [{"name": "drawn", **how}], "federation": {"clients_per_round": 3}}
-    setup = Setup(config)
-    _, ours = setup.rounds(setup.local, setup.methods["drawn"], 5)
-    _, theirs = setup.rounds(setup.flower, setup.methods["drawn"], 5)
-    for one, other in zip(ours, theirs, strict=True):
-        assert sorted(one.client_ids) == sorted(other.client_ids)
-        assert sorted_weights(one) == pytest.approx(sorted_weights(other), abs=1e-6)
-    assert len({tuple(sorted(one.client_ids)) for one in ours}) > 1

@@ -21,7 +21,7 @@ from grid import become_task
 import clientwise as cw
 import processes
 from clientwise.core.guard import NOT_FINITE, TOO_FAR
-from clientwise.flower import Weighted, measure
+from clientwise.flower import Weighted
 from clientwise.hosts.flower.strategy import WEIGHT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
@@ -185,15 +185,6 @@ def test_metrics_that_not_everybody_sends_are_not_averaged_and_put_nobody_out() 
         assert "not averaged" in strategy.rounds[1].remarks[0]
 
 
-def test_the_model_keeps_its_types_whatever_a_client_sends() -> None:
-    strategy = Weighted(FedAvg(), criteria=["model_divergence"])
-    kernel, _ = aggregate(
-        strategy, with_arrays(kernel=KERNEL.astype("float64"), bias=BIAS.astype("float64"))
-    )
-    assert kernel is not None
-    assert kernel.dtype == numpy.float32
-
-
 def test_what_the_server_cannot_measure_is_the_servers_fault_unless_it_is_the_models() -> None:
     def fussy(record: ArrayRecord) -> float:
         if record["bias"].numpy()[0] > 1:
@@ -242,16 +233,6 @@ def test_evaluations_are_checked_and_held_to_the_first_answer() -> None:
     }
 
 
-def test_arrays_may_come_in_any_order() -> None:
-    strategy = Weighted(FedAvg(), criteria=["model_divergence"])
-    aggregate(
-        strategy,
-        with_arrays(bias=BIAS, kernel=KERNEL),
-        reply(2, 1.0, label_diversity=1.0, num_examples=1),
-    )
-    assert list(strategy.rounds[1].weights.values()) == pytest.approx([0.5, 0.5])
-
-
 def test_what_is_measured_here_is_not_taken_from_a_client() -> None:
     strategy = Weighted(
         FedAvg(),
@@ -294,24 +275,6 @@ def test_a_claim_has_the_bounds_of_its_criterion() -> None:
     }
 
 
-def test_a_claim_about_data_stays_near_the_first_one() -> None:
-    strategy = Weighted(FedAvg(), criteria=["dataset_size", "loss"])
-    aggregate(
-        strategy,
-        reply(2, 1.0, dataset_size=100, loss=1.0),
-        reply(3, 1.0, dataset_size=300, loss=1.0),
-    )
-    aggregate(
-        strategy,
-        reply(2, 1.0, dataset_size=1e12, loss=9.0),
-        reply(3, 1.0, dataset_size=290, loss=9.0),
-    )
-    assert strategy.rounds[1].weights == {3: 1.0}
-    assert strategy.rounds[1].refusals == {
-        2: "dataset_size = 1e+12, at first 100: 66.6667 to 150 is allowed"
-    }
-
-
 def test_no_escape_sequence_of_a_node_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     escape = "\x1b[2J"
     strategy = Weighted(FedAvg(), criteria=["size"])
@@ -324,15 +287,6 @@ def test_no_escape_sequence_of_a_node_is_logged(caplog: pytest.LogCaptureFixture
     assert strategy.rounds[1].refusals == {4: "[2Jbroken"}
     assert strategy.rounds[1].remarks[0].endswith("number for it: [2Jmore")
     assert escape not in caplog.text
-
-
-def test_claims_that_overflow_the_score_keep_the_model() -> None:
-    most = {f"criterion {number}": 1e12 for number in range(30)}
-    strategy = Weighted(FedAvg(), criteria=list(most), normalise="none")
-    assert aggregate(strategy, *(reply(node, 1.0, **most) for node in (2, 3))) == (None, None)
-    assert strategy.rounds[1].weights == {2: 0.0, 3: 0.0}
-    (remark,) = strategy.rounds[1].remarks
-    assert remark == "the scores overflow: the model stays as it was"
 
 
 def test_what_does_not_fit_together_is_said_at_once() -> None:
@@ -374,16 +328,6 @@ def test_strategies_without_weights_cannot(theirs: Any) -> None:
         Weighted(theirs, criteria=["num-examples"])
 
 
-def test_measurements_are_those_of_the_criteria() -> None:
-    found = measure(
-        ["dataset_size", "label_diversity", "training_loss"],
-        [3, 3, 7],
-        num_classes=10,
-        training_loss=1.0,
-    )
-    assert found == {"dataset_size": 3.0, "label_diversity": 2.0, "training_loss": 0.5}
-
-
 @pytest.mark.flower
 @pytest.mark.timeout(1800)
 def test_the_example_app_runs_and_weighs(tmp_path: Path) -> None:
@@ -406,13 +350,6 @@ def test_the_example_app_runs_and_weighs(tmp_path: Path) -> None:
     assert [line for line in done.stdout.splitlines() if line.startswith("round 3: weights")], (
         done.stderr[-3000:]
     )
-
-
-def test_the_example_needs_at_most_ten_lines_for_it() -> None:
-    lines = (EXAMPLE / "digits_app" / "server_app.py").read_text(encoding="utf-8").splitlines()
-    first = next(number for number, line in enumerate(lines) if "strategy = Weighted(" in line)
-    last = next(number for number, line in enumerate(lines) if number > first and line == "    )")
-    assert last - first + 1 + 1 <= 10  # with the import
 
 
 def test_the_guide_shows_the_example() -> None:
