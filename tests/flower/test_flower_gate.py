@@ -14,16 +14,10 @@ from torch import Tensor
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import RecordDict
-from grid import LoopGrid, asked_by
+from grid import LoopGrid, asked_by, deployed, rounds_of
 
-from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Evaluation, RoundRecord, Updates
-from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
-from clientwise.experiment.config.settings import FlowerSettings
-from clientwise.experiment.load import load_experiment
 from clientwise.flower import OwnData, client_app, load_npz, write_parts
-from clientwise.hosts.flower.data import server_side
-from clientwise.hosts.flower.engine import FlowerEngine
 from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, Request, unpack
 from clientwise.hosts.protocols import Exact, Permit, Refused
 
@@ -69,23 +63,11 @@ class Site:
         settings = {"clients": NAMES, "input_shape": [1, 8, 8], "num_classes": 10}
         config = tiny | {"federation": {}, "flower": settings, "methods": [{"name": "FedAvg"}]}
         self.path = write_parts(config, folder)[0]
-        self.experiment = load_experiment(config)
+        self.config = config
         self.grid = LoopGrid(client_app(config, gate=gate), {"data": str(self.path)})
 
     def rounds(self, count: int) -> list[RoundRecord]:
-        data = server_side(self.experiment, "")
-        executor = build_executor(self.experiment, data.samples, torch.device("cpu"))
-        local = build_engine(self.experiment, data, {}, 1, executor)
-        nodes = {0: 2, 1: 3, 2: 4}
-        engine = FlowerEngine(local, self.grid, lambda: nodes, settings=FlowerSettings())
-        (method,) = self.experiment.build_methods()
-        plan = build_plan(self.experiment, len(NAMES), 1)
-        state = first_state(local.initial_model, method, engine)
-        records = []
-        for _ in range(count):
-            state, record = run_round(state, method, plan, engine)
-            records.append(record)
-        return records
+        return rounds_of(self.config, deployed(self.config, self.grid), count)
 
     def updates(self) -> list[RecordDict]:
         trained = {one.metadata.message_id for one in self.grid.sent if asked_by(one)[1] == "train"}

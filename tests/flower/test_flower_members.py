@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import torch
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import Message
-from grid import LoopGrid, client_of
+from grid import FilesGrid, client_of
 
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run
-from clientwise.flower import client_app, write_parts
+from clientwise.flower import write_parts
 from clientwise.hosts.flower.data import server_side
 from clientwise.hosts.flower.server_app import connector
 from clientwise.hosts.flower.wire import ARRAYS, unpack
@@ -47,23 +46,6 @@ def with_members(config: dict[str, Any], clients: list[str]) -> dict[str, Any]:
     return config | {"flower": config["flower"] | {"clients": clients}}
 
 
-class Hospitals(LoopGrid):
-    """Every node has its own file, and all of them are connected."""
-
-    def __init__(self, config: dict[str, Any], data: Path) -> None:
-        super().__init__(client_app(config))
-        self._paths = [data / f"{name}.npz" for name in config["flower"]["clients"]]
-        self.behaviour = dict.fromkeys(range(len(self._paths)), self._with_own_data)
-
-    def _with_own_data(self, message: Message, honest: Callable[[], Message]) -> Message:
-        path = self._paths[client_of(message)]
-        self.node_config = {"data": str(path)}
-        return honest()
-
-    def connected(self) -> dict[int, int]:
-        return {client: 2 + client for client in range(len(self._paths))}
-
-
 def run_on_flower(
     config: dict[str, Any],
     tmp_path: Path,
@@ -72,7 +54,7 @@ def run_on_flower(
 ) -> list[Message]:
     """Begin a run, or go on with it; what was sent. `on_server` are keys that the server alone is given."""
     experiment = load_experiment(config, replaced={"engine": "flower", **on_server})
-    grid = Hospitals(config, tmp_path / "data")
+    grid = FilesGrid(config, tmp_path / "data")
     engines = nullcontext(connector(experiment, grid, grid.connected))
     data = server_side(experiment, str(tmp_path / "data" / "server.npz"))
     resume = out.exists()
