@@ -22,13 +22,13 @@ from clientwise.experiment.checks.against_data import validate
 from clientwise.experiment.config.schema import Experiment
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.data import (
-    OwnData,
     data_held_by,
     load_npz,
     server_side,
     write_parts,
 )
 from clientwise.hosts.flower.server_app import registered_clients, simulated_clients
+from clientwise.hosts.protocols import OwnData
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from grid import LoopGrid, asked_by, deployed, rounds_of
 
 from clientwise.core.types import Evaluation, RoundRecord, Updates
 from clientwise.flower import OwnData, client_app, load_npz, write_parts
-from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, Request, unpack
-from clientwise.hosts.protocols import Exact, Permit, Refused
+from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, unpack
+from clientwise.hosts.protocols import Exact, Permit, Refused, Request
 
 NOISE = {"epochs": 1, "batch_size": "full", "sample_clip": 1.0, "sample_noise": 3.2}
 NAMES = ["a", "b", "c"]

@@ -30,8 +30,8 @@ from clientwise.core.types import (
 )
 from clientwise.engine.jobs import EvaluateJob
 from clientwise.hosts.flower import wire
-from clientwise.hosts.flower.wire import Request, pack
-from clientwise.hosts.protocols import Refused
+from clientwise.hosts.flower.wire import pack
+from clientwise.hosts.protocols import Refused, Request
 from clientwise.registry import Part
 
 DIGITS, VALUES, TIMES = Classification(2), Regression(), Survival()

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from importlib.metadata import version
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from ..core.types import Evaluation, Updates
+from ..core.types import Evaluation, Task, Updates
 from ..errors import ClientwiseError
 
-if TYPE_CHECKING:  # these need Flower
-    from .flower.data import OwnData
-    from .flower.wire import Request
-
+VERSION = version("clientwise")
 Row = Mapping[str, Any]  # values that JSON can hold
 Fixed = Tensor  # int64: numbers in fixed point, so that a sum does not depend on its order
 Exact = TypeVar("Exact", Updates, Evaluation)
@@ -30,6 +28,28 @@ class Refused(ClientwiseError):  # noqa: N818  # an answer, not a fault
 
 class Void(ClientwiseError):  # noqa: N818
     """A round whose sum cannot be used: the model stays as it was."""
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """What one node holds: (inputs, targets) to train on and to test on, as the model sees them."""
+
+    train: tuple[Any, Any]
+    test: tuple[Any, Any]
+    # Facts about the training samples
+    sample_attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request without its models."""
+
+    client: int
+    seed: int
+    task: Task | None = None  # None: evaluate
+    version: str = VERSION  # of clientwise, at the server
+    round_num: int = 0  # of an evaluation; a task has its own
+    frozen: str = ""  # digest of the server's frozen parameters, which no message holds
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from ...experiment.build.data import build_data, load_samples
 from ...experiment.build.engine import build_engine, build_executor
 from ...experiment.load import load_experiment
 from ...models.flat import same_frozen
-from ..protocols import Exact, Gate, Refused
-from .data import Config, OwnData, data_held_by, load_npz
-from .wire import Request, read_request, write_evaluation, write_update
+from ..protocols import Exact, Gate, OwnData, Refused, Request
+from .data import Config, data_held_by, load_npz
+from .wire import read_request, write_evaluation, write_update
 
 
 def client_app(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,9 @@ from ...experiment.checks.combinations import deployment_issues
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...writing import replacing
+from ..protocols import OwnData
 
 Config = str | Path | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class OwnData:
-    """What one node holds: (inputs, targets) to train on and to test on, as the model sees them."""
-
-    train: tuple[Any, Any]
-    test: tuple[Any, Any]
-    # Facts about the training samples
-    sample_attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_npz(path: str) -> OwnData:

@@ -24,9 +24,10 @@ from ...core.types import Evaluation, Refusal, Task, Updates
 from ...engine.jobs import joined_evaluations
 from ...engine.wrapping import EmbeddedEngine, WrappingEngine
 from ...experiment.config.settings import FlowerSettings
+from ..protocols import Request
 from ..values import FirstClaims
 from .exchange import NO_ANSWER, Connected, Content, pull_until, push, read_reply, wait_for
-from .wire import Request, pack, read_evaluation, read_update, write_request
+from .wire import pack, read_evaluation, read_update, write_request
 
 log = logging.getLogger("flwr.clientwise")
 NO_TEST_SET = -1  # the size of a test set that is not known yet

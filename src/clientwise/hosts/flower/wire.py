@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import asdict, replace
 
 import numpy
 import torch
@@ -29,30 +28,17 @@ from ...core.objective.problem import Problem
 from ...core.privacy import LocalNoise
 from ...core.types import Evaluation, LocalTraining, Task, Updates
 from ...registry import Part
-from ..protocols import Refused
+from ..protocols import VERSION, Refused, Request
 
 # The records of a message.
 ARRAYS = "arrays"
 REQUEST = "request"
 NUMBERS = "numbers"
 KEPT = "kept"
-VERSION = version("clientwise")
 CRITERION = "criterion."  # prefix of a criterion's name among the numbers
 LARGEST_COUNT = 1e300
 MOST_TEST_SAMPLES = 1_000_000  # evaluations on more are refused
 Numbers = Mapping[str, float | int | Sequence[float] | Sequence[int]]
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request without its models."""
-
-    client: int
-    seed: int
-    task: Task | None = None  # None: evaluate
-    version: str = VERSION  # of clientwise, at the server
-    round_num: int = 0  # of an evaluation; a task has its own
-    frozen: str = ""  # digest of the server's frozen parameters, which no message holds
 
 
 def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
