@@ -5,7 +5,6 @@ The apps are real and their nodes are in this process; only the transport is mis
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -140,21 +139,6 @@ def test_the_nodes_follow_from_the_seed() -> None:
     asked = drawn(rounds=5)[1]
     assert drawn(rounds=5)[1] == asked
     assert drawn(rounds=5, seed=2)[1] != asked
-
-
-def test_the_example_runs_in_this_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLE))
-    monkeypatch.chdir(tmp_path)
-    from digits_app import client_app, server_app
-
-    grid = NodesGrid(client_app.app, 4)
-    server_app.app(grid, Context(1, 1, {}, RecordDict(), {"num-server-rounds": 3}))
-    said = capsys.readouterr().out
-    assert "round 3: weights" in said
-    for name in [name for name in sys.modules if name.startswith("digits_app")]:
-        monkeypatch.delitem(sys.modules, name)
 
 
 def test_a_method_draws_and_keeps_its_best(tmp_path: Path) -> None:

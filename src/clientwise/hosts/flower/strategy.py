@@ -87,7 +87,7 @@ class RoundWeights:
     criteria: Mapping[int, Mapping[str, float]]
     weights: Mapping[int, float]
     refusals: Mapping[int, str]
-    remarks: tuple[str, ...] = ()  # claims and metrics that were ignored, and why
+    remarks: tuple[str, ...] = ()  # such as metrics that were ignored, and why
 
 
 @dataclass(frozen=True)
