@@ -1,4 +1,4 @@
-"""`Recommended` on Flower: the embedded engine's weights, in the drop-in strategy and in the engine."""
+"""`Recommended` in the drop-in strategy on Flower: the embedded engine's weights."""
 
 from __future__ import annotations
 
