@@ -30,7 +30,7 @@ from clientwise.core.objective.problem import Classification
 from clientwise.core.other_weights import MOST_CLIENTS
 from clientwise.core.round import first_state, run_round
 from clientwise.data.federated import FederatedData, Holdings, Samples
-from clientwise.engine import evaluation
+from clientwise.engine import jobs
 from clientwise.engine.device import threads_for
 from clientwise.engine.jobs import TrainJob, TrainResult
 from clientwise.engine.local import LocalEngine
@@ -198,7 +198,7 @@ def main() -> None:
             print(f"{found['method']:26}", *sizes)
         return
     robust.AT_ONCE = AT_ONCE
-    evaluation.BATCH = BATCH
+    jobs.BATCH = BATCH
     backend.MAX_EVALUATED = CHUNK
     gc.freeze()  # so that every collection takes little time
     for name, table in tables():

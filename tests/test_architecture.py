@@ -49,10 +49,10 @@ LIBRARIES = {  # package or module: the third-party libraries it may import
     " pandas pyarrow safetensors scipy sklearn torch",
     "models": "annotated_types numpy torch",
     "attacks": "annotated_types torch",
-    "engine": "numpy ray torch triton",
+    "engine": "numpy ray torch",
     "record": "annotated_types numpy pandas pydantic safetensors torch",
     "experiment": "annotated_types mlflow optuna pydantic pydantic_core ray safetensors tomli_w torch wandb",
-    "hosts": "cryptography flwr httpx numpy nvflare pydantic ray safetensors starlette tomli_w torch",
+    "hosts": "flwr numpy ray safetensors tomli_w torch",
     "report": "jinja2 numpy pandas pydantic rich scipy torch vl_convert",
     "prediction": "numpy pandas torch",
     "loading": "",
@@ -62,7 +62,7 @@ LIBRARIES = {  # package or module: the third-party libraries it may import
     "testing": "torch",
     "cli": "rich typer",
     "flower": "",
-    "nvflare": "",
+    "nvflare": "numpy nvflare",
 }
 PURE = {  # of the standard library: touches no file, no network, no clock and no other process
     "__future__",

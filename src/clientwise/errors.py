@@ -104,10 +104,6 @@ class MissingPackageError(ClientwiseError, ImportError):
     """An optional package that is not installed, and the command that installs it."""
 
 
-class RefusedError(ClientwiseError):
-    """A request that a client of a federation refuses. The text may go to the server."""
-
-
 class NotBegunError(RunError):
     """A run of which nothing is recorded yet."""
 

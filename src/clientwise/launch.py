@@ -118,7 +118,7 @@ def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> En
         message = "simulated nodes cannot use your arrays; use 'local'"
         raise ConfigError(experiment.source, [("engine", message)])
     with _flower_is_needed(experiment):
-        from .hosts.flower.simulation import simulation
+        from .hosts.flower.server_app import simulation
     return simulation(experiment)
 
 

@@ -113,30 +113,6 @@ def test_a_function_that_makes_the_network_is_given_the_shapes_by_name(tmp_path:
         cw.run(CONFIG | {"model": "mlp"}, tmp_path / "other", data=named_texts())
 
 
-def test_hugging_face(tmp_path: Any) -> None:
-    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    config = transformers.BertConfig(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=LENGTH, num_labels=3,
-    )  # fmt: skip
-
-    def bert() -> nn.Module:
-        network: nn.Module = transformers.BertForSequenceClassification(config)
-        return network
-
-    training = {"optimizer": "adam", "learning_rate": 0.01, "batch_size": 8}
-    for name, samples in {"named": named_texts(), "ids": token_ids()}.items():
-        run = cw.Run(
-            cw.run(
-                CONFIG | {"rounds": 4, "training": training},
-                tmp_path / name,
-                data=samples,
-                model=bert,
-            )
-        )
-        assert last_metric(run) > 0.6
-
-
 def test_columns_are_packed_and_unpacked_without_loss() -> None:
     given = {
         "ids": torch.tensor([[2**24 + 1, 3], [4, 5]]),
@@ -209,14 +185,6 @@ def test_token_ids_stay_integers_in_every_mode(training: dict[str, Any]) -> None
         trained(network, token_ids(), mode, **training) for mode in ("loop", "stacked")
     )
     torch.testing.assert_close(loop, stacked, rtol=1e-4, atol=1e-5)
-
-
-def test_numbers_that_are_integers_by_chance_are_floats(tmp_path: Any) -> None:
-    counts = cw.Samples.from_clients(
-        [(torch.arange(60).reshape(20, 3) % 5, torch.arange(20) % 2)] * 3
-    )
-    run = cw.Run(cw.run(CONFIG | {"model": "linear"}, tmp_path / "run", data=counts))
-    assert len(run.frame("rounds")) == 2
 
 
 # Batch norm, frozen layers, other types -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torch import nn
 
 from clientwise.core.types import Evaluation
 from clientwise.data.federated import FederatedData
-from clientwise.engine import evaluation, executor
+from clientwise.engine import executor, jobs
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.jobs import EvaluateJob
 from clientwise.errors import ConfigError
@@ -24,13 +24,13 @@ SAMPLES = 50
 
 
 def test_as_many_samples_as_usual_are_evaluated_at_once_where_they_fit() -> None:
-    usual = evaluation.BATCH
-    assert evaluation.samples_at_once(10, 4 * 10 * usual, on_gpu=False) == usual
-    assert evaluation.samples_at_once(10, 4 * 4 * 10 * usual, on_gpu=True) == 4 * usual
-    large = evaluation.CUT_BYTES // (4 * 7)
-    assert evaluation.samples_at_once(large, 2**30, on_gpu=False) == 7
-    assert evaluation.samples_at_once(2**40, 2**30, on_gpu=False) == 1
-    assert evaluation.samples_at_once(0, 0, on_gpu=False) == usual, "unknown: as before"
+    usual = jobs.BATCH
+    assert jobs.samples_at_once(10, 4 * 10 * usual, on_gpu=False) == usual
+    assert jobs.samples_at_once(10, 4 * 4 * 10 * usual, on_gpu=True) == 4 * usual
+    large = jobs.CUT_BYTES // (4 * 7)
+    assert jobs.samples_at_once(large, 2**30, on_gpu=False) == 7
+    assert jobs.samples_at_once(2**40, 2**30, on_gpu=False) == 1
+    assert jobs.samples_at_once(0, 0, on_gpu=False) == usual, "unknown: as before"
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def test_batches_that_are_cut_give_the_same_results(
 ) -> None:
     largest = 256  # values of a sample, behind the convolution or the first layer
     whole, _ = evaluated(make, models, monkeypatch)
-    monkeypatch.setattr(executor, "memory", lambda: 4 * largest * evaluation.BATCH - 1)
-    monkeypatch.setattr(evaluation, "CUT_BYTES", 4 * largest * 8 * models)
+    monkeypatch.setattr(executor, "memory", lambda: 4 * largest * jobs.BATCH - 1)
+    monkeypatch.setattr(jobs, "CUT_BYTES", 4 * largest * 8 * models)
     cut, batches = evaluated(make, models, monkeypatch)
     assert max(batches) == 8
     assert sum(batches) == SAMPLES
@@ -88,7 +88,7 @@ def test_a_network_is_refused_for_what_it_trains_on_not_for_an_evaluation(
     )
     batch = tiny["training"]["batch_size"]
     enough = 4 * batch * every
-    assert enough < 4 * evaluation.BATCH * largest
+    assert enough < 4 * jobs.BATCH * largest
     monkeypatch.setattr(executor, "memory", lambda: enough)
     monkeypatch.setattr(size, "memory", lambda: enough)
     monkeypatch.setattr(size, "check_parameters", nn.Identity())

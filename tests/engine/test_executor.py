@@ -25,7 +25,6 @@ from clientwise.data.federated import FederatedData
 from clientwise.engine.device import threads_for
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.stacked.train import _sum_in_order
 from clientwise.models.networks import mlp
 
 pytestmark = pytest.mark.bits
@@ -116,7 +115,8 @@ def test_networks_that_draw_train_alike_whatever_the_number_of_workers(
 
 
 def test_networks_that_draw_take_turns() -> None:
-    assert DeviceExecutor(clients([4]).samples, Recurrent(), CPU, workers=2)._alone.loop._draws
+    executor = DeviceExecutor(clients([4]).samples, Recurrent(), CPU, workers=2)
+    assert executor._alone.loop._setup.draws
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
@@ -150,18 +150,6 @@ def test_a_client_s_loss_does_not_depend_on_whom_it_trains_with() -> None:
             client: together[client] for client in cohort
         }
     assert train(network, sizes, everybody, training, workers=3) == together
-
-
-def test_padding_and_neighbours_change_no_sum() -> None:
-    values = torch.rand(37, 5, generator=torch.Generator().manual_seed(1))
-    for rows, columns, first in [(37, 5, 0), (38, 6, 1), (64, 40, 30), (500, 99, 7)]:
-        padded = torch.zeros(rows, columns)
-        padded[:37, first : first + 5] = values
-        for wide, sums in ((padded, 0), (padded.T.contiguous(), 1)):
-            assert torch.equal(
-                _sum_in_order(wide, sums)[first : first + 5], _sum_in_order(values, 0)
-            )
-    assert _sum_in_order(torch.zeros(0, 3), 0).tolist() == [0, 0, 0]
 
 
 def wait_for(condition: Callable[[], bool]) -> bool:

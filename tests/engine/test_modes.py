@@ -20,12 +20,9 @@ from clientwise.engine.device import Mode, Precision
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.jobs import EvaluateJob, TrainJob
 from clientwise.engine.local import LocalEngine
-from clientwise.engine.stacked import backend, layers
-from clientwise.engine.stacked import backend as stacked_evaluate
-from clientwise.engine.stacked import train as stacked_train
-from clientwise.engine.stacked.backend import StackedBackend
+from clientwise.engine.stacked import backend
+from clientwise.engine.stacked.backend import StackedTrainer
 from clientwise.engine.stacked.network import StackedNetwork
-from clientwise.engine.stacked.train import StackedTrainer
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import cnn, linear, mlp
 
@@ -168,18 +165,6 @@ def test_every_mode_agrees_with_the_loop(name: str, training: dict[str, Any], mo
     assert_same(train(network, SIZES, mode, WEIGHTED, **training), loop)
 
 
-@pytest.mark.parametrize("limit", [0, 10**9])
-@pytest.mark.parametrize("name", ["cnn", "cnn without activation", "strides and averages"])
-def test_convolutions_agree_both_ways(
-    name: str, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layers, "LARGE_CONVOLUTION", limit)
-    monkeypatch.setattr(layers, "FEW", 0 if limit == 0 else layers.FEW)
-    torch.manual_seed(0)
-    network = NETWORKS[name]()
-    assert_same(train(network, SIZES, "stacked"), train(network, SIZES, "loop"))
-
-
 @given(
     sizes=st.lists(st.integers(0, 12), min_size=1, max_size=7).filter(any),
     epochs=st.integers(1, 3),
@@ -204,28 +189,6 @@ def test_whatever_the_sizes_and_chunks(
         train(network, sizes, "stacked", chunk_size=chunk_size, **options),
         train(network, sizes, "loop", **options),
     )
-
-
-def test_a_single_channel_without_padding_agrees() -> None:
-    """P3's MNIST network begins like this."""
-    torch.manual_seed(0)
-    images, labels = torch.randn(12, 1, 6, 6), torch.randint(0, 3, (12,))
-    blocks = [(images[:7], labels[:7]), (images[7:], labels[7:])]
-    data = FederatedData.from_clients(blocks, blocks, num_classes=3)
-    network = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 3)
-    )
-    results = []
-    for mode in ("loop", "stacked"):
-        module = copy.deepcopy(network)
-        executor = DeviceExecutor(data.samples, module, DEVICE, mode=mode, precision="float32")  # type: ignore[arg-type]
-        assert executor.mode == mode, str(executor)
-        engine = LocalEngine(data, module, seed=1, executor=executor)
-        updates = engine.train(
-            range(2), engine.initial_model, Task(1, LocalTraining(2, 3), PLAIN, ())
-        )
-        results.append(torch.cat([one.models.cpu() for one in updates]))
-    assert_same((results[0],), (results[1],))
 
 
 def test_regression_and_its_robust_loss_agree() -> None:
@@ -420,7 +383,7 @@ class Rehearsed:
 
 def test_a_graph_reads_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round after round: other clients, other keys, class weights that come and go, sizes that change and return."""
-    monkeypatch.setattr(stacked_train, "CudaGraph", Rehearsed)
+    monkeypatch.setattr(backend, "CudaGraph", Rehearsed)
     data, module = clients([7, 7, 7, 7, 3, 9]), mlp((2, 6, 6), CLASSES, hidden=[9])
     there = LocalEngine(
         data, module, seed=1, executor=DeviceExecutor(data.samples, module, torch.device("cpu"))
@@ -455,12 +418,12 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
 ) -> None:
     graphs = []
 
-    class Counted(stacked_evaluate.CudaGraph if DEVICE.type == "cuda" else Again):  # type: ignore[misc]
+    class Counted(backend.CudaGraph if DEVICE.type == "cuda" else Again):  # type: ignore[misc]
         def __init__(self, work: Any, changes: Any) -> None:
             graphs.append(work)
             super().__init__(work, changes)
 
-    monkeypatch.setattr(stacked_evaluate, "CudaGraph", Counted)
+    monkeypatch.setattr(backend, "CudaGraph", Counted)
     data, module = clients([4, 4]), NETWORKS[network]()
     executor = DeviceExecutor(data.samples, module, DEVICE, mode="stacked", precision="float32")
     engine = LocalEngine(data, module, seed=1, executor=executor)
@@ -473,7 +436,7 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
         def evaluate(models: torch.Tensor) -> Any:
             return executor._evaluate(models, job.indices, job.targets, job.problem)
 
-        found = stacked_evaluate.evaluate_by_graph(job, models, evaluate, 100)
+        found = backend.evaluate_by_graph(job, models, evaluate, 100)
         again = [part.clone() for part in found]
         torch.testing.assert_close(again, list(evaluate(models)))
         assert len(graphs) == expected
@@ -481,9 +444,9 @@ def test_an_evaluation_that_comes_back_is_done_by_a_graph(
         anew = EvaluateJob(job.indices, job.targets, job.owner, job.sizes, job.problem)
         with monkeypatch.context() as limited:
             if limit:
-                limited.setattr(stacked_evaluate, limit, 0)
+                limited.setattr(backend, limit, 0)
             for _ in range(3):
-                stacked_evaluate.evaluate_by_graph(anew, models, evaluate, 100 if limit else 1)
+                backend.evaluate_by_graph(anew, models, evaluate, 100 if limit else 1)
         assert len(graphs) == 2
 
 
@@ -521,42 +484,3 @@ def test_a_gpu_that_is_suddenly_fuller_takes_fewer_clients(
         models = torch.cat([result[0] for result in executor.train_joined(jobs)])  # type: ignore[index]
     torch.testing.assert_close(models, expected, rtol=1e-4, atol=1e-5)
     assert executor.clients_at_once(task.training, 6) < at_once
-
-
-def test_graphs_of_two_recipes_are_both_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Methods that train otherwise take turns: to record their graphs in every round takes longer than training."""
-    data, module = clients([6] * 4), NETWORKS["mlp"]()
-    there = DeviceExecutor(data.samples, module, torch.device("cpu"))
-    engine = LocalEngine(data, module, seed=1, executor=there)
-    monkeypatch.setattr(stacked_train, "CudaGraph", Again)
-    made = StackedBackend(
-        module, there.spec, data.samples, torch.device("cpu"), torch.float32, 4096
-    )
-    made._device = torch.device("cuda")  # graphs, and no larger network for fewer models
-    monkeypatch.setattr(
-        made, "_stack", lambda size: StackedNetwork(module, there.spec, size, there.device)
-    )
-    jobs = [
-        engine._train_job(range(count), engine.initial_model, Task(1, training, PLAIN, ()))
-        for count in (4, 2)
-        for training in (
-            LocalTraining(1, 3, learning_rate=0.1, proximal=0.1),
-            LocalTraining(1, 3, learning_rate=0.1),
-        )
-    ]
-    first = [made._trainer(job) for job in jobs]
-    assert len(set(first)) == 4
-    assert [made._trainer(job) for job in jobs] == first
-    monkeypatch.setattr(backend, "MAX_MODELS", 12)
-    assert made._trainer(jobs[0].cut(0, 3)) not in first
-    assert first[0] not in made._trainers.values(), "the one that was not used for longest"
-    assert len(made._trainers) == 4
-
-
-def test_many_small_models_are_evaluated_in_one_pass_on_a_gpu() -> None:
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert backend.evaluated_together(1001, 9098, cpu) == 32
-    assert backend.evaluated_together(1001, 9098, gpu) == 512
-    assert backend.evaluated_together(101, 199_210, gpu) == 128
-    assert backend.evaluated_together(11, 1_663_370, gpu) == 32
-    assert backend.evaluated_together(100, 1_663_370, gpu) == 32, "they would be too large"

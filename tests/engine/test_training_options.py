@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-from dataclasses import asdict
 from typing import Any
 
 import numpy
@@ -12,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from clientwise.core.objective.loss import CrossEntropy, FocalLoss, FunctionLoss, Loss
+from clientwise.core.objective.loss import CrossEntropy, FocalLoss, Loss
 from clientwise.core.training import OPTIMIZERS, SCHEDULES, TRANSFORMS, TensorRateSGD
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.federated import FederatedData
@@ -261,22 +259,3 @@ def test_schedules() -> None:
         [1.0, 0.2 + 0.8 * (2 + 2**0.5) / 4, 0.6, 0.2 + 0.8 * (2 - 2**0.5) / 4, 0.2, 0.2]
     )
     assert factors("cosine", 4, rounds=4, warmup=2) == pytest.approx([1 / 3, 2 / 3, 1.0, 0.5])
-
-
-def test_a_function_as_loss_sees_outputs_in_the_shape_of_the_targets() -> None:
-    loss = FunctionLoss("square", lambda outputs, targets: (outputs - targets) ** 2)
-    outputs, targets = torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 1.0])
-    assert loss.per_sample(outputs, targets).tolist() == [1.0, 4.0]
-    mean = FunctionLoss("mean", lambda outputs, targets: (outputs - targets).mean())
-    with pytest.raises(ValueError, match='use reduction="none"'):
-        mean.per_sample(outputs, targets)
-
-
-def test_training_is_read_from_json() -> None:
-    full = LocalTraining(
-        optimizer=Part("adam", {"beta1": 0.5}),
-        transform=Part("flip", {}),
-        clip_gradients=1.0,
-        rate_factor=0.5,
-    )
-    assert LocalTraining.read(json.loads(json.dumps(asdict(full)))) == full

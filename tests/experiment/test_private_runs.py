@@ -116,7 +116,6 @@ TWO = ["dataset_size", "class_balance"]
             config(federation={"fraction": None, "clients_per_round": 10}),
             "follow from the number of clients: give federation.fraction",
         ),
-        (config(engine="flower", flower={"grace_seconds": 2.0}), "flower.grace_seconds makes"),
         (
             config(changed(LOCAL, privacy={"secret": True}), engine="flower"),
             "clients of Flower's simulation draw their noise from the seed",

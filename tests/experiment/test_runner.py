@@ -594,7 +594,7 @@ def test_nobody_becomes_somebody_else_when_a_run_is_resumed(
         other = tiny | {"flower": tiny["flower"] | {key: value}}
         with pytest.raises(RunError, match=rf"another config: flower.{key}"):
             cw.run(other, folder, resume=True)
-    patient = tiny["flower"] | {"train_seconds": 9.0, "evaluate_seconds": 9.0}
+    patient = tiny["flower"] | {"reply_seconds": 9.0}
     assert cw.run(tiny | {"flower": patient}, folder, resume=True) == folder
 
 

@@ -35,7 +35,7 @@ ODD = [
       *(["--round", which] for which in ("9" * 20, "-1", "²", "", LONG)))),
     *(["check", "{config}", "--server-data", path] for path in (LONG, "/dev/zero", "\udcff", "{config}")),
     *(["check", "{config}", "--set", change] for change in (f"initial_model={LONG}", "initial_model=/dev/zero",
-      "initial_model=''", "keep_every=-1", f"keep_every={DIGITS}", "flower.left=['x']")),
+      "initial_model=''", "keep_every=-1", f"keep_every={DIGITS}")),
     *(["diff", *folders] for folders in ([], ["{run}"], ["{run}", LONG], ["{run}", "\udcff"])),
     *(["runs", "{run}", *words] for words in (["--sort", "["], ["--sort", ""], ["--with", "\udcff"])),
     *(["serve", "{run}", "--host", host, "--port", port] for host, port in (("999.999.999.999", "0"), (LONG, "0"),

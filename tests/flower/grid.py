@@ -14,10 +14,20 @@ import pytest
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 import json
+from pathlib import Path
 
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
+
+from clientwise.core.round import first_state, run_round
+from clientwise.core.types import RoundRecord
+from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
+from clientwise.experiment.load import load_experiment
+from clientwise.flower import client_app
+from clientwise.hosts.flower.data import server_side
+from clientwise.hosts.flower.engine import FlowerEngine
 
 Behaviour = Callable[[Message, Callable[[], Message]], Message | None]  # None: no answer yet
 
@@ -116,6 +126,45 @@ class LoopGrid(Grid):
             return self.app(message, context)
 
         return behave(message, honest) if behave else honest()
+
+
+class FilesGrid(LoopGrid):
+    """Every node has a file of its own, and all of them are connected."""
+
+    def __init__(self, config: dict[str, Any], folder: Path) -> None:
+        super().__init__(client_app(config))
+        self._paths = [folder / f"{name}.npz" for name in config["flower"]["clients"]]
+        self.behaviour = dict.fromkeys(range(len(self._paths)), self._with_own_data)
+
+    def _with_own_data(self, message: Message, honest: Callable[[], Message]) -> Message:
+        self.node_config = {"data": str(self._paths[client_of(message)])}
+        return honest()
+
+    def connected(self) -> dict[int, int]:
+        return {client: 2 + client for client in range(len(self._paths))}
+
+
+def deployed(config: dict[str, Any], grid: Grid, server: Path | str = "") -> FlowerEngine:
+    """The server's engine of a deployment, whose clients all have a node."""
+    experiment = load_experiment(config)
+    data = server_side(experiment, str(server))
+    executor = build_executor(experiment, data.samples, torch.device("cpu"))
+    local = build_engine(experiment, data, {}, 1, executor)
+    nodes = {client: 2 + client for client in range(local.num_clients)}
+    return FlowerEngine(local, grid, lambda: nodes, settings=experiment.flower)
+
+
+def rounds_of(config: dict[str, Any], engine: FlowerEngine, count: int) -> list[RoundRecord]:
+    """The records of rounds of the config's only method."""
+    experiment = load_experiment(config)
+    (method,) = experiment.build_methods()
+    plan = build_plan(experiment, engine.num_clients, 1)
+    state = first_state(engine.initial_model, method, engine)
+    records = []
+    for _ in range(count):
+        state, record = run_round(state, method, plan, engine)
+        records.append(record)
+    return records
 
 
 def client_of(message: Message) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,34 +10,18 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
-from flwr.app import Message
-from grid import LoopGrid, client_of
+from grid import FilesGrid
 
 import clientwise as cw
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run
-from clientwise.flower import client_app, write_parts
+from clientwise.flower import write_parts
 from clientwise.hosts.flower.data import server_side
 from clientwise.hosts.flower.server_app import connector
 from clientwise.hosts.flower.wire import ARRAYS, unpack
 
 NAMES = ["a", "b", "c"]
 KEYS = ["method", "round", "kind", "without", "tested"]
-
-
-class Nodes(LoopGrid):
-    """Every node has its own file."""
-
-    def __init__(self, config: dict[str, Any], data: Path) -> None:
-        super().__init__(client_app(config))
-        self._data = data
-        self.behaviour = dict.fromkeys(range(len(NAMES)), self._with_own_data)
-
-    def _with_own_data(self, message: Message, honest: Callable[[], Message]) -> Message:
-        name = NAMES[client_of(message)]
-        data = str(self._data / f"{name}.npz")
-        self.node_config = {"data": data}
-        return honest()
 
 
 @pytest.mark.parametrize("tuned", [False, True])
@@ -56,8 +39,8 @@ def test_all_candidates_travel_in_one_message(
     write_parts(tiny, files)
     deployed = {key: value for key, value in tiny.items() if key not in ("data", "partition")}
     experiment = load_experiment(deployed, replaced={"engine": "flower"})
-    grid = Nodes(deployed, files)
-    connect = connector(experiment, grid, lambda: {client: 2 + client for client in range(3)})
+    grid = FilesGrid(deployed, files)
+    connect = connector(experiment, grid, grid.connected)
     own = server_side(experiment, str(files / "server.npz"))
     there = run(experiment, tmp_path / "flower", data=own, engines=nullcontext(connect))
     here = cw.run(tiny, tmp_path / "local", progress=False)

@@ -32,11 +32,11 @@ from clientwise.flower import client_app, load_npz, write_parts
 from clientwise.hosts.flower.wire import (
     ARRAYS,
     NUMBERS,
-    Request,
     pack,
     unpack,
     write_request,
 )
+from clientwise.hosts.protocols import Request
 
 UNITS = 32
 TRAINED = 5  # rounds

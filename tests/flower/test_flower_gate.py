@@ -14,19 +14,12 @@ from torch import Tensor
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import RecordDict
-from grid import LoopGrid, asked_by
+from grid import LoopGrid, asked_by, deployed, rounds_of
 
-from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Evaluation, RoundRecord, Updates
-from clientwise.errors import RefusedError
-from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
-from clientwise.experiment.config.settings import FlowerSettings
-from clientwise.experiment.load import load_experiment
 from clientwise.flower import OwnData, client_app, load_npz, write_parts
-from clientwise.hosts.flower.data import server_side
-from clientwise.hosts.flower.engine import FlowerEngine
-from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, Request, unpack
-from clientwise.hosts.protocols import Exact, Permit
+from clientwise.hosts.flower.wire import ARRAYS, NUMBERS, unpack
+from clientwise.hosts.protocols import Exact, Permit, Refused, Request
 
 NOISE = {"epochs": 1, "batch_size": "full", "sample_clip": 1.0, "sample_noise": 3.2}
 NAMES = ["a", "b", "c"]
@@ -50,7 +43,7 @@ class OnceARound:
         if request.task is not None:
             asked = (request.client, request.task.round_num)
             if asked in self.trained:
-                raise RefusedError(f"round {asked[1]} was trained before")
+                raise Refused(f"round {asked[1]} was trained before")
             self.trained.add(asked)
         return Permit(self.key)
 
@@ -70,25 +63,11 @@ class Site:
         settings = {"clients": NAMES, "input_shape": [1, 8, 8], "num_classes": 10}
         config = tiny | {"federation": {}, "flower": settings, "methods": [{"name": "FedAvg"}]}
         self.path = write_parts(config, folder)[0]
-        self.experiment = load_experiment(config)
+        self.config = config
         self.grid = LoopGrid(client_app(config, gate=gate), {"data": str(self.path)})
 
     def rounds(self, count: int) -> list[RoundRecord]:
-        data = server_side(self.experiment, "")
-        executor = build_executor(self.experiment, data.samples, torch.device("cpu"))
-        local = build_engine(self.experiment, data, {}, 1, executor)
-        settings = FlowerSettings(repeats=0)
-        engine = FlowerEngine(
-            local, self.grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=settings
-        )
-        (method,) = self.experiment.build_methods()
-        plan = build_plan(self.experiment, len(NAMES), 1)
-        state = first_state(local.initial_model, method, engine)
-        records = []
-        for _ in range(count):
-            state, record = run_round(state, method, plan, engine)
-            records.append(record)
-        return records
+        return rounds_of(self.config, deployed(self.config, self.grid), count)
 
     def updates(self) -> list[RecordDict]:
         trained = {one.metadata.message_id for one in self.grid.sent if asked_by(one)[1] == "train"}
@@ -122,7 +101,7 @@ def test_what_a_gate_refuses_reads_no_row_and_says_why(
     (again,) = site.rounds(1)  # as a server that asks for a round a second time
     assert not again.client_ids
     reasons = {refusal.reason for refusal in again.refusals}
-    assert reasons == {"RefusedError: round 1 was trained before"}
+    assert reasons == {"Refused: round 1 was trained before"}
     evaluated = len(gate.exact) - released
     assert all(isinstance(one, Evaluation) for one in gate.exact[released:])
     assert gate.reads - reads == evaluated

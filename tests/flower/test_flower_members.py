@@ -1,8 +1,7 @@
-"""Members join and leave between two sittings of a run: numbers stay whose they were, and the record says it."""
+"""Members join between two sittings of a run: numbers stay whose they were, and the record says it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import torch
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import Message
-from grid import LoopGrid, client_of
+from grid import FilesGrid, client_of
 
 import clientwise as cw
-from clientwise.errors import ConfigError, RunError
+from clientwise.errors import RunError
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.runner import run
-from clientwise.flower import client_app, write_parts
+from clientwise.flower import write_parts
 from clientwise.hosts.flower.data import server_side
 from clientwise.hosts.flower.server_app import connector
 from clientwise.hosts.flower.wire import ARRAYS, unpack
@@ -43,27 +42,8 @@ def config(tiny: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     return with_members(tiny, NAMES[:3])
 
 
-def with_members(
-    config: dict[str, Any], clients: list[str], left: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    return config | {"flower": config["flower"] | {"clients": clients, "left": list(left)}}
-
-
-class Hospitals(LoopGrid):
-    """Every node has its own file, and all of them are connected, whoever has left."""
-
-    def __init__(self, config: dict[str, Any], data: Path) -> None:
-        super().__init__(client_app(config))
-        self._paths = [data / f"{name}.npz" for name in config["flower"]["clients"]]
-        self.behaviour = dict.fromkeys(range(len(self._paths)), self._with_own_data)
-
-    def _with_own_data(self, message: Message, honest: Callable[[], Message]) -> Message:
-        path = self._paths[client_of(message)]
-        self.node_config = {"data": str(path)}
-        return honest()
-
-    def connected(self) -> dict[int, int]:
-        return {client: 2 + client for client in range(len(self._paths))}
+def with_members(config: dict[str, Any], clients: list[str]) -> dict[str, Any]:
+    return config | {"flower": config["flower"] | {"clients": clients}}
 
 
 def run_on_flower(
@@ -74,7 +54,7 @@ def run_on_flower(
 ) -> list[Message]:
     """Begin a run, or go on with it; what was sent. `on_server` are keys that the server alone is given."""
     experiment = load_experiment(config, replaced={"engine": "flower", **on_server})
-    grid = Hospitals(config, tmp_path / "data")
+    grid = FilesGrid(config, tmp_path / "data")
     engines = nullcontext(connector(experiment, grid, grid.connected))
     data = server_side(experiment, str(tmp_path / "data" / "server.npz"))
     resume = out.exists()
@@ -87,13 +67,11 @@ def sitting(config: dict[str, Any], tmp_path: Path) -> set[int]:
     return {client_of(message) for message in run_on_flower(config, tmp_path, tmp_path / "run", {})}
 
 
-def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_path: Path) -> None:
+def test_one_joins(config: dict[str, Any], tmp_path: Path) -> None:
     assert sitting(config, tmp_path) == {0, 1, 2}
     before = cw.Run(tmp_path / "run").frame("weights")
 
-    later = with_members(config, NAMES, left=("b",)) | {"rounds": 4}
-    assert sitting(later, tmp_path) == {0, 2, 3}
-    assert sitting(with_members(config, NAMES) | {"rounds": 5}, tmp_path) == {0, 1, 2, 3}
+    assert sitting(with_members(config, NAMES) | {"rounds": 3}, tmp_path) == {0, 1, 2, 3}
 
     found = cw.Run(tmp_path / "run")
     weights = found.frame("weights")
@@ -101,14 +79,11 @@ def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_pat
     pandas.testing.assert_frame_equal(early, before, check_dtype=False)
     accepted = weights[weights["refusal"].isna()]
     took_part = {number: {*clients} for number, clients in accepted.groupby("round")["client"]}
-    assert took_part == {1: {0, 1, 2}, 2: {0, 1, 2}, 3: {0, 2, 3}, 4: {0, 2, 3}, 5: {0, 1, 2, 3}}
+    assert took_part == {1: {0, 1, 2}, 2: {0, 1, 2}, 3: {0, 1, 2, 3}}
     assert found.frame("clients")["name"].tolist() == NAMES
     assert "not connected" not in str(found.frame("rounds")["notes"].tolist())
     assert dict(about(found))["clients"] == "4 with local data; cohort: all clients"
-    assert [change.what for change in found.facts.changes] == [
-        ["d joined", "b left"],
-        ["b came back"],
-    ]
+    assert [change.what for change in found.facts.changes] == [["d joined"]]
 
 
 def test_members_stay_the_same_where_epsilon_follows_from_their_number(
@@ -117,13 +92,11 @@ def test_members_stay_the_same_where_epsilon_follows_from_their_number(
     privacy = {"clip": 0.5, "delta": 0.1, "noise_multiplier": 1.0, "secret": True}
     config |= {
         "evaluation": {"clients_every": 0, "test_fraction": 0.0},
-        "flower": config["flower"] | {"repeats": 0},
         "methods": [{"name": "private", "bounds": {"cap": 0.5}, "privacy": privacy}],
     }
     sitting(config, tmp_path)
-    for changed in (with_members(config, NAMES), with_members(config, NAMES[:3], left=("b",))):
-        with pytest.raises(RunError, match=r"flower\.(clients|left).*holds for the members so far"):
-            sitting(changed | {"rounds": 4}, tmp_path)
+    with pytest.raises(RunError, match=r"flower\.clients.*holds for the members so far"):
+        sitting(with_members(config, NAMES) | {"rounds": 4}, tmp_path)
     sitting(config | {"rounds": 4}, tmp_path)
 
 
@@ -135,15 +108,6 @@ def test_nobody_joins_in_the_place_of_another(config: dict[str, Any], tmp_path: 
             match=r"another config: flower.clients.*names may join flower.clients at its end",
         ):
             sitting(with_members(config, clients) | {"rounds": 3}, tmp_path)
-
-
-def test_only_members_leave_and_not_all(config: dict[str, Any]) -> None:
-    with pytest.raises(
-        ConfigError, match=r"flower.left: no client is called 'A'; known: a, b, c, d"
-    ):
-        load_experiment(with_members(config, NAMES, left=("A",)))
-    with pytest.raises(ConfigError, match=r"flower.left: all of flower.clients have left"):
-        load_experiment(with_members(config, NAMES, left=tuple(NAMES)))
 
 
 def test_a_run_begins_with_a_model_that_only_the_server_has(

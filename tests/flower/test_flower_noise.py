@@ -54,7 +54,7 @@ def test_no_client_decides_whether_another_one_is_awaited(
     config = tiny | {
         "federation": {"fraction": 1.0},
         "evaluation": {"clients_every": 0, "test_fraction": 0.0},
-        "flower": {"train_seconds": 30.0, "repeats": 0},
+        "flower": {"reply_seconds": 30.0},
         "methods": [CENTRAL],
     }
     setup = Setup(config)

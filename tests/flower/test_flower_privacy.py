@@ -8,23 +8,14 @@ from typing import Any
 
 import numpy
 import pytest
-import torch
 
 pytest.importorskip("flwr", reason="needs clientwise[flower]")
 
 from flwr.app import Message
-from grid import LoopGrid
+from grid import LoopGrid, deployed, rounds_of
 
-import clientwise as cw
-from clientwise.core.round import first_state, run_round
-from clientwise.engine.local import LocalEngine
-from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
-from clientwise.experiment.config.schema import Experiment
-from clientwise.experiment.config.settings import FlowerSettings
-from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.client_app import client_app
-from clientwise.hosts.flower.data import load_npz, server_side, write_parts
-from clientwise.hosts.flower.engine import FlowerEngine
+from clientwise.hosts.flower.data import load_npz, write_parts
 
 NUMBERS = {  # the documented names: docs/flower.md
     "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
@@ -40,29 +31,6 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
     criteria = ["label_diversity", "dataset_size", "model_divergence"]
     tiny["methods"] = [{"name": "online", "criteria": criteria, "adjust": "best_order"}]
     return tiny
-
-
-def embedded(experiment: Experiment, data: cw.FederatedData) -> LocalEngine:
-    return build_engine(
-        experiment, data, {}, 1, build_executor(experiment, data.samples, torch.device("cpu"))
-    )
-
-
-def run_rounds(config: dict[str, Any], path: Path, app: Any) -> tuple[LoopGrid, list[Any]]:
-    """Two rounds in which every message goes to the node that holds the file; all that was sent and answered."""
-    experiment = load_experiment(config)
-    data = server_side(experiment, str(path.parent / "server.npz"))
-    grid = LoopGrid(app, {"data": str(path)})
-    local = embedded(experiment, data)
-    engine = FlowerEngine(
-        local, grid, lambda: {0: 2, 1: 3, 2: 4}, seed=1, settings=FlowerSettings()
-    )
-    (method,) = experiment.build_methods()
-    state, records = first_state(local.initial_model, method, engine), []
-    for _ in range(2):
-        state, record = run_round(state, method, build_plan(experiment, 3, 1), engine)
-        records.append(record)
-    return grid, records
 
 
 def everything_in(message: Message) -> bytes:
@@ -82,7 +50,8 @@ def test_nothing_leaves_a_client_but_what_is_documented(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     path = write_parts(config, tmp_path)[1]
-    grid, records = run_rounds(config, path, client_app(config))
+    grid = LoopGrid(client_app(config), {"data": str(path)})
+    records = rounds_of(config, deployed(config, grid, path.parent / "server.npz"), 2)
     assert [len(record.client_ids) for record in records] == [3, 3]
     own = load_npz(str(path))
     requests = {message.metadata.message_id: message for message in grid.sent}
@@ -125,16 +94,7 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
         raise ValueError(f"cannot parse {load_npz(where).train[0][0].tolist()}")
 
     grid = LoopGrid(client_app(config, load), {"data": str(path)})
-    experiment = load_experiment(config)
-    local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings(repeats=0))
-    (method,) = experiment.build_methods()[:1]
-    _, record = run_round(
-        first_state(local.initial_model, method, engine),
-        method,
-        build_plan(experiment, 3, 1),
-        engine,
-    )
+    (record,) = rounds_of(config, deployed(config, grid), 1)
     reasons = {refusal.client_id: refusal.reason for refusal in record.refusals}
     assert reasons[0] == "ValueError; the node's log says more"
     assert all(reply.has_error() for reply in grid.answers)
@@ -142,14 +102,10 @@ def test_an_error_quotes_no_sample(config: dict[str, Any], tmp_path: Path) -> No
 
 
 def test_a_node_without_a_path_trains_on_nothing(config: dict[str, Any]) -> None:
-    grid = LoopGrid(client_app(config), {"name": "a"})
-    experiment = load_experiment(config)
-    local = embedded(experiment, server_side(experiment, ""))
-    engine = FlowerEngine(local, grid, lambda: {0: 2}, seed=1, settings=FlowerSettings(repeats=0))
-    assert (
-        engine.evaluate([0], local.initial_model[None])
-        .missing[0]
-        .reason.startswith("DataError: this node has no data: start it with --node-config")
+    engine = deployed(config, LoopGrid(client_app(config), {"name": "a"}))
+    (missing, *_) = engine.evaluate([0], engine.initial_model[None]).missing
+    assert missing.reason.startswith(
+        "DataError: this node has no data: start it with --node-config"
     )
 
 

@@ -89,37 +89,6 @@ def test_a_simulation_that_was_stopped_goes_on_to_the_local_engines_numbers(
     assert tomllib.loads((theirs / "config.toml").read_text(encoding="utf-8"))["engine"] == "flower"
 
 
-@pytest.mark.flower
-@pytest.mark.timeout(1800)
-def test_counterfactuals_of_a_simulation_are_those_of_the_local_engine(
-    tiny: dict[str, Any], tmp_path: Path
-) -> None:
-    tiny |= {"rounds": 2, "methods": [{"name": "capped", "bounds": {"cap": 0.6}}]}
-    tiny["evaluation"] = {"counterfactuals": True, "clients_every": 1}
-    config = tmp_path / "tiny.toml"
-    config.write_text(tomli_w.dumps(tiny), encoding="utf-8")
-    options = ["--engine", "flower", "--out", str(tmp_path / "flower")]
-    done = subprocess.run(
-        [sys.executable, "-m", "clientwise", "run", str(config), *options],
-        capture_output=True,
-        text=True,
-        timeout=280 * processes.pace(),
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    cw.run(config, tmp_path / "local")
-    keys = ["round", "kind", "without", "tested"]
-    here, there = (
-        cw.Run(tmp_path / name).frame("other_weights").sort_values(keys)
-        for name in ("local", "flower")
-    )
-    assert {*here["kind"]} >= {"uniform", "size", "without"}
-    assert there[keys].to_numpy().tolist() == here[keys].to_numpy().tolist()
-    for value in ("metric", "loss"):
-        assert there[value].tolist() == pytest.approx(here[value].tolist(), rel=1e-4, abs=1e-5)
-
-
 def test_arrays_of_ones_own_stay_where_they_are(tiny: dict[str, Any], tmp_path: Path) -> None:
     import numpy
 

@@ -29,9 +29,9 @@ from clientwise.core.types import (
     Updates,
 )
 from clientwise.engine.jobs import EvaluateJob
-from clientwise.errors import RefusedError
 from clientwise.hosts.flower import wire
-from clientwise.hosts.flower.wire import Request, pack
+from clientwise.hosts.flower.wire import pack
+from clientwise.hosts.protocols import Refused, Request
 from clientwise.registry import Part
 
 DIGITS, VALUES, TIMES = Classification(2), Regression(), Survival()
@@ -76,7 +76,7 @@ def test_another_version_is_refused_before_its_request_is_read() -> None:
     content = wire.write_request(Request(4, 1, version="9.9"), pack(torch.zeros(1)))
     plain = json.loads(str(content.config_records[wire.REQUEST]["json"]))
     content.config_records[wire.REQUEST]["json"] = json.dumps(plain | {"new": "a key of 9.9"})
-    with pytest.raises(RefusedError, match=r"the server runs clientwise 9\.9, this node"):
+    with pytest.raises(Refused, match=r"the server runs clientwise 9\.9, this node"):
         wire.read_request(content)
 
 
@@ -124,7 +124,7 @@ def survival() -> Evaluation:
 
 
 def read(content: RecordDict, problem: Problem, outputs: int = 1) -> Evaluation:
-    return wire.read_evaluation(content, 2, problem, most_samples=1000, outputs=outputs)
+    return wire.read_evaluation(content, 2, problem, outputs=outputs)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,10 @@ def changed(sent: Evaluation, **changes: object) -> RecordDict:
         {
             "counts": classification().counts * torch.tensor([1, 2])[:, None, None]
         },  # of twice as many samples
-        {"counts": classification().counts * 1000, "num_samples": 4000},  # more than anybody has
+        {
+            "counts": classification().counts * 10**6,
+            "num_samples": 4 * 10**6,
+        },  # more than anybody has
         {"counts": torch.zeros(2, 2, 2)},
     ],
     ids=str,
@@ -193,7 +196,7 @@ def test_an_evaluation_that_cannot_be_true_is_not_read(changes: dict[str, object
         {"num_samples": 5},
         {"num_samples": float("nan")},
         {"num_samples": 4.5, "counts": regression().counts + torch.tensor([0.5] + [0] * 6)},
-        {"num_samples": 4000, "counts": regression().counts * 1000},
+        {"num_samples": 4 * 10**6, "counts": regression().counts * 10**6},
         {"values": [0.0, 0.0]},
         {"losses": [-0.1, 0.1]},
         {"counts": regression(2).counts},
@@ -221,7 +224,7 @@ def test_labels_and_masks_are_counted_as_they_were_sent(problem: Problem) -> Non
 
     def received(evaluation: Evaluation) -> Evaluation:
         content = wire.write_evaluation(evaluation)
-        return wire.read_evaluation(content, 2, problem, most_samples=10, outputs=pixels)
+        return wire.read_evaluation(content, 2, problem, outputs=pixels)
 
     found = received(sent)
     assert torch.equal(found.counts, sent.counts)

@@ -73,7 +73,7 @@ def test_without_flower_all_else_works_and_a_run_says_what_to_install(
         command, capture_output=True, text=True, cwd=tmp_path, timeout=200, check=False
     )
     assert (
-        done.stdout == 'tiny.toml: engine: Flower needs ray: pip install "clientwise[flower]"\n'
+        done.stdout == 'tiny.toml: engine: Flower needs flwr: pip install "clientwise[flower]"\n'
     ), done.stderr
     assert not (tmp_path / "runs").exists()
 
@@ -85,6 +85,6 @@ def test_an_unknown_engine_is_refused(tiny: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"engine = .*: must be 'local' or 'flower'"):
         load_experiment(tiny | {"engine": "flwr"})
     with pytest.raises(
-        ConfigError, match=r"flower.train_second: unknown option; did you mean 'train_seconds'"
+        ConfigError, match=r"flower.reply_second: unknown option; did you mean 'reply_seconds'"
     ):
-        load_experiment(tiny | {"flower": {"train_second": 1.0}})
+        load_experiment(tiny | {"flower": {"reply_second": 1.0}})

@@ -71,14 +71,11 @@ def test_a_claim_of_the_client_does_not_count() -> None:
         SENT, UPDATES, {"site-2": {"weight": 1e9}}
     )
     assert done.weights["site-2"] == 0.25
-    assert any("site-2 claims weight = 1000000000.0" in remark for remark in done.remarks)
 
 
 @pytest.mark.parametrize(
     ("weights", "why"),
     [
-        ({}, "all zero"),
-        ({"a": 0, "b": 0.0}, "all zero"),
         ({"a": -1.0, "b": 2.0}, "'a' has -1: must be 0 to 1e"),
         ({"a": math.nan}, "'a' has nan"),
         ({"a": math.inf}, "'a' has inf"),
@@ -86,7 +83,6 @@ def test_a_claim_of_the_client_does_not_count() -> None:
         ({"a": "2"}, "'a' has a str, which is not a number"),
         ({"a": None}, "'a' has a NoneType"),
         ([1.0, 2.0], "must be a dict by client or a function, got list"),
-        (lambda client: 1.0, "must take two arguments"),
     ],
 )
 def test_weights_that_no_round_can_use_are_refused_at_once(weights: Any, why: str) -> None:
@@ -95,11 +91,7 @@ def test_weights_that_no_round_can_use_are_refused_at_once(weights: Any, why: st
     assert "\n" not in str(error.value)
 
 
-def test_all_clients_need_a_weight_where_they_are_named() -> None:
-    with pytest.raises(ValueError, match=r"leave out 'site-4' of `clients`"):
-        cw.Aggregator("FedAvg", weights=WEIGHTS, clients=[*WEIGHTS, "site-4"])
-    with pytest.raises(ValueError, match=r"'site-3' is none of `clients`"):
-        cw.Aggregator("FedAvg", weights=WEIGHTS, clients=["site-1", "site-2"])
+def test_weights_stand_instead_of_criteria() -> None:
     with pytest.raises(ValueError, match="instead of criteria"):
         cw.Aggregator("FedAvg", weights=WEIGHTS, criteria=["dataset_size"])
 

@@ -110,33 +110,26 @@ def test_steps_are_those_that_nvflare_counts(tmp_path: Path) -> None:
 
 def test_the_job_holds_the_arguments_as_plain_values(tmp_path: Path) -> None:
     table = {"name": "mine", "like": "Median", "bounds": {"cap": 0.5}}
-    aggregator = MethodAggregator(table, clients=["site-1", "site-2"], max_change=2.0)
+    aggregator = MethodAggregator(table, clients=["site-1", "site-2"], seed=7)
     written = FedJobConfig("job", 1)._get_args(aggregator, str(tmp_path))
-    assert written == {"method": table, "clients": ["site-1", "site-2"], "max_change": 2.0}
+    assert written == {"method": table, "clients": ["site-1", "site-2"], "seed": 7}
     assert vars(MethodAggregator(**written))["method"] == table
 
 
 def test_the_best_model_is_the_sent_one_that_sites_report_on(tmp_path: Path) -> None:
-    """NVFlare's sites validate the model that they receive. A restarted job goes on from the file."""
-    file = tmp_path / "best.safetensors"
-    table = {"metric": "val_loss", "file": str(file)}
-    reported = [[0.9, 0.9, 0.4, 0.6], [0.5, 0.4]]
-    for job, losses in enumerate(reported):
-        aggregator = MethodAggregator(
-            "FedAvg", keep_best=table, folder=str(tmp_path / f"job {job}")
-        )
-        for number, loss in enumerate(losses):
-            sent = {name: numpy.full_like(array, number) for name, array in SENT.items()}
-            in_job(aggregator, sent)
-            for site in ("a", "b"):
-                metrics = {"val_loss": loss}
-                aggregator.accept_model(
-                    sent_by(site, 9.0, metrics=metrics, meta={"dataset_size": 10})
-                )
-            aggregator.aggregate_model()
-        aggregator.handle_event(EventType.END_RUN, aggregator.fl_ctx)
-    found = load_file(file)
-    assert found["kernel"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    """NVFlare's sites validate the model that they receive."""
+    aggregator = MethodAggregator(
+        "FedAvg", keep_best="lowest val_loss", folder=str(tmp_path / "job")
+    )
+    for number, loss in enumerate([0.9, 0.9, 0.4, 0.6]):
+        sent = {name: numpy.full_like(array, number) for name, array in SENT.items()}
+        in_job(aggregator, sent)
+        for site in ("a", "b"):
+            metrics = {"val_loss": loss}
+            aggregator.accept_model(sent_by(site, 9.0, metrics=metrics, meta={"dataset_size": 10}))
+        aggregator.aggregate_model()
+    file = tmp_path / "job" / "best.safetensors"
+    assert load_file(file)["kernel"].tolist() == [[2.0, 2.0], [2.0, 2.0]]
     with safe_open(file, "pt") as opened:
         assert opened.metadata()["round_num"] == "2"
 

@@ -28,7 +28,6 @@ def main(grid: Grid, context: Context) -> None:
             "server_accuracy": server_accuracy
         },  # the others are metrics of the clients' replies
         num_classes=10,  # the number of classes over all clients
-        keep_best={"metric": "accuracy", "file": "best.safetensors"},  # of `evaluate_fn` below
     )
     strategy.start(
         grid,
@@ -42,4 +41,3 @@ def main(grid: Grid, context: Context) -> None:
         print(
             f"round {server_round}: weights {sorted(round(weight, 3) for weight in found.weights.values())}"
         )
-    print(f"best: {strategy.best}")

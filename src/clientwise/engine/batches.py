@@ -115,16 +115,6 @@ def make_optimizer(
     return optimizer
 
 
-def set_rate(optimizer: torch.optim.Optimizer | None, rate: float) -> None:
-    """Let the next steps have this learning rate."""
-    groups = optimizer.param_groups if optimizer is not None else []
-    for group in groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
-
-
 def state_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
     """The tensors an optimizer keeps between steps."""
     if optimizer is None:
@@ -135,10 +125,31 @@ def state_of(optimizer: torch.optim.Optimizer | None) -> list[Tensor]:
     return [value for value in values if isinstance(value, Tensor)]
 
 
-def restart(optimizer: torch.optim.Optimizer | None) -> None:
-    """Clients keep nothing between rounds: forget all steps. A momentum of zero is where a new optimizer begins."""
+def begin_steps(optimizer: torch.optim.Optimizer | None, training: LocalTraining) -> None:
+    """Clients keep nothing between rounds: forget all steps, and take the rate of this round.
+
+    A momentum of zero is where a new optimizer begins.
+    """
     for value in state_of(optimizer):
         value.zero_()
+    if optimizer is None or training.rate_factor is None:
+        return
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(training.rate)
+        else:
+            group["lr"] = training.rate
+
+
+def add_terms(
+    parameter: nn.Parameter, training: LocalTraining, anchor: Tensor, correction: Tensor
+) -> None:
+    """Add to the gradient FedProx's term, µ·(θ − anchor), and SCAFFOLD's correction."""
+    assert parameter.grad is not None
+    if training.proximal:
+        parameter.grad.add_(parameter - anchor, alpha=training.proximal)
+    if training.control_variates:
+        parameter.grad.add_(correction)
 
 
 def is_plain_sgd(training: LocalTraining, device: torch.device) -> bool:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import copy
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -35,12 +34,15 @@ from .device import (
     refuse_impossible,
     set_precision,
 )
-from .evaluation import CUT_BYTES, samples_at_once, summarise
 from .jobs import (
+    CUT_BYTES,
     EvaluateJob,
     EvaluateResult,
+    Setup,
     TrainJob,
     TrainResult,
+    samples_at_once,
+    summarise,
 )
 from .loop import LoopBackend
 from .probes import (
@@ -102,26 +104,12 @@ def why_alone(training: LocalTraining, loss: Loss) -> str | None:
     return None
 
 
-class Backend(Protocol):
-    """One way to do the arithmetic."""
-
-    def train(self, job: TrainJob) -> TrainResult:
-        """Every client of the job."""
-        ...
-
-    def evaluate(
-        self, models: Tensor, indices: Tensor, targets: Tensor, problem: Problem
-    ) -> EvaluateResult:
-        """Every model [c, d] on some samples."""
-        ...
-
-
-@dataclass(frozen=True)
 class _Worker:
     """What one thread has to itself."""
 
-    loop: LoopBackend
-    stacked: StackedBackend
+    def __init__(self, flat: FlatModel, setup: Setup) -> None:
+        self.loop = LoopBackend(flat, setup)
+        self.stacked = StackedBackend(flat, setup)
 
 
 class DeviceExecutor:
@@ -165,23 +153,21 @@ class DeviceExecutor:
         )
         # Whether a batch of one sample cannot be trained on
         self.pairs = needs_two_samples(self.flat, self.samples)
-        self._evaluated = self._samples_at_once()
-        equip = partial(
-            _equip,
-            samples=self.samples,
+        self._setup = Setup(
+            self.samples,
             draws=draws,
             pairs=self.pairs,
             use_graphs=self.mode == "graph",
             dtype=self._dtype,
-            evaluated=self._evaluated,
+            evaluated=self._samples_at_once(),
         )
         self._own = threading.local()  # in a thread of the pool: its own worker
         # For whichever thread calls where there is no pool: lanes take turns
-        self._alone = equip(self.flat)
+        self._alone = _Worker(self.flat, self._setup)
         self._pool = ThreadPoolExecutor(
             self.workers,
             initializer=_begin_work,
-            initargs=(self._own, equip, self.flat.module, device),
+            initargs=(self._own, self._setup, self.flat.module, device),
         )
 
     @cached_property
@@ -327,7 +313,7 @@ class DeviceExecutor:
     def _train(self, job: TrainJob) -> TrainResult | Exception:
         worker = self._worker()
         is_stacked = self.mode == "stacked" and why_alone(job.training, job.losses[0]) is None
-        backend: Backend = worker.stacked if is_stacked else worker.loop
+        backend = worker.stacked if is_stacked else worker.loop
         try:
             return backend.train(job)
         except Exception as error:
@@ -348,7 +334,7 @@ class DeviceExecutor:
             return self._evaluate(models, job.indices, job.targets, job.problem)
 
         if self.device.type == "cuda" and self.mode == "stacked":
-            found = evaluate_by_graph(job, models, evaluate, self._evaluated)
+            found = evaluate_by_graph(job, models, evaluate, self._setup.evaluated)
             return summarise([found], job)
         if self.workers == 1:
             return summarise([evaluate(models)], job)
@@ -362,7 +348,7 @@ class DeviceExecutor:
     ) -> EvaluateResult:
         worker = self._worker()
         stacked = self._evaluates_stacked and (len(models) > 1 or self._has_convolutions)
-        backend: Backend = worker.stacked if stacked else worker.loop
+        backend = worker.stacked if stacked else worker.loop
         return backend.evaluate(models, indices, targets, problem)
 
     def _worker(self) -> _Worker:
@@ -395,38 +381,11 @@ def _clamp(count: int, most: int) -> int:
     return max(1, min(count, most))
 
 
-def _equip(
-    flat: FlatModel,
-    samples: Samples,
-    draws: bool,
-    pairs: bool,
-    use_graphs: bool,
-    dtype: torch.dtype,
-    evaluated: int,
-) -> _Worker:
-    """A worker that computes with this module."""
-    loop = LoopBackend(
-        flat,
-        samples,
-        draws=draws,
-        pairs=pairs,
-        use_graphs=use_graphs,
-        dtype=dtype,
-        evaluated=evaluated,
-    )
-    device = flat.vector.device
-    stacked = StackedBackend(flat.module, flat.spec, samples, device, dtype, evaluated)
-    return _Worker(loop, stacked)
-
-
 def _begin_work(
-    own: threading.local,
-    equip: Callable[[FlatModel], _Worker],
-    module: nn.Module,
-    device: torch.device,
+    own: threading.local, setup: Setup, module: nn.Module, device: torch.device
 ) -> None:
     """Begin a thread of the pool. It must not refer to the executor, which would then never be freed."""
     keep_freed_memory()
     torch.set_num_threads(1)
     shared = {id(one): one for one in frozen_parameters(module).values()}
-    own.worker = equip(FlatModel(copy.deepcopy(module, shared), device))
+    own.worker = _Worker(FlatModel(copy.deepcopy(module, shared), device), setup)

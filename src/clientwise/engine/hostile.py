@@ -39,6 +39,7 @@ class HostileEngine(WrappingEngine):
         self.attributes = {**honest.attributes, HONEST: is_honest}
         self._active: dict[int, Hostile] = {}  # attackers of the round that began last
         self._forged: list[Tensor] = []  # models of its attackers that also judge models
+        self._failures: list[tuple[int, Exception]] = []  # of its attackers
         self._private_models: dict[int, Tensor] = {}  # of attackers that ignore the global model
         self._remembers = any("last_model" in one.needs for one in attackers.values())
         self._last_model: Tensor | None = None  # the global model of the round before
@@ -46,30 +47,25 @@ class HostileEngine(WrappingEngine):
     def train(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """See `core.engine.Engine`."""
         self._begin_round(task.round_num)
-        failures: list[tuple[int, Exception]] = []
-        for updates in self._sent(client_ids, model, task, failures):
+        for updates in self._sent(client_ids, model, task):
             self._honest.record_sent(updates, model, task)
             yield updates
         if self._remembers:
             self._last_model = model.clone()  # a checkpoint takes no two tensors of one memory
-        if failures:
-            yield failed_updates(failures, model)
+        if self._failures:
+            yield failed_updates(self._failures, model)
 
     def _begin_round(self, round_num: int) -> None:
         """Find out which attackers are active."""
         self._forged = []
-        self._active = {}
-        for client, one in self._attackers.items():
-            if one.acts(self.seed, round_num, client):
-                self._active[client] = one
+        self._failures = []
+        self._active = {
+            client: one
+            for client, one in self._attackers.items()
+            if one.acts(self.seed, round_num, client)
+        }
 
-    def _sent(
-        self,
-        client_ids: Sequence[int],
-        model: Tensor,
-        task: Task,
-        failures: list[tuple[int, Exception]],
-    ) -> Iterator[Updates]:
+    def _sent(self, client_ids: Sequence[int], model: Tensor, task: Task) -> Iterator[Updates]:
         """What the server gets; attacks that need the whole cohort come last."""
         seeing = {client for client, one in self._active.items() if "whole_cohort" in one.needs}
         waiting = seeing.intersection(client_ids)
@@ -84,11 +80,11 @@ class HostileEngine(WrappingEngine):
                 of_honest.append(_select(updates, [one not in self._active for one in clients]))
                 of_waiting.append(_select(updates, [one in waiting for one in clients]))
                 updates = _select(updates, [one not in waiting for one in clients])
-            yield from self._attacked(updates, model, task, failures)
+            yield from self._attacked(updates, model, task)
         if of_waiting:
             hostile = Updates.joined(of_waiting)
             cohort = self._seen(Updates.joined(of_honest), hostile, model, task)
-            yield from self._attacked(hostile, model, task, failures, cohort)
+            yield from self._attacked(hostile, model, task, cohort)
 
     def _changes(self) -> Changes:
         """The attackers train on poisoned samples, and from the models that they keep."""
@@ -112,12 +108,7 @@ class HostileEngine(WrappingEngine):
         return Honest(seen.models - model, seen.measurements, highest, num_hostile, judge)
 
     def _attacked(
-        self,
-        updates: Updates,
-        model: Tensor,
-        task: Task,
-        failures: list[tuple[int, Exception]],
-        cohort: Honest | None = None,
+        self, updates: Updates, model: Tensor, task: Task, cohort: Honest | None = None
     ) -> Iterator[Updates]:
         """The updates with forged models and claims; models of another size come one by one."""
         if not self._active:
@@ -132,7 +123,7 @@ class HostileEngine(WrappingEngine):
                 forged = self._attack(client, row, updates, model, task, cohort)
             except Exception as error:
                 failed.add(row)
-                failures.append((client, error))
+                self._failures.append((client, error))
                 continue
             if forged.shape == model.shape:
                 updates.models[row] = forged

@@ -1,19 +1,24 @@
-"""What an engine asks of a backend and what comes back: jobs in, results out."""
+"""What an engine asks of a backend and what comes back: jobs in, results out; and how models are evaluated."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..core.objective.loss import Loss
 from ..core.objective.problem import Problem
-from ..core.types import LocalTraining
-from ..data.federated import Holdings
+from ..core.types import FLOAT_BYTES, Evaluation, LocalTraining
+from ..data.federated import Holdings, Inputs, Samples
+
+BATCH = 4096  # samples times models in one pass; on a GPU four times as many
+CUT_BYTES = 2**28  # of what a layer makes of a pass, where so many samples do not fit into memory
+PASS_BYTES = 2**27  # of what a layer makes of a pass over more samples than usual, on a GPU
+SPARE = 16  # of a GPU's memory: such a pass takes at most one of so many parts
 
 
 @dataclass(frozen=True)
@@ -41,19 +46,8 @@ class TrainJob:
         """Some of the clients, one after the other; nothing is copied."""
         if (first, end) == (0, len(self)):
             return self
-        clients = slice(first, end)
         samples = slice(int(self.sizes[:first].sum()), int(self.sizes[:end].sum()))
-        return replace(
-            self,
-            starts=self.starts[clients],
-            indices=self.indices[samples],
-            targets=self.targets[samples],
-            sizes=self.sizes[clients],
-            keys=self.keys[clients],
-            losses=self.losses[clients],
-            corrections=None if self.corrections is None else self.corrections[clients],
-            noise_keys=None if self.noise_keys is None else self.noise_keys[clients],
-        )
+        return self._part(slice(first, end), samples)
 
     def select(self, order: Tensor) -> TrainJob:
         """Some of the clients, in another order."""
@@ -61,25 +55,21 @@ class TrainJob:
         parts = [
             torch.arange(int(ends[row] - self.sizes[row]), int(ends[row])) for row in order.tolist()
         ]
-        samples, rows = torch.cat(parts).to(self.indices.device), order.to(self.starts.device)
-        losses = [self.losses[row] for row in order.tolist()]
-        indices, targets = self.indices[samples], self.targets[samples]
-        corrections = None if self.corrections is None else self.corrections[rows]
-        sizes, keys = self.sizes[order], self.keys[order]
-        noise_keys = None
-        if self.noise_keys is not None:
-            noise_keys = [self.noise_keys[row] for row in order.tolist()]
-        return TrainJob(
-            starts=self.starts[rows],
-            indices=indices,
-            targets=targets,
-            sizes=sizes,
-            keys=keys,
-            training=self.training,
-            losses=losses,
-            corrections=corrections,
-            noise_keys=noise_keys,
-            as_evaluated=self.as_evaluated,
+        return self._part(order, torch.cat(parts))
+
+    def _part(self, clients: slice | Tensor, samples: slice | Tensor) -> TrainJob:
+        rows = torch.arange(len(self))[clients].tolist()
+        noise_keys = self.noise_keys
+        return replace(
+            self,
+            starts=self.starts[clients],
+            indices=self.indices[samples],
+            targets=self.targets[samples],
+            sizes=self.sizes[clients],
+            keys=self.keys[clients],
+            losses=[self.losses[row] for row in rows],
+            corrections=None if self.corrections is None else self.corrections[clients],
+            noise_keys=None if noise_keys is None else [noise_keys[row] for row in rows],
         )
 
     @staticmethod
@@ -87,20 +77,16 @@ class TrainJob:
         """Several jobs with the same training options, as one."""
         if len(jobs) == 1:
             return jobs[0]
-        tensors = {
+        tensors: dict[str, Any] = {
             name: torch.cat([getattr(job, name) for job in jobs])
             for name in ("starts", "indices", "targets", "sizes", "keys")
         }
-        losses = [loss for job in jobs for loss in job.losses]
         corrections = [job.corrections for job in jobs if job.corrections is not None]
-        together = torch.cat(corrections) if corrections else None
-        noise_keys = [key for job in jobs for key in job.noise_keys or ()]
-        return TrainJob(
-            training=jobs[0].training,
-            losses=losses,
-            corrections=together,
-            noise_keys=noise_keys or None,
-            as_evaluated=jobs[0].as_evaluated,
+        return replace(
+            jobs[0],
+            losses=[loss for job in jobs for loss in job.losses],
+            corrections=torch.cat(corrections) if corrections else None,
+            noise_keys=[key for job in jobs for key in job.noise_keys or ()] or None,
             **tensors,
         )
 
@@ -151,3 +137,93 @@ class EvaluateResult(NamedTuple):
     losses: Tensor  # [c, N]
     values: Tensor  # [c, N] right or wrong, or scores [c, N, C]; regression: relative error; survival: the score
     counts: Tensor  # as `core.types.Evaluation` has them
+
+    @staticmethod
+    def joined(results: Sequence[EvaluateResult]) -> EvaluateResult:
+        """The results of several models, or groups of models, on the same samples."""
+        return EvaluateResult(*(torch.cat(kind) for kind in zip(*results, strict=True)))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every backend of an executor computes with."""
+
+    samples: Samples
+    draws: bool = True  # whether the network draws from PyTorch's default generator
+    pairs: bool = False  # whether a batch of one sample cannot be trained on
+    use_graphs: bool = False  # whether the loop's steps are CUDA graphs
+    dtype: torch.dtype = torch.float32
+    evaluated: int = BATCH  # samples times models in one pass
+
+
+def samples_at_once(largest: int, room: int, *, on_gpu: bool) -> int:
+    """How many samples times models are evaluated in one pass.
+
+    Args:
+        largest: values that the layer with most of them makes of one sample.
+        room: bytes of memory.
+        on_gpu: whether it is that of a GPU.
+    """
+    usual = 4 * BATCH if on_gpu else BATCH
+    if on_gpu and largest:  # small layers: one pass takes no longer than its launches
+        usual = max(usual, min(PASS_BYTES, room // SPARE) // (FLOAT_BYTES * largest))
+    if FLOAT_BYTES * usual * largest <= room:
+        return usual
+    return max(1, CUT_BYTES // (FLOAT_BYTES * largest))
+
+
+@torch.no_grad()
+def evaluate_batches(
+    forward: Callable[[Inputs], Tensor],
+    count: int,
+    samples: Samples,
+    indices: Tensor,
+    targets: Tensor,
+    problem: Problem,
+    at_once: int,
+) -> EvaluateResult:
+    """How `count` models do, in large batches that know no borders between holders.
+
+    `forward` takes inputs [B, ...] to outputs [count, B, ...]. See `samples_at_once`.
+    """
+    size = max(1, min(at_once // count, 4 * BATCH))  # the inputs of a pass are there only once
+    batches = []
+    for some, truth in zip(torch.split(indices, size), torch.split(targets, size), strict=True):
+        batches.append(problem.judge(forward(samples.network_inputs(some)), truth))
+    losses, values, counts = zip(*batches, strict=True)
+    return EvaluateResult(torch.cat(losses, 1), torch.cat(values, 1), torch.stack(counts).sum(0))
+
+
+def summarise(parts: Sequence[EvaluateResult], job: EvaluateJob) -> Evaluation:
+    """The results, part after part of the job, by holder: summed on the CPU, where the order of a sum is fixed."""
+    parts = [EvaluateResult(*_fetched(part)) for part in parts]
+    losses, values = (torch.cat([part[kind] for part in parts], 1).double() for kind in (0, 1))
+    counts = torch.stack([part.counts for part in parts]).sum(0)
+    return job.problem.evaluation((losses, values, counts), job)
+
+
+def _fetched(values: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors on the CPU; a GPU is waited for once, not once for each of them."""
+    copies = [value.to("cpu", non_blocking=True) for value in values]
+    for device in {value.device for value in values if value.is_cuda}:  # not always the first GPU
+        torch.cuda.current_stream(device).synchronize()
+    return copies
+
+
+def joined_evaluations(parts: Sequence[Evaluation], ranks: Tensor) -> Evaluation:
+    """Evaluations of several groups of clients as one; `ranks` [K] are the clients' positions in it."""
+    num_samples = torch.cat([part.num_samples for part in parts])
+    order = ranks.argsort()
+    right = None
+    if parts[0].right is not None:
+        by_sample = ranks.repeat_interleave(num_samples).argsort(stable=True)
+        right = torch.cat([part.right for part in parts if part.right is not None], 1)[:, by_sample]
+    missing = [refusal for part in parts for refusal in part.missing]
+    return Evaluation(
+        num_samples[order],
+        torch.cat([part.values for part in parts], 1)[:, order],
+        torch.cat([part.losses for part in parts], 1)[:, order],
+        torch.stack([part.counts for part in parts]).sum(0),
+        tuple(missing),
+        right=right,
+    )

@@ -381,6 +381,10 @@ class LocalEngine:
             ),
             losses=[task.loss.without(self._known.missing)] * count,
         )
+        return self._trained(job)
+
+    def _trained(self, job: TrainJob) -> Tensor:
+        """The models of one job of the server's own [n, d]."""
         (result,) = self.executor.train([job])
         if isinstance(result, Exception):
             raise result
@@ -404,10 +408,7 @@ class LocalEngine:
             losses=[self._known.known_loss] * len(groups),
             as_evaluated=True,
         )
-        (stepped,) = self.executor.train([job])
-        if isinstance(stepped, Exception):
-            raise stepped
-        return (job.starts - stepped.models) / GRADIENT_STEP.learning_rate
+        return (job.starts - self._trained(job)) / GRADIENT_STEP.learning_rate
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
         """See `core.engine.Engine`."""

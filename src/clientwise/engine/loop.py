@@ -16,14 +16,20 @@ from ..core.objective.problem import Problem
 from ..core.seeding import mixed, seeded_default_generator, standard_normal
 from ..core.training import TRANSFORMS, applied, is_elementwise
 from ..core.types import LocalTraining
-from ..data.federated import Inputs, Samples
+from ..data.federated import Inputs
 from ..models.flat import FlatModel
 from ..models.modules import CountedDropout, outputs_of
 from ..registry import Part
-from .batches import BatchSchedule, make_optimizer, restart, seeded_generators, set_rate, state_of
+from .batches import (
+    BatchSchedule,
+    add_terms,
+    begin_steps,
+    make_optimizer,
+    seeded_generators,
+    state_of,
+)
 from .device import CudaGraph
-from .evaluation import BATCH, evaluate_batches, joined
-from .jobs import EvaluateResult, TrainJob, TrainResult
+from .jobs import EvaluateResult, Setup, TrainJob, TrainResult, evaluate_batches
 
 MAX_GRAPHS = 16  # for batches of different sizes; beyond that, batches run as they come
 
@@ -31,32 +37,19 @@ MAX_GRAPHS = 16  # for batches of different sizes; beyond that, batches run as t
 class LoopBackend:
     """Trains and evaluates with one module: steps of P1 Eq. 3 on the client's part of P1 Eq. 1."""
 
-    def __init__(
-        self,
-        flat: FlatModel,
-        samples: Samples,
-        *,
-        draws: bool = True,
-        pairs: bool = False,
-        use_graphs: bool = False,
-        dtype: torch.dtype = torch.float32,
-        evaluated: int = BATCH,
-    ) -> None:
+    def __init__(self, flat: FlatModel, setup: Setup) -> None:
         self._flat = flat
-        self._samples = samples
-        self._draws = draws
-        self._pairs = pairs
-        self._use_graphs = use_graphs
-        self._dtype = dtype
-        self._evaluated = evaluated
+        self._setup = setup
+        self._samples = setup.samples
         self._parameters = [one for one in flat.module.parameters() if one.requires_grad]
         self._dropouts = [
             module for module in flat.module.modules() if isinstance(module, CountedDropout)
         ]
         self._anchor = flat.parameter.detach().clone()
         self._correction = torch.zeros_like(self._anchor)
-        self._recipe: tuple[LocalTraining, Loss] | None = None
-        self._as_evaluated = False
+        self._recipe: object = None  # what the optimizer and the graphs belong to
+        self._training: LocalTraining
+        self._criterion: Loss
         self._graphs: dict[int, tuple[tuple[Tensor, Tensor], CudaGraph]] = {}
         self._loss = torch.zeros((), device=flat.vector.device)
         self._class_weights: Tensor | None = None
@@ -102,7 +95,7 @@ class LoopBackend:
         with self._seeded(int(key), device):
             for step, (count, share) in enumerate(zip(counts, last_epoch, strict=True)):
                 rows = order[step, 0, :count]
-                if count == 1 and self._pairs and not job.as_evaluated:
+                if count == 1 and self._setup.pairs and not job.as_evaluated:
                     rows = _with_another(order, step, rows)
                 self._step_num = step
                 for dropout in self._dropouts:
@@ -114,7 +107,7 @@ class LoopBackend:
         """What draws from generators of the process: modules and transforms."""
         if self._transform is not None:
             return seeded_generators(key, "modules", device)
-        if self._draws:
+        if self._setup.draws:
             return seeded_default_generator(key, "modules", device=device)
         return nullcontext()
 
@@ -122,19 +115,18 @@ class LoopBackend:
         """A fresh optimizer, and graphs that belong to this task."""
         if training.sample_clip is not None and self._flat.spec.size > len(self._anchor):
             raise ValueError("statistics of batch norm get no noise: use a network without them")
-        recipe = training.recipe, loss.unweighted()
-        if self._recipe != recipe or self._as_evaluated != as_evaluated:
+        self._training = training.recipe
+        self._criterion = loss.unweighted()
+        recipe = self._training, self._criterion, as_evaluated
+        if self._recipe != recipe:
             self._optimizer = make_optimizer(self._flat.parameter, training)
             self._recipe, self._graphs = recipe, {}
-            self._as_evaluated = as_evaluated
             self._transform = _made(training.transform)
         elif not is_elementwise(training.optimizer):
             self._optimizer = make_optimizer(self._flat.parameter, training)
         if is_elementwise(training.optimizer):
-            restart(self._optimizer)
+            begin_steps(self._optimizer, training)
         self._rate = training.rate
-        if training.rate_factor is not None:
-            set_rate(self._optimizer, self._rate)
         if loss.class_weights is not None:
             # Kept in place: they change from round to round, the graphs do not
             if self._class_weights is None:
@@ -148,7 +140,7 @@ class LoopBackend:
 
     def _take_step(self, indices: Tensor, targets: Tensor) -> Tensor:
         """One step on a batch; a graph for every size of batch."""
-        if not self._use_graphs or not self._can_be_captured:
+        if not self._setup.use_graphs or not self._can_be_captured:
             return self._step(indices, targets)
         count = len(indices)
         if count not in self._graphs and len(self._graphs) >= MAX_GRAPHS:
@@ -167,15 +159,13 @@ class LoopBackend:
     @property
     def _can_be_captured(self) -> bool:
         """Whether every step does the same: no noise, no transform, an optimizer that is restarted."""
-        assert self._recipe is not None
-        training, criterion = self._recipe
         draws_nothing = self._noise_key is None and self._transform is None
-        return draws_nothing and is_elementwise(training.optimizer) and criterion.can_be_captured
+        is_restarted = is_elementwise(self._training.optimizer)
+        return draws_nothing and is_restarted and self._criterion.can_be_captured
 
     def _step(self, indices: Tensor, targets: Tensor) -> Tensor:
         flat = self._flat
-        assert self._recipe is not None
-        training, _ = self._recipe
+        training = self._training
         if training.sample_clip is not None:
             loss, gradients = self._private_gradients(indices, targets)
         else:
@@ -189,12 +179,7 @@ class LoopBackend:
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 assert parameter.grad is not None
                 parameter.grad.copy_(gradient)
-            if training.proximal:
-                assert flat.parameter.grad is not None
-                flat.parameter.grad.add_(flat.parameter - self._anchor, alpha=training.proximal)
-            if training.control_variates:
-                assert flat.parameter.grad is not None
-                flat.parameter.grad.add_(self._correction)
+            add_terms(flat.parameter, training, self._anchor, self._correction)
             if training.clip_gradients is not None:
                 assert flat.parameter.grad is not None
                 _clip(flat.parameter.grad, training.clip_gradients)
@@ -203,18 +188,16 @@ class LoopBackend:
 
     def _losses(self, indices: Tensor, targets: Tensor) -> Tensor:
         """Loss of every sample of a batch [B], times the weight of its class."""
-        assert self._recipe is not None
-        _, criterion = self._recipe
         module = self._flat.module
         inputs = self._samples.network_inputs(indices)
         if self._transform is not None:
             inputs = applied(self._transform, inputs)
-        if self._dtype == torch.bfloat16:
+        if self._setup.dtype == torch.bfloat16:
             with torch.autocast(indices.device.type, torch.bfloat16):
                 outputs = outputs_of(module, inputs).float()
         else:
             outputs = outputs_of(module, inputs)
-        losses = criterion.per_sample(outputs, targets)
+        losses = self._criterion.per_sample(outputs, targets)
         if self._class_weights is None:
             return losses
         return losses * self._class_weights[targets]
@@ -227,9 +210,8 @@ class LoopBackend:
         The network sees one sample at a time. So no sample changes the gradient of another one,
         whatever the network does with a batch.
         """
-        assert self._recipe is not None
         assert self._noise_key is not None
-        training, _ = self._recipe
+        training = self._training
         assert training.sample_clip is not None
         assert training.sample_noise is not None
         sizes = [one.numel() for one in self._parameters]
@@ -259,14 +241,14 @@ class LoopBackend:
         for model in models:
             self._flat.load(model)
             found = evaluate_batches(
-                self._forward, 1, self._samples, indices, targets, problem, self._evaluated
+                self._forward, 1, self._samples, indices, targets, problem, self._setup.evaluated
             )
             results.append(found)
-        return joined(results)
+        return EvaluateResult.joined(results)
 
     def _forward(self, inputs: Inputs) -> Tensor:
         device = self._flat.vector.device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self._dtype == torch.bfloat16):
+        with torch.autocast(device, torch.bfloat16, enabled=self._setup.dtype == torch.bfloat16):
             return outputs_of(self._flat.module, inputs).float()[None]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,10 +22,6 @@ from ..core.objective.loss import Loss
 from ..core.types import Evaluation, LocalTraining
 from .executor import DeviceExecutor
 from .jobs import EvaluateJob, TrainJob, TrainResult
-
-T = TypeVar("T")
-Work = TypeVar("Work")
-Result = TypeVar("Result")
 
 
 class StoppedError(Exception):
@@ -59,10 +55,10 @@ class LaneExecutor:
 
 
 @dataclass(eq=False)
-class _Request(Generic[Work, Result]):
+class _Request:
     lane: int
-    work: Work
-    result: Result | None = None
+    work: Any
+    result: Any = None
     error: BaseException | None = None
 
 
@@ -75,8 +71,8 @@ class Scheduler:
         self._turn = threading.Condition()
         self._running = 0  # lanes whose round has not ended
         self._stopped = False
-        self._to_train: list[_Request[TrainJob, TrainResult | Exception]] = []
-        self._to_evaluate: list[_Request[tuple[Tensor, EvaluateJob], Evaluation]] = []
+        self._to_train: list[_Request] = []  # each a job
+        self._to_evaluate: list[_Request] = []  # each models and a job
         # On a GPU all work is done by one thread: libraries take megabytes of it for every thread that uses them
         self._worker = ThreadPoolExecutor(1) if executor.device.type == "cuda" else None
 
@@ -103,15 +99,15 @@ class Scheduler:
 
     def train(self, lane: int, job: TrainJob) -> TrainResult | Exception:
         """Within `lane_round`: what the executor's `train` gives, once all lanes have a job."""
-        return self._submit(_Request(lane, job), self._to_train)
+        found: TrainResult | Exception = self._submit(_Request(lane, job), self._to_train)
+        return found
 
     def evaluate(self, lane: int, models: Tensor, job: EvaluateJob) -> Evaluation:
         """Within `lane_round`: what the executor's `evaluate` gives, once all lanes have a job."""
-        return self._submit(_Request(lane, (models, job)), self._to_evaluate)
+        found: Evaluation = self._submit(_Request(lane, (models, job)), self._to_evaluate)
+        return found
 
-    def _submit(
-        self, request: _Request[Work, Result], waiting: list[_Request[Work, Result]]
-    ) -> Result:
+    def _submit(self, request: _Request, waiting: list[_Request]) -> Any:
         waiting.append(request)
         self._work_if_all_wait()
         self._turn.wait_for(
@@ -121,7 +117,6 @@ class Scheduler:
             raise StoppedError
         if request.error is not None:
             raise request.error
-        assert request.result is not None
         return request.result
 
     def _work_if_all_wait(self) -> None:
@@ -137,29 +132,22 @@ class Scheduler:
             else:
                 self._worker.submit(self._work, to_train, to_evaluate).result()
         except BaseException as error:  # every lane must get it, or it would wait for ever
-            requests: list[_Request[Any, Any]] = [*to_train, *to_evaluate]
-            for request in requests:
+            for request in (*to_train, *to_evaluate):
                 request.error = error
         self._turn.notify_all()
 
-    def _work(
-        self,
-        to_train: Sequence[_Request[TrainJob, TrainResult | Exception]],
-        to_evaluate: Sequence[_Request[tuple[Tensor, EvaluateJob], Evaluation]],
-    ) -> None:
+    def _work(self, to_train: Sequence[_Request], to_evaluate: Sequence[_Request]) -> None:
         """In the order of the lanes: the same every time."""
         self._train(sorted(to_train, key=lambda request: request.lane))
         self._evaluate(sorted(to_evaluate, key=lambda request: request.lane))
 
-    def _train(self, requests: Sequence[_Request[TrainJob, TrainResult | Exception]]) -> None:
+    def _train(self, requests: Sequence[_Request]) -> None:
         for group in _grouped(requests, lambda request: _recipe(request.work)):
             results = self.executor.train_joined([request.work for request in group])
             for request, result in zip(group, results, strict=True):
                 request.result = result
 
-    def _evaluate(
-        self, requests: Sequence[_Request[tuple[Tensor, EvaluateJob], Evaluation]]
-    ) -> None:
+    def _evaluate(self, requests: Sequence[_Request]) -> None:
         for group in _grouped(requests, lambda request: id(request.work[1].indices)):
             models = [request.work[0] for request in group]
             together = self.executor.evaluate(torch.cat(models), group[0].work[1])
@@ -174,14 +162,16 @@ def _recipe(job: TrainJob) -> tuple[LocalTraining, Loss, bool]:
     return job.training, job.losses[0].unweighted(), job.as_evaluated
 
 
-def _grouped(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:
-    """Items with the same key, in the order in which the keys first appear."""
-    groups: list[tuple[object, list[T]]] = []
-    for item in items:
-        for known, members in groups:
-            if known == key(item):
-                members.append(item)
-                break
+def _grouped(
+    requests: Sequence[_Request], key: Callable[[_Request], object]
+) -> list[list[_Request]]:
+    """Requests with the same key, in the order in which the keys first appear. Keys need no hash."""
+    groups: list[tuple[object, list[_Request]]] = []
+    for request in requests:
+        mine = key(request)
+        same = [members for known, members in groups if known == mine]
+        if same:
+            same[0].append(request)
         else:
-            groups.append((key(item), [item]))
+            groups.append((mine, [request]))
     return [members for _, members in groups]

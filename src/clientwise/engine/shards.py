@@ -23,6 +23,7 @@ from ..core.method import Method, Plan
 from ..core.types import Evaluation, Folded, Refusal, ServerState, Task, Updates
 from ..data.federated import FederatedData
 from ..errors import ClientwiseError
+from .jobs import joined_evaluations
 from .local import UNCHANGED, Changes, LocalEngine
 from .variates import ControlVariates
 
@@ -267,7 +268,7 @@ class ShardedEngine(LocalEngine):
         parts = self._shards.ask("evaluate", client_ids, [models.cpu()])
         rank = {client: position for position, client in enumerate(client_ids)}
         ranks = torch.tensor([rank[client] for clients, _ in parts for client in clients])
-        return _joined([evaluation for _, evaluation in parts], ranks)
+        return joined_evaluations([evaluation for _, evaluation in parts], ranks)
 
 
 def _start(build: Build, slot: Slot) -> Any:
@@ -290,22 +291,3 @@ def _refuse_if_none_trained(refusals: Sequence[Refusal]) -> None:
     """ClientwiseError where no client has sent a model: then no single client is at fault."""
     if refusals and not any(refusal.was_sent for refusal in refusals):
         raise ClientwiseError(f"no client could train. The last error: {refusals[-1].reason}")
-
-
-def _joined(parts: Sequence[Evaluation], ranks: Tensor) -> Evaluation:
-    """Evaluations of several groups of clients as one; `ranks` [K] are the clients' positions in it."""
-    num_samples = torch.cat([part.num_samples for part in parts])
-    order = ranks.argsort()
-    right = None
-    if parts[0].right is not None:
-        by_sample = ranks.repeat_interleave(num_samples).argsort(stable=True)
-        right = torch.cat([part.right for part in parts if part.right is not None], 1)[:, by_sample]
-    missing = [refusal for part in parts for refusal in part.missing]
-    return Evaluation(
-        num_samples[order],
-        torch.cat([part.values for part in parts], 1)[:, order],
-        torch.cat([part.losses for part in parts], 1)[:, order],
-        torch.stack([part.counts for part in parts]).sum(0),
-        tuple(missing),
-        right=right,
-    )

@@ -15,7 +15,7 @@ from ..errors import ClientwiseError
 from .wrapping import EmbeddedEngine, WrappingEngine
 
 STATE = "clock."  # begins the names of what a checkpoint keeps of the clock
-MEASURED = "clock.measured."  # and of the measurements of late updates
+MEASURED = "measured."  # follows, for the measurements of late updates
 
 
 @dataclass(frozen=True)
@@ -118,31 +118,28 @@ class TimedEngine(WrappingEngine):
 
     def state(self) -> dict[str, Tensor]:
         """See `core.engine.Engine`: also the time, and the updates that are still to arrive."""
-        state = self.inner.state()
-        state[f"{STATE}now"] = torch.tensor(self._clock.now, dtype=torch.float64)
-        if not self._late:
-            return state
-        updates = Updates.joined([one.update for one in self._late])
-        arrives = [one.arrives for one in self._late]
-        state[f"{STATE}clients"] = torch.tensor(updates.client_ids)
-        state[f"{STATE}moved"] = updates.models
-        state[f"{STATE}training_loss"] = updates.training_loss
-        state[f"{STATE}seconds"] = updates.seconds
-        state[f"{STATE}arrives"] = torch.tensor(arrives, dtype=torch.float64)
-        state[f"{STATE}asked_in"] = torch.tensor([one.asked_in for one in self._late])
-        for name, values in updates.measurements.items():
-            state[f"{MEASURED}{name}"] = values
-        return state
+        kept = {"now": torch.tensor(self._clock.now, dtype=torch.float64)}
+        if self._late:
+            updates = Updates.joined([one.update for one in self._late])
+            arrives = [one.arrives for one in self._late]
+            kept |= {
+                "clients": torch.tensor(updates.client_ids),
+                "moved": updates.models,
+                "training_loss": updates.training_loss,
+                "seconds": updates.seconds,
+                "arrives": torch.tensor(arrives, dtype=torch.float64),
+                "asked_in": torch.tensor([one.asked_in for one in self._late]),
+            }
+            for name, values in updates.measurements.items():
+                kept[MEASURED + name] = values
+        return self.inner.state() | {STATE + name: value for name, value in kept.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.engine.Engine`."""
         of_inner: dict[str, Tensor] = {}
         kept: dict[str, Tensor] = {}
-        measured: dict[str, Tensor] = {}
         for name, tensor in state.items():
-            if name.startswith(MEASURED):
-                measured[name.removeprefix(MEASURED)] = tensor.cpu()
-            elif name.startswith(STATE):
+            if name.startswith(STATE):
                 kept[name.removeprefix(STATE)] = tensor.cpu()
             else:
                 of_inner[name] = tensor
@@ -152,20 +149,23 @@ class TimedEngine(WrappingEngine):
                 "the checkpoint is of a run without devices, so it has no clock to continue from"
             )
         self._clock.now = float(kept["now"])
-        num_late = len(kept.get("clients", ()))
-        self._late = [self._restored(kept, measured, row) for row in range(num_late)]
+        self._late = list(self._restored(kept)) if "clients" in kept else []
         self._mark_clients_at_work()
 
-    def _restored(
-        self, kept: Mapping[str, Tensor], measured: Mapping[str, Tensor], row: int
-    ) -> _Late:
-        """One late update of a checkpoint."""
-        rows = slice(row, row + 1)
-        update = Updates(
-            (int(kept["clients"][row]),),
-            kept["moved"][rows].to(self.device),
-            {name: values[rows] for name, values in measured.items()},
-            kept["training_loss"][rows],
-            kept["seconds"][rows],
+    def _restored(self, kept: Mapping[str, Tensor]) -> Iterator[_Late]:
+        """The late updates of a checkpoint."""
+        measured = {
+            name.removeprefix(MEASURED): values
+            for name, values in kept.items()
+            if name.startswith(MEASURED)
+        }
+        updates = Updates(
+            tuple(kept["clients"].tolist()),
+            kept["moved"].to(self.device),
+            measured,
+            kept["training_loss"],
+            kept["seconds"],
         )
-        return _Late(update, float(kept["arrives"][row]), int(kept["asked_in"][row]))
+        for row, arrives in enumerate(kept["arrives"].tolist()):
+            one = updates.select(torch.arange(len(updates.client_ids)) == row)
+            yield _Late(one, arrives, int(kept["asked_in"][row]))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..core.clock import Clock
-from ..core.criteria import ClientFacts
 from ..core.objective.problem import Problem
-from ..core.types import Evaluation, LocalTraining, ModelSpec, ServerPart, Task, Updates
+from ..core.types import Evaluation, ModelSpec, ServerPart, Task, Updates
 from ..data.federated import FederatedData
+from .jobs import joined_evaluations
 from .local import Changes, LocalEngine
 
 
@@ -87,16 +87,6 @@ class WrappingEngine:
         """See `core.engine.Engine`."""
         return self.inner.evaluate_server(models, part)
 
-    def facts(
-        self,
-        clients: Sequence[int],
-        training_loss: Tensor,
-        model: Tensor,
-        training: LocalTraining,
-    ) -> ClientFacts:
-        """See `LocalEngine.facts`."""
-        return self.inner.facts(clients, training_loss, model, training)
-
     def state(self) -> dict[str, Tensor]:
         """See `core.engine.Engine`."""
         return self.inner.state()
@@ -143,16 +133,7 @@ class AloneEngine(WrappingEngine):
         each = []
         for client, own in zip(client_ids, self._models_of(client_ids), strict=True):
             each.append(self.inner.evaluate([client], own[None]))
-        right = None
-        if each[0].right is not None:
-            right = torch.cat([one.right for one in each if one.right is not None], 1)
-        return Evaluation(
-            torch.cat([one.num_samples for one in each]),
-            torch.cat([one.values for one in each], 1),
-            torch.cat([one.losses for one in each], 1),
-            torch.stack([one.counts for one in each]).sum(0),
-            right=right,
-        )
+        return joined_evaluations(each, torch.arange(len(each)))
 
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
         """See `core.engine.Engine`: the mean over the clients' own models."""

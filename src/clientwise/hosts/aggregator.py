@@ -22,22 +22,19 @@ from ..core.weights.scores import Score
 from ..core.weights.weighting import ScoreError
 from ..errors import plain
 from ..experiment.running.about import about_method
-from .best import BestModel, KeepBest, mean_of_claims
-from .best_file import Best
-from .engine import Arrays, HostEngine, Layout, Pair, problem_of, server_set
-from .host_run import HostRecord, refuse_run
+from .engine import Arrays, HostEngine, Layout, Pair, server_engine
 from .methods import build, recorded_table, settings_of, with_criteria
+from .record import Best, BestModel, HostRecord, refuse_run
 from .values import (
     WEIGHT,
-    ByClient,
     Client,
     ClientValues,
+    GuardError,
     Measure,
-    RefusedError,
     ServerError,
     Weights,
+    mean_of_claims,
     require,
-    stated_weights,
 )
 
 MAX_CLIENTS = 10_000
@@ -52,9 +49,9 @@ class AggregatorOptions(TypedDict, total=False):
     num_classes: int | None
     learning_rate: float
     seed: int
-    max_change: float
     folder: str | Path | None
     weights: Weights | None
+    keep_best: str | None
 
 
 class Aggregator:
@@ -85,14 +82,12 @@ class Aggregator:
         learning_rate: of fine-tuning.
         seed: of the order of samples in fine-tuning.
         max_clients: clients that may take part, where `clients` does not name them.
-        max_change: factor by which a client's claim about its data, such as `dataset_size`, may
-            differ from its first claim.
         folder: a new run folder for the record, which `clientwise show` and `report` read.
         rounds: how many rounds are planned, for the record.
-        keep_best: a metric by which the best model so far is kept as `best.safetensors` in `folder`;
-            or a table with `metric`, `lower` (lower is better) and `file`. "loss" and the problem's
-            metric are measured on the server's samples, where it has some. Otherwise it is a value of
-            the clients for the model that they were sent.
+        keep_best: a metric by which the best model so far is kept as `best.safetensors` in `folder`:
+            "loss", a built-in metric, or "lowest NAME" or "highest NAME" of another. "loss" and the
+            problem's metric are measured on the server's samples, where it has some. Otherwise it is a
+            value of the clients for the model that they were sent.
 
     Attributes:
         round_num: the number of rounds so far.
@@ -124,36 +119,33 @@ class Aggregator:
         learning_rate: float = 0.01,
         seed: int = 1,
         max_clients: int = MAX_CLIENTS,
-        max_change: float = 1.5,
         folder: str | Path | None = None,
         rounds: int | None = None,
-        keep_best: KeepBest | None = None,
+        keep_best: str | None = None,
     ) -> None:
         self.round_num = 0
         self._best = None if keep_best is None else BestModel(keep_best, folder)
         functions = dict(measured_here or {})
-        stated: dict[str, ByClient] = {}
+        own_values = set(functions)
         if weights is not None:
             if criteria is not None or score is not None or normalise is not None:
                 raise ValueError("weights stand instead of criteria, score and normalise")
-            stated = {WEIGHT: stated_weights(weights, clients)}
             criteria = [WEIGHT]
+            own_values.add(WEIGHT)
         settings = settings_of(method)
         self._table = recorded_table(settings, criteria, score, normalise)
         self._about = about_method(settings, self._table)
-        self._server, self._spec = server_set(model, weigh, report, num_classes, seed)
-        self._num_classes = num_classes
+        self._server, self._spec = server_engine(model, weigh, report, num_classes, seed)
         self._method = build(settings, learning_rate, weigh is not None)
         if criteria is not None:
             self._method = with_criteria(
-                self._method, criteria, score, normalise, {*functions, *stated}, weigh is not None
+                self._method, criteria, score, normalise, own_values, weigh is not None
             )
-        problem = problem_of(self._server, num_classes)
-        self._values = ClientValues(self._method.criteria, functions, max_change, problem, stated)
-        self._num_clients = max_clients if clients is None else len(clients)
-        named = (
-            () if clients is None else clients
-        )  # may be an array, which is neither true nor false
+        num_clients = max_clients if clients is None else len(clients)
+        self._engine = HostEngine(num_clients, self._server, num_classes)
+        self._values = ClientValues(self._method.criteria, functions, self._engine.problem, weights)
+        # May be an array, which is neither true nor false
+        named = () if clients is None else clients
         self._numbers: dict[Client, int] = {name: row for row, name in enumerate(named)}
         self._takes_new_clients = clients is None
         self._seed = seed
@@ -165,7 +157,6 @@ class Aggregator:
         self._planned = rounds
         self._has_report_part = report is not None
         self._layout: Layout | None = None
-        self._engine: HostEngine
         self._state: ServerState
         self._record: HostRecord | None = None
         self._replies = _Replies()
@@ -224,13 +215,7 @@ class Aggregator:
         self._replies = _Replies()
         if self._layout is None:
             self._layout = Layout(model, self._spec)
-            self._engine = HostEngine(
-                self._layout.vector(),
-                self._layout.spec,
-                self._num_clients,
-                self._server,
-                self._num_classes,
-            )
+            self._engine.begin(self._layout)
             self._state = first_state(self._engine.initial_model, self._method, self._engine)
         else:
             self._layout.renew(model)
@@ -251,17 +236,15 @@ class Aggregator:
             vector = layout.vector(fitted)
             require(inspect_models(vector[None]))  # before it takes memory, or a number
             measured = self._values.of(client, layout, fitted, values)
-            ignored = self._values.ignored(values)
             self._number(client)
         except ServerError as error:
             raise error.reason from error
         except Exception as error:
-            reason = error.args[0] if isinstance(error, RefusedError) else str(error)
+            reason = error.args[0] if isinstance(error, GuardError) else str(error)
             self.refuse(client, reason or type(error).__name__)
             return None
         self._replies.models[client] = vector
         self._replies.values[client] = measured
-        self._replies.ignored[client] = ignored
         if self._best is not None:
             self._replies.metric[client] = values.get(self._best.metric)
         return fitted
@@ -288,9 +271,8 @@ class Aggregator:
         with self._naming_clients():
             self._state, record = run_round(state, self._method, plan, self._engine)
         self.round_num = record.round_num
-        ignored = map(plain, self._ignored_claims(record, replies))
         of_best = map(plain, self._keep_best(record, replies))
-        record = replace(record, notes=(*ignored, *of_best, *record.notes))
+        record = replace(record, notes=(*of_best, *record.notes))
         refusals = {client: str(reason) for client, reason in replies.refusals.items()}
         done = aggregate_of(record, layout.named(self._state.model), client_of, refusals)
         record = replace(record, notes=(*map(plain, without_row), *record.notes))
@@ -354,8 +336,8 @@ class Aggregator:
             return
         if not self._takes_new_clients:
             raise ValueError("unknown client")
-        if len(self._numbers) >= self._num_clients:
-            raise ValueError(f"more than {self._num_clients} clients have taken part")
+        if len(self._numbers) >= self._engine.num_clients:
+            raise ValueError(f"more than {self._engine.num_clients} clients have taken part")
         self._numbers[client] = len(self._numbers)
 
     def _number_refused(self, replies: _Replies) -> list[str]:
@@ -406,19 +388,6 @@ class Aggregator:
         )
 
     # Results -------------------------------------------------------------------------------------
-
-    def _ignored_claims(self, record: RoundRecord, replies: _Replies) -> list[str]:
-        """A remark for every claim about a criterion that the server measures."""
-        row_of = {number: row for row, number in enumerate(record.client_ids)}
-        remarks = []
-        for client, claims in replies.ignored.items():
-            row = row_of.get(self._numbers.get(client, -1))
-            for column, name in enumerate(record.criteria):
-                if row is not None and name in claims:
-                    measured = float(record.raw[row, column])
-                    claim = f"{_shown(client)} claims {name} = {claims[name]}"
-                    remarks.append(f"{claim}, which is measured here: {measured:g}")
-        return remarks
 
     def _keep_best(self, record: RoundRecord, replies: _Replies) -> list[str]:
         """Offer the model after the round, or the one before it where clients measure; returns remarks."""
@@ -480,8 +449,6 @@ class _Replies:
         self.values: dict[Client, dict[str, float]] = {}
         self.refusals: dict[Client, Reason | str] = {}
         self.metric: dict[Client, Any] = {}  # what clients send for `keep_best`
-        # What clients claim about criteria that the server measures
-        self.ignored: dict[Client, dict[str, str]] = {}
 
 
 def _shown(client: Client) -> str:
@@ -513,7 +480,7 @@ class Aggregate:
     criteria: Mapping[Any, Mapping[str, float]]  # of the same clients
     steps: Mapping[Any, ClientWeight]  # that led to their weights
     refusals: Mapping[Any, str]  # of the others, and of second updates, with the reason
-    remarks: tuple[str, ...]  # what else the record says: ignored claims, criteria without effect
+    remarks: tuple[str, ...]  # what else the record says, such as criteria without effect
 
 
 def aggregate_of(
@@ -547,18 +514,18 @@ def aggregate_of(
 
 
 def _steps(record: RoundRecord) -> list[ClientWeight]:
+    columns = {
+        "weight": record.weights,
+        "score": record.scores,
+        "prior": record.prior,
+        "z": record.z,
+        "posterior": record.posterior,
+        "influence": record.influence,
+    }
     rows = []
     for row in range(len(record.client_ids)):
-        rows.append(
-            ClientWeight(
-                weight=float(record.weights[row]),
-                score=float(record.scores[row]),
-                prior=float(record.prior[row]),
-                z=_at(record.z, row),
-                posterior=_at(record.posterior, row),
-                influence=_at(record.influence, row),
-            )
-        )
+        values: dict[str, Any] = {name: _at(column, row) for name, column in columns.items()}
+        rows.append(ClientWeight(**values))
     return rows
 
 

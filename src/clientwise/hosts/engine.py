@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..core.clock import Clock
 from ..core.criteria import ANY
-from ..core.objective.problem import Classification, Problem
+from ..core.objective.problem import Classification
 from ..core.types import Evaluation, Layer, ModelSpec, ServerPart, Task, Updates
 from ..data.federated import FederatedData
 from ..engine.local import LocalEngine
@@ -22,94 +22,66 @@ from ..models.flat import FlatModel
 Pair = tuple[Any, Any]  # inputs and targets
 
 
-class ServerSamples:
-    """The samples that a host's server holds, and the network that they are evaluated with.
-
-    Args:
-        module: the network.
-        weigh: samples to weigh by and to fine-tune on.
-        report: samples to report on; `weigh` if None.
-        num_classes: number of classes over all clients; by default the largest label plus one.
-        seed: of the order of samples in fine-tuning.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        weigh: Pair | None,
-        report: Pair | None,
-        num_classes: int | None,
-        seed: int,
-    ) -> None:
-        self._shows: ServerPart = "weigh" if report is None else "report"
-        some = weigh if weigh is not None else report
-        assert some is not None, "there is a set only where there are samples"
-        inputs, targets = some
-        nobody = [(inputs[:1], targets[:1])]  # a client for the layout of the samples
-        data = FederatedData.from_clients(
-            nobody, nobody, weigh=weigh, report=report, num_classes=num_classes
-        )
-        samples = replace(data.samples, problem=data.samples.problem.by(None))
-        data = replace(data, samples=samples)
-        self._engine = LocalEngine(data, deepcopy(module), seed=seed)
-        self.problem = self._engine.problem
-        self.spec = self._engine.spec
-
-    def evaluate(self, models: Tensor, part: ServerPart) -> Evaluation | None:
-        """The models [c, d] on a part of the samples; None where there is no such part."""
-        return self._engine.evaluate_server(models, self._shows if part == "report" else part)
-
-    def train(self, models: Tensor, task: Task) -> Tensor:
-        """The models [c, d], trained on the samples to weigh by."""
-        return self._engine.train_server(models, task)
-
-    def gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
-        """Of the mean loss of groups of the samples to weigh by [g, d]."""
-        return self._engine.server_gradients(model, groups)
-
-
-def server_set(
+def server_engine(
     model: nn.Module | None,
     weigh: Pair | None,
     report: Pair | None,
     num_classes: int | None,
     seed: int,
-) -> tuple[ServerSamples | None, ModelSpec | None]:
-    """The server's samples, if it has any, and the layout of the network; see `Aggregator`."""
+) -> tuple[LocalEngine | None, ModelSpec | None]:
+    """What evaluates the server's samples and trains on them, if it has any, and the network's layout.
+
+    See `Aggregator` for the arguments.
+    """
+    some = weigh if weigh is not None else report
     if model is None:
-        if weigh is not None or report is not None:
+        if some is not None:
             raise ValueError(
                 "samples of the server need `model`, the network they are evaluated with"
             )
         return None, None
-    if weigh is None and report is None:
-        return None, FlatModel(deepcopy(model), torch.device("cpu")).spec
-    server = ServerSamples(model, weigh, report, num_classes, seed)
-    return server, server.spec
+    module = deepcopy(model)
+    if some is None:
+        return None, FlatModel(module, torch.device("cpu")).spec
+    inputs, targets = some
+    nobody = [(inputs[:1], targets[:1])]  # a client for the layout of the samples
+    data = FederatedData.from_clients(
+        nobody, nobody, weigh=weigh, report=report, num_classes=num_classes
+    )
+    samples = replace(data.samples, problem=data.samples.problem.by(None))
+    engine = LocalEngine(replace(data, samples=samples), module, seed=seed)
+    return engine, engine.spec
 
 
 class HostEngine:
-    """See `core.engine.Engine`. `updates` are those of the round that is run next."""
+    """See `core.engine.Engine`. `updates` are those of the round that is run next.
+
+    Args:
+        num_clients: the most that may take part.
+        server: with the server's samples, if it has any.
+        num_classes: how many there are, if that is known.
+    """
 
     updates: Updates
+    initial_model: Tensor
+    spec: ModelSpec
 
     def __init__(
-        self,
-        initial_model: Tensor,
-        spec: ModelSpec,
-        num_clients: int,
-        server: ServerSamples | None,
-        num_classes: int | None,
+        self, num_clients: int, server: LocalEngine | None, num_classes: int | None
     ) -> None:
         self.num_clients = num_clients
-        self.initial_model = initial_model
-        self.spec = spec
-        self.problem: Problem = problem_of(server, num_classes)
+        # Without samples, classes, whose number may be unknown
+        self.problem = server.problem if server else Classification(num_classes or int(ANY))
         self.device = torch.device("cpu")
         self.attributes: Mapping[str, Tensor] = {}
         self.idle_work: Callable[[], None] | None = None
         self.clock: Clock | None = None
         self._server = server
+
+    def begin(self, layout: Layout) -> None:
+        """Take the model of the first round."""
+        self.initial_model = layout.vector()
+        self.spec = layout.spec
 
     @property
     def train_sizes(self) -> Tensor | None:
@@ -125,18 +97,22 @@ class HostEngine:
         raise NotImplementedError("a host's clients are not asked to evaluate")
 
     def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
-        """See `core.engine.Engine`."""
-        return None if self._server is None else self._server.evaluate(models, part)
+        """See `core.engine.Engine`. Without samples to report on, those to weigh by are reported on."""
+        if self._server is None:
+            return None
+        if part == "report" and self._server.data.report is None:
+            part = "weigh"
+        return self._server.evaluate_server(models, part)
 
     def train_server(self, models: Tensor, task: Task) -> Tensor:
         """See `core.engine.Engine`."""
         assert self._server is not None, "methods that need samples are refused beforehand"
-        return self._server.train(models, task)
+        return self._server.train_server(models, task)
 
     def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
         """See `core.engine.Engine`."""
         assert self._server is not None, "methods that need samples are refused beforehand"
-        return self._server.gradients(model, groups)
+        return self._server.server_gradients(model, groups)
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """See `core.engine.Engine`."""
@@ -147,13 +123,6 @@ class HostEngine:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """See `core.engine.Engine`."""
-
-
-def problem_of(server: ServerSamples | None, num_classes: int | None) -> Problem:
-    """What the model predicts; without samples, classes, whose number may be unknown."""
-    if server is not None:
-        return server.problem
-    return Classification(num_classes or int(ANY))
 
 
 Arrays = Mapping[str, Any]  # NumPy arrays or tensors, by name

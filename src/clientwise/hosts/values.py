@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
@@ -13,16 +12,24 @@ from torch import Tensor
 
 from ..core.criteria import ANY, CRITERIA, Criterion, is_fixed
 from ..core.guard import inspect_values
+from ..core.objective.metrics import METRICS, measured
 from ..core.objective.problem import Problem
 from ..core.types import Reason
-from ..registry import suggest
 from .engine import Layout
 
 Client = str | int
 Measure = Callable[[dict[str, Any]], float]
+ByClient = Callable[[Any, Mapping[str, Any]], float]
+Weights = Mapping[Any, float] | ByClient
+Metric = int | float | list[int] | list[float]
+
+WEIGHT = "weight"  # the criterion that the record shows for stated weights
+MAX_CHANGE = 1.5  # factor by which a claim about a client's data may differ from its first claim
+MAX_LISTED = 300  # characters
+NOT_USABLE = -1  # the form of a metric that cannot be averaged
 
 
-class RefusedError(ValueError):
+class GuardError(ValueError):
     """An update that the guard refuses, with its reason."""
 
 
@@ -34,37 +41,62 @@ class ServerError(Exception):
         self.reason = reason
 
 
+class FirstClaims:
+    """What each client claimed first about its data: later claims must stay near it.
+
+    A claim x is accepted if v/f ≤ x ≤ f·v, where v is the client's first claim and f is `MAX_CHANGE`. So no client
+    raises its weight once it is trusted.
+    """
+
+    def __init__(self) -> None:
+        self.first: dict[tuple[Client, str], float] = {}
+
+    def compare(self, client: Client, name: str, claimed: float) -> None:
+        """ValueError where a claim differs too much from the first one."""
+        first = self.first.get((client, name))
+        if first is None:
+            return
+        low = first / MAX_CHANGE
+        high = first * MAX_CHANGE
+        if not low <= claimed <= high:
+            raise ValueError(
+                f"{name} = {claimed:.12g}, at first {first:.12g}: {low:.6g} to {high:.6g} is allowed"
+            )
+
+    def remember(self, client: Client, name: str, claimed: float) -> None:
+        """Keep a claim that can be true, if it is the client's first."""
+        if 0 <= claimed < math.inf:
+            self.first.setdefault((client, name), claimed)
+
+
 class ClientValues:
     """Reads the values of every update, and remembers clients' first claims.
 
     Args:
         criteria: of the method.
         measured_here: functions of a client's arrays, by criterion, for what the server measures.
-        max_change: factor by which a claim about a client's data may differ from its first claim.
         problem: what the model predicts; it bounds what is measured.
-        stated: functions of a client and of what came with its update, by criterion.
+        weights: of clients, instead of criteria; see `Aggregator`.
     """
 
     def __init__(
         self,
         criteria: Sequence[Criterion],
         measured_here: Mapping[str, Measure],
-        max_change: float,
         problem: Problem,
-        stated: Mapping[str, ByClient] | None = None,
+        weights: Weights | None = None,
     ) -> None:
-        self._stated = stated or {}
+        self._weight_of = None if weights is None else stated_weights(weights)
         self._criteria = {one.name: one for one in criteria}
         self.claimed = [one for one in criteria if one.measured_by == "client"]
         for name in measured_here.keys() - {one.name for one in self.claimed}:
             raise ValueError(f"measured_here: {name} is none of the criteria that clients claim")
         # The values that must come with every update
-        known_here = {*measured_here, *self._stated}
+        known_here = set(measured_here) if weights is None else {WEIGHT}
         self.asked = tuple(one.name for one in self.claimed if one.name not in known_here)
         self._measured_here = measured_here
-        self._max_change = max_change
         self._problem = problem
-        self._first_claims: dict[tuple[Client, str], float] = {}
+        self._claims = FirstClaims()
 
     def of(
         self,
@@ -86,43 +118,24 @@ class ClientValues:
         found = {}
         for name in self.asked:
             found[name] = number_in(values, name)
-            self._compare(client, self._criteria[name], found[name])
+            self._claims.compare(client, name, found[name])
         for name in self._measured_here:
             found[name] = self._measure(name, layout, tensors)
-        for name, function in self._stated.items():
-            found[name] = self._within_bounds(name, function(client, values))
+        if self._weight_of is not None:
+            found[WEIGHT] = self._within_bounds(WEIGHT, self._weight_of(client, values))
         return found
-
-    def ignored(self, values: Mapping[str, Any]) -> dict[str, str]:
-        """What a client claims about criteria that the server measures."""
-        measured = self._criteria.keys() - set(self.asked)
-        return {name: str(values[name])[:40] for name in values.keys() & measured}
 
     def first_claim(self, client: Client, name: str) -> float | None:
         """What a client claimed in its first accepted update; None before it."""
-        return self._first_claims.get((client, name))
+        return self._claims.first.get((client, name))
 
     def remember(self, criteria: Mapping[Client, Mapping[str, float]]) -> None:
         """Keep the first claim of every accepted client about its data."""
         for name in self.asked:
             part = self._criteria[name].part
-            if part.name not in CRITERIA or not is_fixed(part):
-                continue
-            for client, values in criteria.items():
-                self._first_claims.setdefault((client, name), values[name])
-
-    def _compare(self, client: Client, criterion: Criterion, claimed: float) -> None:
-        """ValueError where a fact of the client's data differs much from its first claim."""
-        first = self.first_claim(client, criterion.name)
-        if first is None:
-            return
-        low = first / self._max_change
-        high = first * self._max_change
-        if not low <= claimed <= high:
-            raise ValueError(
-                f"{criterion.name} = {claimed:.12g}, at first {first:.12g}: {low:.6g} to {high:.6g} is "
-                f"allowed (max_change = {self._max_change:g})"
-            )
+            if part.name in CRITERIA and is_fixed(part):
+                for client, values in criteria.items():
+                    self._claims.remember(client, name, values[name])
 
     def _measure(self, name: str, layout: Layout, tensors: Mapping[str, Tensor]) -> float:
         """The server's own measurement.
@@ -133,7 +146,7 @@ class ClientValues:
             return self._measured(name, layout.native(tensors))
         except Exception as error:
             try:
-                self._measured(name, layout.named(layout.vector()))
+                self._measured(name, layout.sent())
             except Exception as own:
                 raise ServerError(own) from own
             raise ValueError(f"{name} of its model cannot be measured: {error}") from error
@@ -151,7 +164,7 @@ def require(reasons: Sequence[Reason | str | None]) -> None:
     """An error with the guard's reason, where it has one."""
     for reason in reasons:
         if reason is not None:
-            raise RefusedError(reason)
+            raise GuardError(reason)
 
 
 def number_in(values: Mapping[str, Any], name: str) -> float:
@@ -164,69 +177,47 @@ def number_in(values: Mapping[str, Any], name: str) -> float:
     return float(value)
 
 
-WEIGHT = "weight"  # the criterion that the record shows for stated weights
-ByClient = Callable[[Any, Mapping[str, Any]], float]
-Weights = Mapping[Any, float] | ByClient
-
-
-def stated_weights(weights: Weights, clients: Sequence[str] | None) -> ByClient:
+def stated_weights(weights: Weights) -> ByClient:
     """Stated weights as a function of a client and its values. ValueError for weights that no round can use.
 
     The function raises a ValueError for a client without a weight: its update is refused. Shares of
     the aggregate are these weights over the sum of those whose updates are accepted.
 
-    Args:
-        weights: a weight for every client, or a function of a client and of its values.
-        clients: the names of all clients; None: unknown.
-
     Example:
-        >>> stated_weights({"north": 2.0, "south": 1.0}, None)("south", {})
+        >>> stated_weights({"north": 2.0, "south": 1.0})("south", {})
         1.0
     """
-    if isinstance(weights, Mapping):
-        return _of_mapping(dict(weights), clients)
-    if not callable(weights):
-        kind = type(weights).__name__
+    if not isinstance(weights, Mapping):
+        return _guarded(weights)
+    known = {
+        client: _number(value, f"weights: {client!r} has") for client, value in weights.items()
+    }
+    for client, weight in known.items():
+        if not 0 <= weight <= ANY:  # false for NaN
+            raise ValueError(f"weights: {client!r} has {weight:g}: must be 0 to {ANY:g}")
+
+    def of_mapping(client: Any, values: Mapping[str, Any]) -> float:
+        if client not in known:
+            raise ValueError("has no weight: `weights` does not name it")
+        return known[client]
+
+    return of_mapping
+
+
+def _guarded(function: ByClient) -> ByClient:
+    """A user's function, whose errors refuse the update: it reads values as the client sent them."""
+    if not callable(function):
+        kind = type(function).__name__
         raise ValueError(f"weights must be a dict by client or a function, got {kind}")
-    try:
-        inspect.signature(weights).bind("client", {})
-    except TypeError:
-        raise ValueError("weights must take two arguments, (client, metrics)") from None
-    except ValueError:  # a built-in function, whose arguments are unknown
-        pass
-    function = weights
 
     def of_function(client: Any, values: Mapping[str, Any]) -> float:
         try:
             found = function(client, dict(values))
-        except Exception as error:  # of the values as the client sent them
+        except Exception as error:
             raise ValueError(f"weights failed: {type(error).__name__}: {error}") from error
         return _number(found, "weights gave")
 
     return of_function
-
-
-def _of_mapping(weights: Mapping[Any, float], clients: Sequence[str] | None) -> ByClient:
-    for client, value in weights.items():
-        number = _number(value, f"weights: {client!r} has")
-        if not 0 <= number <= ANY:  # false for NaN
-            raise ValueError(f"weights: {client!r} has {number:g}: must be 0 to {ANY:g}")
-    if not any(weights.values()):
-        raise ValueError("weights are all zero: no round would have a new model")
-    if clients is not None:
-        for name in weights.keys() - set(clients):
-            known = suggest(str(name), clients)
-            raise ValueError(f"weights: {name!r} is none of `clients`{known}")
-        missing = [name for name in clients if name not in weights]
-        if missing:
-            raise ValueError(f"weights leave out {', '.join(map(repr, missing))} of `clients`")
-
-    def of_mapping(client: Any, values: Mapping[str, Any]) -> float:
-        if client not in weights:
-            raise ValueError("has no weight: `weights` does not name it")
-        return float(weights[client])
-
-    return of_mapping
 
 
 def _number(value: Any, said: str) -> float:
@@ -238,11 +229,6 @@ def _number(value: Any, said: str) -> float:
         return float(value)
     except OverflowError:
         return math.inf
-
-
-Metric = int | float | list[int] | list[float]
-MAX_LISTED = 300  # characters
-NOT_USABLE = -1  # the form of a metric that cannot be averaged
 
 
 def keep_common(metrics: Sequence[dict[str, Metric]]) -> list[str]:
@@ -292,3 +278,33 @@ def averaged(
             if not isinstance(value, list):
                 means[name] = means.get(name, 0.0) + weights[client] * float(value)
     return means, remarks
+
+
+def mean_of_claims(
+    metric: str, claims: Mapping[Any, Any], weights: Mapping[Any, float]
+) -> tuple[float | None, list[str]]:
+    """The mean of a metric over the clients that sent a usable value, by their weights; and remarks.
+
+    >>> mean_of_claims("accuracy", {"a": 0.5, "b": 7.0}, {"a": 0.4, "b": 0.6})
+    (0.5, ['keep_best: no usable accuracy from b'])
+    """
+    usable = {client: value for client, value in claims.items() if _can_be_true(metric, value)}
+    others = [str(client)[:40] for client in claims if client not in usable]
+    remarks = []
+    if others:
+        remarks.append(f"keep_best: no usable {metric} from {', '.join(others)}"[:MAX_LISTED])
+    total = sum(weights[client] for client in usable)
+    if not total:
+        return None, remarks
+    return sum(weights[client] * float(usable[client]) for client in usable) / total, remarks
+
+
+def _can_be_true(metric: str, value: Any) -> bool:
+    """Whether a client's value of a metric is a number in its range, where that is known."""
+    try:
+        number = _number(value, metric)
+    except ValueError:
+        return False
+    if metric in METRICS and measured(metric).is_share and not measured(metric).is_error:
+        return 0 <= number <= 1
+    return abs(number) <= ANY  # false for NaN

@@ -151,7 +151,7 @@ def check_parameters(module: nn.Module, copies: int) -> None:
 def check_batch(module: nn.Module, sample: Tensor | Mapping[str, Tensor], count: int) -> None:
     """ValueError where the layers make more of a batch of `count` samples to train on than fits into memory.
 
-    To evaluate, batches are cut (`engine.evaluation`). `sample` is one sample [1, ...], or its inputs by name.
+    To evaluate, batches are cut (`engine.jobs`). `sample` is one sample [1, ...], or its inputs by name.
     """
     every, _ = values_per_sample(module, sample)
     if (needed := 4 * count * every) > memory():

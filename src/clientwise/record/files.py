@@ -18,7 +18,7 @@ CONFIG = "config.toml"
 VERSIONS = "versions.json"
 TRIES = 4
 SECONDS_BETWEEN = 0.05
-BEST = "best.safetensors"  # the best model of another framework's run; see `hosts/best.py`
+BEST = "best.safetensors"  # the best model of another framework's run; see `hosts/record.py`
 
 
 def newest_run(parent: Path = Path("runs")) -> Path:
@@ -120,13 +120,6 @@ def is_locked(folder: Path) -> bool:
     except (ImportError, OSError):  # no such lock, or no such file
         return False
     return False
-
-
-def wait_until_free(folder: Path, seconds: float) -> None:
-    """Wait until no process writes to this run folder, at most so many seconds."""
-    end = time.monotonic() + seconds
-    while is_locked(folder) and time.monotonic() < end:
-        time.sleep(SECONDS_BETWEEN)
 
 
 def _opened(folder: Path, flags: int) -> IO[bytes]:

@@ -13,12 +13,9 @@ from torch.func import functional_call
 
 from ...core.types import FLOAT_BYTES
 from ...models.modules import CountedDropout, keep
-from . import kernels
 
 # Parameter-free, and blind to what else is in the batch.
-# Fmt: skip
 PLAIN = (
-    nn.MaxPool2d,
     nn.AvgPool2d,
     nn.AdaptiveAvgPool2d,
     nn.Tanh,
@@ -103,8 +100,6 @@ class Dense(StackedLayer):
         rows = values.reshape(len(values), -1, values.shape[-1])
         if training:
             self._rows, self._shape = rows, values.shape
-        if kernels.can_run(rows, self.parameters[0].value.shape[1]):
-            return kernels.forward(rows, *self._matrices()).view(*values.shape[:-1], -1)
         kernel = self.parameters[0].value[: len(values)].to(values.dtype).transpose(1, 2)
         if self.alike:  # one large product instead of many small ones
             rows, kernel = rows.flatten(0, 1)[None], kernel[:1]
@@ -113,11 +108,6 @@ class Dense(StackedLayer):
     def backward(self, gradient: Tensor, learning_rate: float | None, wanted: bool) -> Tensor:
         """The gradient by the inputs comes first: the weights change in place."""
         gradient = gradient.reshape(len(gradient), -1, gradient.shape[-1])
-        if learning_rate is not None and kernels.can_run(self._rows, gradient.shape[-1]):
-            before = kernels.backward(
-                gradient.contiguous(), self._rows, *self._matrices(), learning_rate, wanted=wanted
-            )
-            return gradient if before is None else before.view(self._shape)
         before = gradient
         if wanted:
             kernel = self.parameters[0].value[: len(gradient)].to(gradient.dtype)
@@ -129,12 +119,6 @@ class Dense(StackedLayer):
         for bias in self.parameters[1:]:
             bias.learn(gradient.sum(1), learning_rate)
         return before
-
-    def _matrices(self) -> tuple[Tensor, Tensor | None]:
-        """Weights [G, m, k] and biases [G, m] of all models."""
-        return self.parameters[0].value, self.parameters[1].value if len(
-            self.parameters
-        ) > 1 else None
 
 
 class Convolution(StackedLayer):
@@ -269,7 +253,6 @@ class Convolution(StackedLayer):
     ) -> Tensor:
         results = []
         for model in range(len(gradient)):
-            # Fmt: skip
             results.append(
                 torch.ops.aten.convolution_backward(
                     gradient[model].permute(0, 3, 1, 2),
@@ -383,7 +366,7 @@ class RowConvolution(Convolution):
 
 
 class Pooling(StackedLayer):
-    """`nn.MaxPool2d(2)`, alone or with the ReLU behind it: a kernel of our own on a GPU, otherwise PyTorch's.
+    """`nn.MaxPool2d`, alone or with the ReLU behind it.
 
     It adds the bias of the convolution before it: added to the maximum of four it is a quarter of the work.
     """
@@ -394,34 +377,19 @@ class Pooling(StackedLayer):
         super().__init__(module, parameters, draws)
         self._relu = type(module) is nn.Sequential
         self._plain = Plain(next(module.children()) if self._relu else module, (), draws)
-        self._winners: Tensor | None = None
 
     @staticmethod
     def fits(module: nn.Module) -> bool:
-        """Whether it pools 2×2, with a ReLU behind it or without."""
+        """Whether it pools, with a ReLU behind it or without."""
         if type(module) is nn.Sequential:
-            return len(module) == 2 and type(module[1]) is nn.ReLU and Pooling.fits(module[0])
-        if type(module) is not nn.MaxPool2d:
-            return False
-        settings = (
-            module.kernel_size,
-            module.stride,
-            module.padding,
-            module.dilation,
-            module.ceil_mode,
-        )
-        return settings == (2, 2, 0, 1, False)
+            return [type(part) for part in module] == [nn.MaxPool2d, nn.ReLU]
+        return type(module) is nn.MaxPool2d
 
     def forward(self, values: Tensor, training: bool) -> Tensor:
         """The maxima."""
-        bias = self.parameters[0].value if self.parameters else None
-        self._winners = None
-        if kernels.can_pool(values):
-            self._results, self._winners = kernels.pool(values, bias, relu=self._relu)
-            return self._results
         results = self._plain.forward(values, training)
-        if bias is not None:
-            results = results + bias[: len(values), None, None, None].to(values.dtype)
+        for bias in self.parameters:
+            results = results + bias.value[: len(values), None, None, None].to(values.dtype)
         self._results = results.relu() if self._relu else results
         return self._results
 
@@ -431,9 +399,7 @@ class Pooling(StackedLayer):
             gradient = torch.ops.aten.threshold_backward(gradient, self._results, 0)
         for bias in self.parameters:
             bias.learn(gradient.sum((1, 2, 3)), learning_rate)
-        if self._winners is None:
-            return self._plain.backward(gradient, learning_rate, wanted)
-        return kernels.unpool(gradient.contiguous(), self._winners)
+        return self._plain.backward(gradient, learning_rate, wanted)
 
 
 class Rectifier(StackedLayer):
@@ -558,17 +524,10 @@ def make_layer(
         (Flattening, type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)),
         (Dropping, type(module) is CountedDropout),
         (Pooling, Pooling.fits(module)),
-        (Plain, isinstance(module, PLAIN) or _pools_and_rectifies(module)),
+        (Plain, isinstance(module, PLAIN)),
     ]
     rule = next((rule for rule, fits in rules if fits), Vmapped)
     return rule(module, parameters, draws)
-
-
-def _pools_and_rectifies(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential and [type(part) for part in module] == [
-        nn.MaxPool2d,
-        nn.ReLU,
-    ]
 
 
 def _affine(rows: Tensor, kernel: Tensor, bias: Sequence[Parameter]) -> Tensor:

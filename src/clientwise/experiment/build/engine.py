@@ -190,7 +190,7 @@ def build_plan(
     With `secret`, cohorts and noise follow from a new key of the operating system.
     """
     cohorts, evaluation = experiment.federation, experiment.evaluation
-    away = {*experiment.flower.away, *cohorts.without} & {*range(num_clients)}
+    away = {*cohorts.without} & {*range(num_clients)}
     members = num_clients - len(away)
     wanted = cohorts.clients_per_round
     probability = min(1.0, wanted / members) if wanted else cohorts.fraction or 1.0

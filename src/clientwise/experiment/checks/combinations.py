@@ -22,7 +22,7 @@ from ...core.weights.weighting import (
     check_normaliser,
     is_constant,
 )
-from ...registry import Need, suggest
+from ...registry import Need
 from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.parts import make
@@ -67,12 +67,6 @@ EXPERIMENT: tuple[tuple[str, str, Callable[[Experiment], object]], ...] = (
         "flower.clients",
         "'{}' is listed twice; names must be unique",
         lambda e: _twice(e.flower.clients),
-    ),
-    ("flower.left", "no client is called {}", lambda e: _strangers(e)),
-    (
-        "flower.left",
-        "all of flower.clients have left",
-        lambda e: e.flower.clients and len(e.flower.away) == len(e.flower.clients),
     ),
     (
         "evaluation.clients_every",
@@ -482,11 +476,6 @@ def _of_noised_mean(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row
             "one client could make a whole round void: set flower.min_replies = 1",
             _on_flower(e) and e.flower.min_replies > 1,
         ),
-        (
-            "privacy",
-            f"flower.grace_seconds {SINGLE}: leave it out",
-            _on_flower(e) and e.flower.grace_seconds is not None,
-        ),
     ]
 
 
@@ -501,12 +490,6 @@ def _refused(settings: MethodSettings, reasons: Mapping[str, str]) -> list[Row]:
 
 def _twice(values: Iterable[Any]) -> list[Any]:
     return sorted(value for value, count in Counter(values).items() if count > 1)
-
-
-def _strangers(experiment: Experiment) -> list[str]:
-    """Names in `flower.left` that no client has, and the closest that one has."""
-    names = experiment.flower.clients
-    return [f"{one!r}{suggest(one, names)}" for one in experiment.flower.left if one not in names]
 
 
 def _on_flower(experiment: Experiment) -> bool:

@@ -269,46 +269,20 @@ class DeviceSettings(ConfigTable):
 class FlowerSettings(ConfigTable):
     """Clients reached through Flower (engine = "flower"): see docs/flower.md."""
 
-    train_seconds: Seconds = 600.0
-    """Longest time that the server waits for trained models."""
-
-    evaluate_seconds: Seconds = 300.0
-    """Longest time that the server waits for evaluations."""
+    reply_seconds: Seconds = 600.0
+    """Longest time that the server waits for trained models, and again for evaluations."""
 
     min_replies: PositiveInt = 1
     """Least number of answers. With fewer, a round leaves the model unchanged."""
 
-    grace_seconds: Seconds | None = None
-    """Time to wait for other clients after `min_replies` answers. Default: no limit of its own."""
-
-    repeats: Annotated[int, Field(ge=0, le=100)] = 5
-    """How often a round is repeated because clients cannot be reached; then the run stops and can be
-    resumed. 0: the round counts and leaves the model unchanged. Always 0 with noise of the server
-    (`privacy`)."""
-
-    max_test_samples: PositiveInt = 100_000
-    """Evaluations on more test samples than this are refused."""
-
-    max_change: Annotated[float, Field(ge=1, le=1e6)] = 1.5
-    """Deployment: the factor by which a client's claims about its data may differ from what it
-    declared."""
-
     clients: list[str] = []
     """Deployment: the names of the registered nodes. The first is client 0."""
-
-    left: list[str] = []
-    """Deployment: clients that left. They are not asked, and keep their numbers."""
 
     input_shape: Annotated[list[PositiveInt], Field(max_length=8)] = []
     """Deployment: the shape of a sample."""
 
     num_classes: Annotated[int, Field(ge=0, le=MOST_CLASSES)] = 0
     """Deployment: the number of classes. 0: regression."""
-
-    @property
-    def away(self) -> tuple[int, ...]:
-        """The numbers of the clients that have left."""
-        return tuple(client for client, name in enumerate(self.clients) if name in self.left)
 
 
 def _as_list(value: Any) -> Any:

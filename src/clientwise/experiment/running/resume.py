@@ -31,14 +31,9 @@ MAY_CHANGE = frozenset(
         "keep_every",
         "trackers",
         "workers",
-        "flower.train_seconds",
-        "flower.evaluate_seconds",
-        "flower.grace_seconds",
-        "flower.repeats",
-        "flower.max_change",
+        "flower.reply_seconds",
     }
 )
-MEMBERS = ("flower.clients", "flower.left")
 
 
 def new_folder(name: str, parent: Path = Path("runs")) -> Path:
@@ -158,10 +153,12 @@ def refuse_other_config(
         hint += "; give a changed method another name"
     if of_bounds:
         hint += ", or go on with other bounds by --accept-changes (in Python accept_changes=True), which is recorded"
-    if counts_members(before) and not found.keys().isdisjoint(MEMBERS):
-        hint += "; the ε of the rounds so far holds for the members so far"
-    elif "flower.clients" in found:
-        hint += "; names may join flower.clients at its end"
+    if "flower.clients" in found:
+        hint += (
+            "; the ε of the rounds so far holds for the members so far"
+            if counts_members(before)
+            else "; names may join flower.clients at its end"
+        )
     if "rounds" in found:
         hint += f"; its rounds may only grow: set rounds = {before.rounds} or more"
     raise RunError(f"{folder}: was run with another config: {', '.join(found.values())}. {hint}")
@@ -170,13 +167,13 @@ def refuse_other_config(
 def differences(before: Experiment, now: Experiment) -> dict[str, str]:
     """What differs between two configs and must not: a sentence for every key.
 
-    Rounds, seeds and methods may be added; clients of a deployment may join at the end and leave, unless an ε
-    follows from their number.
+    Rounds, seeds and methods may be added; clients of a deployment may join at the end, unless an ε follows from
+    their number.
     """
     shared = {method.name for method in before.methods} & {method.name for method in now.methods}
     old = _keys(before, shared)
     new = _keys(now, shared)
-    fixed = MEMBERS if counts_members(before) else ()
+    fixed = ("flower.clients",) if counts_members(before) else ()
     found: dict[str, str] = {}
     for key in sorted({*old, *new} - MAY_CHANGE - {"seeds"}):
         one = old.get(key)
@@ -204,13 +201,9 @@ def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def member_changes(before: Experiment, now: Experiment) -> Iterator[str]:
-    """Which clients of a deployment joined, left or came back."""
+    """Which clients of a deployment joined."""
     for name in now.flower.clients[len(before.flower.clients) :]:
         yield f"{name} joined"
-    for name in now.flower.clients:
-        was_away = name in before.flower.left
-        if was_away != (name in now.flower.left):
-            yield f"{name} came back" if was_away else f"{name} left"
 
 
 def counts_members(experiment: Experiment) -> bool:
@@ -227,13 +220,13 @@ def _keys(experiment: Experiment, names: set[str]) -> dict[str, Any]:
 
 
 def _may_grow(key: str, one: Any, other: Any) -> bool:
-    """Whether rounds or clients were only added, or clients left."""
+    """Whether rounds or clients were only added."""
     if key == "rounds":
         return bool(other > one)
     if key == "flower.clients" or key.startswith("attributes."):
         known = one or []
         return len(known) < len(other or []) and known == other[: len(known)]
-    return key == "flower.left"
+    return False
 
 
 def _shown(value: Any) -> str:

@@ -15,14 +15,13 @@ from flwr.clientapp import ClientApp
 from ...data.datasets import DataError
 from ...engine.device import pick_device
 from ...engine.wrapping import EmbeddedEngine
-from ...errors import RefusedError
 from ...experiment.build.data import build_data, load_samples
 from ...experiment.build.engine import build_engine, build_executor
 from ...experiment.load import load_experiment
 from ...models.flat import same_frozen
-from ..protocols import Exact, Gate
-from .data import Config, OwnData, data_held_by, load_npz
-from .wire import Request, read_request, write_evaluation, write_update
+from ..protocols import Exact, Gate, OwnData, Refused, Request
+from .data import Config, data_held_by, load_npz
+from .wire import read_request, write_evaluation, write_update
 
 
 def client_app(
@@ -100,7 +99,7 @@ RAISED = 2  # Flower's code for a client app that raised
 
 
 def answer(
-    content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], gate: Gate | None = None
+    content: RecordDict, engine_of: Callable[[Request], EmbeddedEngine], gate: Gate | None
 ) -> RecordDict:
     """Train or evaluate as the client that the request names, with the code of a local run.
 
@@ -132,7 +131,7 @@ def answer(
 def _refuse_other_weights(request: Request, engine: EmbeddedEngine) -> None:
     """Frozen parameters are not sent: with others, a client would train or judge another model."""
     if not same_frozen(request.frozen, engine.frozen):
-        raise RefusedError(
+        raise Refused(
             "the frozen parameters of this node's network are not those of the server: load the same "
             "pretrained weights"
         )
@@ -143,12 +142,12 @@ def answer_failure(message: Message, error: Exception, *, private: bool) -> Mess
 
     With private data it has only the error's type, since the text may quote a sample.
     """
-    if isinstance(error, RefusedError):
+    if isinstance(error, Refused):
         log.warning("REFUSED to %s: %s", message.metadata.message_type, error)
     else:
         log.exception("clientwise could not %s", message.metadata.message_type)
     kind = type(error).__name__
-    if private and not isinstance(error, RefusedError):
+    if private and not isinstance(error, Refused):
         reason = f"{kind}; the node's log says more"
     else:
         reason = " ".join(f"{kind}: {error}".split())[:300]

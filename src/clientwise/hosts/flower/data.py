@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +20,9 @@ from ...experiment.checks.combinations import deployment_issues
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...writing import replacing
+from ..protocols import OwnData
 
 Config = str | Path | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class OwnData:
-    """What one node holds: (inputs, targets) to train on and to test on, as the model sees them."""
-
-    train: tuple[Any, Any]
-    test: tuple[Any, Any]
-    # Facts about the training samples
-    sample_attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_npz(path: str) -> OwnData:
@@ -84,33 +75,23 @@ def data_held_by(
     classes = settings.num_classes
     target_type = torch.int64 if classes else torch.float32
     nothing = (torch.zeros(0, *shape), torch.zeros(0, dtype=target_type))
-    blocks = [block for own in held.values() for block in (own.train, own.test)] + list(
-        server.values()
-    )
-    for inputs, targets in blocks:
+    blocks = [block for own in held.values() for block in (own.train, own.test)]
+    for inputs, targets in [*blocks, *server.values()]:
         if tuple(inputs.shape[1:]) != shape:
             raise DataError(
                 f"samples of shape {tuple(inputs.shape[1:])}, but flower.input_shape = {list(shape)}"
             )
         if torch.as_tensor(targets).is_floating_point() == bool(classes):
             raise DataError(f"targets of type {targets.dtype}, but flower.num_classes = {classes}")
-    clients = range(len(settings.clients))
-    names = {name for own in held.values() for name in own.sample_attributes}
-    for client, own in held.items():
-        if missing := sorted(names - own.sample_attributes.keys()):
-            raise DataError(
-                f"{settings.clients[client]} has no array {missing[0]}, but other members have one"
-            )
+    parts = [held.get(client, OwnData(nothing, nothing)) for client in range(len(settings.clients))]
+    names = {name for own in parts for name in own.sample_attributes}
     data = FederatedData.from_clients(
-        [held[client].train if client in held else nothing for client in clients],
-        [held[client].test if client in held else nothing for client in clients],
+        [own.train for own in parts],
+        [own.test for own in parts],
         num_classes=classes or None,
         problem=None if classes else Regression.kind,
         sample_attributes={
-            name: [
-                held[client].sample_attributes[name] if client in held else [] for client in clients
-            ]
-            for name in names
+            name: [own.sample_attributes.get(name, []) for own in parts] for name in names
         },
         weigh=server.get("weigh"),
         report=server.get("report"),
@@ -138,27 +119,20 @@ def write_parts(config: Config, folder: str | Path) -> list[Path]:
         inputs = samples.inputs[indices] if samples.scale == 1 else samples.batch(indices)
         return {f"{part}_inputs": inputs.numpy(), f"{part}_targets": holdings.targets[held].numpy()}
 
-    def attributes(holder: int) -> dict[str, Any]:
-        indices = data.train.indices[data.train.slice(holder)]
-        return {
-            name: values[indices].numpy() for name, values in data.samples.sample_attributes.items()
+    files = {}
+    for client, name in enumerate(names):
+        indices = data.train.indices[data.train.slice(client)]
+        facts = data.samples.sample_attributes.items()
+        files[name] = {
+            **arrays("train", data.train, client),
+            **arrays("test", data.test, client),
+            **{fact: values[indices].numpy() for fact, values in facts},
         }
-
+    files["server"] = {}
+    for part, holdings in (("weigh", data.weigh), ("report", data.report)):
+        if holdings:
+            files["server"] |= arrays(part, holdings, 0)
     Path(folder).mkdir(parents=True, exist_ok=True)
-    files = {
-        name: {**arrays("train", data.train, k), **arrays("test", data.test, k), **attributes(k)}
-        for k, name in enumerate(names)
-    }
-    server = [
-        (part, holdings)
-        for part, holdings in (("weigh", data.weigh), ("report", data.report))
-        if holdings
-    ]
-    files["server"] = {
-        name: array
-        for part, holdings in server
-        for name, array in arrays(part, holdings, 0).items()
-    }
     for name, content in files.items():
         with replacing(Path(folder) / f"{name}.npz") as temporary, temporary.open("wb") as file:
             numpy.savez(file, **content)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,23 +18,24 @@ from torch import Tensor
 
 from ...core.clock import LATE, Pace
 from ...core.criteria import is_fixed
-from ...core.types import Evaluation, Reason, Refusal, ServerPart, Task, Updates
-from ...engine.wrapping import EmbeddedEngine
-from ...errors import ClientwiseError
+from ...core.evaluation import LARGEST_LOSS
+from ...core.types import Evaluation, Reason, Refusal, Task, Updates
+from ...engine.jobs import joined_evaluations
+from ...engine.wrapping import EmbeddedEngine, WrappingEngine
 from ...experiment.config.settings import FlowerSettings
-from ...registry import Part
-from .exchange import NO_ANSWER, Connected, Content, Exchange, merged, read_reply, stacked
-from .wire import Request, pack, read_evaluation, read_update, write_request
+from ..protocols import Request
+from ..values import FirstClaims
+from .exchange import NO_ANSWER, Connected, Content, pull_until, push, read_reply, wait_for
+from .wire import pack, read_evaluation, read_update, write_request
 
 log = logging.getLogger("flwr.clientwise")
-FIRST_REPEAT = 30.0  # seconds before a round is repeated; twice as long before the next repeat
-LONGEST_REPEAT = 600.0
 NO_TEST_SET = -1  # the size of a test set that is not known yet
+CLAIMS = "claims."  # begins the names of what a checkpoint keeps of the clients' claims
 
 # Why a client has no part in a round.
 NOT_TAKEN = Reason("the SuperLink did not accept the message", "unreachable")
 NOT_CONNECTED = Reason("not connected", "not connected")
-OUT_OF_REACH = ("unreachable", "not connected")  # another attempt may succeed
+LOSS_TOO_LARGE = "its loss is not finite or too large"
 
 
 @dataclass(frozen=True)
@@ -58,25 +59,19 @@ class _Asked:
         return replace(update, seconds=seconds, ages=torch.tensor([age], dtype=torch.float64))
 
 
-class TooFewRepliesError(ClientwiseError, RuntimeError):
-    """A round that could not be repeated often enough to have the replies it needs."""
-
-
-class FlowerEngine:
+class FlowerEngine(WrappingEngine):
     """Trains and evaluates on Flower's nodes; the embedded engine does the server's own work.
 
     Args:
         local: the embedded engine, for the server's samples and the problem.
         grid: Flower's connection to the nodes.
         connected: returns the node of every connected client.
-        seed: the lane's seed, sent with every request.
         settings: the config's `[flower]` table.
         keepers: simulated hostile clients that train a model of their own. Nodes keep nothing
             between messages, so the server keeps that model for them.
-        claims: compares what clients say about their data with what they said first; None in a
-            simulation.
+        is_deployment: compare what clients say about their data with what they said first.
         awaits_all: wait for every client to connect, and then as long for its reply. Under differential
-            privacy, no client may decide whether another one is asked. No round is repeated then.
+            privacy, no client may decide whether another one is asked.
     """
 
     def __init__(
@@ -85,29 +80,17 @@ class FlowerEngine:
         grid: Grid,
         connected: Connected,
         *,
-        seed: int,
         settings: FlowerSettings,
         keepers: Collection[int] = (),
-        claims: Claims | None = None,
+        is_deployment: bool = False,
         awaits_all: bool = False,
     ) -> None:
-        self.num_clients = local.num_clients
-        self.problem = local.problem
-        self.spec = local.spec
-        self.initial_model = local.initial_model
-        self.device = local.device
-        # Known to the server, not asked of clients
-        self.attributes: Mapping[str, Tensor] = local.attributes
-        self.idle_work: Callable[[], None] | None = None
-        self.clock = local.clock  # shows real time
-        self._local = local
-        self._exchange = Exchange(grid, connected, settings)
-        self._seed = seed
+        super().__init__(local)  # whose clock shows real time
+        self._grid = grid
+        self._connected = connected
         self._settings = settings
-        self._claims = claims
+        self._claims = FirstClaims() if is_deployment else None
         self._awaits_all = awaits_all
-        # A round that is repeated for one client asks others again
-        self._repeats = 0 if awaits_all else settings.repeats
         self._began = time.monotonic()
         self._asked: dict[int, _Asked] = {}  # clients that have not replied yet
         self._waiting: dict[str, int] = {}  # the same clients, by the ids of their messages
@@ -122,159 +105,100 @@ class FlowerEngine:
         """See `core.engine.Engine`. With fewer replies than `min_replies` every update is refused.
 
         The round ends as the method's pace says. A later reply is refused, or counts in a later
-        round. Where too few replies arrive because clients cannot be reached, these clients are
-        asked again.
+        round.
         """
         self._round = task.round_num
         pace = self.clock.pace if self.clock else Pace()
         possible = len({*client_ids, *self._waiting.values()})
         needed = min(self._settings.min_replies, possible)
         enough = self.clock.enough(len(client_ids)) if self.clock else len(client_ids)
+        least = len(client_ids) if self._awaits_all else min(needed, len(client_ids))
+        patience = self._deadline()
+        nodes = wait_for(self._connected, client_ids, least, patience)
+        if self._awaits_all:
+            patience = self._deadline()
+        failures = [Refusal(client, NOT_CONNECTED) for client in client_ids if client not in nodes]
+        failures += self._ask_to_train(nodes, model, task, patience)
+        deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
+        awaited = client_ids if client_ids and pace.buffer is None else None
         held: list[Updates] = []
-        failures: list[Refusal] = []
-        notes: tuple[str, ...] = ()
         arrived = 0
-        asking = client_ids
-        for attempt in range(self._repeats + 1):
-            patience = time.monotonic() + self._settings.train_seconds
-            least = min(needed - arrived, len(asking))
-            if self._awaits_all:
-                least = len(set(asking) - set(self._settings.away))
-            nodes = self._exchange.wait_for(asking, least, patience)
-            if self._awaits_all:
-                patience = time.monotonic() + self._settings.train_seconds
-            failures += [Refusal(client, NOT_CONNECTED) for client in asking if client not in nodes]
-            failures += self._ask_to_train(nodes, model, task, patience)
-            deadline = min(patience, time.monotonic() + (pace.deadline or torch.inf))
-            awaited = asking if asking and pace.buffer is None else None
-            still = enough - arrived
-            for replies in self._exchange.pull_until(
-                self._waiting, deadline, needed - arrived, still, awaited
-            ):
-                for client, content in replies:
-                    asked = self._asked.pop(client)
-                    update = self._read_update(client, content, task)
-                    if isinstance(update, Refusal):
-                        failures.append(update)
-                    else:
-                        held.append(asked.now(update, model, task.round_num))
-                        arrived += 1
-                if arrived >= needed:
-                    yield from stacked(held, model)
-                    held.clear()
-            if not pace.keeps_late:
-                reason = LATE if arrived >= enough else NO_ANSWER
-                failures += [Refusal(client, reason) for client in self._waiting.values()]
-                self._waiting = {}
-                self._asked = {}
-            asking = self._ask_again(attempt, failures, arrived, needed)
-            if not asking:
-                break
-            notes += (self._pause(attempt, failures, arrived, needed),)
-            failures = [one for one in failures if one.kind not in OUT_OF_REACH]
+        for replies in pull_until(self._grid, self._waiting, deadline, enough, awaited):
+            for client, content in replies:
+                asked = self._asked.pop(client)
+                update = self._read_update(client, content, task)
+                if isinstance(update, Refusal):
+                    failures.append(update)
+                else:
+                    held.append(asked.now(update, model, task.round_num))
+                    arrived += 1
+            if arrived >= needed:
+                yield from _as_chunks(held, model)
+                held.clear()
+        if not pace.keeps_late:
+            reason = LATE if arrived >= enough else NO_ANSWER
+            failures += [Refusal(client, reason) for client in self._waiting.values()]
+            self._waiting = {}
+            self._asked = {}
         too_few = f"only {arrived} of {needed} required replies arrived"
         failures += [Refusal(update.client_ids[0], too_few) for update in held]
-        if failures or notes:
-            yield Updates.failed(failures, model, notes)
+        if failures:
+            yield Updates.failed(failures, model)
         if self.clock:
             self.clock.now = time.monotonic() - self._began
             self.clock.at_work = frozenset(self._waiting.values())
 
     def evaluate(self, client_ids: Sequence[int], models: Tensor) -> Evaluation:
-        """See `core.engine.Engine`.
+        """See `core.engine.Engine`. A client that does not reply has zero samples and is missing.
 
-        A client that does not reply has zero samples and is listed as missing. Where no client
-        replies because none can be reached, they are asked again.
+        A loss above `LARGEST_LOSS` is the model's if every client has it, else the client's.
         """
         found: dict[int, Evaluation] = {}
         missing: list[Refusal] = []
-        for attempt in range(self._repeats + 1):
-            missing = []
-            for client, one in self._evaluated(client_ids, models):
-                if isinstance(one, Refusal):
-                    missing.append(one)
-                else:
-                    found[client] = one
-            if not self._ask_again(attempt, missing, len(found), 1):
-                break
-            self._pause(attempt, missing, len(found), 1)
-        return merged(client_ids, found, tuple(missing), len(models), self.problem)
+        for client, one in self._evaluated(client_ids, models):
+            if isinstance(one, Refusal):
+                missing.append(one)
+            else:
+                found[client] = one
+        # False for NaN
+        usable = {
+            client: one for client, one in found.items() if bool((one.losses < LARGEST_LOSS).all())
+        }
+        if usable:
+            missing += [Refusal(one, LOSS_TOO_LARGE) for one in found if one not in usable]
+            found = usable
+        problem = self.problem
+        zeros = torch.zeros(len(models), 1, dtype=torch.float64)
+        counts = torch.zeros(len(models), *problem.counts_shape, dtype=problem.counts_dtype)
+        nothing = Evaluation(torch.zeros(1, dtype=torch.int64), zeros, zeros, counts)
+        parts = [found.get(client, nothing) for client in client_ids]
+        whole = joined_evaluations(parts, torch.arange(len(parts)))
+        return replace(whole, missing=tuple(missing))
 
     def _evaluated(
         self, client_ids: Sequence[int], models: Tensor
     ) -> Iterator[tuple[int, Evaluation | Refusal]]:
-        """Ask these clients once; the evaluation of each, or why there is none."""
-        deadline = time.monotonic() + self._settings.evaluate_seconds
-        nodes = self._exchange.wait_for(client_ids, 1, deadline)
+        """The evaluation of each client, or why there is none."""
+        deadline = self._deadline()
+        nodes = wait_for(self._connected, client_ids, 1, deadline)
         packed = pack(models)
-        requests = {}
-        for client in nodes:
-            request = self._request(client)
-            requests[client] = write_request(request, packed)
-        reachable = {*nodes, *self._settings.away}
+        requests = {client: write_request(self._request(client), packed) for client in nodes}
         for client in client_ids:
-            if client not in reachable:
+            if client not in nodes:
                 yield client, Refusal(client, NOT_CONNECTED)
         waiting, not_taken = self._push("evaluate", requests, nodes, deadline)
         for client in not_taken:
             yield client, Refusal(client, NOT_TAKEN)
-        for replies in self._exchange.pull_until(waiting, deadline, self._settings.min_replies):
+        for replies in pull_until(self._grid, waiting, deadline):
             for client, content in replies:
                 read = partial(self._read_evaluation, client, len(models))
                 yield client, read_reply(client, content, read)
         for client in waiting.values():
             yield client, Refusal(client, NO_ANSWER)
 
-    def _ask_again(
-        self, attempt: int, failures: Sequence[Refusal], arrived: int, needed: int
-    ) -> list[int]:
-        """The clients to ask again: none if there are enough replies, or cannot be.
-
-        Raises `TooFewRepliesError` after the last repeat if too few clients can be reached. Replies
-        that were refused count as reached: no member can stop a run with them.
-        """
-        lost = [one.client_id for one in failures if one.kind in OUT_OF_REACH]
-        reached = arrived + len(failures) - len(lost)
-        lost = [client for client in lost if client not in self._settings.away]
-        if not arrived < needed <= arrived + len(lost) or not self._repeats:
-            return []
-        if attempt < self._repeats:
-            return lost
-        if reached >= needed:
-            return []
-        raise TooFewRepliesError(
-            f"only {arrived} of {needed} required replies arrived ({_reasons(failures)}), also "
-            f"after {attempt} repeats (flower.repeats). The finished rounds are kept: find out why "
-            "clients cannot be reached, then resume the run"
-        )
-
-    def _pause(self, attempt: int, failures: Sequence[Refusal], arrived: int, needed: int) -> str:
-        """Wait before a repeat, longer each time; a note for the record."""
-        pause = min(LONGEST_REPEAT, FIRST_REPEAT * 2**attempt)
-        note = (
-            f"only {arrived} of {needed} required replies arrived ({_reasons(failures)}): asked "
-            f"again after {pause:g} s, repeat {attempt + 1} of {self._repeats}"
-        )
-        log.warning("%s", note)
-        time.sleep(pause)
-        return note
-
-    @property
-    def train_sizes(self) -> Tensor | None:
-        """See `core.engine.Engine`."""
-        return self._local.train_sizes
-
-    def evaluate_server(self, models: Tensor, part: ServerPart) -> Evaluation | None:
-        """See `core.engine.Engine`."""
-        return self._local.evaluate_server(models, part)
-
-    def train_server(self, models: Tensor, task: Task) -> Tensor:
-        """See `core.engine.Engine`."""
-        return self._local.train_server(models, task)
-
-    def server_gradients(self, model: Tensor, groups: Sequence[Sequence[int]]) -> Tensor:
-        """See `core.engine.Engine`."""
-        return self._local.server_gradients(model, groups)
+    def _deadline(self) -> float:
+        """When an exchange that begins now ends at the latest."""
+        return time.monotonic() + self._settings.reply_seconds
 
     def prefetch(self, client_ids: Sequence[int]) -> None:
         """See `core.engine.Engine`. Nothing to do: the nodes hold the data."""
@@ -287,8 +211,8 @@ class FlowerEngine:
         """
         state = {str(client): model for client, model in self._kept.items()}
         state["test_sizes"] = self._test_sizes.clone()
-        if self._claims:
-            state |= self._claims.state()
+        for (client, name), value in (self._claims.first if self._claims else {}).items():
+            state[f"{CLAIMS}{client} {name}"] = torch.tensor(value, dtype=torch.float64)
         if self.clock:
             state["clock"] = torch.tensor(self.clock.now, dtype=torch.float64)
         return state
@@ -297,9 +221,11 @@ class FlowerEngine:
         """Continue from what `state` returned."""
         known = state.get("test_sizes", self._test_sizes).cpu()
         self._test_sizes[: len(known)] = known  # clients that joined since have none yet
-        if self._claims:
-            self._claims.load_state(state)
         self._kept = {int(key): model for key, model in state.items() if key.isdigit()}
+        for key, value in state.items():
+            if self._claims and key.startswith(CLAIMS):
+                client, name = key.removeprefix(CLAIMS).split(" ", 1)
+                self._claims.first[int(client), name] = float(value)
         if self.clock and "clock" in state:  # the time between the two processes does not count
             self.clock.now = float(state["clock"])
             self._began = time.monotonic() - self.clock.now
@@ -307,7 +233,7 @@ class FlowerEngine:
     def _request(self, client: int, task: Task | None = None) -> Request:
         """A request to train, or to evaluate where there is no task."""
         round_num = self._round if task is None else 0
-        return Request(client, self._seed, task, round_num=round_num, frozen=self._local.frozen)
+        return Request(client, self.seed, task, round_num=round_num, frozen=self.frozen)
 
     def _ask_to_train(
         self, nodes: Mapping[int, int], model: Tensor, task: Task, patience: float
@@ -331,8 +257,8 @@ class FlowerEngine:
         nodes: Mapping[int, int],
         deadline: float,
     ) -> tuple[dict[str, int], list[int]]:
-        """See `Exchange.push`; what can be done while the nodes work is done then."""
-        found = self._exchange.push(kind, requests, nodes, deadline)
+        """See `exchange.push`; what can be done while the nodes work is done then."""
+        found = push(self._grid, kind, requests, nodes, deadline)
         if self.idle_work:
             self.idle_work()
         return found
@@ -341,7 +267,11 @@ class FlowerEngine:
         def read(content: RecordDict) -> tuple[Updates, Tensor | None]:
             update, kept = read_update(client, content, task.criteria)
             if self._claims:
-                self._claims.check(client, task.criteria, update.measurements)
+                for part in task.criteria:
+                    if is_fixed(part) and part.called in update.measurements:
+                        claimed = float(update.measurements[part.called])
+                        self._claims.compare(client, part.called, claimed)
+                        self._claims.remember(client, part.called, claimed)
             return update, kept
 
         found = read_reply(client, content, read)
@@ -357,13 +287,7 @@ class FlowerEngine:
 
         Its test set keeps the size of the first one, which bounds its influence.
         """
-        one = read_evaluation(
-            content,
-            num_candidates,
-            self.problem,
-            most_samples=self._settings.max_test_samples,
-            outputs=self._outputs,
-        )
+        one = read_evaluation(content, num_candidates, self.problem, outputs=self._outputs)
         size = int(one.num_samples)
         first = int(self._test_sizes[client])
         if first not in (NO_TEST_SET, size):
@@ -372,53 +296,21 @@ class FlowerEngine:
         return one
 
 
-def _reasons(failures: Sequence[Refusal]) -> str:
-    return ", ".join(sorted({one.reason for one in failures if one.kind in OUT_OF_REACH}))
+def _as_chunks(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
+    """Updates of the right shape with the usual measurements as one chunk.
 
-
-STATE = "claims."  # prefix in a checkpoint
-
-
-class Claims:
-    """The values that clients stated first, and the range around each.
-
-    A claim x is accepted if v/f ≤ x ≤ f·v, where v is the client's first claim.
-
-    Args:
-        max_change: f, at least 1.
+    The others are yielded one by one, for the guard to refuse.
     """
-
-    def __init__(self, max_change: float) -> None:
-        self._max_change = max_change
-        self._first: dict[str, float] = {}  # by client and criterion
-
-    def check(self, client: int, asked: Sequence[Part], measured: Mapping[str, Tensor]) -> None:
-        """Compare an update's criteria with what the client said first; ValueError outside the range."""
-        for part in asked:
-            if is_fixed(part) and part.called in measured:
-                self._compare(client, part.called, float(measured[part.called]))
-
-    def _compare(self, client: int, name: str, value: float) -> None:
-        if not 0 <= value < float("inf"):
-            return  # the guard refuses it
-        first = self._first.setdefault(f"{client} {name}", value)
-        low = first / self._max_change
-        high = first * self._max_change
-        if not low <= value <= high:
-            raise ValueError(
-                f"{name} = {value:.12g}, at first {first:.12g}: {low:.6g} to {high:.6g} is allowed "
-                f"(flower.max_change = {self._max_change:g})"
-            )
-
-    def state(self) -> dict[str, Tensor]:
-        """The first claims, for a checkpoint."""
-        return {
-            STATE + key: torch.tensor(value, dtype=torch.float64)
-            for key, value in self._first.items()
-        }
-
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what `state` returned."""
-        for key, value in state.items():
-            if key.startswith(STATE):
-                self._first[key.removeprefix(STATE)] = float(value)
+    names = [tuple(sorted(update.measurements)) for update in updates]
+    usual = max(names, key=names.count, default=())
+    alike = []
+    others = []
+    for update, measured in zip(updates, names, strict=True):
+        right_shape = update.models.shape[1] == len(model) and update.models.is_floating_point()
+        if right_shape and measured == usual:
+            alike.append(replace(update, models=update.models.to(model)))
+        else:
+            others.append(update)
+    if alike:
+        yield Updates.joined(alike)
+    yield from others

@@ -11,117 +11,108 @@ from typing import Any, TypeVar
 import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from torch import Tensor
 
-from ...core.evaluation import LARGEST_LOSS
-from ...core.objective.problem import Problem
-from ...core.types import Evaluation, Reason, Refusal, Updates
+from ...core.types import Reason, Refusal
 from ...errors import plain
-from ...experiment.config.settings import FlowerSettings
 
 CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
 FIRST_PAUSE = 0.05  # seconds between two looks for replies, at first
 LONGEST_PAUSE = 1.0
 CONNECT_PAUSE = 0.5  # seconds between two looks for connected nodes
+MAX_REASON = 300  # characters
+
+# Why a client has no part in a round.
+NO_ANSWER = Reason("no answer in time", "unreachable")
+WENT_AWAY = Reason("its node disconnected", "unreachable")
+DIED = Reason("its process died", "unreachable")
+
+KNOWN_ERRORS: dict[int, Reason] = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 8: DIED}
 
 Connected = Callable[[], Mapping[int, int]]  # the node of every client that is connected now
+Content = RecordDict | Reason | str  # of a reply; a text says why there is none
+T = TypeVar("T")
 
 
-class Exchange:
-    """Sends requests over a Flower grid and waits for the replies.
+def wait_for(
+    connected: Connected, client_ids: Sequence[int], needed: int, deadline: float
+) -> dict[int, int]:
+    """The nodes of these clients, once `needed` are connected or the deadline has passed."""
+    while True:
+        known = connected()
+        nodes = {client: known[client] for client in client_ids if client in known}
+        if len(nodes) >= needed or time.monotonic() >= deadline:
+            return nodes
+        time.sleep(CONNECT_PAUSE)
+
+
+def push(
+    grid: Grid,
+    kind: str,
+    requests: Mapping[int, RecordDict],
+    nodes: Mapping[int, int],
+    deadline: float,
+) -> tuple[dict[str, int], list[int]]:
+    """Send all requests.
+
+    Returns clients by message id, and the clients whose message was not accepted.
+    """
+    # A message to a busy server must not expire
+    ttl = 2 * max(1.0, deadline - time.monotonic())
+    messages = {}
+    for client, content in requests.items():
+        # Makes the message's id secret: only the node that received it can reply to it
+        secret = token_hex()
+        messages[client] = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
+    taken: set[str] = set()
+    if messages:
+        # Gives every message its id
+        taken.update(grid.push_messages(list(messages.values())))
+    names = {message.metadata.message_id: client for client, message in messages.items()}
+    waiting = {name: client for name, client in names.items() if name in taken}
+    return waiting, [client for name, client in names.items() if name not in taken]
+
+
+def pull_until(
+    grid: Grid,
+    waiting: dict[str, int],
+    deadline: float,
+    enough: float = torch.inf,
+    awaited: Collection[int] | None = None,
+) -> Iterator[list[tuple[int, Content]]]:
+    """Yield (client, content) in chunks as replies arrive, until all or `enough` have replied.
 
     Args:
         grid: Flower's connection to the nodes.
-        connected: returns the node of every connected client.
-        settings: the config's `[flower]` table.
+        waiting: clients by message id. Clients that reply are removed; the others remain at the end.
+        deadline: when to stop, by `time.monotonic`.
+        enough: stop after so many replies.
+        awaited: count only replies of these clients; None for all.
     """
+    pause = FIRST_PAUSE
+    answered = 0
 
-    def __init__(self, grid: Grid, connected: Connected, settings: FlowerSettings) -> None:
-        self._grid = grid
-        self._connected = connected
-        self._settings = settings
+    def counts(client: int) -> bool:
+        return awaited is None or client in awaited
 
-    def wait_for(self, client_ids: Sequence[int], needed: int, deadline: float) -> dict[int, int]:
-        """The nodes of these clients, once `needed` are connected or the deadline has passed."""
-        wanted = [client for client in client_ids if client not in self._settings.away]
-        while True:
-            connected = self._connected()
-            nodes = {client: connected[client] for client in wanted if client in connected}
-            if len(nodes) >= needed or time.monotonic() >= deadline:
-                return nodes
-            time.sleep(CONNECT_PAUSE)
-
-    def push(
-        self,
-        kind: str,
-        requests: Mapping[int, RecordDict],
-        nodes: Mapping[int, int],
-        deadline: float,
-    ) -> tuple[dict[str, int], list[int]]:
-        """Send all requests.
-
-        Returns clients by message id, and the clients whose message was not accepted.
-        """
-        # A message to a busy server must not expire
-        ttl = 2 * max(1.0, deadline - time.monotonic())
-        messages = {}
-        for client, content in requests.items():
-            # Makes the message's id secret: only the node that received it can reply to it
-            secret = token_hex()
-            messages[client] = Message(content, nodes[client], kind, ttl=ttl, group_id=secret)
-        taken: set[str] = set()
-        if messages:
-            # Gives every message its id
-            taken.update(self._grid.push_messages(list(messages.values())))
-        names = {message.metadata.message_id: client for client, message in messages.items()}
-        waiting = {name: client for name, client in names.items() if name in taken}
-        return waiting, [client for name, client in names.items() if name not in taken]
-
-    def pull_until(
-        self,
-        waiting: dict[str, int],
-        deadline: float,
-        few: int,
-        enough: float = torch.inf,
-        awaited: Collection[int] | None = None,
-    ) -> Iterator[list[tuple[int, Content]]]:
-        """Yield (client, content) in chunks as replies arrive, until all or `enough` have replied.
-
-        Args:
-            waiting: clients by message id. Clients that reply are removed; the others remain at the end.
-            deadline: when to stop, by `time.monotonic`.
-            few: after so many replies only `grace_seconds` are left.
-            enough: stop after so many replies.
-            awaited: count only replies of these clients; None for all.
-        """
-        pause = FIRST_PAUSE
-        grace = self._settings.grace_seconds
-        answered = 0
-
-        def counts(client: int) -> bool:
-            return awaited is None or client in awaited
-
-        while answered < enough and any(map(counts, waiting.values())):
-            if grace is not None and answered >= few:
-                deadline = min(deadline, time.monotonic() + grace)
-                grace = None
-            in_time = time.monotonic() < deadline
-            arrived = False
-            for names in _slices(list(waiting), CHUNK):
-                pulled = pull_replies(self._grid, names)
-                replies = [(waiting.pop(name), content) for name, content in pulled]
-                if replies:
-                    arrived = True
-                    good = [client for client, content in replies if not isinstance(content, str)]
-                    answered += sum(map(counts, good))
-                    yield replies
-            if not arrived and not in_time:
-                return
-            pause = FIRST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
-            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
+    while answered < enough and any(map(counts, waiting.values())):
+        in_time = time.monotonic() < deadline
+        arrived = False
+        names = list(waiting)
+        for first in range(0, len(names), CHUNK):
+            pulled = _pull(grid, names[first : first + CHUNK])
+            replies = [(waiting.pop(name), content) for name, content in pulled]
+            if replies:
+                arrived = True
+                good = [client for client, content in replies if not isinstance(content, str)]
+                answered += sum(map(counts, good))
+                yield replies
+        if not arrived and not in_time:
+            return
+        pause = FIRST_PAUSE if arrived else min(2 * pause, LONGEST_PAUSE)
+        time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
 
 
-def pull_replies(grid: Grid, names: Sequence[str]) -> Iterator[tuple[str, Content]]:
+def _pull(grid: Grid, names: Sequence[str]) -> Iterator[tuple[str, Content]]:
     """The replies that are there, each with the id of the request it answers.
 
     They are fetched one by one: Flower raises at a message that it cannot decode, and loses those
@@ -133,43 +124,16 @@ def pull_replies(grid: Grid, names: Sequence[str]) -> Iterator[tuple[str, Conten
         try:
             pulled = grid.pull_messages([name])
             found: list[Content] = [
-                content_of(one) for one in pulled if one.metadata.reply_to_message_id == name
+                _content_of(one) for one in pulled if one.metadata.reply_to_message_id == name
             ]
         except Exception as error:
             grid.get_node_ids()  # raises if the server cannot be reached: no client's fault
-            found = [why_unreadable(error)]
+            found = [_why_unreadable(error)]
         for content in found[:1]:
             yield name, content
 
 
-def _slices(names: list[str], size: int) -> Iterator[list[str]]:
-    for first in range(0, len(names), size):
-        yield names[first : first + size]
-
-
-MAX_REASON = 300  # characters
-
-# Why a client has no part in a round.
-NO_ANSWER = Reason("no answer in time", "unreachable")
-WENT_AWAY = Reason("its node disconnected", "unreachable")
-DIED = Reason("its process died", "unreachable")
-
-KNOWN_ERRORS: dict[int, Reason] = {3: NO_ANSWER, 4: NO_ANSWER, 5: WENT_AWAY, 8: DIED}
-
-LOSS_TOO_LARGE = "its loss is not finite or too large"
-
-Content = RecordDict | Reason | str  # of a reply; a text says why there is none
-T = TypeVar("T")
-
-
-def why_unreadable(error: Exception) -> str:
-    """The reason in a refusal."""
-    if isinstance(error, ValueError) and str(error):
-        return plain(f"answer refused: {error}")[:MAX_REASON]
-    return plain(f"answer cannot be read: {type(error).__name__}: {error}")[:MAX_REASON]
-
-
-def content_of(message: Message) -> Content:
+def _content_of(message: Message) -> Content:
     """The content of a decoded message; a text where it is an error."""
     if message.has_error():
         return why_failed(message.error)
@@ -194,64 +158,11 @@ def read_reply(client: int, content: Content, read: Callable[[RecordDict], T]) -
     try:
         return read(content)
     except Exception as error:
-        return Refusal(client, why_unreadable(error))
+        return Refusal(client, _why_unreadable(error))
 
 
-def stacked(updates: Sequence[Updates], model: Tensor) -> Iterator[Updates]:
-    """Updates of the right shape with the usual measurements as one chunk.
-
-    The others are yielded one by one, for the guard to refuse.
-    """
-    names = [tuple(sorted(update.measurements)) for update in updates]
-    usual = max(names, key=names.count, default=())
-    alike = []
-    others = []
-    for update, measured in zip(updates, names, strict=True):
-        right_shape = update.models.shape[1] == len(model) and update.models.is_floating_point()
-        if right_shape and measured == usual:
-            alike.append(update)
-        else:
-            others.append(update)
-    if alike:
-        yield Updates(
-            tuple(update.client_ids[0] for update in alike),
-            torch.cat([update.models.to(model) for update in alike]),
-            {name: torch.cat([update.measurements[name] for update in alike]) for name in usual},
-            torch.cat([update.training_loss for update in alike]),
-            torch.cat([update.seconds for update in alike]),
-            ages=torch.cat([update.known_ages for update in alike]),
-        )
-    yield from others
-
-
-def merged(
-    client_ids: Sequence[int],
-    found: Mapping[int, Evaluation],
-    missing: tuple[Refusal, ...],
-    num_candidates: int,
-    problem: Problem,
-) -> Evaluation:
-    """One evaluation over all clients, in their order, whatever the order of the replies.
-
-    A loss above `LARGEST_LOSS` is the model's if every client has it, else the client's.
-    """
-    usable = {}
-    for client, one in found.items():
-        if bool((one.losses < LARGEST_LOSS).all()):  # false for NaN
-            usable[client] = one
-    if usable:
-        unusable = [client for client in found if client not in usable]
-        missing += tuple(Refusal(client, LOSS_TOO_LARGE) for client in unusable)
-        found = usable
-    counts = torch.zeros(num_candidates, *problem.counts_shape, dtype=problem.counts_dtype)
-    num_samples = torch.zeros(len(client_ids), dtype=torch.int64)
-    values = torch.zeros(num_candidates, len(client_ids), dtype=torch.float64)
-    losses = torch.zeros_like(values)
-    for column, client in enumerate(client_ids):
-        if client in found:
-            one = found[client]
-            num_samples[column] = one.num_samples[0]
-            values[:, column] = one.values[:, 0]
-            losses[:, column] = one.losses[:, 0]
-            counts += one.counts
-    return Evaluation(num_samples, values, losses, counts, missing)
+def _why_unreadable(error: Exception) -> str:
+    """The reason in a refusal."""
+    if isinstance(error, ValueError) and str(error):
+        return plain(f"answer refused: {error}")[:MAX_REASON]
+    return plain(f"answer cannot be read: {type(error).__name__}: {error}")[:MAX_REASON]

@@ -1,12 +1,14 @@
-"""The generic `ServerApp`: runs an experiment whose clients are the nodes of a grid."""
+"""The generic `ServerApp`, and Flower's simulation: an experiment whose clients are the nodes of a grid."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from difflib import get_close_matches
-from functools import partial
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,31 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ...engine.wrapping import EmbeddedEngine
+from ...errors import ClientwiseError, needing
 from ...experiment.build.data import choose_hostile, count_clients
 from ...experiment.config.schema import Experiment
 from ...experiment.load import load_experiment
 from ...experiment.running.lanes import Progress
 from ...experiment.running.runner import Connect, run
-from ...record.files import is_locked, wait_until_free
+from ...registry import suggest
+from .client_app import client_app
 from .data import Config, server_side
-from .engine import Claims, FlowerEngine
+from .engine import FlowerEngine
 from .exchange import Connected
 
 log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
-LOCK_SECONDS = 180  # longer than a server app takes to notice that its SuperLink was killed
+# At most: a node can play many clients, and Flower's time grows with the number of nodes
+SIMULATED_NODES = 64
 
 
-def server_app(config: Config) -> ServerApp:
+def server_app(
+    config: Config, on_round: Callable[[Progress], None] = lambda progress: None
+) -> ServerApp:
     """A Flower `ServerApp` that runs the config's experiment, or resumes it.
+
+    Args:
+        config: an experiment's file or table.
+        on_round: called after every round that is recorded.
 
     Keys of the run config:
 
@@ -49,21 +60,19 @@ def server_app(config: Config) -> ServerApp:
             replaced["initial_model"] = settings["initial-model"]
         experiment = load_experiment(config, replaced=replaced)
         out = Path(str(settings.get("out") or f"runs/{experiment.name}"))
-        flower = experiment.flower
-        if is_simulated(grid):
-            data = None
-            connected = simulated_clients(grid, count_clients(experiment))
-        else:
+        is_deployment = not _is_simulated(grid)
+        data = None
+        if is_deployment:
             data = server_side(experiment, str(settings.get("server-data", "")))
-            connected = registered_clients(grid, flower.clients)
-
-        def make_claims() -> Claims | None:
-            if is_simulated(grid):
-                return None
-            return Claims(flower.max_change)
-
+            connected = registered_clients(grid, experiment.flower.clients)
+        else:
+            connected = simulated_clients(grid, count_clients(experiment))
         resume = (out / "config.toml").exists()
-        _wait_for_earlier(out)
+
+        def round_done(progress: Progress) -> None:
+            _log_round(experiment, progress)
+            on_round(progress)
+
         log.info("%s %s", "resuming the run in" if resume else "starting a run in", out.resolve())
         run(
             experiment,
@@ -71,24 +80,14 @@ def server_app(config: Config) -> ServerApp:
             data=data,
             resume=resume,
             accept_changes=settings.get("accept-changes") is True,
-            on_round=partial(_log_round, experiment),
-            engines=nullcontext(connector(experiment, grid, connected, make_claims)),
+            on_round=round_done,
+            engines=nullcontext(
+                connector(experiment, grid, connected, is_deployment=is_deployment)
+            ),
         )
         log.info("finished: %s", out.resolve())
 
     return app
-
-
-def _wait_for_earlier(out: Path) -> None:
-    """Wait for the process of an earlier start: after its SuperLink was killed, it ends late."""
-    if not is_locked(out):
-        return
-    log.warning(
-        "%s: the process of an earlier start still writes to this run. Waiting up to %d s for its end",
-        out.resolve(),
-        LOCK_SECONDS,
-    )
-    wait_until_free(out, LOCK_SECONDS)
 
 
 def _log_round(experiment: Experiment, progress: Progress) -> None:
@@ -110,38 +109,27 @@ def _log_round(experiment: Experiment, progress: Progress) -> None:
         log.warning("%s: client %d (%s): %s", where, client, name, refusal.reason)
 
 
-log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr log` shows it
-
-
 def connector(
-    experiment: Experiment,
-    grid: Grid,
-    connected: Connected,
-    make_claims: Callable[[], Claims | None] = lambda: None,
+    experiment: Experiment, grid: Grid, connected: Connected, *, is_deployment: bool = False
 ) -> Connect:
-    """A function that replaces a lane's local engine by one that uses the grid.
-
-    See `FlowerEngine`; `make_claims` is called for every lane.
-    """
+    """A function that replaces a lane's local engine by one that uses the grid; see `FlowerEngine`."""
 
     def connect(local: EmbeddedEngine, seed: int) -> FlowerEngine:
         hostile = choose_hostile(experiment, local.num_clients, seed, local.data.names)
-        keepers = [client for client, one in hostile.items() if one.ignore_global]
         return FlowerEngine(
             local,
             grid,
             connected,
-            seed=seed,
             settings=experiment.flower,
-            keepers=keepers,
-            claims=make_claims(),
+            keepers=[client for client, one in hostile.items() if one.ignore_global],
+            is_deployment=is_deployment,
             awaits_all=any(method.noises_mean for method in experiment.build_methods()),
         )
 
     return connect
 
 
-def is_simulated(grid: Grid) -> bool:
+def _is_simulated(grid: Grid) -> bool:
     """Whether the nodes are those of a simulation.
 
     Flower does not export the class of its grid, and moves it between versions.
@@ -181,7 +169,11 @@ def registered_clients(grid: Grid, names: list[str]) -> Connected:
         found: dict[int, int] = {}
         for node in sorted(grid.get_nodes(), key=lambda node: node.registered_at):
             if node.name not in names:
-                warn_once(_unknown_name(node.node_id, node.name, names))
+                known = suggest(node.name, names)
+                warn_once(
+                    f"node {node.node_id} is registered as {node.name!r}, which is not in "
+                    f"flower.clients{known}"
+                )
                 continue
             client = names.index(node.name)
             if client in found:
@@ -195,8 +187,64 @@ def registered_clients(grid: Grid, names: list[str]) -> Connected:
     return connected
 
 
-def _unknown_name(node_id: int, name: str, names: list[str]) -> str:
-    text = f"node {node_id} is registered as {name!r}, which is not in flower.clients"
-    for close in get_close_matches(name, names, 1):
-        text += f"; did you mean {close}?"
-    return text
+@contextmanager
+def simulation(experiment: Experiment) -> Iterator[Connect]:
+    """Flower's simulation on this machine, as long as the context lasts: `clientwise run --engine flower`."""
+    with needing("flower", "Flower's simulation"):
+        import ray
+        from flwr.simulation import run_simulation
+
+    for name in ("flwr", "ray._private.worker"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    num_clients = count_clients(experiment)
+    clients = client_app(experiment.to_dict())
+    begun: queue.Queue[Grid | BaseException] = queue.Queue()
+    ended = threading.Event()
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, context: Context) -> None:
+        begun.put(grid)
+        ended.wait()  # the rounds run in the thread that entered this context
+
+    def simulate() -> None:
+        try:
+            run_simulation(
+                server,
+                clients,
+                min(num_clients, SIMULATED_NODES),
+                backend_config={
+                    "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+                    # Failures are in the replies
+                    "init_args": {"logging_level": "error", "log_to_driver": False},
+                },
+            )
+        except BaseException as error:  # raised in the waiting thread
+            begun.put(error)
+
+    thread = threading.Thread(target=simulate, name="flower-simulation")
+    thread.start()
+    try:
+        grid = begun.get()
+        if isinstance(grid, BaseException):
+            raise ClientwiseError(f"Flower's simulation did not start: {grid}") from grid
+        dealt = simulated_clients(grid, num_clients)
+
+        def connected() -> Mapping[int, int]:
+            if not thread.is_alive():
+                raise ClientwiseError("Flower's simulation has ended; resume the run")
+            return dealt()
+
+        while not ray.is_initialized() and thread.is_alive():
+            time.sleep(0.05)
+        _restore_sigterm()
+        yield connector(experiment, grid, connected)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _restore_sigterm() -> None:
+    """Ray replaces the handler when it starts, by one that aborts."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))

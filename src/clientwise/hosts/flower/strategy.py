@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from numbers import Real
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Unpack
 
 import numpy
@@ -35,13 +31,11 @@ from ...core.weights.scores import Score
 from ...errors import plain
 from ...registry import Part
 from ..aggregator import MAX_CLIENTS, MAX_REASON, SIZE, Aggregate, Aggregator, AggregatorOptions
-from ..best import BestModel, KeepBest, in_bounds
-from ..best_file import Best
 from ..values import Metric, keep_common, number_in
+from .wire import MOST_TEST_SAMPLES
 
 log = logging.getLogger("flwr.clientwise")
 WEIGHT = "clientwise-weight"  # the metric under which the wrapped strategy finds a reply's weight
-EvaluateOnServer = Callable[[int, ArrayRecord], MetricRecord | None]
 Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 WITHOUT_WEIGHTS = (
     FedMedian,
@@ -93,7 +87,7 @@ class RoundWeights:
     criteria: Mapping[int, Mapping[str, float]]
     weights: Mapping[int, float]
     refusals: Mapping[int, str]
-    remarks: tuple[str, ...] = ()  # claims and metrics that were ignored, and why
+    remarks: tuple[str, ...] = ()  # such as metrics that were ignored, and why
 
 
 @dataclass(frozen=True)
@@ -121,12 +115,7 @@ class Weighted(Strategy):
             default, the wrapped strategy draws them. It still says how many.
         measured_here: functions of a reply's arrays, by criterion, for what the server measures
             itself. A client's claim for such a criterion is ignored.
-        max_test_samples: largest test set size accepted from a client.
-        record: file to which each round is appended as one line of JSON.
-        keep_best: a metric by which the best model so far is kept, or a table, as in
-            `cw.Aggregator`. It is a metric of `evaluate_fn`, or without one of the clients'
-            evaluation.
-        options: `num_classes` (the upper bound of `label_diversity`), `max_change`, `folder` and
+        options: `num_classes` (the upper bound of `label_diversity`), `folder`, `keep_best` and
             `weights` of `cw.Aggregator`; the last one stands instead of `criteria`.
 
     Attributes:
@@ -143,9 +132,6 @@ class Weighted(Strategy):
         normalise: str | None = None,
         sampling: str | Mapping[str, Any] | None = None,
         measured_here: Mapping[str, Callable[[ArrayRecord], float]] | None = None,
-        max_test_samples: int = 100_000,
-        record: str | Path | None = None,
-        keep_best: KeepBest | None = None,
         **options: Unpack[AggregatorOptions],
     ) -> None:
         if criteria is None and options.get("weights") is None:
@@ -167,66 +153,21 @@ class Weighted(Strategy):
             measured_here=functions,
             **options,
         )
-        best = None if keep_best is None else BestModel(keep_best, options.get("folder"))
-        self._set_up(strategy, aggregator, max_test_samples, record, best)
+        self._set_up(strategy, aggregator)
 
-    def _set_up(
-        self,
-        strategy: FedAvg,
-        aggregator: Aggregator,
-        max_test_samples: int,
-        record: str | Path | None,
-        best: BestModel | None,
-    ) -> None:
+    def _set_up(self, strategy: FedAvg, aggregator: Aggregator) -> None:
         self.rounds: dict[int, RoundWeights] = {}
         self.evaluations: dict[int, RoundEvaluation] = {}
         self._strategy = strategy
         self._aggregator = aggregator
-        self._max_test_samples = max_test_samples
         self._test_sizes: dict[int, int] = {}  # of every node's first evaluation
-        self._record = None if record is None else Path(record)
-        self._best = best
-        self._server_evaluates = False
-        # The model that clients evaluate, for `keep_best`
-        self._evaluated: ArrayRecord | None = None
-
-    @property
-    def best(self) -> Best | None:
-        """Round and value of the best model so far, with `keep_best`; None before the first."""
-        return None if self._best is None else self._best.best
 
     def start(self, *arguments: Any, **options: Any) -> Result:
         """As every strategy does; the run folder is closed at the end."""
-        given = inspect.signature(super().start).bind(*arguments, **options)
-        evaluate = given.arguments.get("evaluate_fn")
-        self._server_evaluates = evaluate is not None
-        if evaluate is not None and self._best is not None:
-            given.arguments["evaluate_fn"] = self._watched(evaluate)
         try:
-            return super().start(*given.args, **given.kwargs)
+            return super().start(*arguments, **options)
         finally:
             self._aggregator.close()
-
-    def _watched(self, evaluate: EvaluateOnServer) -> EvaluateOnServer:
-        """The server's evaluation, by which the best model is kept."""
-
-        def watched(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            found = evaluate(server_round, arrays)
-            self._offer(server_round, arrays, found)
-            return found
-
-        return watched
-
-    def _offer(self, server_round: int, arrays: ArrayRecord, found: MetricRecord | None) -> None:
-        """Keep a model where its evaluation is the best so far."""
-        if self._best is None:
-            return
-        metric = self._best.metric
-        value = None if found is None else found.get(metric)
-        if not isinstance(value, Real):
-            log.warning("round %d: keep_best: the evaluation has no %s", server_round, metric)
-            return
-        self._best.offer(_arrays(arrays), float(value), server_round)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -266,28 +207,17 @@ class Weighted(Strategy):
         remarks = list(done.remarks)
         aggregated: Aggregated = (None, None)
         if any(done.weights.values()):
-            remarks += self._take_out_claims(accepted)
+            remarks += keep_common([reply.metrics for reply in accepted.values()])
             arrays, metrics = self._average(server_round, done.weights, accepted)
             aggregated = (self._new_arrays(arrays, done), metrics)
         found = RoundWeights(done.criteria, done.weights, done.refusals, tuple(map(plain, remarks)))
         self.rounds[server_round] = found
-        self._write_down("train", server_round, found)
+        _log(server_round, found)
         return aggregated
 
     def _values(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
         """The metrics of a reply as values of criteria."""
         return metrics
-
-    def _take_out_claims(self, accepted: Mapping[int, _Accepted]) -> list[str]:
-        """Leave only metrics that can be averaged; a remark lists the others.
-
-        What a client claims about criteria that are measured here is not averaged either.
-        """
-        measured = set(self._aggregator.criteria) - set(self._aggregator.asks_for)
-        for reply in accepted.values():
-            for name in measured & reply.metrics.keys():
-                del reply.metrics[name]
-        return keep_common([reply.metrics for reply in accepted.values()])
 
     def _new_arrays(self, mean: ArrayRecord | None, done: Aggregate) -> ArrayRecord | None:
         """The wrapped strategy's result; None where the model has to stay as it was."""
@@ -312,7 +242,6 @@ class Weighted(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """As the wrapped strategy does."""
-        self._evaluated = arrays
         return self._strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(
@@ -341,14 +270,11 @@ class Weighted(Strategy):
             _set_content(message, MetricRecord(metrics))
         found = RoundEvaluation(sizes, refusals, tuple(map(plain, remarks)))
         self.evaluations[server_round] = found
-        self._write_down("evaluate", server_round, found)
+        _log(server_round, found)
         if not any(sizes.values()):
             return None
         messages = [message for message, _ in accepted.values()]
-        averaged = self._strategy.aggregate_evaluate(server_round, messages)
-        if self._evaluated is not None and not self._server_evaluates:
-            self._offer(server_round, self._evaluated, averaged)
-        return averaged
+        return self._strategy.aggregate_evaluate(server_round, messages)
 
     def _read_evaluation(self, message: Message) -> tuple[Message, dict[str, Metric]]:
         """A reply's metrics; ValueError where they cannot be true."""
@@ -359,39 +285,23 @@ class Weighted(Strategy):
         (metrics,) = message.content.metric_records.values()
         size = number_in(metrics, self._strategy.weighted_by_key)
         first = self._test_sizes.get(message.metadata.src_node_id)
-        if size != int(size) or not 0 <= size <= self._max_test_samples:
-            limit = self._max_test_samples
-            raise ValueError(f"{size:.12g} test samples, with max_test_samples = {limit}")
+        if size != int(size) or not 0 <= size <= MOST_TEST_SAMPLES:
+            raise ValueError(f"{size:.12g} test samples: at most {MOST_TEST_SAMPLES} are accepted")
         if first not in (None, size):
             raise ValueError(f"{size:.12g} test samples, {first} in its first answer")
-        self._refuse_impossible(metrics)
         return message, dict(metrics)
-
-    def _refuse_impossible(self, metrics: MetricRecord) -> None:
-        """ValueError where a node's value would decide on the best model and cannot be true."""
-        if self._best is None or self._best.metric not in metrics:
-            return
-        metric = self._best.metric
-        if not in_bounds(metric, metrics[metric]):
-            raise ValueError(f"{metric} = {metrics[metric]} cannot be true")
-
-    def _write_down(
-        self, kind: str, server_round: int, found: RoundWeights | RoundEvaluation
-    ) -> None:
-        """Refusals and remarks to the log, everything to the record."""
-        for node, reason in found.refusals.items():
-            log.warning("round %d: node %d is refused: %s", server_round, node, reason)
-        for remark in found.remarks:
-            log.warning("round %d: %s", server_round, remark)
-        if self._record is not None:
-            line = json.dumps({"round": server_round, "kind": kind, **asdict(found)})
-            with self._record.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
 
     def summary(self) -> None:
         """Log the criteria, and the wrapped strategy's own summary."""
         log.info("\t├──> Weighted by: %s", ", ".join(self._aggregator.criteria))
         self._strategy.summary()
+
+
+def _log(server_round: int, found: RoundWeights | RoundEvaluation) -> None:
+    for node, reason in found.refusals.items():
+        log.warning("round %d: node %d is refused: %s", server_round, node, reason)
+    for remark in found.remarks:
+        log.warning("round %d: %s", server_round, remark)
 
 
 @dataclass(frozen=True)
@@ -450,10 +360,7 @@ class MethodStrategy(Weighted):
         samples: (inputs, targets) that the server holds: it weighs by them and fine-tunes on them.
         method: a name of `clientwise list methods`, or a table as in TOML with `name` and `like`.
         max_nodes: nodes that may take part; evidence keeps three numbers for each.
-        max_test_samples: largest test set size accepted from a client.
-        record: file to which each round is appended as one line of JSON.
-        keep_best: as in `Weighted`.
-        options: `num_classes`, `learning_rate`, `seed`, `max_change`, `folder` and `weights` of
+        options: `num_classes`, `learning_rate`, `seed`, `folder`, `keep_best` and `weights` of
             `cw.Aggregator`.
 
     Attributes:
@@ -469,9 +376,6 @@ class MethodStrategy(Weighted):
         samples: tuple[Any, Any],
         method: str | Mapping[str, Any] = "Recommended",
         max_nodes: int = MAX_CLIENTS,
-        max_test_samples: int = 100_000,
-        record: str | Path | None = None,
-        keep_best: KeepBest | None = None,
         **options: Unpack[AggregatorOptions],
     ) -> None:
         if type(strategy).aggregate_train is not FedAvg.aggregate_train:
@@ -480,8 +384,7 @@ class MethodStrategy(Weighted):
         aggregator = Aggregator(
             method, model=model, weigh=samples, max_clients=max_nodes, **options
         )
-        best = None if keep_best is None else BestModel(keep_best, options.get("folder"))
-        self._set_up(strategy, aggregator, max_test_samples, record, best)
+        self._set_up(strategy, aggregator)
 
     def _values(self, metrics: Mapping[str, Metric]) -> Mapping[str, Metric]:
         """The metrics of a reply; Flower's own number of examples is the dataset's size."""

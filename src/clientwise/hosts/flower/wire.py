@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from dataclasses import asdict, replace
 
 import numpy
 import torch
@@ -28,30 +27,18 @@ from ...core.objective.metrics import METRICS, measured
 from ...core.objective.problem import Problem
 from ...core.privacy import LocalNoise
 from ...core.types import Evaluation, LocalTraining, Task, Updates
-from ...errors import RefusedError
 from ...registry import Part
+from ..protocols import VERSION, Refused, Request
 
 # The records of a message.
 ARRAYS = "arrays"
 REQUEST = "request"
 NUMBERS = "numbers"
 KEPT = "kept"
-VERSION = version("clientwise")
 CRITERION = "criterion."  # prefix of a criterion's name among the numbers
 LARGEST_COUNT = 1e300
+MOST_TEST_SAMPLES = 1_000_000  # evaluations on more are refused
 Numbers = Mapping[str, float | int | Sequence[float] | Sequence[int]]
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request without its models."""
-
-    client: int
-    seed: int
-    task: Task | None = None  # None: evaluate
-    version: str = VERSION  # of clientwise, at the server
-    round_num: int = 0  # of an evaluation; a task has its own
-    frozen: str = ""  # digest of the server's frozen parameters, which no message holds
 
 
 def write_request(request: Request, models: ArrayRecord, kept: Tensor | None = None) -> RecordDict:
@@ -70,7 +57,7 @@ def read_request(content: RecordDict) -> tuple[Request, Tensor, Tensor | None]:
     """The request, the models, and a simulated hostile client's own model."""
     plain = json.loads(str(content.config_records[REQUEST]["json"]))
     if plain["version"] != VERSION:
-        raise RefusedError(
+        raise Refused(
             f"the server runs clientwise {plain['version']}, this node {VERSION}: install the same version"
         )
     task = plain.pop("task")
@@ -133,7 +120,6 @@ def read_evaluation(
     num_candidates: int,
     problem: Problem,
     *,
-    most_samples: int,
     outputs: int = 1,
 ) -> Evaluation:
     """One client's evaluation; ValueError where its numbers contradict each other.
@@ -142,7 +128,6 @@ def read_evaluation(
         content: a reply, as `write_evaluation` writes it.
         num_candidates: number of models that were sent, c.
         problem: says which counts there are and how the metric follows from them.
-        most_samples: largest test set that is accepted.
         outputs: numbers per sample, for regression.
     """
     numbers = content.metric_records[NUMBERS]
@@ -155,8 +140,8 @@ def read_evaluation(
     if not bool((counts >= 0).all() & (counts < LARGEST_COUNT).all()):
         raise ValueError("counts that are negative, not finite or too large")
     size = float(num_samples)
-    if not 0 <= size <= most_samples:
-        raise ValueError(f"{size:.12g} test samples, with flower.max_test_samples = {most_samples}")
+    if not 0 <= size <= MOST_TEST_SAMPLES:
+        raise ValueError(f"{size:.12g} test samples: at most {MOST_TEST_SAMPLES} are accepted")
     problem.check_counts(counts, size, outputs)
     _check_metric(problem, values, counts)
     if bool((losses < 0).any()):
