@@ -19,7 +19,6 @@ import overhead
 import quick
 import record
 import round_profile
-import sampling
 import scale
 from works import WORKS, cohort, make_data
 
@@ -128,19 +127,6 @@ def test_scale_measures_memory_and_time() -> None:
     result = scale.measure(clients=200, cohort=20, rounds=2)
     assert len(result["seconds"]) == 2
     assert 0 < result["rounds_peak_mib"] <= result["peak_mib"]
-
-
-def test_a_sample_of_clients_is_compared_with_all(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = sampling.make_data(50)
-    part, whole = (sampling.evaluate(data, 2, sample) for sample in (20, None))
-    assert len(part.errors) == len(part.means) == len(whole.means) == 2
-    assert not whole.errors
-    given = ["sampling.py", "--clients", "50", "--sample", "20", "--rounds", "2"]
-    monkeypatch.setattr(sys, "argv", given)
-    sampling.main()
-    assert "20" in capsys.readouterr().out
 
 
 def test_the_quick_benchmark_fails_below_its_floor(

@@ -395,7 +395,9 @@ def test_cells_that_fail_are_named_and_can_be_resumed(tiny: dict[str, Any], tmp_
     output = clientwise("run", "matrix.toml", "--out", "out", "--jobs", "1", cwd=tmp_path, expect=2)
     assert "3 of 3: tiny, " in output
     assert re.search(
-        "^error: .*tiny, flip 5%: hostile.0..share = 0.05: is 0 of 6 clients", output, re.MULTILINE
+        "^error: .*tiny, flip 5%: hostile.0..clients = 0.05: is 0 of 6 clients",
+        output,
+        re.MULTILINE,
     )
     assert "error: out: 1 of 3 cells failed: tiny, flip 5%. The other cells are finished." in output
     assert "run out --resume" in output

@@ -339,7 +339,7 @@ def _without_tests_of_clients(experiment: Experiment, own: OwnData) -> Experimen
     """
     evaluation = experiment.evaluation
     given = evaluation.model_fields_set
-    asked = {"test_fraction", "clients_sample"} & given
+    asked = {"test_fraction"} & given
     if "clients_every" in given and evaluation.clients_every:
         asked.add("clients_every")
     if own.report is None or asked or _measures_on_clients(experiment, own):

@@ -17,7 +17,6 @@ import shards_here
 from clientwise.core.aggregation.rules import median
 from clientwise.core.cohort import fold
 from clientwise.core.criteria import make_criterion
-from clientwise.core.evaluation import evaluate_clients
 from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import LocalTraining
@@ -168,24 +167,6 @@ def test_updates_that_the_guard_refuses_do_not_end_the_run(
     _, record = run_round(state, method, Plan(seed=1, cohort_size=8), engine)
     assert len(record.refusals) == 8
     assert record.notes == ("no update was accepted: the model stays as it was",)
-
-
-def test_a_sample_of_the_clients_is_evaluated_where_they_are(
-    make_engine: Callable[..., LocalEngine], parts: list[LocalEngine]
-) -> None:
-    whole = make_engine()
-    engine = in_shards(make_engine(), parts, Method())
-    plan = Plan(seed=1, cohort_size=8, evaluate_clients_sample=3)
-    models = whole.initial_model[None]
-    here = evaluate_clients(False, 1, plan, whole, models)
-    there = evaluate_clients(False, 1, plan, engine, models)
-    assert here is not None
-    assert there is not None
-    assert int((there.num_samples > 0).sum()) == 3
-    assert torch.equal(there.num_samples, here.num_samples)
-    assert torch.equal(there.counts, here.counts)
-    torch.testing.assert_close(there.values, here.values)
-    torch.testing.assert_close(there.sampling_error(), here.sampling_error())
 
 
 SLOW = {"speed": {"name": "lognormal", "median": 50.0, "sigma": 1.5}, "up": 2000.0}

@@ -47,7 +47,7 @@ def pictures() -> cw.Samples:
 
 SOFTMAX = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
 SIGMOID = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
-HOSTILE = CONFIG | {"hostile": [{"share": 1.0, "attack": "sign_flip"}]}
+HOSTILE = CONFIG | {"hostile": [{"clients": 3, "attack": "sign_flip"}]}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import clientwise as cw
 from clientwise.cli import app
 from clientwise.core.objective.loss import CrossEntropy
 from clientwise.core.round import first_state
-from clientwise.engine.batches import make_optimizer
 from clientwise.errors import ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor
@@ -178,7 +177,7 @@ def test_a_method_with_another_optimizer_has_its_rate() -> None:
         {
             "name": "same",
             "like": "FedAvg",
-            "training": {"optimizer": {"name": "sgd", "nesterov": True}, "momentum": 0.9},
+            "training": {"optimizer": {"name": "sgd", "nesterov": True, "momentum": 0.9}},
         },
     ]
     config = {**CONFIG, "training": {"learning_rate": 0.05}, "methods": methods}
@@ -232,10 +231,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer": torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)},
         "pass the class, torch.optim.SGD",
     ),
-    "momentum of adamw": (
-        {"optimizer": "adamw", "momentum": 0.9},
-        'needs optimizer = "sgd"; adamw has its own momentum',
-    ),
     "no rate": (
         {"optimizer": RateNeeded},
         "training.learning_rate: is missing: the optimizer RateNeeded has no default rate",
@@ -245,7 +240,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "methods[0].training.learning_rate: is missing: the optimizer RateNeeded has no default",
     ),
     "a key that the class lacks": (
-        {"optimizer": torch.optim.Adagrad, "momentum": 0.9},
+        {"optimizer": functools.partial(torch.optim.Adagrad, momentum=0.9)},
         "unexpected keyword argument 'momentum'",
     ),
     "weights for two classes": (
@@ -407,35 +402,6 @@ def test_fit_takes_the_same_keywords(tmp_path: Path) -> None:
     assert one.config["training"]["optimizer"] == "RMSprop"
     two = cw.fit(network, sites, rounds=2, method="FedAvg", progress=False, **options)
     assert torch.equal(one.module.weight, two.module.weight)
-
-
-@pytest.mark.parametrize(
-    ("training", "own", "decay"),
-    [
-        ({}, {}, 0.01),  # PyTorch's own
-        ({"weight_decay": 0}, {}, 0.0),
-        ({"weight_decay": 0.2}, {"weight_decay": 0.0}, 0.0),
-        ({"weight_decay": 0, "optimizer": "sgd"}, {"optimizer": torch.optim.AdamW}, 0.0),
-        ({"optimizer": "sgd"}, {"optimizer": torch.optim.AdamW}, 0.01),
-    ],
-)
-def test_a_given_zero_replaces_the_default_of_a_class(
-    training: dict[str, Any], own: dict[str, Any], decay: float
-) -> None:
-    config = {
-        **CONFIG,
-        "training": {"optimizer": torch.optim.AdamW, **training},
-        "methods": [{"name": "FedAvg", "training": own}],
-    }
-    experiment = load_experiment(config)
-    recorded = load_experiment(experiment.to_dict())  # as a rerun reads it
-    for one in (experiment, recorded):
-        [method] = one.build_methods()
-        parameter = nn.Parameter(torch.ones(2))
-        parameter.grad = torch.ones(2)
-        made = make_optimizer(parameter, method.training)
-        assert made is not None
-        assert made.param_groups[0]["weight_decay"] == decay
 
 
 FLAT = torch.randn(40, 6), torch.arange(40) % 2

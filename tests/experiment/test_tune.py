@@ -16,6 +16,7 @@ import clientwise as cw
 from clientwise.errors import ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.lanes import HeldOut
 from clientwise.experiment.tune import (
     Trial,
     Tuning,
@@ -115,12 +116,12 @@ def test_the_written_config_has_only_what_differs(config: dict[str, Any], tmp_pa
     config["tune"] |= {"trials": 1}
     file = tmp_path / "given.toml"
     file.write_text(tomli_w.dumps(config))
-    experiment, settings, table = load_tuning(file, ["rounds=1", "training.momentum=0.5"])
+    experiment, settings, table = load_tuning(file, ["rounds=1", "training.proximal=0.5"])
     found = tune(experiment, settings)
     toml = found.as_toml(table)
     assert load_experiment(tomllib.loads(toml)).to_dict() == found.experiment.to_dict()
     written = tomllib.loads(toml)
-    assert written["training"] == config["training"] | {"momentum": 0.5}
+    assert written["training"] == config["training"] | {"proximal": 0.5}
     assert written.keys() == config.keys() - {"tune"}
     rate = {"learning_rate": found.trials["FedAvg"][0].values[RATE]}
     fedavg, _, own = written["methods"]
@@ -144,8 +145,10 @@ def test_the_best_values_are_better_on_what_was_held_back(tiny: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("report_fraction", [0.5, 1.0])
-def test_trials_stop_early_as_runs_do(tiny: dict[str, Any], report_fraction: float) -> None:
-    """No loss falls by `min_delta` after the first: a trial ends in round 2."""
+def test_trials_stop_early_as_runs_do(
+    tiny: dict[str, Any], report_fraction: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HeldOut, "stops", lambda self, rounds: len(self.losses) > rounds)
     tiny |= {"methods": ["FedAvg"], "server_set": {"report_fraction": report_fraction}}
     tiny["tune"] = {"over": rates(0.1)}
 
@@ -153,7 +156,7 @@ def test_trials_stop_early_as_runs_do(tiny: dict[str, Any], report_fraction: flo
         ((trial,),) = tuned(tiny | keys).trials.values()
         return trial.metrics
 
-    stopping = {"rounds": 6, "stop_early": {"rounds": 1, "min_delta": 1e9}}
+    stopping = {"rounds": 6, "stop_early": 1}
     assert metrics(**stopping) == metrics(rounds=2) != metrics(rounds=6)
 
 

@@ -597,24 +597,6 @@ def test_what_the_config_says_of_a_client_is_not_asked_of_it(config: dict[str, A
     )
 
 
-def test_a_sample_of_the_clients_evaluates_and_the_others_get_no_message(
-    config: dict[str, Any],
-) -> None:
-    config |= {"methods": ["FedAvg"], "evaluation": {"clients_sample": 3}}
-    setup = Setup(config)
-    method = setup.methods["FedAvg"]
-    _, (here,) = setup.rounds(setup.local, method)
-    _, (there,) = setup.rounds(setup.flower, method)
-    asked = [one for one in setup.grid.sent if one.metadata.message_type == "evaluate"]
-    sample = setup.federation.evaluating(setup.local.num_clients, 1)
-    assert sorted(map(client_of, asked)) == list(sample)
-    assert here.local is not None
-    assert there.local is not None
-    assert torch.equal(there.local.num_samples, here.local.num_samples)
-    torch.testing.assert_close(there.local.values, here.local.values)
-    torch.testing.assert_close(there.local.sampling_error(), here.local.sampling_error())
-
-
 def test_one_message_carries_all_candidates(config: dict[str, Any]) -> None:
     setup = Setup(config)
     setup.rounds(setup.flower, setup.methods["all orders"])

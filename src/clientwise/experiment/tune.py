@@ -360,7 +360,6 @@ class _Bench:
         plan = replace(
             build_plan(experiment, data.num_clients, seed, method.control),
             evaluate_clients_every=1,
-            evaluate_clients_sample=None,
             counterfactuals=False,
             shapley=False,
         )

@@ -136,11 +136,11 @@ def choose_hostile(
             free = [client for client in range(num_clients) if client not in taken]
             order = torch.randperm(len(free), generator=generator(seed, "hostile", index))
             members = [free[place] for place in order[:members].tolist()]
-        chosen |= dict.fromkeys(members, _hostile(group, members))
+        chosen |= dict.fromkeys(members, _hostile(group))
     return chosen
 
 
-def _hostile(group: HostileClients, members: Sequence[int]) -> Hostile:
+def _hostile(group: HostileClients) -> Hostile:
     """What the members of a group do."""
     attacks = [make(ATTACKS, part) for part in group.attack]
     needs = frozenset[Need]().union(*(ATTACKS.needs(part) for part in group.attack))
@@ -151,7 +151,6 @@ def _hostile(group: HostileClients, members: Sequence[int]) -> Hostile:
         needs=needs,
         from_round=group.from_round,
         probability=group.probability,
-        leader=min(members) if group.collude and members else None,
     )
 
 
@@ -179,7 +178,7 @@ def build_data(
         one = hostile.get(client)
         if one is None or not one.always:
             return targets
-        return one.attack.relabel(targets, samples.problem, one.draws(seed, "relabel", 0, client))
+        return one.attack.relabel(targets, samples.problem, generator(seed, "relabel", 0, client))
 
     server = experiment.server_set
     contributed = server.contributed_fraction if server.source == "contributed" else None

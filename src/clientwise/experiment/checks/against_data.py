@@ -280,15 +280,15 @@ def _group_issues(
     listed: set[int] = set()
     count = 0
     for index, group in enumerate(experiment.hostile):
-        key = f"hostile[{index}].{'share' if group.clients is None else 'clients'}"
+        key = f"hostile[{index}].clients"
         try:
             hostile = group.wanted(num_clients, names)
         except ValueError as error:
             yield key, str(error)
             continue
-        if group.share and group.share < 1 and hostile in (0, num_clients):
-            message = f"is {hostile} of {num_clients} clients: give another share, or clients"
-            yield f"{key} = {group.share:g}", message
+        if isinstance(group.clients, float) and hostile in (0, num_clients):
+            message = f"is {hostile} of {num_clients} clients: give another share, or a number"
+            yield f"{key} = {group.clients:g}", message
         members = hostile if isinstance(hostile, list) else []
         wrong = [client for client in members if not 0 <= client < num_clients]
         wrong += [client for client in members if client in listed]

@@ -17,7 +17,7 @@ from ...attacks import ATTACKS
 from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.feedback import LOSS_ADAPTERS, MAX_CRITERIA, AdapterDeclaration
 from ...core.method import Method
-from ...core.training import declared_of, is_plain, part_of
+from ...core.training import is_plain
 from ...core.weights.weighting import (
     NORMALISERS,
     DividesBySums,
@@ -209,7 +209,6 @@ def _hostile(group: HostileClients, engine: str) -> list[Row]:
     elsewhere = [part.name for part in group.attack if ATTACKS.needs(part) & beyond] + changing
     is_alone = len(group.attack) == 1 and group.from_round > 1 and group.probability == 1
     return [
-        ("", "give either clients or share", (group.clients is None) == (group.share is None)),
         (
             "attack",
             f"{{}} needs more than one node has: {LOCAL}",
@@ -217,9 +216,8 @@ def _hostile(group: HostileClients, engine: str) -> list[Row]:
         ),
         (
             "attack",
-            "{} changes honest clients once: use it alone, from round 2 on, without probability, ignore_global and "
-            "collude",
-            changing if not is_alone or group.ignore_global or group.collude else (),
+            "{} changes honest clients once: use it alone, from round 2 on, without probability and ignore_global",
+            changing if not is_alone or group.ignore_global else (),
         ),
     ]
 
@@ -261,11 +259,6 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
     takes_time = e.devices or e.engine == "flower"
     yield from [
         (
-            "training.momentum",
-            f'needs optimizer = "sgd"; {part_of(training.optimizer).name} has its own momentum',
-            training.momentum and not declared_of(training.optimizer).takes_momentum,
-        ),
-        (
             "training.sample_clip",
             "and training.sample_noise go together: give both or none",
             (training.sample_clip is None) != (training.sample_noise is None),
@@ -274,12 +267,7 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
             "training.control_variates",
             "need plain sgd: no adam, no momentum, no proximal term, no sample_clip",
             training.control_variates
-            and (
-                not is_plain(training.optimizer)
-                or training.momentum
-                or training.proximal
-                or training.sample_clip
-            ),
+            and (not is_plain(training.optimizer) or training.proximal or training.sample_clip),
         ),
         (
             "training.control_variates",
@@ -376,12 +364,6 @@ def _of_adjust(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
             "server_samples" in SERVER_STEPS.needs(s.server_step),
         ),
         ("adjust", f"evaluates on the clients' test sets: {TEST_SETS}", not e.clients_test),
-        (
-            "adjust",
-            "compares the results of a round with those of the last, on the same clients: leave out "
-            "evaluation.clients_sample",
-            e.evaluation.clients_sample,
-        ),
         (
             "adjust",
             'has no effect on equal weights: remove it, or set sampling.average = "score"',

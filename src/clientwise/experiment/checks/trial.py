@@ -144,7 +144,7 @@ def _alone(method: Method) -> Method:
 def _without_one(method: Method) -> dict[str, Method]:
     """By key: the method with FedAvg's part there."""
     training = method.training
-    sgd = replace(training, optimizer=LocalTraining().optimizer, momentum=0.0)
+    sgd = replace(training, optimizer=LocalTraining().optimizer)
     found = {
         "training.loss": replace(method, loss=None, adapt_loss=None),
         "training.transform": replace(method, training=replace(training, transform=None)),

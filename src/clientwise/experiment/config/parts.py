@@ -317,9 +317,9 @@ def _optimizer(given: Any) -> Made | None:
         refuse([("", f"{made.__name__}: pass the rate as learning_rate=, and options by name")])
     rate = inspect.signature(made).parameters["lr"].default
     is_number = isinstance(rate, int | float)
-    declared = OptimizerDeclaration(learning_rate=rate if is_number else None, is_class=True)
+    declared = OptimizerDeclaration(learning_rate=rate if is_number else None)
 
-    def optimizer(parameters: Any, rate: Any, training: Any, **options: Any) -> Any:
+    def optimizer(parameters: Any, rate: Any, **options: Any) -> Any:
         own: Any = made  # the base class takes other arguments than its subclasses
         return own(parameters, lr=rate, **options)
 

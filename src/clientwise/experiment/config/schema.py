@@ -31,7 +31,6 @@ from .settings import (
     FlowerSettings,
     HostileClients,
     ServerSet,
-    StopEarly,
     Training,
 )
 from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Seeds
@@ -89,8 +88,8 @@ class Experiment(ConfigTable):
     """The model that is used after the run. "best": that of the round with the lowest loss on the
     samples the server weighs by."""
 
-    stop_early: StopEarly | None = None
-    """End a method's run where that loss no longer falls: see [stop_early]. Default: off."""
+    stop_early: PositiveInt | None = None
+    """End a method's run after so many rounds in a row without a lower loss. Default: off."""
 
     initial_model: str | None = None
     """File of the initial model, as `clientwise export` writes it. Default: random."""

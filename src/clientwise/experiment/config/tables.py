@@ -201,8 +201,8 @@ def _device(name: str) -> str:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+PartOfAll = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
-SampleSize = Annotated[int, Field(ge=2)]  # a standard error needs two
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Seeds = Annotated[list[Seed], Field(min_length=1, max_length=MOST_SEEDS), BeforeValidator(_seeds)]
 Name = Annotated[str, AfterValidator(_name)]

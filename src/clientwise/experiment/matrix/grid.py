@@ -28,7 +28,7 @@ from pydantic import Field, ValidationError
 from ...errors import ConfigError, Problems, RunError, shortened
 from ..config.messages import Issue, issues_of
 from ..config.named import merge
-from ..config.tables import ConfigTable, Name
+from ..config.tables import ConfigTable, Name, PartOfAll
 from ..config_file import read_config
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ COLUMN = "column"  # value of a part's option `hostile`: the share of the column
 LARGEST_MINORITY = 0.49  # that a rule can withstand
 MOST_CELLS = 2_000
 LONGEST_FOLDER = 200  # letters; file systems take 255 bytes
-HostileShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class MatrixSettings(ConfigTable):
@@ -51,9 +50,9 @@ class MatrixSettings(ConfigTable):
     """
 
     attacks: dict[Name, dict[str, Any]] = Field(
-        {}, description="By name: an entry of [[hostile]], without `clients` and `share`."
+        {}, description="By name: an entry of [[hostile]], without `clients`."
     )
-    shares: Annotated[list[HostileShare], Field(min_length=1, max_length=20)] = Field(
+    shares: Annotated[list[PartOfAll], Field(min_length=1, max_length=20)] = Field(
         [0.2],
         description='Shares of hostile clients. A rule with `hostile = "column"` gets the share of '
         "its column.",
@@ -219,7 +218,7 @@ def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Ite
     for data, changes in federations.items():
         for attack, share in columns:
             table = merge(base, changes)
-            table["hostile"] = [{"share": share, **settings.attacks[attack]}] if share else []
+            table["hostile"] = [{"clients": share, **settings.attacks[attack]}] if share else []
             if "methods" in table:
                 table["methods"] = _told(table["methods"], share)
             cell = MatrixCell(data, attack, share, where, table)
@@ -246,8 +245,8 @@ def _issues(
     if table.get("hostile"):
         yield "hostile", "does not go with [matrix]; use matrix.attacks and matrix.shares"
     for name, group in settings.attacks.items():
-        for key in group.keys() & {"clients", "share"}:
-            yield f"matrix.attacks.{name}.{key}", "is given by matrix.shares"
+        if "clients" in group:
+            yield f"matrix.attacks.{name}.clients", "is given by matrix.shares"
     folders: dict[str, MatrixCell] = {}
     for cell in cells:
         other = folders.setdefault(cell.folder, cell)
