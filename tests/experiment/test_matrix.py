@@ -12,13 +12,11 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
-import torch
 from scipy.stats import friedmanchisquare, ttest_rel
 from typer.testing import CliRunner
 
@@ -27,7 +25,6 @@ import processes
 from clientwise.cli import app
 from clientwise.errors import ClientwiseError, ConfigError, RunError
 from clientwise.experiment.config_file import read_config
-from clientwise.experiment.matrix import runs as matrix_runs
 from clientwise.experiment.matrix.grid import (
     Matrix,
     MatrixCell,
@@ -93,7 +90,7 @@ def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
     assert {cell.experiment.rounds for cell in matrix.cells if cell.data == "two"} == {3}
     clean, flip = matrix.cells[:2]
     assert clean.experiment.hostile == []
-    assert (flip.experiment.hostile[0].share, flip.experiment.hostile[0].attack[0].name) == (
+    assert (flip.experiment.hostile[0].clients, flip.experiment.hostile[0].attack[0].name) == (
         0.2,
         "sign_flip",
     )
@@ -127,8 +124,8 @@ def test_a_warning_of_many_cells_is_given_once(
         ({"attacks": {"flip": {"attack": "sing_flip"}}}, r"flip 20%.*did you mean 'sign_flip'"),
         ({"attacks": {"a b": ATTACKS["flip"], "a-b": ATTACKS["flip"]}}, "would share a folder"),
         (
-            {"attacks": {"a": ATTACKS["flip"] | {"share": 0.5}}},
-            r"matrix\.attacks\.a\.share: is given by",
+            {"attacks": {"a": ATTACKS["flip"] | {"clients": 0.5}}},
+            r"matrix\.attacks\.a\.clients: is given by",
         ),
         ({"data": {"one": {}, "two": {"seeds": [7]}}}, "same methods and seeds"),
         (
@@ -435,7 +432,7 @@ def test_a_cell_that_fails_does_not_end_the_others(
         )
     assert failures == error.value.failures
     for attack in attacks:
-        assert "hostile[0].share = 0.05: is 0 of 6 clients" in failures.pop(f"tiny, {attack} 5%")
+        assert "hostile[0].clients = 0.05: is 0 of 6 clients" in failures.pop(f"tiny, {attack} 5%")
     assert failures.pop("tiny, raises 40%").startswith("Own: this and that")
     if jobs > 1:
         assert "its process was killed" in failures.pop("tiny, dies 40%")
@@ -633,27 +630,6 @@ def _runs_in(folder: Path) -> list[str]:
 
 def _wait(condition: Any) -> None:
     processes.wait_until(condition, 60, "the jobs")
-
-
-def test_memory_that_this_process_does_not_use_is_returned_before_jobs_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reserved = 3 * matrix_runs.JOB_BYTES
-    free = [matrix_runs.JOB_BYTES]
-
-    def empty_cache() -> None:
-        free[0] += reserved
-
-    class Process:
-        def submit(self, *given: Any) -> Future[int]:
-            found: Future[int] = Future()
-            found.set_result(free[0])
-            return found
-
-    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
-    assert matrix_runs._jobs_that_fit(4, Process()) == 1, "a process that has used no GPU has none"
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert matrix_runs._jobs_that_fit(4, Process()) == 4
 
 
 def _table(found: MatrixReport, ending: str) -> Table:

@@ -60,12 +60,6 @@ def presets_of(source: str | Path) -> list[str]:
     return list(read_source(source).table.get("presets", {}))
 
 
-def given_methods(source: str | Path | Mapping[str, Any]) -> list[Any]:
-    """The methods of a config as they are written there, names and tables."""
-    methods = read_source(source).table.get("methods", [])
-    return methods if isinstance(methods, list) else []
-
-
 def read_source(source: str | Path | Mapping[str, Any]) -> Source:
     """A config as it is written, without presets and named methods."""
     if isinstance(source, Mapping):

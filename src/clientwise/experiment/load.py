@@ -57,8 +57,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
             experiment = experiment.with_method(write_out([experiment.recommended])[0])
         issues += config_issues(experiment)
     except ValidationError as error:
-        known = _without_wrong_keys(table, error)
-        issues += issues_of(error, Experiment) + (config_issues(known) if known else [])
+        issues += issues_of(error, Experiment)
     if issues:
         raise ConfigError(where, issues)
     experiment._source = where

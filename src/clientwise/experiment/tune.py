@@ -43,7 +43,7 @@ from .build.data import build_data
 from .build.engine import build_engine, build_executor, build_plan
 from .checks.against_data import validate
 from .config.messages import issues_of
-from .config.methods import MethodSettings, Tuned
+from .config.methods import MethodSettings
 from .config.named import write_out
 from .config.schema import Experiment
 from .config.tables import ConfigTable, Name
@@ -103,8 +103,8 @@ class Tuning:
         """Where the best value is the least or largest that was allowed: better ones may lie beyond."""
         for method in self.experiment.methods:
             assert method.tuned is not None
-            for key, value in method.tuned.values.items():
-                tried = method.tuned.over[key]
+            for key, value in method.tuned["values"].items():
+                tried = method.tuned["over"][key]
                 ends = tried.values() if isinstance(tried, Mapping) else tried
                 numbers = [one for one in ends if type(one) in (int, float)]
                 if len(numbers) > 1 and value in (min(numbers), max(numbers)):
@@ -118,8 +118,8 @@ class Tuning:
         written["methods"] = write_out(written.get("methods", names))
         for method, found in zip(written["methods"], self.experiment.methods, strict=True):
             assert found.tuned is not None
-            _set_values(method, found.tuned.values)
-            method["tuned"] = found.tuned.to_dict()
+            _set_values(method, found.tuned["values"])
+            method["tuned"] = found.tuned
         return tomli_w.dumps(written)
 
 
@@ -192,14 +192,14 @@ def tune(
                 metrics.append(bench.metric(candidate, seed))
             tried.append(Trial(name, values, tuple(metrics)))
         trials[name] = sorted(tried, key=lambda trial: loss(trial, sign))
-        found = Tuned(
-            over=space,
-            values=trials[name][0].values,
-            trials=len(tried),
-            seeds=seeds,
-            rounds=experiment.rounds,
-        )
-        (chosen,) = with_values(experiment, method, found.values).methods
+        found = {
+            "over": space,
+            "values": trials[name][0].values,
+            "trials": len(tried),
+            "seeds": seeds,
+            "rounds": experiment.rounds,
+        }
+        (chosen,) = with_values(experiment, method, trials[name][0].values).methods
         tuned.append(chosen.model_copy(update={"tuned": found}))
     with_best = experiment.model_copy(update={"methods": tuned})
     return Tuning(with_best, trials, seeds, samples.problem.is_share, failed)

@@ -64,7 +64,7 @@ class MethodFacts:
     control: str | None = None  # see `MethodSettings`
     bounds: dict[str, Any] | None = None  # [methods.bounds]
     privacy: dict[str, Any] = field(default_factory=dict)  # [methods.privacy]; empty without
-    tuned: dict[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
+    tuned: dict[str, Any] = field(default_factory=dict)  # how its values were found
     is_secret: bool = False  # secure aggregation: the server does not know single weights
     has_rule: bool = False  # another than the mean
     is_control: bool = False  # only a reference: it uses who is hostile, or is not federated

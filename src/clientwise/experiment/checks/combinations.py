@@ -9,8 +9,7 @@ cohorts are drawn as the accountant assumes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...attacks import ATTACKS
@@ -44,69 +43,6 @@ SIMULATION = "is for simulations: in a deployment"
 # A key, what is wrong with it, and whether it is: also a text or several, which stand for `{}` in the other two
 Row = tuple[str, str, object]
 
-# Of an experiment, whose wrong keys may be missing: rows that read them are left out
-EXPERIMENT: tuple[tuple[str, str, Callable[[Experiment], object]], ...] = (
-    (
-        "methods",
-        "two methods are called '{}'; give one of them another name",
-        lambda e: _twice(method.name for method in e.methods),
-    ),
-    ("seeds", "{} is listed twice; it would repeat the same run", lambda e: _twice(e.seeds)),
-    (
-        "federation",
-        "give either fraction or clients_per_round",
-        lambda e: e.federation.fraction is not None and e.federation.clients_per_round,
-    ),
-    (
-        "federation.sampling",
-        '"poisson" may ask no client, and such a round has no duration: leave out [devices]',
-        lambda e: e.devices and e.federation.sampling == "poisson",
-    ),
-    (
-        "devices",
-        f"are simulated: {LOCAL}. On Flower, response times are measured",
-        lambda e: e.devices and e.engine == "flower",
-    ),
-    (
-        "flower.clients",
-        "'{}' is listed twice; names must be unique",
-        lambda e: _twice(e.flower.clients),
-    ),
-    ("flower.left", "no client is called {}", lambda e: _strangers(e)),
-    (
-        "flower.left",
-        "all of flower.clients have left",
-        lambda e: e.flower.clients and len(e.flower.away) == len(e.flower.clients),
-    ),
-    (
-        "evaluation.clients_every",
-        "0 without held-out samples: nothing would be measured",
-        lambda e: not e.server_holds_samples and not e.evaluation.clients_every,
-    ),
-    (
-        "evaluation.clients_every",
-        "must be 0 where test_fraction is 0: clients have no test samples",
-        lambda e: e.evaluation.clients_every and not e.clients_test,
-    ),
-    (
-        "evaluation.shapley",
-        "needs reporting samples of the server: set server_set.fraction and report_fraction",
-        lambda e: e.evaluation.shapley and not (e.server_holds_samples and _reports(e)),
-    ),
-    (
-        "server_set.report_fraction",
-        "0 with test_fraction = 0: nothing would be measured",
-        lambda e: not e.clients_test and not _reports(e),
-    ),
-    (
-        "server_set.source",
-        f'"clients" evaluate models on their test sets: {TEST_SETS}',
-        lambda e: e.server_set.source == "clients" and not e.clients_test,
-    ),
-    ("stop_early", HELD_OUT, lambda e: e.stop_early and not _has_held_out_loss(e)),
-    ("keep", HELD_OUT, lambda e: e.keep == "best" and not _has_held_out_loss(e)),
-)
-
 ALLOWED_IF_SECURE = {"adapt_loss", "criteria", "fine_tune", "normalise", "score", "server_step"}
 ALLOWED_IF_SECURE |= {"adapters", "name", "training", "tuned", "secure_aggregation"}
 # Keys that differ from FedAvg's and are not allowed: why, and what to use instead
@@ -139,17 +75,12 @@ REFUSED_IF_NOISED = {
 
 
 def config_issues(experiment: Experiment) -> list[Issue]:
-    """Combinations of keys that cannot work with any data; of a part of a config, as far as it shows them."""
-    issues: list[Issue] = []
-    for key, says, when in EXPERIMENT:
-        with suppress(AttributeError):
-            issues += _holding("", [(key, says, when(experiment))])
-    for index, group in enumerate(getattr(experiment, "hostile", ())):
-        with suppress(AttributeError):
-            issues += _holding(f"hostile[{index}]", _hostile(group, experiment.engine))
-    for index, settings in enumerate(getattr(experiment, "methods", ())):
-        with suppress(AttributeError):
-            issues += _method_issues(f"methods[{index}]", settings, experiment)
+    """Combinations of keys that cannot work with any data."""
+    issues = list(_holding("", _of_experiment(experiment)))
+    for index, group in enumerate(experiment.hostile):
+        issues += _holding(f"hostile[{index}]", _hostile(group, experiment.engine))
+    for index, settings in enumerate(experiment.methods):
+        issues += _method_issues(f"methods[{index}]", settings, experiment)
     return list(dict.fromkeys(issues))
 
 
@@ -200,6 +131,70 @@ def _holding(place: str, rows: Iterable[Row]) -> Iterator[Issue]:
         for text in texts:
             full = f"{place}.{key}".strip(".").replace("{}", str(text))
             yield full, says.replace("{}", str(text))
+
+
+def _of_experiment(e: Experiment) -> list[Row]:
+    return [
+        (
+            "methods",
+            "two methods are called '{}'; give one of them another name",
+            _twice(method.name for method in e.methods),
+        ),
+        ("seeds", "{} is listed twice; it would repeat the same run", _twice(e.seeds)),
+        (
+            "federation",
+            "give either fraction or clients_per_round",
+            e.federation.fraction is not None and e.federation.clients_per_round,
+        ),
+        (
+            "federation.sampling",
+            '"poisson" may ask no client, and such a round has no duration: leave out [devices]',
+            e.devices and e.federation.sampling == "poisson",
+        ),
+        (
+            "devices",
+            f"are simulated: {LOCAL}. On Flower, response times are measured",
+            e.devices and e.engine == "flower",
+        ),
+        (
+            "flower.clients",
+            "'{}' is listed twice; names must be unique",
+            _twice(e.flower.clients),
+        ),
+        ("flower.left", "no client is called {}", _strangers(e)),
+        (
+            "flower.left",
+            "all of flower.clients have left",
+            e.flower.clients and len(e.flower.away) == len(e.flower.clients),
+        ),
+        (
+            "evaluation.clients_every",
+            "0 without held-out samples: nothing would be measured",
+            not e.server_holds_samples and not e.evaluation.clients_every,
+        ),
+        (
+            "evaluation.clients_every",
+            "must be 0 where test_fraction is 0: clients have no test samples",
+            e.evaluation.clients_every and not e.clients_test,
+        ),
+        (
+            "evaluation.shapley",
+            "needs reporting samples of the server: set server_set.fraction and report_fraction",
+            e.evaluation.shapley and not (e.server_holds_samples and _reports(e)),
+        ),
+        (
+            "server_set.report_fraction",
+            "0 with test_fraction = 0: nothing would be measured",
+            not e.clients_test and not _reports(e),
+        ),
+        (
+            "server_set.source",
+            f'"clients" evaluate models on their test sets: {TEST_SETS}',
+            e.server_set.source == "clients" and not e.clients_test,
+        ),
+        ("stop_early", HELD_OUT, e.stop_early and not _has_held_out_loss(e)),
+        ("keep", HELD_OUT, e.keep == "best" and not _has_held_out_loss(e)),
+    ]
 
 
 def _hostile(group: HostileClients, engine: str) -> list[Row]:
@@ -323,7 +318,7 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
         (
             "tuned.seeds",
             "{}: the method was tuned on this seed; report other seeds",
-            [seed for seed in e.seeds if s.tuned and seed in s.tuned.seeds],
+            [seed for seed in e.seeds if seed in (s.tuned or {}).get("seeds", [])],
         ),
         (
             "",

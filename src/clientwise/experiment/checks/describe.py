@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 
 from ...core.aggregation.sums import pairs_of
@@ -11,10 +10,9 @@ from ...core.criteria import is_claimed
 from ...core.method import Plan, accountant_of
 from ...core.privacy import gaussian_epsilon
 from ...core.training import declared_of, part_of
-from ...core.types import FLOAT_BYTES
 from ...data.federated import FederatedData
 from ...data.summary import column_hints, summarise
-from ...engine.device import gpu_memory, memory_errors_explained, pick_device
+from ...engine.device import memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor
 from ...limits import gigabytes
 from ...models.modules import count_parameters
@@ -24,8 +22,8 @@ from ..build.engine import build_executor, build_plan, lanes_that_fit
 from ..config.schema import Experiment
 from .against_data import validate
 from .doubts import doubts
-from .memory import fixed_bytes, gpu_bytes, largest_round
-from .steps import count_steps, steps_in_words, total_steps, unequal_steps
+from .memory import fixed_bytes, largest_round
+from .steps import count_steps, steps_in_words, unequal_steps
 
 WORTH_SAYING = 10**8  # bytes
 ROW_DELTA = 1e-5  # at which ε of a training sample is given
@@ -56,7 +54,6 @@ def describe(
         "data": _data(experiment, data),
         "clients": _clients(data, plan.cohort_size, None if columns else len(hostile)),
         "matrix": _hostile_by_column(columns or {}, data.num_clients),
-        "devices": _response_times(experiment, data, executor),
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
@@ -67,7 +64,6 @@ def describe(
         "steps/round": steps_in_words(steps),
         "privacy": _privacy(experiment, data, plan),
         "work": _work(experiment),
-        "cost": _cost(experiment, data, plan.cohort_size, executor.spec.size),
     }
     found = [(title, text) for title, text in lines.items() if text]
     warnings = column_hints(samples) + doubts(experiment, data, hostile, executor)
@@ -123,17 +119,6 @@ def _hostile_by_column(columns: Mapping[str, float], clients: int) -> str:
     return "; ".join(f"{count} hostile: {listed(names)}" for count, names in found.items())
 
 
-def _response_times(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> str:
-    """How long clients take to respond; nothing where they take no time."""
-    if data.devices is None:
-        return ""
-    samples = experiment.training.build().epochs * data.train.sizes.double()
-    seconds = data.devices.seconds(samples, FLOAT_BYTES * executor.spec.size).tolist()
-    low, high = min(seconds), max(seconds)
-    middle = statistics.median(seconds)
-    return f"response time {low:.3g} s to {high:.3g} s, median {middle:.3g} s"
-
-
 def _server_set(experiment: Experiment, data: FederatedData) -> str:
     held = {"weigh by": data.weigh, "report on": data.report}
     parts = [f"{len(one.indices):,} samples to {use}" for use, one in held.items() if one]
@@ -155,10 +140,7 @@ def _model(experiment: Experiment, executor: DeviceExecutor) -> str:
 
 
 def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> str:
-    """What a run takes of a GPU; on a CPU what its rounds take, where that is much."""
-    if executor.device.type == "cuda":
-        expected = gigabytes(gpu_bytes(experiment, data, executor))
-        return f"about {expected} of the GPU; {gigabytes(gpu_memory(executor.device))} are free"
+    """What the rounds take, where that is much."""
     all_lanes = len(experiment.seeds) * len(experiment.methods)
     lanes = min(all_lanes, lanes_that_fit(experiment, data, executor))
     models = largest_round(experiment, data, executor.spec, lanes)
@@ -208,20 +190,12 @@ def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
 
 
 def _work(experiment: Experiment) -> str:
-    methods, seeds = len(experiment.methods), len(experiment.seeds)
-    counts = {"method": methods, "seed": seeds, "round": experiment.rounds}
+    counts = {
+        "method": len(experiment.methods),
+        "seed": len(experiment.seeds),
+        "round": experiment.rounds,
+    }
     return " × ".join(_counted(count, what) for what, count in counts.items())
-
-
-def _cost(experiment: Experiment, data: FederatedData, cohort: int, size: int) -> str:
-    """What the run takes in all, whatever the machine, for models of so many numbers."""
-    of_each = len(experiment.seeds) * experiment.rounds
-    federated = [method for method in experiment.methods if method.control is None]
-    sent = len(federated) * of_each * cohort * FLOAT_BYTES * size / 1e6
-    rounds = _counted(len(experiment.methods) * of_each, "round")
-    steps = total_steps(experiment, data, cohort)
-    models = f"{sent:,.2f} MB of models to the clients and as much back"
-    return f"{rounds} in all: about {steps:,} training steps, {models}"
 
 
 def _counted(count: int, what: str) -> str:

@@ -12,7 +12,6 @@ from ...data.federated import FederatedData
 from ...data.summary import uncovered
 from ...engine.executor import DeviceExecutor
 from ...models.modules import outputs_of
-from ..build.engine import build_plan
 from ..config.methods import MethodSettings
 from ..config.named import METHODS, write_out
 from ..config.schema import Experiment
@@ -21,9 +20,7 @@ from .combinations import needs_server_set
 MOST_VALUES = 2**22  # of inputs that are compared: larger data need not fit into memory
 MOST_ROWS = 100_000  # likewise: a run with more must not begin later
 NOTABLE = 0.01  # share of rows from which equal ones are worth a line
-OTHER_UNITS = 300.0  # times as large: a factor of 1,000, less what clients differ by otherwise
 MOST_NUMBERS = 20  # different targets of a regression that may be classes
-OUTSIDE = 0.05  # share of a client's targets
 FEWEST_TO_WEIGH = 20  # held-out samples
 TRIED = 100  # samples
 ROUNDING = 1e-4  # of probabilities that sum to 1
@@ -43,16 +40,13 @@ def doubts(
         return found
     if lacking := uncovered(data, data.weigh):
         found.append(lacking.in_words(data))
-    found += _about_range(data)
     found += _about_equal_rows(data)
-    found += _about_units(data)
     found += _about_targets(data)
     found += _about_network(data, executor)
     return found
 
 
 def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]:
-    plan = build_plan(experiment, data.num_clients, experiment.seeds[0])
     chooses = experiment.stop_early is not None or experiment.keep == "best"
     weighing = len(data.weigh.targets) if data.weigh is not None else 0
     for settings in experiment.methods:
@@ -69,32 +63,9 @@ def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]
         if needs_server_set(settings) and 0 < weighing < FEWEST_TO_WEIGH:
             said = f"the server weighs by {weighing} held-out samples, fewer than {FEWEST_TO_WEIGH}"
             yield f"{name}: {said}: weights then depend on chance. Give or hold out more samples"
-        if settings.sampling and plan.cohort_size >= plan.members(data.num_clients):
-            said = "a round asks all clients, so none is drawn by its score"
-            yield f"{name}: {said}. Set federation.fraction, or remove sampling"
         if settings.privacy and data.samples.ids is not None:
             said = "the server's held-out samples are of the same ids as the clients' and get no"
             yield f"{name}: {said} noise: ε covers the clients' training samples alone (docs/privacy.md)"
-
-
-def _about_range(data: FederatedData) -> Iterator[str]:
-    """Numbers to predict that are outside of those that the server weighs by."""
-    held = data.weigh.targets if data.weigh is not None else torch.empty(0)
-    if data.samples.problem.predicts != "numbers" or not len(held):
-        return
-    low, high = float(held.min()), float(held.max())
-    trained = data.train.targets.flatten(1) if held.ndim > 1 else data.train.targets[:, None]
-    outside = ((trained < low) | (trained > high)).any(1)
-    count = torch.bincount(data.train.owner[outside], minlength=data.num_clients)
-    # The range of n numbers leaves out 2/(n + 1) of others on average, by chance three times as many
-    expected = data.train.sizes * max(OUTSIDE, 6 / (len(held) + 1))
-    clients = (count > expected + 2 * expected.sqrt()).nonzero().flatten().tolist()
-    if clients:
-        yield (
-            f"targets that the server weighs by are {low:.4g} to {high:.4g}, and many training samples are outside of "
-            f"this range with {first_few([data.called(one) for one in clients])}. The weights cannot reward these "
-            "samples: add some to the held-out ones"
-        )
 
 
 def _about_equal_rows(data: FederatedData) -> Iterator[str]:
@@ -127,37 +98,6 @@ def _rows(data: FederatedData, indices: Tensor) -> list[bytes]:
     inputs = data.samples.inputs[rows].cpu().numpy()
     targets = data.samples.targets[rows].numpy()
     return [row.tobytes() + target.tobytes() for row, target in zip(inputs, targets, strict=True)]
-
-
-def _about_units(data: FederatedData) -> Iterator[str]:
-    """Columns whose numbers are hundreds of times larger or smaller with some clients, in one line."""
-    samples = data.samples
-    table = samples.table
-    values = samples.inputs.cpu()
-    given = samples.given
-    if table is not None:
-        if given is None or given.rows is not None or table.by_client:
-            return
-        values = given.values[0]  # before they were standardised
-    clients = [client for client, size in enumerate(data.train.sizes.tolist()) if size]
-    is_small = len(values) <= MOST_ROWS and values.numel() <= MOST_VALUES
-    is_table = values.ndim == 2 and values.is_floating_point() and not samples.parts
-    if len(clients) < 2 or not (is_small and is_table):
-        return
-    indices = data.train.indices.cpu()
-    parts = [values[indices[data.train.slice(client)]] for client in clients]
-    sizes = torch.stack([rows.abs().nanmedian(0).values for rows in parts])  # [K, M]
-    known = sizes.where(sizes > 0, torch.nan)
-    ratios = (known / known.nanmedian(0).values).nan_to_num(nan=1.0)
-    far = torch.maximum(ratios, 1 / ratios) > OTHER_UNITS
-    found = []
-    for column in far.any(0).nonzero().flatten().tolist():
-        name = repr(table.columns[column].name) if table else str(column)
-        pair = [int(far[:, column].nonzero()[0]), int((~far[:, column]).nonzero()[0])]
-        here, there = (f"{sizes[one, column]:.4g} with {data.called(clients[one])}" for one in pair)
-        found.append(f"column {name} is about {here}, {there}")
-    if found:
-        yield f"{first_few(found)}. Are these in other units?"
 
 
 def _about_targets(data: FederatedData) -> Iterator[str]:

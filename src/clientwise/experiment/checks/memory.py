@@ -10,8 +10,7 @@ from ...core.method import Method, Plan
 from ...core.types import FLOAT_BYTES, ModelSpec
 from ...data.federated import FederatedData
 from ...engine.device import KEPT_BYTES
-from ...engine.executor import DeviceExecutor
-from ..build.engine import build_plan, lanes_that_fit
+from ..build.engine import build_plan
 from ..config.schema import Experiment
 
 DOUBLE_BYTES = 8
@@ -25,9 +24,6 @@ FACTOR_COPIES = 10  # of the factors of an adapted layer, in float64, with their
 PAIR_COPIES = 7  # matrices [n, n] of a part that declares pairs, in float64
 BLOCKS = 12  # of `robust.AT_ONCE` values that a part works on at once, in float64
 SAMPLE_BYTES = 64  # results of a model on a sample
-# Of a GPU, measured on an H200: the driver's context and the kernels; the handles of a lane's thread
-GPU_PROCESS_BYTES = 600 * 2**20
-GPU_LANE_BYTES = 6 * 2**20
 
 
 def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec) -> int:
@@ -86,19 +82,3 @@ def largest_round(
 def fixed_bytes(workers: int) -> int:
     """Bytes of rounds that do not grow with their clients: blocks, and what a chunk of clients has freed."""
     return BLOCKS * DOUBLE_BYTES * robust.AT_ONCE + workers * KEPT_BYTES
-
-
-def gpu_bytes(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> int:
-    """About how many bytes of a GPU a run takes: its data, models that train together, its lanes."""
-    cohort = build_plan(experiment, data.num_clients, experiment.seeds[0]).cohort_size
-    all_lanes = len(experiment.seeds) * len(experiment.methods)
-    lanes = min(all_lanes, lanes_that_fit(experiment, data, executor))
-    largest = int(data.train.sizes.max())
-    together = 0
-    for method in experiment.build_methods():
-        count = min(lanes * cohort, executor.clients_at_once(method.training, largest))
-        together = max(together, count * executor.bytes_per_client(method.training, largest))
-    models = UPDATE_COPIES * FLOAT_BYTES * executor.spec.size
-    of_lanes = lanes * (GPU_LANE_BYTES + models)
-    of_lanes += largest_round(experiment, data, executor.spec, lanes)
-    return GPU_PROCESS_BYTES + executor.samples.inputs.nbytes + together + of_lanes

@@ -40,19 +40,6 @@ def count_steps(experiment: Experiment, data: Iterable[FederatedData]) -> list[S
     return found
 
 
-def total_steps(experiment: Experiment, data: FederatedData, cohort: int) -> int:
-    """About how many steps the whole run trains: the mean client's, times the clients of a round."""
-    in_round = 0.0
-    for settings in experiment.methods:
-        method = settings.build(experiment.training)
-        in_round += _server_steps(settings, method, data)
-        if method.control == "pooled":
-            in_round += int(method.training.num_steps(data.train.sizes.sum()))
-        elif steps := _client_steps(method, data):
-            in_round += cohort * statistics.mean(steps)
-    return round(in_round * experiment.rounds * len(experiment.seeds))
-
-
 def _client_steps(method: Method, data: FederatedData) -> list[int]:
     """Of every client that has samples; nothing where none trains by itself."""
     if method.control not in (None, "alone"):

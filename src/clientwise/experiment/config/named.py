@@ -49,7 +49,9 @@ def pick(methods: Any, chosen: Any, where: str) -> Any:
     if chosen == methods or not is_names:
         return chosen
     known = {name_of(method): method for method in methods} if isinstance(methods, list) else {}
-    names = _split(chosen, known)
+    names: list[str] = []
+    for text in chosen:
+        names += [text] if text in known else [name.strip() for name in text.split(",")]
     strange = [name for name in names if name not in known and _known(name) is None]
     if strange:
         every = {**known, **METHODS}
@@ -79,23 +81,6 @@ def unmeant(method: Any) -> tuple[str, str] | None:
         own = 'to call FedAvg so, add like = "FedAvg"; a method of your own has other keys'
         return "name", f"{_unknown(method['name'], METHODS)} ({own})"
     return None
-
-
-def _split(texts: list[str], known: Mapping[str, Any]) -> list[str]:
-    """The names in texts with commas, some of which may be within a known name: the longest one counts.
-
-    >>> _split(["FedAvg, mine, 2,Krum"], {"mine, 2": {}, "mine": {}})
-    ['FedAvg', 'mine, 2', 'Krum']
-    """
-    names: list[str] = []
-    for text in texts:
-        pieces = text.split(",")
-        while pieces:
-            joined = [",".join(pieces[:count]).strip() for count in range(len(pieces), 0, -1)]
-            name = next((one for one in joined if one in known), joined[-1])
-            names.append(name)
-            del pieces[: name.count(",") + 1]
-    return names
 
 
 def name_of(method: Any) -> str:

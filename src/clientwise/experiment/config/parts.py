@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,9 @@ from pydantic_core.core_schema import (
     no_info_after_validator_function,
     with_info_plain_validator_function,
 )
-from torch import Tensor
-from torch.nn import functional
 
 from ...core.criteria import CRITERIA, CriterionDeclaration
-from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss
+from ...core.objective.loss import LOSSES, FunctionLoss
 from ...core.training import (
     OPTIMIZERS,
     SCHEDULES,
@@ -39,15 +36,6 @@ from .tables import ConfigTable, fields_of
 MOST_LISTED = 16  # parts that an option may list
 Given = dict[str, tuple[Registry[Any], Adopted]]  # in Python instead of a name, by kind and name
 Made = tuple[str, Adopted, dict[str, Any]]  # a part that was made of an object: name, part, options
-
-# Losses of PyTorch that have a name here. They would average over the batch.
-OF_TORCH: dict[Any, str] = {
-    functional.cross_entropy: "cross_entropy",
-    functional.binary_cross_entropy_with_logits: "binary_cross_entropy",
-    functional.mse_loss: "mse",
-    functional.l1_loss: "mae",
-    functional.huber_loss: "huber",
-}
 
 
 def read_part(registry: Registry[Any], value: Any, config: Reading | None = None) -> Part:
@@ -259,8 +247,6 @@ def as_table(registry: Registry[Any], given: object) -> Any:
         return given
     if isinstance(given, str):
         return {"name": given}
-    if registry is LOSSES and inspect.isroutine(given) and given in OF_TORCH:
-        return {"name": OF_TORCH[given]}
     for name in registry:
         part = registry.get(name) if registry.adopted(name) is None else None
         if part is given:
@@ -330,22 +316,13 @@ def _optimizer(given: Any) -> Made | None:
 def _callable(registry: Registry[Any], given: Any) -> Made:
     """A function, a `partial` or an object that can be called, as a loss, schedule or transform."""
     if isinstance(given, type):
-        instead = f"a function, or an object, as {given.__name__}(...)"
-        if given.__module__ == "torch.nn.modules.loss":
-            instead = f'nn.{given.__name__}(reduction="none")'
-        elif registry is SCHEDULES:
-            instead = "a function of the round's number"
-        refuse([("", f"{given.__name__} is a class: pass {instead}")])
+        hint = f"pass a function, or an object as {given.__name__}(...)"
+        refuse([("", f"{given.__name__} is a class: {hint}")])
     name = _called(registry, given)
     source = given.func if isinstance(given, partial) else given
     source = source if inspect.isroutine(source) else type(source)
     part: Any = lambda argument: given(argument)  # noqa: E731  (its options are not those of `given`)
     if registry is LOSSES:
-        reduction = getattr(given, "reduction", UNREDUCED)
-        if reduction != UNREDUCED:  # shares of samples and class weights need each sample's loss
-            kind = type(given).__name__
-            hint = f'needs a loss per sample: pass nn.{kind}(reduction="none")'
-            refuse([("", f"reduction = {reduction!r} of {kind}: {hint}")])
         by_sample = source.__module__ == "torch.nn.modules.loss"
         own = copy.deepcopy(given)  # a module follows the data to their device
         loss = FunctionLoss(name, own, compares_samples=not by_sample)
@@ -355,27 +332,16 @@ def _callable(registry: Registry[Any], given: Any) -> Made:
 
 
 def _called(registry: Registry[Any], given: Any) -> str:
-    """The name of a function or object, with the plain options that it was made with."""
+    """The name of a function or object, with the numbers and texts that it was made with."""
     if inspect.isroutine(given):
         return _name_of_function(registry, given)
     if isinstance(given, partial):
         name, options = _called(registry, given.func), given.keywords
     else:
-        name, options = type(given).__name__, dict(vars(given))
-    if isinstance(given, torch.nn.Module):
-        options = {**options, **given.state_dict()}
-        del options["training"]
-    shown = [f"{key}={_shown(one)}" for key, one in options.items() if key[0] != "_"]
-    listed = ", ".join(one for one in shown if not one.endswith("="))
-    return f"{name}({listed})" if listed else name
-
-
-def _shown(option: object) -> str:
-    """A number or a text, the digest of a tensor; nothing of others."""
-    if isinstance(option, Tensor):
-        content = option.detach().cpu().contiguous().numpy().tobytes()
-        return hashlib.blake2b(content, digest_size=4).hexdigest()
-    return str(option) if isinstance(option, str | int | float) else ""
+        name, options = type(given).__name__, vars(given)
+    plain = {key: one for key, one in options.items() if key[0] != "_" and key != "training"}
+    shown = [f"{key}={one}" for key, one in plain.items() if isinstance(one, str | int | float)]
+    return f"{name}({', '.join(shown)})" if shown else name
 
 
 def _name_of_function(registry: Registry[Any], function: Any) -> str:
