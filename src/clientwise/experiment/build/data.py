@@ -201,7 +201,32 @@ def build_data(
         )
     known = {**data.attributes, **fact_columns(experiment.attributes)}
     data = _with_devices(experiment, replace(data, attributes=known), seed)
-    return plant(swap(data, chosen), hostile, seed), hostile
+    data = plant(swap(data, chosen), hostile, seed)
+    held_back = experiment.evaluation.held_back
+    return hold_back(data, held_back, seed) if held_back else data, hostile
+
+
+def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
+    """Make a part of every client's training samples its test set; drop the true test set."""
+    held: list[Tensor] = []
+    kept: list[Tensor] = []
+    for client, size in enumerate(data.train.sizes.tolist()):
+        random = generator(seed, "validation", 0, client)
+        order = torch.randperm(size, generator=random) + int(data.train.offsets[client])
+        count = min(size - 1, max(1, round(size * fraction)))  # one at least is left to train on
+        held.append(order[:count])
+        kept.append(order[count:])
+
+    def dealt(holdings: Holdings, parts: list[Tensor]) -> Holdings:
+        return Holdings.of([(holdings.indices[mine], holdings.targets[mine]) for mine in parts])
+
+    return replace(
+        data,
+        train=dealt(data.train, kept),
+        test=dealt(data.train, held),
+        poisoned=dealt(data.poisoned, kept) if data.poisoned else None,
+        new_data=(),  # values are found on the data that the run begins with
+    )
 
 
 def _relabelled(data: FederatedData, hostile: Collection[int], relabel: Relabel) -> FederatedData:

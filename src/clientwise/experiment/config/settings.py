@@ -193,6 +193,10 @@ class EvaluationSettings(ConfigTable):
     test_fraction: Fraction = 0.2
     """Fraction of a client's samples that is its own test set. 0: none."""
 
+    held_back: Fraction = 0.0
+    """Fraction of a client's training samples on which it evaluates instead of its test set, as
+    `clientwise tune` does. 0: off."""
+
     official_test: OfficialTest = "pooled"
     """Use of the dataset's own test split. "pooled": joined with all other samples. "server": it is
     the server set (P3). "clients": it is divided into the clients' test sets (P1)."""
