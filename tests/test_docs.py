@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 
 import clientwise as cw
 from clientwise.cli import app
-from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.config_file import METHODS
 from clientwise.experiment.reference import KINDS, PARTS_FILE, markdown, parts_list
 
 ROOT = Path(__file__).parents[1]

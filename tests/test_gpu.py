@@ -17,7 +17,7 @@ from clientwise.engine.device import CudaGraph, share_gpu
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.errors import ClientwiseError
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.config_file import METHODS
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix import runs as matrix_runs
 from recorded import curve

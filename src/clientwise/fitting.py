@@ -19,12 +19,11 @@ from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
 from .errors import ClientwiseError, ConfigError
 from .experiment.checks.describe import optimizers_in_words
-from .experiment.config.named import merge
 from .experiment.config.parts import loss_with
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
 from .experiment.config.tables import ConfigTable
-from .experiment.config_file import read_config
+from .experiment.config_file import merge, read_config
 from .experiment.load import make_experiment
 from .experiment.running.lanes import Progress
 from .experiment.running.runner import EngineFactory, Stopped

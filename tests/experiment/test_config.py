@@ -18,7 +18,7 @@ from clientwise.core.weights.scores import Owa, Prioritized
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.config.methods import BOUNDS, MethodSettings
-from clientwise.experiment.config.named import METHODS, method_toml, write_out
+from clientwise.experiment.config_file import METHODS, method_toml, write_out
 from clientwise.experiment.load import load_experiment, load_method
 from clientwise.experiment.reference import config_schema
 from recorded import curve
@@ -112,7 +112,7 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
         ("seeds=[1, 1]", "seeds", "listed twice"),
         ("seeds='5-1'", "seeds = '5-1'", "write 1,2,3 or 1-5."),
         ("seeds='1-20000'", "seeds = '1-20000'", "20,000 seeds; 10,000 at most."),
-        ("seeds=[9223372036854775808]", "seeds[0]", "is too large"),
+        ("seeds=[9223372036854775808]", "seeds[0]", "must be less than"),
         ("device='tpu'", "device = 'tpu'", "must be "),
         ("model={name='mlp', hidden=32}", "model.hidden = 32", "must be a list: [32]."),
         ("training.learning_rate=inf", "training.learning_rate = inf", "must be finite."),
@@ -165,10 +165,9 @@ def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any])
     ("line", "reason"),
     [
         ("x = " + "[" * 5_000 + "]" * 5_000, "not valid TOML: brackets are nested too deep"),
-        ("x = " + "[" * 40 + "]" * 40, "x: is nested more than 32 deep"),
         ("a." * 20_000 + "b = 1", "not valid TOML: a key of more than 32 parts"),
         ("x = " + "9" * 5_000, "an integer of too many digits; the largest integer"),
-        (f"seeds = [1, {2**63}]", r"seeds\[1\]: is too large"),
+        (f"seeds = [1, {2**63}]", r"seeds\[1\] = .*: must be less than"),
         ("#" * 2**21, "is larger than 1,048,576 bytes: not a config"),
         ("training.epochs = 1000000000", "training.epochs = 1000000000: must be at most 10,000"),
         ("workers = 1000000", "workers = 1000000: must be at most 1,024 or .auto. or .ray."),
@@ -191,9 +190,6 @@ def test_what_no_file_can_mean(tmp_path: Path, line: str, reason: str) -> None:
 
 
 def test_dictionaries_have_the_same_bounds(tiny: dict[str, Any]) -> None:
-    endless: dict[str, Any] = {}
-    endless["again"] = endless
-    assert issues(tiny | {"x": endless}) == [("x", "is nested more than 32 deep")]
     assert issues(tiny, "rounds=" + "[" * 3_000)[0][0].startswith("rounds = '[[[")
     found = issues(tiny | {f"x{number}": 1 for number in range(5_000)})
     assert (len(found), found[-1]) == (101, ("", "and 4,900 more like these"))

@@ -19,7 +19,7 @@ from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.named import merge
+from clientwise.experiment.config_file import merge
 from clientwise.experiment.running import lanes
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part

@@ -12,9 +12,8 @@ import clientwise as cw
 from clientwise.cli import app
 from clientwise.core.types import LocalTraining
 from clientwise.experiment.build.data import build_data, load_samples
-from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.checks.steps import count_steps
-from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.checks.describe import count_steps, describe
+from clientwise.experiment.config_file import METHODS
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.about import about_method
 from clientwise.record.run import RunFolder

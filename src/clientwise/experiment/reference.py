@@ -19,10 +19,10 @@ from pydantic.json_schema import GenerateJsonSchema
 from ..core.criteria import CRITERIA, CriterionDeclaration, source_of
 from ..registry import IMPORTED, Part, Registry
 from ..writing import write_atomically
-from .config.named import METHODS, method_toml
 from .config.parts import options_schema
 from .config.schema import Experiment
 from .config.tables import to_plain
+from .config_file import METHODS, method_toml
 from .matrix.grid import MatrixSettings
 from .tune import TuneSettings
 

@@ -32,12 +32,10 @@ from ..record.files import CONFIG
 from ..record.run import RunFolder
 from ..record.toml_text import dotted_keys
 from ..registry import suggest
-from .config.messages import issues_of
 from .config.methods import MethodSettings
-from .config.named import write_out
 from .config.schema import Experiment
-from .config.tables import ConfigTable, Name
-from .config_file import read_config, set_value
+from .config.tables import ConfigTable, Name, issues_of
+from .config_file import read_config, set_value, write_out
 from .load import make_experiment
 from .running.lanes import Progress
 from .running.runner import run

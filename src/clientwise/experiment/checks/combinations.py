@@ -25,11 +25,11 @@ from ...core.weights.weighting import (
     is_constant,
 )
 from ...registry import Need, suggest
-from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.parts import make
 from ..config.schema import Experiment
 from ..config.settings import HostileClients
+from ..config.tables import Issue
 
 LOCAL = 'use engine = "local"'
 TAKES_TIME = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'

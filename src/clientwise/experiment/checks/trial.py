@@ -26,8 +26,8 @@ from ...errors import ClientwiseError
 from ...models.flat import flattened
 from ...models.modules import check_batch, outputs_of
 from ..build.engine import build_plan, count_outputs
-from ..config.messages import Issue
 from ..config.schema import Experiment
+from ..config.tables import Issue
 
 CLIENTS = 3  # those with most samples
 SAMPLES = 8  # of each

@@ -30,8 +30,7 @@ from ...core.training import (
 )
 from ...core.weights.scores import SCORES, Score, score_by
 from ...registry import Adopted, Declaration, Part, Registry, suggest
-from .messages import issues_of, refuse
-from .tables import ConfigTable, fields_of
+from .tables import ConfigTable, fields_of, issues_of, refuse
 
 MOST_LISTED = 16  # parts that an option may list
 Given = dict[str, tuple[Registry[Any], Adopted]]  # in Python instead of a name, by kind and name

@@ -19,10 +19,9 @@ from ...errors import ConfigError
 from ...models.modules import OwnModel
 from ...models.networks import MODELS
 from ...registry import NonNegativeFloat, Part, PositiveInt
+from ..config_file import unmeant
 from ..trackers import TRACKERS
-from .messages import refuse
 from .methods import MethodSettings
-from .named import unmeant
 from .parts import Given, PartOf, read_part
 from .settings import (
     Cohorts,
@@ -33,7 +32,7 @@ from .settings import (
     ServerSet,
     Training,
 )
-from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Seeds
+from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Seeds, refuse
 
 
 def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:

@@ -32,7 +32,6 @@ from ...registry import (
     options_of,
     suggest,
 )
-from .messages import refuse
 from .parts import DrawnFrom, NameOf, PartOf, PlainPartOf, make
 from .tables import (
     ConfigTable,
@@ -41,6 +40,7 @@ from .tables import (
     PartOfAll,
     fields_of,
     optional_fields_of,
+    refuse,
     with_fields,
 )
 

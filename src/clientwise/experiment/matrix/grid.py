@@ -26,10 +26,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, ValidationError
 
 from ...errors import ConfigError, Problems, RunError, shortened
-from ..config.messages import Issue, issues_of
-from ..config.named import merge
-from ..config.tables import ConfigTable, Name, PartOfAll
-from ..config_file import read_config
+from ..config.tables import ConfigTable, Issue, Name, PartOfAll, issues_of
+from ..config_file import merge, read_config
 
 if TYPE_CHECKING:
     from ..config.schema import Experiment
