@@ -1,12 +1,12 @@
 """Read the table of a config: TOML, a preset, `--set`, methods by name. Its errors need no PyTorch.
 
-    methods = ["FedAvg", { name = "mine", like = "FedYogi", brake = 3 }]
+methods = ["FedAvg", { name = "mine", like = "FedYogi", brake = 3 }]
 
-    [presets.quick]                         # tables that change other tables
-    rounds = 20
-    partition.clients = 30                  # the partition's other options stay
-    data = { name = "mnist5k" }             # another part: no option of the former one stays
-    methods = ["FedAvg", "AdaFed"]          # of the methods, only these
+[presets.quick]                         # tables that change other tables
+rounds = 20
+partition.clients = 30                  # the partition's other options stay
+data = { name = "mnist5k" }             # another part: no option of the former one stays
+methods = ["FedAvg", "AdaFed"]          # of the methods, only these
 """
 
 from __future__ import annotations
