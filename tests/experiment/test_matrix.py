@@ -128,10 +128,6 @@ def test_a_warning_of_many_cells_is_given_once(
             r"matrix\.attacks\.a\.clients: is given by",
         ),
         ({"data": {"one": {}, "two": {"seeds": [7]}}}, "same methods and seeds"),
-        (
-            {"data": {"x" * 190: {}}, "attacks": {"y" * 190: ATTACKS["flip"]}},
-            "too long for a folder",
-        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(

@@ -15,7 +15,7 @@ from .checks.combinations import config_issues
 from .config.methods import MethodSettings
 from .config.parts import Reading
 from .config.schema import Experiment
-from .config.tables import MOST_PLUGINS, Issue, issues_of
+from .config.tables import MOST_PLUGINS, Issue, issues_of, read_table
 from .config_file import read_config, read_source, unmeant, write_out
 
 DATA_KEYS = ("data", "data_dir", "plugin_dir", "features", "partition", "device")
@@ -81,10 +81,7 @@ def load_method(method: str | Mapping[str, Any], where: str) -> MethodSettings:
     (table,) = write_out([method])
     if reason := unmeant(table):
         raise ConfigError(where, [reason])
-    try:
-        return MethodSettings.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(where, issues_of(error, MethodSettings)) from None
+    return read_table(MethodSettings, table, "", where)
 
 
 def import_plugins(source: str | Path) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from ..errors import ConfigError, needing
 from ..record.files import CONFIG
@@ -34,7 +34,7 @@ from ..record.toml_text import dotted_keys
 from ..registry import suggest
 from .config.methods import MethodSettings
 from .config.schema import Experiment
-from .config.tables import ConfigTable, Name, issues_of
+from .config.tables import ConfigTable, Name, read_table
 from .config_file import read_config, set_value, write_out
 from .load import make_experiment
 from .running.lanes import Progress
@@ -57,15 +57,14 @@ class TuneSettings(ConfigTable):
     if `low` is above 0. See docs/methods.md, "Fair comparisons".
     """
 
-    trials: Annotated[int, Field(gt=0, le=10_000)] = Field(
-        20, description="Trials of every method."
-    )
-    over: dict[str, Any] = Field(
-        {}, description="Keys of all methods. Default: training.learning_rate from 0.01 to 1."
-    )
-    methods: dict[Name, dict[str, Any]] = Field(
-        {}, description="By name: keys of one method, besides those of `over`."
-    )
+    trials: Annotated[int, Field(gt=0, le=10_000)] = 20
+    """Trials of every method."""
+
+    over: dict[str, Any] = {}
+    """Keys of all methods. Default: training.learning_rate from 0.01 to 1."""
+
+    methods: dict[Name, dict[str, Any]] = {}
+    """By name: keys of one method, besides those of `over`."""
 
 
 @dataclass(frozen=True)
@@ -123,12 +122,7 @@ def load_tuning(
         hint = "is many experiments: tune a copy of this file that has no [matrix] and the data of one federation"
         raise ConfigError(where, [("matrix", f"{hint}, then use its tuned methods here")])
     experiment = make_experiment(where, table)
-    try:
-        settings = TuneSettings.model_validate(table.get("tune", {}))
-    except ValidationError as error:
-        issues = issues_of(error, TuneSettings)
-        found = [(f"tune.{key}".rstrip("."), message) for key, message in issues]
-        raise ConfigError(where, found) from None
+    settings = read_table(TuneSettings, table.get("tune", {}), "tune", where)
     names = [method.name for method in experiment.methods]
     for name in settings.methods:
         if name not in names and "methods" not in (replaced or {}):  # else only some are tuned

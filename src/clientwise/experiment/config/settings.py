@@ -115,13 +115,9 @@ class Training(_OwnKeys):
             options |= {key: value for key, value in given.items() if key in options}
         return options
 
-    def schedule_part(self, *changes: TrainingOverride) -> Part:
-        """The schedule after changes, by name."""
-        return part_of(self.changed(*changes)["schedule"])
-
     def schedule_of(self, *changes: TrainingOverride) -> Callable[[int], float] | None:
         """The factor of the learning rate by round; None where it is 1 in all rounds."""
-        part = self.schedule_part(*changes)
+        part = part_of(self.changed(*changes)["schedule"])
         declared = SCHEDULES.declared(part.name)
         if isinstance(declared, ScheduleDeclaration) and declared.is_constant:
             return None

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from ...errors import shortened
+from ...errors import ConfigError, shortened
 from ...registry import Option, Part, closest, options_of, suggest
 
 T = TypeVar("T", bound="ConfigTable")
@@ -303,6 +303,23 @@ def issues_of(error: ValidationError, table: type[BaseModel]) -> list[Issue]:
     if len(details) > MOST_ISSUES:
         found.append(("", f"and {len(details) - MOST_ISSUES:,} more like these"))
     return found
+
+
+def read_table(kind: type[T], table: object, key: str, where: str) -> T:
+    """A table that is validated by itself; ConfigError with all that is wrong in it.
+
+    Args:
+        kind: its class.
+        table: as the config has it.
+        key: where the config has it.
+        where: the name of the config in messages.
+    """
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        issues = issues_of(error, kind)
+        found = [(f"{key}.{inner}".strip("."), message) for inner, message in issues]
+        raise ConfigError(where, found) from None
 
 
 def refuse(issues: Sequence[Issue]) -> NoReturn:
