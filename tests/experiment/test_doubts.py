@@ -9,13 +9,10 @@ from typing import Any
 import numpy
 import pandas
 import pytest
-import tomli_w
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import clientwise as cw
-from clientwise.cli import app
 from clientwise.data.summary import uncovered
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.checks.describe import describe
@@ -212,21 +209,6 @@ def test_what_held_out_samples_lack_by_client() -> None:
     masks[1][1, 0, 0] = 2
     found = federation(masks, masks[0], "segmentation")
     assert (found.classes, found.samples.tolist(), found.clients) == ((2,), [0, 1], [1])
-
-
-def test_the_command_check_names_the_classes_that_held_out_samples_lack(tmp_path: Path) -> None:
-    """A rare class of which the server's draw holds nothing."""
-    rows = site("north", 60, 1) + site("south", 50, 2)
-    rare = [("west", *row[1:3], "perhaps") for row in rows[:2]]
-    common = [("west", *row[1:]) for row in site("west", 40, 3)]
-    config = sites(tmp_path, rows + common + rare) | {"methods": ["Recommended"]}
-    config |= {"server_set": {"fraction": 0.2}, "seeds": [2]}
-    file = tmp_path / "my.toml"
-    file.write_text(tomli_w.dumps(config))
-    output = CliRunner().invoke(app, ["check", str(file)]).output
-    found = " ".join(output.split())
-    assert "warning no sample that the server weighs by is of class 'perhaps'" in found, output
-    assert "client 2 (west)" in found
 
 
 def test_rows_that_are_tested_or_weighed_by_and_trained_on(tmp_path: Path) -> None:

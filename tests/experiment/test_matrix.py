@@ -119,6 +119,7 @@ def test_a_warning_of_many_cells_is_given_once(
     ("change", "message"),
     [
         ({"shares": [1.0]}, r"matrix\.shares\[0\]"),
+        ("x", "config: matrix: must be a table, got 'x'"),
         ({"share": [0.2]}, r"matrix\.share: .*did you mean 'shares'"),
         ({"oracle": "nobody"}, r"matrix\.oracle: there is no method 'nobody'"),
         ({"attacks": {"flip": {"attack": "sing_flip"}}}, r"flip 20%.*did you mean 'sign_flip'"),
@@ -130,12 +131,15 @@ def test_a_warning_of_many_cells_is_given_once(
         ({"data": {"one": {}, "two": {"seeds": [7]}}}, "same methods and seeds"),
     ],
 )
-def test_what_cannot_be_run_is_refused(
-    config: dict[str, Any], change: dict[str, Any], message: str
-) -> None:
-    config["matrix"] |= change
+def test_what_cannot_be_run_is_refused(config: dict[str, Any], change: Any, message: str) -> None:
+    config["matrix"] = change if isinstance(change, str) else config["matrix"] | change
     with pytest.raises(ConfigError, match=message):
         load_matrix(config)
+
+
+def test_hostile_clients_do_not_go_with_a_matrix(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"hostile: does not go with \[matrix\]"):
+        load_matrix(config | {"hostile": [{"clients": 1, "attack": "noise"}]})
 
 
 def test_a_rule_is_told_the_share_of_its_column(config: dict[str, Any]) -> None:
@@ -155,16 +159,6 @@ def test_a_rule_is_told_the_share_of_its_column(config: dict[str, Any]) -> None:
     assert told["clean"] == (0, 0)
     assert told["flip 20%"] == (0.2, 0.2)
     assert told["labels 60%"] == (0.49, 0.49)
-
-
-def test_a_matrix_is_a_table(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="config: matrix: must be a table, got 'x'"):
-        load_matrix(config | {"matrix": "x"})
-
-
-def test_hostile_clients_do_not_go_with_a_matrix(config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"hostile: does not go with \[matrix\]"):
-        load_matrix(config | {"hostile": [{"clients": 1, "attack": "noise"}]})
 
 
 @pytest.fixture(scope="module")
@@ -230,29 +224,6 @@ def resumed(matrix: Matrix, folder: Path, **options: Any) -> list[str]:
 
 def with_matrix(table: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     return {**table, "matrix": {**table["matrix"], **changes}}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_three_by_three_grow_to_four_by_four_with_seven_cells(
-    tiny: dict[str, Any], tmp_path: Path, jobs: int
-) -> None:
-    three = {name: {"partition": {"clients": 5 + place}} for place, name in enumerate("abc")}
-    config = tiny | {"rounds": 1, "methods": ["FedAvg"]}
-    config["matrix"] = {"attacks": ATTACKS, "shares": [0.4], "data": three}
-    small = load_matrix(config)
-    folder = run_matrix(small, tmp_path / "run")
-    assert len(small.cells) == 9
-    before = {cell.folder: contents(folder / cell.folder) for cell in small.cells}
-    noise = {"noise": {"attack": "noise"}}
-    four = {**three, "d": {"partition": {"clients": 9}}}
-    large = load_matrix(with_matrix(config, attacks={**noise, **ATTACKS}, data=four))
-    assert len(resumed(large, folder, jobs=jobs)) == 7
-    assert {name: contents(folder / name) for name in before} == before, "finished cells stay"
-    assert read_results(folder).missing == 0
-    assert resumed(large, folder) == []
-    assert resumed(small, folder) == [], "nothing is lost by resuming with the smaller config"
-    assert len(open_matrix(folder).cells) == 16
 
 
 def contents(folder: Path) -> dict[str, bytes]:
