@@ -238,28 +238,14 @@ _TYPE_TAGS = {
     "constrained-float",
     "function-plain",
 }
-_RULES = {  # pydantic's error types; the words in braces are its context
-    "bool_type": "must be true or false",
-    "dict_type": "must be a table",
-    "finite_number": "must be finite",
-    "float_type": "must be a number",
-    "greater_than": "must be greater than {gt}",
-    "greater_than_equal": "must be at least {ge}",
-    "int_from_float": "must be an integer",
-    "int_type": "must be an integer",
-    "less_than": "must be less than {lt}",
-    "less_than_equal": "must be at most {le}",
-    "literal_error": "must be {expected}",
-    "mapping_type": "must be a table",
-    "model_type": "must be a table",
-    "path_type": "must be a path",
-    "sequence_str": "must be a list",
-    "string_too_long": "must have at most {max_length} characters",
-    "string_type": "must be a string",
-    "too_long": "must have at most {max_length} entries",
-    "too_short": "must have at least {min_length} entries",
+_WORDS = {  # of pydantic's messages, in those of TOML
+    "Input should": "must",
+    "List should": "must",
+    "a valid integer": "an integer",
+    "a valid dictionary": "a table",
+    "a valid boolean": "true or false",
+    "a valid": "a",
 }
-_RANGES = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "finite_number"}
 
 
 def issues_of(error: ValidationError, table: type[BaseModel]) -> list[Issue]:
@@ -290,13 +276,12 @@ def issues_of(error: ValidationError, table: type[BaseModel]) -> list[Issue]:
                 hint = "; it is an option of the experiment, outside of all tables"
             found.append((dotted(path), f"unknown option{hint}"))
         elif not path:
-            rule = _rule(detail, path, table)
+            rule = _rule(detail, path)
             found.append(("", f"{rule}, got {_shown(detail['input'])}"))
         else:
             shown = f"{dotted(path)} = {_shown(detail['input'])}"
-            wrong.setdefault(shown, []).append(_rule(detail, path, table))
-            if detail["type"] in _RANGES:
-                typical[shown] = _typical_values(table, path)
+            wrong.setdefault(shown, []).append(_rule(detail, path))
+            typical[shown] = _typical_values(table, path)
     found = [one for one in found if one[0] not in meant or one[1] != "is missing"]
     for shown, rules in wrong.items():
         found.append((shown, f"{_either(rules)}.{typical.get(shown, '')}"))
@@ -348,30 +333,20 @@ def _is_type(step: int | str) -> bool:
     return isinstance(step, str) and ("[" in step or step in _TYPE_TAGS)
 
 
-def _rule(detail: ErrorDetails, path: ConfigPath, table: type[BaseModel]) -> str:
+def _rule(detail: ErrorDetails, path: ConfigPath) -> str:
     """What a value must be."""
-    kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
-    if kind == "too_short" and context["min_length"] == 1:
-        return "must not be empty"
-    if kind == "list_type" or context.get("class") == "Sequence":
+    kind, value = detail["type"], detail["input"]
+    if kind in ("list_type", "sequence_str") or detail.get("ctx", {}).get("class") == "Sequence":
         if isinstance(value, dict) and path and not _is_type(detail["loc"][-1]):
             return f"must be a list of tables: write [[{path[-1]}]] instead of [{path[-1]}]"
         is_number = isinstance(value, int | float)
         return f"must be a list: [{_shown(value)}]" if is_number else "must be a list"
-    if kind == "is_instance_of":
+    if kind in ("model_type", "is_instance_of"):
         return "must be a table"
-    rule = _RULES.get(kind)
-    if rule is None:
-        return detail["msg"][0].lower() + detail["msg"][1:]
-    limits = {key: _limit(limit) for key, limit in context.items()}
-    keys = _keys_at(table, path) if kind == "model_type" and path else []
-    return rule.format(**limits) + (f" with the options {', '.join(keys)}" if keys else "")
-
-
-def _limit(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    text = detail["msg"]
+    for theirs, ours in _WORDS.items():
+        text = text.replace(theirs, ours)
+    return text
 
 
 def _either(rules: Sequence[str]) -> str:
