@@ -409,7 +409,7 @@ def local_steps(clients: ClientFacts) -> Tensor:
     if training is None:
         raise KeyError("local_steps needs clients that clientwise trains")
     steps = training.num_steps(clients.num_samples).double()
-    momentum = part_of(training.optimizer).options.get("momentum", 0.0)
+    momentum: float = part_of(training.optimizer).options.get("momentum", 0.0)
     if momentum:
         # Σ_t (1 − ρ^t)/(1 − ρ): an early gradient still moves the model in later steps
         rest = momentum * (1 - momentum**steps) / (1 - momentum)

@@ -123,9 +123,8 @@ def trial_issues(
 def _alone(method: Method) -> Method:
     """The method's own parts, without what depends on the number of clients, on time or on other processes."""
     # A model that diverges with a small rate is the fault of a part, not of the rate
-    once = {"epochs": 1, "learning_rate": SMALL_RATE}
-    fine_tune = method.fine_tune and replace(method.fine_tune, **once)
-    training = replace(method.training, **once, control_variates=False)
+    training = replace(method.training, epochs=1, learning_rate=SMALL_RATE, control_variates=False)
+    fine_tune = method.fine_tune and replace(method.fine_tune, epochs=1, learning_rate=SMALL_RATE)
     return replace(
         method,
         training=training,

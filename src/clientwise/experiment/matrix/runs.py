@@ -22,7 +22,7 @@ from ...data.federated import FederatedData
 from ...engine.device import pick_device, share_gpu
 from ...errors import ClientwiseError, ConfigError, Problems, RunError
 from ...record.database import is_finished, refuse_damaged
-from ...record.files import CONFIG
+from ...record.files import CONFIG, modified
 from ...writing import left_behind, make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
@@ -34,7 +34,6 @@ from ..running.resume import (
     changed_keys,
     config_so_far,
     extended,
-    modified,
     new_folder,
     refuse_other_config,
 )
