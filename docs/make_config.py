@@ -35,8 +35,8 @@ INTRODUCTION = """\
 `make docs` generates this page from the code. `clientwise list` prints the parts in the terminal.
 
 An experiment is one TOML file. `clientwise check` reports all unknown keys, wrong types and missing files at
-once, then all impossible combinations. Where a key takes a *part*, write its name, `score = "mean"`, or a table with its
-name and options, `score = { name = "owa", quantifier = "most" }`.
+once, then all impossible combinations. Where a key takes a *part*, write its name, `score = "mean"`,
+or a table with its name and options, `score = { name = "owa", quantifier = "most" }`.
 
 `clientwise run --set key=value` changes any key. `--preset quick` applies the table
 `[presets.quick]` of the file:
