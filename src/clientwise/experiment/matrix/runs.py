@@ -20,14 +20,13 @@ import torch
 
 from ...data.federated import FederatedData
 from ...engine.device import pick_device, share_gpu
-from ...errors import ClientwiseError, ConfigError, Problems, RunError
+from ...errors import ClientwiseError, Problems, RunError
 from ...record.database import is_finished, refuse_damaged
-from ...record.files import CONFIG, modified
+from ...record.files import CONFIG
 from ...writing import left_behind, make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
 from ..config.schema import Experiment
-from ..config_file import read_config
 from ..running.lanes import Progress
 from ..running.origin import change_of_machine, compare_origin, other_machine
 from ..running.resume import (
@@ -118,19 +117,6 @@ def run_matrix(
     if failures:
         raise CellsFailedError(folder, failures, len(cells))
     return folder
-
-
-def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
-    """The newest folder in runs/ that was made from exactly this config."""
-    written = []
-    for path in parent.glob(f"*/{MATRIX_FILE}"):
-        with suppress(ConfigError):  # a file that cannot be read is another matrix
-            if read_config(path)[1] == matrix.table:
-                written.append(path)
-    if not written:
-        how = "name its folder: clientwise run FOLDER --resume"
-        raise RunError(f"{parent}/: no unfinished run of this config; {how}")
-    return max(written, key=modified).parent
 
 
 def _prepare(
