@@ -582,6 +582,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"class_weights": "balanced"},
         "class_weights: is an option of the loss: pass loss=",
     ),
+    "momentum without an optimizer": (
+        {"momentum": 0.9},
+        r"momentum: is an option of the optimizer: pass optimizer={'name': 'sgd', 'momentum'",
+    ),
     "pairs with names": ({"clients": list(sites().items())}, r"pass dict\(clients\)"),
     "several targets": (
         {"clients": [frame(40)] * 2, "target": ["y"]},

@@ -19,7 +19,7 @@ from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
 from .errors import ClientwiseError, ConfigError
 from .experiment.checks.describe import optimizers_in_words
-from .experiment.config.parts import loss_with
+from .experiment.config.parts import part_with
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
 from .experiment.config.tables import ConfigTable
@@ -302,8 +302,9 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
                 message = f"is a key of {name}: pass {name}={{{key!r}: ...}}"
         if key in ALIASES:
             message = f"unknown keyword; did you mean {ALIASES[key]!r}?"
-        elif loss := loss_with(key):
-            message = f"is an option of the loss: pass loss={{'name': {loss!r}, {key!r}: ...}}"
+        elif part := part_with(key):
+            kind, name = part
+            message = f"is an option of the {kind}: pass {kind}={{'name': {name!r}, {key!r}: ...}}"
         elif key in signature(fit).parameters:
             message = f"is an argument of cw.fit(network, clients, {key}=...)"
         issues.append((key, message))

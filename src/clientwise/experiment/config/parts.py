@@ -283,10 +283,13 @@ def _made_of(registry: Registry[Any], given: Any) -> Made | None:
     refuse([("", f"{name} is a function that is not registered: {how}")])
 
 
-def loss_with(option: str) -> str | None:
-    """The first loss that has an option of this name."""
-    known = {name: {one.name for one in LOSSES.options(name)} for name in LOSSES}
-    return next((name for name, options in known.items() if option in options), None)
+def part_with(option: str) -> tuple[str, str] | None:
+    """The first loss or optimizer that has an option of this name: its kind, and its own name."""
+    for registry in (LOSSES, OPTIMIZERS):
+        for name in registry:
+            if option in {one.name for one in registry.options(name)}:
+                return registry.kind, name
+    return None
 
 
 def _optimizer(given: Any) -> Made | None:
