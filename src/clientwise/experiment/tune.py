@@ -215,9 +215,7 @@ def _all_trials(
     }
     server = experiment.server_set
     if server.source == "held_out" and server.report_fraction == 1 and not server.shared_set:
-        changes["stop_early"] = (
-            None  # else by the samples that are reported on, which choose nothing
-        )
+        changes["stop_early"] = None  # the samples that are reported on choose nothing
     return experiment.model_copy(update=changes)
 
 
