@@ -87,7 +87,7 @@ lint: .venv/ready
 # The generated parts of the documentation: the config reference, what `clientwise list` prints, and
 # screenshots (needs Chromium).
 docs: .venv/ready
-	$(BIN)/python -m clientwise.experiment.reference
+	$(BIN)/python docs/make_config.py
 	$(BIN)/python docs/make_pictures.py
 
 # The documentation as a site with search and an API reference, of this tree and of every release:

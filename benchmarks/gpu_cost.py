@@ -48,7 +48,6 @@ from clientwise.core import candidates, cohort, round
 from clientwise.core.evaluation import Evaluations
 from clientwise.core.evidence import significance
 from clientwise.data.federated import FederatedData, Holdings
-from clientwise.engine.device import return_unused_gpu_memory
 from clientwise.engine.local import LocalEngine
 from clientwise.experiment.build.engine import build_module
 from ours import config, federated, seconds_per_round
@@ -332,7 +331,7 @@ class Bench:
         settings: dict[str, Any] = gpu_memory.ONE_PROCESS | {"device": self.device}
         if self.quick:
             settings |= {"rounds": 2, "seeds": [1], "methods": ["FedAvg", "Recommended"]}
-        return_unused_gpu_memory()
+        torch.cuda.empty_cache()
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "memory.toml"
             file.write_text(tomli_w.dumps(settings), encoding="utf-8")

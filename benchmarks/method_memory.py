@@ -37,8 +37,8 @@ from clientwise.engine.local import LocalEngine
 from clientwise.engine.stacked import backend
 from clientwise.experiment.build.data import build_data
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
-from clientwise.experiment.checks.memory import round_bytes
-from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.checks.against_data import round_bytes
+from clientwise.experiment.config_file import METHODS
 from clientwise.experiment.load import load_experiment
 
 # glibc, and mimalloc in PyTorch for ARM: nothing that is freed is kept

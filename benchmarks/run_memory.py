@@ -21,7 +21,7 @@ import torch
 from clientwise.core.objective.problem import Classification
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.experiment.build.engine import build_executor, lanes_that_fit
-from clientwise.experiment.checks.memory import fixed_bytes, largest_round
+from clientwise.experiment.checks.against_data import fixed_bytes, largest_round
 from clientwise.experiment.load import load_experiment
 from method_memory import memory
 from ours import evenly

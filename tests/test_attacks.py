@@ -202,10 +202,8 @@ def test_as_far_as_evidence_does_not_notice_on_the_attackers_own_samples() -> No
 
 
 def test_hostile_clients_send_one_vector_or_spread_around_it(config: dict[str, Any]) -> None:
-    for spread, collude, same in ((0.0, False, True), (0.5, False, False), (0.5, True, True)):
-        models = sent(
-            Federation(attacked(config, {"name": "alie", "spread": spread}, collude=collude))
-        )
+    for spread, same in ((0.0, True), (0.5, False)):
+        models = sent(Federation(attacked(config, {"name": "alie", "spread": spread})))
         assert torch.equal(models[1], models[4]) is same
 
 
@@ -445,15 +443,15 @@ def test_a_lying_judge_says_what_could_be_true(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("hostile", "message"),
     [
-        ({"clients": [1], "share": 0.2, "attack": "noise"}, "give either clients or share"),
-        ({"attack": "noise"}, "give either clients or share"),
+        ({"attack": "noise"}, "clients: is missing"),
+        ({"clients": 1.0, "attack": "noise"}, "must be an integer or less than 1"),
         ({"clients": 1, "attack": {"name": "one_label", "target": 10}}, "the classes are 0 to 9"),
         (
             {"clients": 1, "attack": {"name": "pixel_backdoor", "target": 12}},
             "the classes are 0 to 9",
         ),
         ({"clients": 1, "attack": ["noise", "nois"]}, "did you mean 'noise'"),
-        ({"share": 0.9, "attack": "noise"}, None),
+        ({"clients": 0.9, "attack": "noise"}, None),
     ],
 )
 def test_what_cannot_work_is_refused(

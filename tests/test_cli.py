@@ -169,23 +169,7 @@ def test_check_says_what_would_run(config: Path) -> None:
     assert "6 with" in output
     assert "650 parameters" in output
     assert "2 methods × 1 seed × 3 rounds" in output
-
-
-def test_check_says_what_other_seeds_cost(config: Path) -> None:
-    def cost(*seeds: str) -> tuple[int, int, float]:
-        output = clientwise("check", config, *seeds)
-        found = re.search(
-            r"cost +(\d+) rounds in all: about ([\d,]+) training steps, ([\d.]+) MB", output
-        )
-        assert found is not None, output
-        return int(found[1]), int(found[2].replace(",", "")), float(found[3])
-
-    rounds, steps, megabytes = cost()
-    assert rounds == 2 * 3
-    cohort = 3
-    assert megabytes == pytest.approx(rounds * cohort * 650 * 4 / 1e6, abs=0.005)
-    assert cost("--seeds", "1-5") == (5 * rounds, 5 * steps, pytest.approx(0.23, abs=0.006))
-    assert cost("--seeds", "5") == (rounds, pytest.approx(steps, rel=0.2), megabytes)
+    assert "2 methods × 5 seeds" in clientwise("check", config, "--seeds", "1-5")
     assert "write 1,2,3 or 1-5" in clientwise("check", config, "--seeds", "many", expect=2)
 
 
@@ -199,7 +183,7 @@ def test_tune_prints_trials_and_writes_a_config(config: Path, tmp_path: Path) ->
     assert "is at an end of what was allowed" in output
     assert f"Run it with: clientwise run {tuned}" in output.replace("python -m ", "")
     assert "control_variates" not in tuned.read_text(), "defaults are not written out"
-    assert (tmp_path / "tuned.trials.jsonl").is_file()
+    assert (tmp_path / "tuned.trials" / "run.sqlite").is_file()
     read = load_experiment(tuned).to_dict()
     assert read["rounds"] == read["training"]["schedule"]["rounds"] == 3
     assert "ok:" in clientwise("check", tuned)
@@ -395,7 +379,9 @@ def test_cells_that_fail_are_named_and_can_be_resumed(tiny: dict[str, Any], tmp_
     output = clientwise("run", "matrix.toml", "--out", "out", "--jobs", "1", cwd=tmp_path, expect=2)
     assert "3 of 3: tiny, " in output
     assert re.search(
-        "^error: .*tiny, flip 5%: hostile.0..share = 0.05: is 0 of 6 clients", output, re.MULTILINE
+        "^error: .*tiny, flip 5%: hostile.0..clients = 0.05: is 0 of 6 clients",
+        output,
+        re.MULTILINE,
     )
     assert "error: out: 1 of 3 cells failed: tiny, flip 5%. The other cells are finished." in output
     assert "run out --resume" in output

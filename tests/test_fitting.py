@@ -566,6 +566,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"class_weights": "balanced"},
         "class_weights: is an option of the loss: pass loss=",
     ),
+    "momentum without an optimizer": (
+        {"momentum": 0.9},
+        r"momentum: is an option of the optimizer: pass optimizer={'name': 'sgd', 'momentum'",
+    ),
     "a frame and a series of other rows": (
         {"clients": [(FRAME, SERIES.sort_index(ascending=False))] * 2},
         r"client 0: its inputs and targets have other indexes: pass targets.loc\[inputs.index\]",

@@ -16,10 +16,7 @@ from clientwise.attacks import ATTACKS
 from clientwise.engine.device import CudaGraph, share_gpu
 from clientwise.engine.executor import DeviceExecutor
 from clientwise.errors import ClientwiseError
-from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.named import METHODS
-from clientwise.experiment.load import load_experiment
-from clientwise.experiment.matrix import runs as matrix_runs
+from clientwise.experiment.config_file import METHODS
 from recorded import curve
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -156,39 +153,3 @@ def test_memory_that_runs_out_is_an_error_that_says_what_to_do(
     finally:
         share_gpu(1)
     cw.run(config, tmp_path / "run", progress=False, resume=True)
-
-
-def test_jobs_that_do_not_fit_wait(caplog: pytest.LogCaptureFixture) -> None:
-    """In a process that may use a tenth of the memory, whatever other processes use meanwhile."""
-    _, total = torch.cuda.mem_get_info()
-    fitting = max(1, total // 10 // matrix_runs.JOB_BYTES)
-    with matrix_runs._new_process() as process:
-        process.submit(share_gpu, 10).result()
-        assert matrix_runs._jobs_that_fit(fitting, process) == fitting
-        assert caplog.text == ""
-        assert matrix_runs._jobs_that_fit(99, process) == fitting
-    assert f"{fitting} jobs at once instead of 99" in caplog.text
-
-
-def _reserved_before_and_after_jobs() -> tuple[int, int]:
-    """What a process that has had a run keeps of the GPU, before and after it looks for room for jobs."""
-    taken = torch.empty(matrix_runs.JOB_BYTES, dtype=torch.uint8, device="cuda")
-    del taken
-    before = torch.cuda.memory_reserved()
-    with matrix_runs._new_process() as process:
-        matrix_runs._jobs_that_fit(1, process)
-    return before, torch.cuda.memory_reserved()
-
-
-def test_memory_that_an_earlier_run_left_is_given_to_jobs() -> None:
-    """In a process of its own: what other tests keep here lies between what is returned."""
-    with matrix_runs._new_process() as process:
-        before, after = process.submit(_reserved_before_and_after_jobs).result()
-    assert before >= matrix_runs.JOB_BYTES, "PyTorch does not keep it"
-    assert after < matrix_runs.JOB_BYTES
-
-
-def test_check_says_what_a_run_takes(small: dict[str, Any]) -> None:
-    lines = describe(load_experiment(small | {"device": "cuda"}))
-    (line,) = (line for line in lines if line.startswith("memory"))
-    assert "about 0.6 GB of the GPU" in line or "about 0.7 GB of the GPU" in line

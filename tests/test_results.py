@@ -128,9 +128,7 @@ def test_a_metric_must_fit(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny["methods"] = [
         {"name": "wrong", "criteria": [{"name": "server_performance", "metric": "auc"}]}
     ]
-    with pytest.raises(
-        ConfigError, match=r"methods\[0\].criteria\[0\]: .*it is for evaluation.metric"
-    ):
+    with pytest.raises(ConfigError, match=r"methods\[0\]\S*: .*it is for evaluation.metric"):
         cw.run(tiny, tmp_path / "run")
 
 

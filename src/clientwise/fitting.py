@@ -19,12 +19,11 @@ from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
 from .errors import ClientwiseError, ConfigError
 from .experiment.checks.describe import optimizers_in_words
-from .experiment.config.named import merge
-from .experiment.config.parts import loss_with
+from .experiment.config.parts import part_with
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
 from .experiment.config.tables import ConfigTable
-from .experiment.config_file import read_config
+from .experiment.config_file import merge, read_config
 from .experiment.load import make_experiment
 from .experiment.running.lanes import Progress
 from .experiment.running.runner import EngineFactory, Stopped
@@ -300,8 +299,9 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
                 message = f"is a key of {name}: pass {name}={{{key!r}: ...}}"
         if key in ALIASES:
             message = f"unknown keyword; did you mean {ALIASES[key]!r}?"
-        elif loss := loss_with(key):
-            message = f"is an option of the loss: pass loss={{'name': {loss!r}, {key!r}: ...}}"
+        elif part := part_with(key):
+            kind, name = part
+            message = f"is an option of the {kind}: pass {kind}={{'name': {name!r}, {key!r}: ...}}"
         elif key in signature(fit).parameters:
             message = f"is an argument of cw.fit(network, clients, {key}=...)"
         issues.append((key, message))
@@ -336,7 +336,7 @@ def _without_tests_of_clients(experiment: Experiment, own: OwnData) -> Experimen
     """
     evaluation = experiment.evaluation
     given = evaluation.model_fields_set
-    asked = {"test_fraction", "clients_sample"} & given
+    asked = {"test_fraction"} & given
     if "clients_every" in given and evaluation.clients_every:
         asked.add("clients_every")
     if own.report is None or asked or _measures_on_clients(experiment, own):

@@ -244,7 +244,7 @@ class Registry(Generic[T]):
         return not inspect.isclass(part) and any(one.kind is one.VAR_KEYWORD for one in parameters)
 
 
-IMPORTED: dict[str, Registry[Any]] = {}  # the registries so far, by plural; see `known_part`
+IMPORTED: dict[str, Registry[Any]] = {}  # the registries so far, by plural
 
 
 def _is_same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:

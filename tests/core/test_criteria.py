@@ -23,6 +23,7 @@ from clientwise.core.types import (
     LocalTraining,
     ModelSpec,
 )
+from clientwise.registry import Part
 
 SPEC = ModelSpec(
     (Layer("kernel", (2, 2), 0, 4), Layer("bias", (2,), 4, 6), Layer("buffer", (1,), 6, 7)), 6, 7
@@ -144,7 +145,7 @@ def test_local_steps_count_what_a_gradient_does_to_the_model() -> None:
 
     assert steps(epochs=2, batch_size=3) == [4, 2, 2]
     assert steps(epochs=5) == [5, 5, 5]  # one batch of everything
-    momentum = steps(epochs=2, batch_size=3, momentum=0.9)
+    momentum = steps(epochs=2, batch_size=3, optimizer=Part("sgd", {"momentum": 0.9}))
     assert momentum == pytest.approx([displacement(count, momentum=0.9) for count in (4, 2, 2)])
     proximal = steps(epochs=2, batch_size=3, learning_rate=0.1, proximal=0.5)
     assert proximal == pytest.approx([displacement(count, pull=0.05) for count in (4, 2, 2)])

@@ -20,6 +20,7 @@ from clientwise.engine.executor import DeviceExecutor
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError
 from clientwise.models.modules import count_dropout
+from clientwise.registry import Part
 
 CPU = torch.device("cpu")
 WORDS = 40
@@ -178,7 +179,7 @@ def trained(network: nn.Module, samples: cw.Samples, mode: Mode, **training: Any
     return torch.cat([chunk.models for chunk in chunks])
 
 
-@pytest.mark.parametrize("training", [{}, {"momentum": 0.9}])
+@pytest.mark.parametrize("training", [{}, {"optimizer": Part("sgd", {"momentum": 0.9})}])
 def test_token_ids_stay_integers_in_every_mode(training: dict[str, Any]) -> None:
     network = embedding()
     loop, stacked = (
@@ -219,7 +220,8 @@ def test_a_client_of_one_sample_and_batches_of_one(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "training", [{}, {"weight_decay": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}]
+    "training",
+    [{}, *({"optimizer": {"name": name, "weight_decay": 0.1}} for name in ("sgd", "adam"))],
 )
 def test_frozen_layers_stay_and_others_learn(training: dict[str, Any], tmp_path: Any) -> None:
     network = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))

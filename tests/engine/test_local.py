@@ -19,6 +19,7 @@ from clientwise.attacks import (
 from clientwise.core.objective.loss import CrossEntropy, Loss
 from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.seeding import client_keys, generator, mixed
+from clientwise.core.training import part_of
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import diabetes
 from clientwise.data.division import federate
@@ -63,8 +64,9 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
     if training.optimizer == "adam":
         optimizer = torch.optim.Adam(module.parameters(), lr=training.learning_rate)
     else:
+        momentum = part_of(training.optimizer).options.get("momentum", 0.0)
         optimizer = torch.optim.SGD(
-            module.parameters(), lr=training.learning_rate, momentum=training.momentum
+            module.parameters(), lr=training.learning_rate, momentum=momentum
         )
     share = engine.data.train.slice(client)
     inputs = engine.data.samples.inputs[engine.data.train.indices[share]].float() / 16
@@ -96,7 +98,7 @@ def by_hand(engine: LocalEngine, client: int, what: Task) -> torch.Tensor:
     [
         task(),
         task(batch_size=None),
-        task(momentum=0.9),
+        task(optimizer=Part("sgd", {"momentum": 0.9})),
         task(optimizer="adam", learning_rate=0.01),
         task(proximal=0.5),
         task(CrossEntropy(tuple(1.0 + k for k in range(10)))),

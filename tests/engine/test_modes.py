@@ -25,6 +25,7 @@ from clientwise.engine.stacked.backend import StackedTrainer
 from clientwise.engine.stacked.network import StackedNetwork
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import cnn, linear, mlp
+from clientwise.registry import Part
 
 pytestmark = pytest.mark.bits
 
@@ -55,8 +56,8 @@ NETWORKS = {
 TRAININGS = {
     "sgd": {},
     "full batch": {"batch_size": None},
-    "momentum": {"momentum": 0.9},
-    "weight decay": {"weight_decay": 0.1},
+    "momentum": {"optimizer": Part("sgd", {"momentum": 0.9})},
+    "weight decay": {"optimizer": Part("sgd", {"weight_decay": 0.1})},
     "proximal": {"proximal": 0.5},
     "adam": {"optimizer": "adam", "learning_rate": 0.01},
 }
@@ -184,7 +185,8 @@ def test_whatever_the_sizes_and_chunks(
 ) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name]()
-    options = {"epochs": epochs, "batch_size": batch_size, "momentum": momentum}
+    options = {"epochs": epochs, "batch_size": batch_size}
+    options["optimizer"] = Part("sgd", {"momentum": momentum})
     assert_same(
         train(network, sizes, "stacked", chunk_size=chunk_size, **options),
         train(network, sizes, "loop", **options),

@@ -80,7 +80,7 @@ def test_noise_has_the_deviation_that_the_promise_needs() -> None:
 def test_without_noise_worth_mentioning_and_clipping_it_is_plain_training() -> None:
     inputs, targets = samples()
     engine = engine_with(inputs, targets)
-    plain = LocalTraining(2, 4, learning_rate=RATE, momentum=0.5)
+    plain = LocalTraining(2, 4, learning_rate=RATE, optimizer=Part("sgd", {"momentum": 0.5}))
     private = replace(plain, sample_clip=1e3, sample_noise=1e-9)
     task = Task(1, plain, CrossEntropy((1.0, 2.0)), ())
     expected = update(engine, engine.initial_model, task)

@@ -120,7 +120,8 @@ def test_corrections_stay_with_their_clients_when_jobs_are_joined_and_sorted() -
 
 
 def test_scaffold_is_refused_where_it_means_nothing(tiny: dict[str, Any]) -> None:
+    momentum = {"name": "sgd", "momentum": 0.9}
     with pytest.raises(ConfigError, match=r"training\.control_variates: need plain sgd"):
-        cw.run(tiny | {"methods": [{"like": "SCAFFOLD", "training": {"momentum": 0.9}}]})
+        cw.run(tiny | {"methods": [{"like": "SCAFFOLD", "training": {"optimizer": momentum}}]})
     with pytest.raises(ConfigError, match=r"control_variates: are kept by the clients .*local"):
         cw.run(tiny | {"engine": "flower", "methods": ["SCAFFOLD"]})

@@ -85,7 +85,7 @@ def by_hand(make: Any, loss: Loss = PLAIN, clip: float | None = None) -> torch.T
 FULL = {"epochs": 2, "batch_size": None}
 AGREE = {
     "adamw": (
-        {"optimizer": "adamw", "learning_rate": 0.01, "weight_decay": 0.1},
+        {"optimizer": Part("adamw", {"weight_decay": 0.1}), "learning_rate": 0.01},
         lambda own: torch.optim.AdamW(own, 0.01, weight_decay=0.1),
     ),
     "options of adam": (
@@ -97,8 +97,7 @@ AGREE = {
     ),
     "nesterov": (
         {
-            "optimizer": Part("sgd", {"nesterov": True}),
-            "momentum": 0.9,
+            "optimizer": Part("sgd", {"nesterov": True, "momentum": 0.9}),
             "learning_rate": 0.05,
         },
         lambda own: torch.optim.SGD(own, 0.05, momentum=0.9, nesterov=True),
@@ -108,7 +107,11 @@ AGREE = {
         lambda own: torch.optim.SGD(own, 0.025),
     ),
     "momentum with a factor": (
-        {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.1, "rate_factor": 0.5},
+        {
+            "optimizer": Part("sgd", {"momentum": 0.9, "weight_decay": 0.1}),
+            "learning_rate": 0.1,
+            "rate_factor": 0.5,
+        },
         lambda own: torch.optim.SGD(own, 0.05, momentum=0.9, weight_decay=0.1),
     ),
 }
@@ -148,7 +151,9 @@ def test_chunks_change_nothing_but_rounding(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("options", [{}, {"momentum": 0.5}, {"optimizer": "adam"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"optimizer": Part("sgd", {"momentum": 0.5})}, {"optimizer": "adam"}]
+)
 def test_a_kept_engine_trains_every_round_like_a_new_one(
     mode: Mode, options: dict[str, Any]
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import clientwise as cw
-from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.config_file import METHODS
 from recorded import curve, rows
 from reported import headline_of
 

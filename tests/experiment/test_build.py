@@ -169,7 +169,7 @@ def test_a_criterion_that_cannot_work_is_found_before_the_run(
         return given(len(seen.num_samples if measured_by == "client" else seen.client_ids))
 
     tiny["methods"] = ["FedAvg", {"name": "mine", "criteria": ["dataset_size", "wrong"]}]
-    with pytest.raises(ConfigError, match=rf"methods\[1\]\.criteria\[1\]: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"methods\[1\]\S*: .*{message}"):
         validate(cw.load(tiny), None)
 
 
@@ -200,7 +200,7 @@ def test_a_rule_that_cannot_work_is_found_before_the_run(
         return cw.Ruled(result(updates), weights)
 
     tiny["methods"] = [{"name": "mine", "rule": "wrong"}]
-    with pytest.raises(ConfigError, match=rf"methods\[0\]\.rule: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"methods\[0\]: .*{message}"):
         validate(cw.load(tiny), None)
 
 

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 import clientwise as cw
 from clientwise.core.sampling import ByScore
 from clientwise.errors import ConfigError
-from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.report.audit import audit
 from recorded import rows
@@ -136,12 +135,6 @@ def test_what_does_not_go_with_it_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=why):
         load_experiment(config | changes)
-
-
-def test_check_says_that_nobody_is_drawn(config: dict[str, Any]) -> None:
-    text = "\n".join(describe(load_experiment(config | {"federation": {}})))
-    assert "a round asks all clients, so none is drawn by its score" in text
-    assert "none is drawn" not in "\n".join(describe(load_experiment(config)))
 
 
 def test_it_draws_on_a_clock_as_well(config: dict[str, Any], tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from clientwise.core.weights.weighting import Bounds
 from clientwise.data.datasets import DataError
 from clientwise.errors import ConfigError
 from clientwise.experiment.config.methods import BOUNDS, MethodSettings
-from clientwise.experiment.config.named import METHODS, method_toml, write_out
+from clientwise.experiment.config_file import METHODS, method_toml, write_out
 from clientwise.experiment.load import load_experiment, load_method
 from clientwise.experiment.reference import config_schema
 from recorded import curve
@@ -63,7 +63,7 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
             "stop_early": 2,
             "loss": {"name": "focal", "class_weights": {"0": 1}},
         },
-        "stop_early": 2,
+        "stop_early": 0,
         "hostile": {"clients": 1, "attack": "sign_flip"},
     }
     tiny["methods"][1] |= {
@@ -93,7 +93,7 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
         "training.epoch": "unknown option; did you mean 'epochs'?",
         "training.stop_early": "unknown option; it is an option of the experiment, outside of all tables",
         "training.loss.class_weights = {'0': 1}": "must be a list or 'balanced'.",
-        "stop_early = 2": "must be a table with the options rounds, min_delta.",
+        "stop_early = 0": "must be greater than 0.",
         "methods[1].criteria[1]": "unknown criterion 'label_divers'; did you mean 'label_diversity'?",
         "methods[1].criteria[2].per_layer = 1": "must be true or false.",
         "methods[1].criteria[3].metric": "unknown metric 'acuracy'; did you mean 'accuracy'?",
@@ -112,14 +112,18 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
         ("seeds=[1, 1]", "seeds", "listed twice"),
         ("seeds='5-1'", "seeds = '5-1'", "write 1,2,3 or 1-5."),
         ("seeds='1-20000'", "seeds = '1-20000'", "20,000 seeds; 10,000 at most."),
-        ("seeds=[9223372036854775808]", "seeds[0]", "is too large"),
+        ("seeds=[9223372036854775808]", "seeds[0]", "must be less than"),
         ("device='tpu'", "device = 'tpu'", "must be "),
         ("model={name='mlp', hidden=32}", "model.hidden = 32", "must be a list: [32]."),
-        ("training.learning_rate=inf", "training.learning_rate = inf", "must be finite."),
-        ("partition.concentration=inf", "partition.concentration = inf", "must be finite."),
+        ("training.learning_rate=inf", "training.learning_rate = inf", "must be a finite number."),
+        (
+            "partition.concentration=inf",
+            "partition.concentration = inf",
+            "must be a finite number.",
+        ),
         ("evaluation.official_test='x'", "evaluation.official_test = 'x'", "'server' or 'clients'"),
         ("evaluation.metric='acuracy'", "evaluation.metric", "did you mean 'accuracy'?"),
-        ("methods=[]", "methods = []", "must not be empty."),
+        ("methods=[]", "methods = []", "must have at least 1 item"),
         ("methods.1.name='FedAvg'", "methods", "two methods are called 'FedAvg'"),
         ("methods.0.name=3", "methods[0].name = 3", "must be a string."),
         ("federation.clients_per_round=3", "federation", "either fraction or clients_per_round"),
@@ -127,16 +131,11 @@ def test_every_error_at_once_with_key_and_suggestion(tiny: dict[str, Any]) -> No
         ("methods.0.adjust='best_order'", "methods[0].adjust", "needs 2 to 6 criteria"),
         ("methods.1.criteria=['trust', 'trust']", "methods[1].criteria", "trust is listed twice"),
         ("server_set.fraction=0.0", "methods[1]", "needs samples to weigh by"),
-        ("methods.0.rule={name='centred_clipping', steps=1000}", "", "must be at most"),
+        ("methods.0.rule={name='centred_clipping', steps=1000}", "", "must be less than or equal"),
         ("methods.0.server_step={name='adam', beta1=1.0}", "", "must be less than 1."),
-        ("methods.0.evidence={name='law', steps=1000000000}", "", "must be at most"),
+        ("methods.0.evidence={name='law', steps=1000000000}", "", "must be less than or equal"),
         ("methods.0.score={name='owa', weights=[0.5, 0.5]}", "methods[0].score", "2 values for 1"),
         ("methods.0.before=['nova']", "methods[0].before[0]", "reads the criterion 'local_steps'"),
-        (
-            "methods.0.training={optimizer='adam', momentum=0.5}",
-            "methods[0].training.momentum",
-            "adam has its own",
-        ),
     ],
 )
 def test_what_cannot_be(tiny: dict[str, Any], change: str, key: str, reason: str) -> None:
@@ -170,14 +169,19 @@ def test_clients_without_test_sets_cannot_be_asked_to_test(tiny: dict[str, Any])
     ("line", "reason"),
     [
         ("x = " + "[" * 5_000 + "]" * 5_000, "not valid TOML: brackets are nested too deep"),
-        ("x = " + "[" * 40 + "]" * 40, "x: is nested more than 32 deep"),
         ("a." * 20_000 + "b = 1", "not valid TOML: a key of more than 32 parts"),
         ("x = " + "9" * 5_000, "an integer of too many digits; the largest integer"),
-        (f"seeds = [1, {2**63}]", r"seeds\[1\]: is too large"),
+        (f"seeds = [1, {2**63}]", r"seeds\[1\] = .*: must be less than"),
         ("#" * 2**21, "is larger than 1,048,576 bytes: not a config"),
-        ("training.epochs = 1000000000", "training.epochs = 1000000000: must be at most 10,000"),
-        ("workers = 1000000", "workers = 1000000: must be at most 1,024 or .auto. or .ray."),
-        (f"seeds = {list(range(20_000))}", "seeds = .*: must have at most 10,000 entries"),
+        (
+            "training.epochs = 1000000000",
+            "training.epochs = 1000000000: must be less than or equal to 10000",
+        ),
+        (
+            "workers = 1000000",
+            "workers = 1000000: must be less than or equal to 1024 or .auto. or .ray.",
+        ),
+        (f"seeds = {list(range(20_000))}", "seeds = .*: must have at most 10000 items"),
         (
             f"methods = [{{name = '{'é' * 101}', like = 'FedAvg'}}]",
             r"methods\[0\].name = .*: must have 1 to 200 bytes",
@@ -196,9 +200,6 @@ def test_what_no_file_can_mean(tmp_path: Path, line: str, reason: str) -> None:
 
 
 def test_dictionaries_have_the_same_bounds(tiny: dict[str, Any]) -> None:
-    endless: dict[str, Any] = {}
-    endless["again"] = endless
-    assert issues(tiny | {"x": endless}) == [("x", "is nested more than 32 deep")]
     assert issues(tiny, "rounds=" + "[" * 3_000)[0][0].startswith("rounds = '[[[")
     found = issues(tiny | {f"x{number}": 1 for number in range(5_000)})
     assert (len(found), found[-1]) == (101, ("", "and 4,900 more like these"))

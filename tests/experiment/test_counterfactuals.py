@@ -18,7 +18,7 @@ from clientwise.core.weights.weighting import Bounds
 from clientwise.data.federated import FederatedData
 from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
-from clientwise.experiment.config.named import merge
+from clientwise.experiment.config_file import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.rerun import with_policy, without_client
 from clientwise.record.run import RunFolder

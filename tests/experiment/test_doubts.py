@@ -9,13 +9,10 @@ from typing import Any
 import numpy
 import pandas
 import pytest
-import tomli_w
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner
 
 import clientwise as cw
-from clientwise.cli import app
 from clientwise.data.summary import uncovered
 from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.checks.describe import describe
@@ -47,7 +44,7 @@ def pictures() -> cw.Samples:
 
 SOFTMAX = nn.Sequential(nn.Linear(4, 3), nn.Softmax(-1))
 SIGMOID = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid())
-HOSTILE = CONFIG | {"hostile": [{"share": 1.0, "attack": "sign_flip"}]}
+HOSTILE = CONFIG | {"hostile": [{"clients": 3, "attack": "sign_flip"}]}
 
 
 @pytest.mark.parametrize(
@@ -170,28 +167,6 @@ def test_clean_tables_have_no_doubts(tmp_path: Path) -> None:
     assert warnings_of(sites(tmp_path, rows)) == ""
 
 
-@pytest.mark.parametrize("is_table", [True, False])
-def test_other_units_are_said_in_one_line(is_table: bool) -> None:
-    """Of frames by the columns' names, of arrays by their numbers; columns near zero are in no units."""
-    held = {}
-    for seed, name in enumerate(["north", "south"]):
-        rows = pandas.DataFrame(block(60, seed)[0], columns=["kg", "dose", "b", "c"])
-        rows[["kg", "dose"]] = 70 + 10 * rows[["kg", "dose"]]
-        if name == "south":
-            rows["kg"] *= 1000
-            rows["dose"] /= 1000
-        held[name] = (rows, block(60, seed)[1])
-    if is_table:
-        held = {name: rows.assign(ill=labels) for name, (rows, labels) in held.items()}
-    run = cw.fit("linear", held, target="ill" if is_table else None, rounds=1, device="cpu")
-    (said,) = [text for text in run.facts.warnings if "units" in text]
-    names = ("'kg'", "'dose'") if is_table else ("0", "1")
-    north, south = r"client 0 \(north\)", r"client 1 \(south\)"
-    kg = rf"column {names[0]} is about \d\.\d+e\+04 with {south}, \d\d\.\d+ with {north}"
-    dose = rf"column {names[1]} is about \d\d\.\d+ with {north}, 0\.\d+ with {south}"
-    assert re.fullmatch(rf"{kg}, {dose}\. Are these in other units\?", said), said
-
-
 # What the held-out samples lack -------------------------------------------------------------------------------------
 
 
@@ -210,20 +185,6 @@ def test_classes_that_the_held_out_samples_lack_are_named(tmp_path: Path) -> Non
     assert f"1 of 3 clients has {count} training samples: client 2 (west)" in said
     run = cw.fit("linear", frames, held_out=whole.drop(columns="site"), **given)
     assert not [text for text in run.facts.warnings if "weighs by is of class" in text]
-
-
-def test_targets_outside_of_the_held_out_range_are_said() -> None:
-    """In regression; not of a few targets, as chance has it."""
-    draw = torch.Generator().manual_seed(0)
-    sites = {name: torch.rand(60, 3, generator=draw) for name in ("north", "south", "west")}
-    held = {name: (rows, rows.sum(1) + 5 * (name == "west")) for name, rows in sites.items()}
-    server = torch.rand(100, 3, generator=draw)
-    given = {"held_out": (server, server.sum(1)), "rounds": 1, "device": "cpu"}
-    run = cw.fit("linear", held, **given)
-    (said,) = [text for text in run.facts.warnings if "outside of this range" in text]
-    assert re.search(r"weighs by are 0\.\d+ to 2\.\d+, and .* with client 2 \(west\)\. The", said)
-    held.pop("west")
-    assert "outside of this" not in str(cw.fit("linear", held, **given).facts.warnings)
 
 
 def federation(targets: list[Tensor], held_out: Tensor, problem: str | None = None) -> Any:
@@ -250,21 +211,6 @@ def test_what_held_out_samples_lack_by_client() -> None:
     masks[1][1, 0, 0] = 2
     found = federation(masks, masks[0], "segmentation")
     assert (found.classes, found.samples.tolist(), found.clients) == ((2,), [0, 1], [1])
-
-
-def test_the_command_check_names_the_classes_that_held_out_samples_lack(tmp_path: Path) -> None:
-    """A rare class of which the server's draw holds nothing."""
-    rows = site("north", 60, 1) + site("south", 50, 2)
-    rare = [("west", *row[1:3], "perhaps") for row in rows[:2]]
-    common = [("west", *row[1:]) for row in site("west", 40, 3)]
-    config = sites(tmp_path, rows + common + rare) | {"methods": ["Recommended"]}
-    config |= {"server_set": {"fraction": 0.2}, "seeds": [2]}
-    file = tmp_path / "my.toml"
-    file.write_text(tomli_w.dumps(config))
-    output = CliRunner().invoke(app, ["check", str(file)]).output
-    found = " ".join(output.split())
-    assert "warning no sample that the server weighs by is of class 'perhaps'" in found, output
-    assert "client 2 (west)" in found
 
 
 def test_rows_that_are_tested_or_weighed_by_and_trained_on(tmp_path: Path) -> None:

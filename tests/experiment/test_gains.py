@@ -10,7 +10,7 @@ import torch
 
 import clientwise as cw
 from clientwise.errors import ConfigError
-from clientwise.experiment.config.named import merge
+from clientwise.experiment.config_file import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.record.run import RunFolder
 from recorded import curve, rows

@@ -11,7 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from clientwise.core.sampling import ByScore
-from clientwise.experiment.config.named import METHODS
+from clientwise.experiment.config_file import METHODS
 from clientwise.experiment.load import load_experiment, load_method
 from clientwise.experiment.running.about import about_method
 from clientwise.record.facts import MethodFacts

@@ -10,7 +10,7 @@ import pytest
 import clientwise as cw
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.named import merge
+from clientwise.experiment.config_file import merge
 from clientwise.experiment.load import load_experiment
 from clientwise.report.audit import audit
 from recorded import rows

@@ -19,7 +19,7 @@ from clientwise.core.types import ServerState
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.config.named import merge
+from clientwise.experiment.config_file import merge
 from clientwise.experiment.running import lanes
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part
@@ -263,7 +263,7 @@ def test_a_run_stops_before_it_exceeds_its_budget(tmp_path: Path) -> None:
 
 
 def test_an_early_stop_does_not_say_that_the_budget_is_spent(tmp_path: Path) -> None:
-    stops = {"stop_early": {"rounds": 1, "min_delta": 1e6}}
+    stops = {"stop_early": 1, "training": {"learning_rate": 1e-30}}
     limited = config(changed(privacy={"epsilon": 1e3}), **stops)
     run = cw.run(limited, tmp_path / "run", progress=False)
     notes = run.frame("rounds")["notes"].iloc[-1]

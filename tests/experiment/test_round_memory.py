@@ -17,8 +17,7 @@ from clientwise.core.method import Method, Plan
 from clientwise.core.types import FLOAT_BYTES, Layer, ModelSpec
 from clientwise.errors import ConfigError
 from clientwise.experiment.checks import against_data
-from clientwise.experiment.checks.describe import describe
-from clientwise.experiment.checks.memory import (
+from clientwise.experiment.checks.against_data import (
     BLOCKS,
     DOUBLE_BYTES,
     FACTOR_COPIES,
@@ -28,6 +27,7 @@ from clientwise.experiment.checks.memory import (
     largest_round,
     round_bytes,
 )
+from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 
 pytestmark = pytest.mark.bits

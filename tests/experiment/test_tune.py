@@ -14,13 +14,13 @@ import torch
 
 import clientwise as cw
 from clientwise.errors import ConfigError
-from clientwise.experiment.build.data import build_data, load_samples
+from clientwise.experiment.build.data import build_data, hold_back, load_samples
 from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.lanes import HeldOut
 from clientwise.experiment.tune import (
     Trial,
     Tuning,
     draws,
-    hold_back,
     load_tuning,
     loss,
     read_space,
@@ -39,9 +39,9 @@ def rates(*values: float) -> dict[str, Any]:
     return {"training": {"learning_rate": list(values)}}
 
 
-def tuned(config: dict[str, Any], **options: Any) -> Tuning:
+def tuned(config: dict[str, Any], folder: Path, **options: Any) -> Tuning:
     experiment, settings, _ = load_tuning(config)
-    return tune(experiment, settings, **options)
+    return tune(experiment, settings, folder / "trials", **options)
 
 
 @pytest.fixture
@@ -57,14 +57,14 @@ def test_every_method_gets_the_same_trials_on_other_seeds(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
     config["seeds"] = [1, 1002]
-    seen: list[tuple[str, int, int]] = []
-    tuning = tuned(config, on_trial=lambda *trial: seen.append(trial))
+    tuning = tuned(config, tmp_path)
     assert {method: len(own) for method, own in tuning.trials.items()} == {
         "FedAvg": 4,
         "FedYogi": 4,
     }
-    assert {seed for _, _, seed in seen} == {1001, 1003, 1004}
-    assert len(seen) == 2 * 4 * 3
+    lanes = cw.Run(tmp_path / "trials").lanes
+    assert set(lanes["seed"]) == {1001, 1003, 1004}
+    assert len(lanes) == 2 * 4 * 3
     assert {trial.values[STEP] for trial in tuning.trials["FedYogi"]} == {0.001, 0.1}
     file = tmp_path / "tuned.toml"
     file.write_text(tuning.experiment.to_toml())
@@ -78,9 +78,8 @@ def test_every_method_gets_the_same_trials_on_other_seeds(
         load_experiment(file, replaced={"seeds": [1, 1003]})
     run = RunFolder(cw.run(file, tmp_path / "run", seeds=[1]))
     said = dict(about(run))["tuning"]
-    assert said.startswith("FedAvg: over training.learning_rate low 0.001, high 1.0, values ")
-    assert f"values training.learning_rate {fedavg.training.learning_rate}, trials 4, " in said
-    assert "seeds 1001, 1003, 1004, rounds 2" in said
+    assert said.startswith("FedAvg: trials 4, seeds 1001, 1003, 1004, rounds 2, over training.")
+    assert f"values training.learning_rate {fedavg.training.learning_rate}; " in said
     assert not any("tuned alike" in line for line in headline_of(run))
     grown = load_experiment(file, replaced={"methods": ["FedAvg", "FedYogi", "Krum"], "seeds": [1]})
     run = RunFolder(cw.run(grown, tmp_path / "run", resume=True))
@@ -89,24 +88,19 @@ def test_every_method_gets_the_same_trials_on_other_seeds(
 
 
 def test_an_interrupted_search_goes_on(config: dict[str, Any], tmp_path: Path) -> None:
-    recorded = tmp_path / "trials.jsonl"
-    seen: list[tuple[str, int, int]] = []
-
-    def stop(*trial: Any) -> None:
-        seen.append(trial)
-        if len(seen) == 8:
+    def stop(progress: cw.Progress) -> None:
+        if progress.done == 20:
             raise KeyboardInterrupt
 
+    again = tmp_path / "again"
     with pytest.raises(KeyboardInterrupt):
-        tuned(config, on_trial=stop, recorded=recorded)
-    lines = recorded.read_text().splitlines()
-    assert len(lines) == 7
-    recorded.write_text("\n".join([*lines[:6], lines[6][:10], ""]))  # cut off by a power failure
-    again = tuned(config, recorded=recorded)
-    assert again.trials == tuned(config).trials
-    assert len(recorded.read_text().splitlines()) == 7 + 2 * 4 * 3 - 6
-    tuned(config | {"rounds": 3}, recorded=recorded)  # another experiment finds none of its trials
-    assert len(recorded.read_text().splitlines()) == 7 + 4 * 4 * 3 - 6
+        tuned(config, again, on_round=stop)
+    whole = tuned(config, tmp_path)
+    seen: list[cw.Progress] = []
+    assert tuned(config, again, on_round=seen.append).trials == whole.trials
+    assert len(seen) < 2 * 2 * 4 * 3
+    with pytest.raises(cw.ClientwiseError, match="was run with another config"):
+        tuned(config | {"training": {"epochs": 3}}, again)
 
 
 def test_the_written_config_has_only_what_differs(config: dict[str, Any], tmp_path: Path) -> None:
@@ -115,28 +109,31 @@ def test_the_written_config_has_only_what_differs(config: dict[str, Any], tmp_pa
     config["tune"] |= {"trials": 1}
     file = tmp_path / "given.toml"
     file.write_text(tomli_w.dumps(config))
-    experiment, settings, table = load_tuning(file, ["rounds=1", "training.momentum=0.5"])
-    found = tune(experiment, settings)
+    experiment, settings, table = load_tuning(file, ["rounds=1", "training.proximal=0.5"])
+    found = tune(experiment, settings, tmp_path / "trials")
     toml = found.as_toml(table)
     assert load_experiment(tomllib.loads(toml)).to_dict() == found.experiment.to_dict()
     written = tomllib.loads(toml)
-    assert written["training"] == config["training"] | {"momentum": 0.5}
+    assert written["training"] == config["training"] | {"proximal": 0.5}
     assert written.keys() == config.keys() - {"tune"}
     rate = {"learning_rate": found.trials["FedAvg"][0].values[RATE]}
     fedavg, _, own = written["methods"]
     assert (fedavg["training"], own["brake"]) == (rate, 3)
 
 
-def test_a_config_that_names_no_method(tiny: dict[str, Any]) -> None:
+def test_a_config_that_names_no_method(tiny: dict[str, Any], tmp_path: Path) -> None:
     del tiny["methods"]
     experiment, settings, table = load_tuning(tiny | {"tune": {"over": rates(0.1)}, "rounds": 1})
-    found = tune(experiment, settings)
+    found = tune(experiment, settings, tmp_path / "trials")
     again = load_experiment(tomllib.loads(found.as_toml(table)))
     assert again.to_dict() == found.experiment.to_dict()
 
 
-def test_the_best_values_are_better_on_what_was_held_back(tiny: dict[str, Any]) -> None:
-    tuning = tuned(tiny | {"rounds": 4, "methods": ["FedAvg"], "tune": {"over": rates(1e-5, 0.1)}})
+def test_the_best_values_are_better_on_what_was_held_back(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
+    over = {"over": rates(1e-5, 0.1)}
+    tuning = tuned(tiny | {"rounds": 4, "methods": ["FedAvg"], "tune": over}, tmp_path)
     fast, slow = tuning.trials["FedAvg"]
     assert fast.metrics[0] > slow.metrics[0] + 0.2
     (line,) = tuning.at_an_end()
@@ -144,17 +141,16 @@ def test_the_best_values_are_better_on_what_was_held_back(tiny: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("report_fraction", [0.5, 1.0])
-def test_trials_stop_early_as_runs_do(tiny: dict[str, Any], report_fraction: float) -> None:
-    """No loss falls by `min_delta` after the first: a trial ends in round 2."""
+def test_trials_stop_early_unless_by_what_is_reported_on(
+    tiny: dict[str, Any], report_fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        HeldOut, "stops", lambda self, rounds: bool(rounds) and len(self.losses) > 1
+    )
     tiny |= {"methods": ["FedAvg"], "server_set": {"report_fraction": report_fraction}}
-    tiny["tune"] = {"over": rates(0.1)}
-
-    def metrics(**keys: Any) -> tuple[float, ...]:
-        ((trial,),) = tuned(tiny | keys).trials.values()
-        return trial.metrics
-
-    stopping = {"rounds": 6, "stop_early": {"rounds": 1, "min_delta": 1e9}}
-    assert metrics(**stopping) == metrics(rounds=2) != metrics(rounds=6)
+    tuned(tiny | {"tune": {"over": rates(0.1)}, "rounds": 3, "stop_early": 1}, tmp_path)
+    last = cw.Run(tmp_path / "trials").frame("rounds")["round"].max()
+    assert last == (2 if report_fraction < 1 else 3)
 
 
 @pytest.mark.parametrize(
@@ -175,17 +171,20 @@ def test_trials_stop_early_as_runs_do(tiny: dict[str, Any], report_fraction: flo
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_the_first_trial(
-    config: dict[str, Any], table: dict[str, Any], message: str
+    config: dict[str, Any], table: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        tuned(config | {"tune": table}, on_trial=lambda *trial: pytest.fail(str(trial)))
+        tuned(config | {"tune": table}, tmp_path)
+    assert not (tmp_path / "trials").exists()
 
 
-def test_values_that_are_invalid_together_fail_and_the_search_goes_on(tiny: dict[str, Any]) -> None:
+def test_values_that_are_invalid_together_fail_and_the_search_goes_on(
+    tiny: dict[str, Any], tmp_path: Path
+) -> None:
     score = {"name": "iowa", "by": "dataset_size", "best": 0.2, "most": 0.9, "end": 0.8}
     over = {"score": {"best": [0.2, 0.6], "end": [0.5, 0.8]}}
     tiny |= {"rounds": 1, "methods": [{"name": "ranked", "score": score}], "tune": {"over": over}}
-    found = tuned(tiny)
+    found = tuned(tiny, tmp_path)
     assert len(found.trials["ranked"]) == 3
     (line,) = found.failed
     assert line == (
@@ -217,15 +216,15 @@ def test_ranges_are_covered_evenly() -> None:
     assert all(type(values["epochs"]) is int and 1 <= values["epochs"] <= 10 for values in drawn)
 
 
-def test_samples_of_hostile_clients_do_not_count(tiny: dict[str, Any]) -> None:
+def test_samples_of_hostile_clients_do_not_count(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 8, "methods": ["FedAvg"], "federation": {"clients_per_round": 6}}
     tiny |= {"hostile": [{"clients": [1, 2, 3], "attack": "wrong_labels"}]}
     tiny["tune"] = {"over": rates(0.1)}
-    ((trial,),) = tuned(tiny).trials.values()
+    ((trial,),) = tuned(tiny, tmp_path).trials.values()
     assert max(trial.metrics) > 0.55  # with theirs it would be about half of that
     tiny["hostile"] = [{"clients": 6, "attack": "wrong_labels"}]
     with pytest.raises(ConfigError, match="hostile: no honest client has two samples"):
-        tuned(tiny)
+        tuned(tiny, tmp_path / "all")
 
 
 def test_a_metric_that_is_no_number_is_the_worst() -> None:
@@ -249,10 +248,10 @@ def test_samples_are_held_back_from_training(tiny: dict[str, Any]) -> None:
         assert torch.equal(held.test.targets[places], data.samples.targets[validation])
 
 
-def test_every_method_by_name_can_be_tuned(tiny: dict[str, Any]) -> None:
+def test_every_method_by_name_can_be_tuned(tiny: dict[str, Any], tmp_path: Path) -> None:
     controls = ["Pooled", "ServerOnly", "Alone", "Recommended", "SCAFFOLD"]
     tiny |= {"rounds": 1, "methods": controls}
     tiny["tune"] = {"over": {"training": {"epochs": [1, 2]}}}
-    tuning = tuned(tiny)
-    assert [method.tuned.trials for method in tuning.experiment.methods if method.tuned] == [2] * 5
+    tuning = tuned(tiny, tmp_path)
+    assert [one.tuned["trials"] for one in tuning.experiment.methods if one.tuned] == [2] * 5
     load_experiment(tuning.experiment.to_dict())

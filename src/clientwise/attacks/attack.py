@@ -56,7 +56,7 @@ class Knowledge:
 
     model: Tensor  # [d] what it trained
     global_model: Tensor  # [d] what it was sent
-    random: torch.Generator  # its own, or that of its group where they collude
+    random: torch.Generator  # its own
     # [d] with `needs("last_model")`: the global model of the round before
     last_model: Tensor | None = None
     cohort: Honest | None = None  # with `needs("whole_cohort")`
@@ -175,16 +175,11 @@ class Hostile:
     needs: frozenset[Need] = frozenset()  # what its attacks declare
     from_round: int = 1  # honest before
     probability: float = 1.0  # of attacking in a round
-    leader: int | None = None  # of a group that colludes: all draw what this client draws
 
     @property
     def always(self) -> bool:
         """Whether it attacks in every round."""
         return self.from_round <= 1 and self.probability >= 1
-
-    def draws(self, seed: int, purpose: str, round_num: int, client: int) -> torch.Generator:
-        """The random generator of a client of the group in a round."""
-        return generator(seed, purpose, round_num, client if self.leader is None else self.leader)
 
     def acts(self, seed: int, round_num: int, client: int) -> bool:
         """Whether a client of the group attacks in this round."""
@@ -192,7 +187,5 @@ class Hostile:
             return False
         if self.probability >= 1:
             return True
-        return (
-            float(torch.rand((), generator=self.draws(seed, "strike", round_num, client)))
-            < self.probability
-        )
+        random = generator(seed, "strike", round_num, client)
+        return float(torch.rand((), generator=random)) < self.probability

@@ -13,6 +13,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from ..core.objective.problem import Problem
+from ..core.seeding import generator
 from ..data.federated import FederatedData, Holdings, NewData, Samples
 from ..registry import Pixels, Share, needs
 from .attack import (
@@ -227,9 +228,9 @@ def plant(data: FederatedData, hostile: Mapping[int, Hostile], seed: int) -> Fed
     for client, one in sorted(hostile.items()):
         mine = data.train.slice(client)
         if not one.always:
-            random = one.draws(seed, "relabel", 0, client)
+            random = generator(seed, "relabel", 0, client)
             targets[mine] = one.attack.relabel(targets[mine], samples.problem, random)
-        random = one.draws(seed, "trigger", 0, client)
+        random = generator(seed, "trigger", 0, client)
         if (found := one.attack.trigger(samples, indices[mine], targets[mine], random)) is not None:
             positions = mine.start + found.positions
             indices[positions], targets[positions] = copied(indices[mine], found), found.targets

@@ -121,16 +121,14 @@ def run(
             data_dir=data_dir,
         )
         from ..experiment.matrix.grid import Matrix
-        from ..experiment.matrix.runs import find_unfinished_matrix
         from ..experiment.running.resume import find_unfinished
 
         if jobs > 1 and not isinstance(loaded, Matrix):
             fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
         if folder is None and resume:
             if isinstance(loaded, Matrix):
-                folder = find_unfinished_matrix(loaded)
-            else:
-                folder = find_unfinished(loaded)
+                fail("--resume: name the folder of the matrix: clientwise run FOLDER --resume")
+            folder = find_unfinished(loaded)
     if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
     else:
@@ -204,6 +202,7 @@ def tune(
     """
     from ..experiment.tune import load_tuning
     from ..experiment.tune import tune as search
+    from ..report.progress import show_progress
     from ..report.terminal import print_items, trials_table
     from ..writing import write_atomically
 
@@ -212,12 +211,8 @@ def tune(
     path = out_file or Path(f"{file.stem}-tuned.toml")
     if path.exists():
         fail(f"{path}: exists already; name another file with --out")
-    with stop_politely(), writing_to(path), err.status("Tuning") as status:
-
-        def on_trial(method: str, number: int, seed: int) -> None:
-            status.update(f"{escape(method)}: trial {number} of {settings.trials}, seed {seed}")
-
-        found = search(experiment, settings, on_trial, path.with_suffix(".trials.jsonl"))
+    with stop_politely(), writing_to(path), show_progress(out) as on_round:
+        found = search(experiment, settings, path.with_suffix(".trials"), on_round)
         write_atomically(path, found.as_toml(table).encode())
     seeds_tried = ", ".join(map(str, found.seeds))
     out.print(f"Metrics are on training samples that clients hold back, with seeds {seeds_tried}.")

@@ -80,12 +80,12 @@ def try_data(file: Path, changes: Sequence[str] | None, preset: str | None, **ke
     except ConfigError:
         return  # it was said
     from ..experiment.build.data import load_samples
-    from ..experiment.load import known_part
+    from ..experiment.load import part_with_data
 
-    known = known_part(where, table)
-    if known is not None:
-        with suppress(AttributeError, OSError):  # a key about the data is wrong
-            load_samples(known)
+    experiment = part_with_data(where, table)
+    if experiment is not None:
+        with suppress(OSError):
+            load_samples(experiment)
 
 
 def load_single(

@@ -32,6 +32,7 @@ from ..registry import Declaration, Names, Need, NonNegativeFloat, Part, Positiv
 from .clock import Devices
 from .objective.metrics import METRICS, highest_performance, performance
 from .objective.problem import Problem
+from .training import part_of
 from .types import Evaluation, LocalTraining, ModelSpec
 
 ANY = 1e12  # the default upper end: no honest measurement exceeds it, and products of a few stay finite
@@ -379,10 +380,11 @@ def local_steps(clients: ClientFacts) -> Tensor:
     if training is None:
         raise KeyError("local_steps needs clients that clientwise trains")
     steps = training.num_steps(clients.num_samples).double()
-    if training.momentum:
+    momentum: float = part_of(training.optimizer).options.get("momentum", 0.0)
+    if momentum:
         # Σ_t (1 − ρ^t)/(1 − ρ): an early gradient still moves the model in later steps
-        rest = training.momentum * (1 - training.momentum**steps) / (1 - training.momentum)
-        return (steps - rest) / (1 - training.momentum)
+        rest = momentum * (1 - momentum**steps) / (1 - momentum)
+        return (steps - rest) / (1 - momentum)
     if training.proximal:
         # Σ_t (1 − ημ)^t: later steps pull an early gradient back
         kept = 1 - training.learning_rate * training.proximal

@@ -108,16 +108,11 @@ def evaluate_clients(
 ) -> Evaluation | None:
     """Evaluate models [c, d] on the clients' own test sets; None where the round does not.
 
-    The clients, or a sample of them (`Plan.evaluating`), evaluate them if either this round is due or the
-    server has no reporting part (`Plan.evaluates_clients`).
+    They evaluate them if either this round is due or the server has no reporting part (`Plan.evaluates_clients`).
     """
     if not plan.evaluates_clients(round_num, has_report=has_report):
         return None
-    clients = plan.evaluating(engine.num_clients, round_num)
-    found = engine.evaluate(clients, models)
-    if len(clients) < engine.num_clients:
-        found = found.as_sample(clients, engine.num_clients)
-    return found
+    return engine.evaluate(range(engine.num_clients), models)
 
 
 def why_kept(chosen: Candidate, cohort: Cohort, evaluations: Evaluations) -> Kept | None:
@@ -152,9 +147,7 @@ def _why_no_answers(evaluation: Evaluation) -> Kept | None:
     """Whether the losses of more than half of the clients are finite: no single client has a veto."""
     held = evaluation.num_samples > 0
     if not bool(held.any()):
-        # A sample may happen to have no test data: that is no fault of the model.
-        is_by_chance = evaluation.drawn is not None and not evaluation.missing
-        return None if is_by_chance else Kept("no evaluation")
+        return Kept("no evaluation")
     usable = evaluation.losses[0][held].abs() < LARGEST_LOSS
     return None if float(usable.double().mean()) > 0.5 else Kept("predictions")
 

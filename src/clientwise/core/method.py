@@ -200,7 +200,6 @@ class Plan:
     judged_by: Literal["server", "clients"] = "server"  # who evaluates models for AdaFed (P3 III.C)
     # Rounds; 0: only where nothing else can be reported; None: clients never evaluate
     evaluate_clients_every: int | None = 1
-    evaluate_clients_sample: int | None = None  # clients that evaluate; None: all of them
     rounds: int | None = None  # of the whole run, if known: the last one is evaluated in any case
     asks: tuple[int, ...] | None = None  # these clients in every round, instead of a sample
     away: tuple[int, ...] = ()  # clients that have left and are not asked
@@ -262,13 +261,6 @@ class Plan:
         if not has_report:
             return True
         return every > 0 and (round_num % every == 0 or round_num == self.rounds)
-
-    def evaluating(self, num_clients: int, round_num: int) -> Sequence[int]:
-        """The clients that evaluate the model, where clients evaluate: all, or a random sample."""
-        size = self.evaluate_clients_sample
-        if size is None or size >= num_clients:
-            return range(num_clients)
-        return sample_clients(num_clients, size, self.seed, round_num, purpose="evaluation")
 
 
 def accountant_of(method: Method, plan: Plan, num_clients: int) -> Accountant | None:

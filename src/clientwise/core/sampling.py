@@ -37,15 +37,13 @@ def sample_clients(
     seed: int,
     round_num: int,
     among: frozenset[int] | None = None,
-    purpose: str = "cohort",
 ) -> tuple[int, ...]:
     """The cohort A⁻ of a round: `size` clients, drawn uniformly without replacement.
 
     It is the same for every method of a seed. `among` restricts it to some clients. A client of the
-    unrestricted cohort is also in the restricted one, if it is among them. Samples for different
-    purposes are independent.
+    unrestricted cohort is also in the restricted one, if it is among them.
     """
-    order = torch.randperm(num_clients, generator=generator(seed, purpose, round_num))
+    order = torch.randperm(num_clients, generator=generator(seed, "cohort", round_num))
     if among is not None:
         order = order[torch.tensor([client in among for client in order.tolist()])]
     return tuple(order[:size].sort().values.tolist())

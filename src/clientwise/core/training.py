@@ -1,7 +1,6 @@
 """How clients train: their optimizers, schedules of the learning rate, and random changes of batches.
 
-- An optimizer is a function of the parameters, the learning rate and the training options. It returns a
-  `torch.optim.Optimizer`.
+- An optimizer is a function of the parameters and the learning rate. It returns a `torch.optim.Optimizer`.
 - A schedule gives the learning rate of a round, as a factor on `training.learning_rate`.
 - A transform is a function of the inputs of a batch [B, ...], as the network gets them (data augmentation).
   It may draw from PyTorch's default generator, from `numpy.random` and from `random`: all three are seeded
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from ..registry import (
     Decay,
     Declaration,
+    NonNegativeFloat,
     OpenShare,
     Part,
     PositiveFloat,
@@ -29,7 +29,6 @@ from ..registry import (
     Registry,
     Share,
 )
-from .types import LocalTraining
 
 MakeOptimizer = Callable[..., torch.optim.Optimizer]
 Rate = float | Tensor  # a tensor on a GPU, where CUDA graphs read a rate that changes by round
@@ -47,14 +46,11 @@ class OptimizerDeclaration(Declaration):
     elementwise: bool = False
     # θ −= η·∇ where no option says otherwise
     is_plain: bool = False
-    takes_momentum: bool = True  # the key `momentum` of [training]
-    # A class of PyTorch or of a user, whose options `momentum` and `weight_decay` of [training] are
-    is_class: bool = False
     learning_rate: float | None = None  # where a config gives none; None: it must give one
 
 
 PLAIN = OptimizerDeclaration(elementwise=True, is_plain=True, learning_rate=0.1)
-ADAPTIVE = OptimizerDeclaration(elementwise=True, takes_momentum=False, learning_rate=0.001)
+ADAPTIVE = OptimizerDeclaration(elementwise=True, learning_rate=0.001)
 
 
 def part_of(optimizer: str | Part) -> Part:
@@ -74,7 +70,7 @@ def is_elementwise(optimizer: str | Part) -> bool:
 
 
 def is_plain(optimizer: str | Part) -> bool:
-    """Whether its step is θ −= η·∇, if there is no momentum and no decay."""
+    """Whether its step is θ −= η·∇."""
     return isinstance(optimizer, str) and declared_of(optimizer).is_plain
 
 
@@ -82,24 +78,26 @@ def is_plain(optimizer: str | Part) -> bool:
 def sgd(
     parameters: Sequence[nn.Parameter],
     rate: Rate,
-    training: LocalTraining,
     *,
+    momentum: Decay = 0.0,
+    weight_decay: NonNegativeFloat = 0.0,
     nesterov: bool = False,
 ) -> torch.optim.Optimizer:
-    """Stochastic gradient descent, with `momentum` and `weight_decay` of [training].
+    """Stochastic gradient descent.
 
     Args:
         parameters: of the model.
         rate: the learning rate.
-        training: has the momentum and the weight decay.
+        momentum: decay of the sum of gradients. Typical values are 0.9 to 0.99.
+        weight_decay: L2 penalty on the weights. Typical values are 0.0001 to 0.001.
         nesterov: Nesterov's momentum.
     """
     make: MakeOptimizer = TensorRateSGD if isinstance(rate, Tensor) else torch.optim.SGD
     made: torch.optim.Optimizer = make(
         parameters,
         rate,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
+        momentum=momentum,
+        weight_decay=weight_decay,
         nesterov=nesterov,
     )
     return made
@@ -109,62 +107,62 @@ def sgd(
 def adam(
     parameters: Sequence[nn.Parameter],
     rate: Rate,
-    training: LocalTraining,
     *,
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
     epsilon: PositiveFloat = 1e-8,
+    weight_decay: NonNegativeFloat = 0.0,
 ) -> torch.optim.Optimizer:
     """Adam (Kingma and Ba, 2015); `weight_decay` is an L2 penalty.
 
     Args:
         parameters: of the model.
         rate: the learning rate.
-        training: has the weight decay.
         beta1: decay of the mean of gradients.
         beta2: decay of the mean of squared gradients.
         epsilon: added to the root of that mean.
+        weight_decay: an L2 penalty on the weights. Typical values are 0.0001 to 0.001.
     """
-    return _adaptive(torch.optim.Adam, parameters, rate, training, beta1, beta2, epsilon)
+    return _adaptive(torch.optim.Adam, parameters, rate, (beta1, beta2), epsilon, weight_decay)
 
 
 @OPTIMIZERS.register("adamw", ADAPTIVE)
 def adamw(
     parameters: Sequence[nn.Parameter],
     rate: Rate,
-    training: LocalTraining,
     *,
     beta1: Decay = 0.9,
     beta2: Decay = 0.999,
     epsilon: PositiveFloat = 1e-8,
+    weight_decay: NonNegativeFloat = 0.0,
 ) -> torch.optim.Optimizer:
     """AdamW: `weight_decay` shrinks the weights beside the step of Adam (Loshchilov and Hutter, 2019).
 
     Args:
         parameters: of the model.
         rate: the learning rate.
-        training: has the weight decay. Typical values are 0.01 to 0.1.
         beta1: decay of the mean of gradients.
         beta2: decay of the mean of squared gradients.
         epsilon: added to the root of that mean.
+        weight_decay: how much the weights shrink. Typical values are 0.01 to 0.1.
     """
-    return _adaptive(torch.optim.AdamW, parameters, rate, training, beta1, beta2, epsilon)
+    return _adaptive(torch.optim.AdamW, parameters, rate, (beta1, beta2), epsilon, weight_decay)
 
 
 def _adaptive(
     kind: MakeOptimizer,
     parameters: Sequence[nn.Parameter],
     rate: Rate,
-    training: LocalTraining,
-    *options: float,
+    betas: tuple[float, float],
+    epsilon: float,
+    weight_decay: float,
 ) -> torch.optim.Optimizer:
-    beta1, beta2, epsilon = options
     return kind(
         parameters,
         rate,
-        (beta1, beta2),
+        betas,
         epsilon,
-        weight_decay=training.weight_decay,
+        weight_decay=weight_decay,
         capturable=parameters[0].is_cuda,
     )
 

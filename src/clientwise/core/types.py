@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..errors import plain
 from ..registry import (
-    Decay,
     NonNegativeFloat,
     Part,
     PositiveFloat,
@@ -119,8 +118,6 @@ class LocalTraining:
     batch_size: PositiveInt | None = 32  # None: all samples in one batch
     optimizer: str | Part = "sgd"
     learning_rate: PositiveFloat = 0.1
-    momentum: Decay = 0.0
-    weight_decay: NonNegativeFloat = 0.0
     proximal: Annotated[
         NonNegativeFloat,
         doc(
@@ -334,8 +331,6 @@ class Evaluation:
     # [c, N] whether each sample is classified correctly, client by client
     right: Tensor | None = None
     sample_losses: Tensor | None = None  # [c, N] client by client
-    # How many of the K clients were drawn to evaluate; the others have no samples. None: all of them
-    drawn: int | None = None
 
     def overall(self) -> Tensor:
         """The metric over all clients [c], weighted by test-set size (P2 Algorithm 1, line 16)."""
@@ -344,48 +339,6 @@ class Evaluation:
     def overall_loss(self) -> Tensor:
         """The loss over all clients [c], weighted by test-set size."""
         return self._weighted(self.losses)
-
-    def as_sample(self, client_ids: Sequence[int], num_clients: int) -> Evaluation:
-        """The evaluation of these clients, drawn at random, as one of all clients.
-
-        Results of single samples are left out: another round has those of other clients.
-        """
-
-        def spread(found: Tensor) -> Tensor:
-            columns = found.new_zeros(*found.shape[:-1], num_clients)
-            columns[..., list(client_ids)] = found
-            return columns
-
-        return Evaluation(
-            spread(self.num_samples),
-            spread(self.values),
-            spread(self.losses),
-            self.counts,
-            self.missing,
-            drawn=len(client_ids),
-        )
-
-    def sampling_error(self) -> Tensor | None:
-        """The standard error [c] of `overall` from the random choice of the clients; None if all evaluated.
-
-        `overall` is a ratio of two sums over the m drawn of K clients, Σ n_k·v_k / Σ n_k. With
-        residuals e_k = n_k·(v_k − overall), its variance is about
-
-            (1 − m/K) · m/(m − 1) · Σ e_k² / (Σ n_k)²
-
-        (Cochran, Sampling Techniques, 1977, section 6.4). Clients that did not reply count as not drawn.
-        NaN where fewer than two clients have test data.
-        """
-        if self.drawn is None:
-            return None
-        replied = self.drawn - len(self.missing)
-        held = self.num_samples > 0
-        if int(held.sum()) < 2:
-            return torch.full((len(self.values),), torch.nan, dtype=torch.float64)
-        sizes = self.num_samples[held].double()
-        residuals = sizes * (self.values[:, held].double() - self.overall()[:, None])
-        correction = (1 - replied / len(self.num_samples)) * replied / (replied - 1)
-        return (correction * residuals.square().sum(1)).sqrt() / sizes.sum()
 
     def pick(self, candidate: int) -> Evaluation:
         """The evaluation of one candidate."""

@@ -107,7 +107,7 @@ def make_optimizer(
     if _reads_rate(training, parameter.device):
         rate = torch.tensor(rate, device=parameter.device)
     part = part_of(training.optimizer)
-    optimizer = OPTIMIZERS.get(part.name)([parameter], rate, training, **part.options)
+    optimizer = OPTIMIZERS.get(part.name)([parameter], rate, **part.options)
     if is_elementwise(part):
         assert parameter.grad is not None
         parameter.grad.zero_()
@@ -154,13 +154,7 @@ def add_terms(
 
 def is_plain_sgd(training: LocalTraining, device: torch.device) -> bool:
     """Whether a step is nothing but θ −= η·∇: it can then be taken where the gradient is made."""
-    more = (
-        training.momentum
-        or training.weight_decay
-        or training.proximal
-        or training.control_variates
-        or training.clip_gradients
-    )
+    more = training.proximal or training.control_variates or training.clip_gradients
     return is_plain(training.optimizer) and not more and not _reads_rate(training, device)
 
 

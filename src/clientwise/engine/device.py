@@ -60,13 +60,6 @@ def gpu_memory(device: torch.device) -> int:
     return min(free + torch.cuda.memory_reserved(device), int(_gpu_fraction * total))
 
 
-def return_unused_gpu_memory() -> None:
-    """Return to the GPU what this process has reserved and does not use, so that other processes can have it."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        gc.collect()  # objects that refer to each other may hold tensors and graphs
-        torch.cuda.empty_cache()
-
-
 @contextmanager
 def memory_errors_explained() -> Iterator[None]:
     """Raise a ClientwiseError that says what to do where the memory of the GPU is exhausted."""

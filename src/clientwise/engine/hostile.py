@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..attacks import Honest, Hostile, Knowledge
 from ..core.criteria import HONEST, make_criterion
+from ..core.seeding import generator
 from ..core.types import Evaluation, Task, Updates
 from .jobs import EvaluateJob
 from .local import Changes, LocalEngine, failed_updates
@@ -151,7 +152,7 @@ class HostileEngine(WrappingEngine):
         trained = updates.models[row]
         if one.ignore_global:
             self._private_models[client] = trained.clone()
-        random = one.draws(self.seed, "attack", task.round_num, client)
+        random = generator(self.seed, "attack", task.round_num, client)
         active_rounds = task.round_num - one.from_round
         known = Knowledge(trained, model, random, self._last_model, cohort, active_rounds)
         forged = one.attack.forge(known)

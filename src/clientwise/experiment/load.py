@@ -12,13 +12,13 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError
 from .checks.combinations import config_issues
-from .config.messages import Issue, issues_of
 from .config.methods import MethodSettings
-from .config.named import unmeant, write_out
 from .config.parts import Reading
 from .config.schema import Experiment
-from .config.tables import MOST_PLUGINS
-from .config_file import read_config, read_source
+from .config.tables import MOST_PLUGINS, Issue, issues_of, read_table
+from .config_file import read_config, read_source, unmeant, write_out
+
+DATA_KEYS = ("data", "data_dir", "plugin_dir", "features", "partition", "device")
 
 
 def load_experiment(
@@ -57,8 +57,7 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
             experiment = experiment.with_method(write_out([experiment.recommended])[0])
         issues += config_issues(experiment)
     except ValidationError as error:
-        known = _without_wrong_keys(table, error)
-        issues += issues_of(error, Experiment) + (config_issues(known) if known else [])
+        issues += issues_of(error, Experiment)
     if issues:
         raise ConfigError(where, issues)
     experiment._source = where
@@ -66,31 +65,14 @@ def make_experiment(where: str, table: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
-def known_part(where: str, table: Mapping[str, Any]) -> Experiment | None:
-    """The experiment of a table that `make_experiment` refuses, without the keys that are wrong.
-
-    To read such a key of it is an AttributeError. None where nothing is known.
-    """
-    table = {key: value for key, value in table.items() if key not in ("tune", "matrix")}
+def part_with_data(where: str, table: Mapping[str, Any]) -> Experiment | None:
+    """Of a table that `make_experiment` refuses, an experiment with its data; None where these keys are wrong."""
     try:
-        known: Experiment | None = Experiment.model_validate(table)
-    except ValidationError as error:
-        known = _without_wrong_keys(table, error)
-    if known is not None:
-        known._source = where
-    return known
-
-
-def _without_wrong_keys(table: Mapping[str, Any], error: ValidationError) -> Experiment | None:
-    """The experiment without the keys of the top level in which something is wrong; None if that is not enough."""
-    wrong = {detail["loc"][0] for detail in error.errors(include_url=False) if detail["loc"]}
-    kept = {key: value for key, value in table.items() if key not in wrong}
-    try:
-        experiment = Experiment.model_validate({"rounds": 1, **kept})
+        keys = {key: table[key] for key in DATA_KEYS if key in table}
+        experiment = Experiment.model_validate({"rounds": 1, **keys})
     except ValidationError:
         return None
-    for key in wrong:
-        experiment.__dict__.pop(str(key), None)
+    experiment._source = where
     return experiment
 
 
@@ -99,10 +81,7 @@ def load_method(method: str | Mapping[str, Any], where: str) -> MethodSettings:
     (table,) = write_out([method])
     if reason := unmeant(table):
         raise ConfigError(where, [reason])
-    try:
-        return MethodSettings.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(where, issues_of(error, MethodSettings)) from None
+    return read_table(MethodSettings, table, "", where)
 
 
 def import_plugins(source: str | Path) -> None:

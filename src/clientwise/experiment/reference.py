@@ -1,28 +1,25 @@
-"""What can be said in a config: as a JSON schema for editors, as docs/config.md and as the text of `clientwise list`.
+"""What can be said in a config: as a JSON schema for editors, and as the text of `clientwise list`.
 
 The schema is made from the classes that check a config. The texts are made from the schema.
-`python -m clientwise.experiment.reference` writes docs/config.md and parts.json into a checkout.
+`docs/make_config.py` writes docs/config.md, and parts.json, which has all that `clientwise list` prints.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 import re
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from ..core.criteria import CRITERIA, CriterionDeclaration, source_of
+from ..core.criteria import CRITERIA, source_of
 from ..registry import IMPORTED, Part, Registry
-from ..writing import write_atomically
-from .config.named import METHODS, method_toml
 from .config.parts import options_schema
 from .config.schema import Experiment
 from .config.tables import to_plain
+from .config_file import METHODS, method_toml
 from .matrix.grid import MatrixSettings
 from .tune import TuneSettings
 
@@ -30,7 +27,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # Every kind of part: the schema imports all of their registries
 KINDS: dict[str, Registry[Any]] = {plural: IMPORTED[plural] for plural in sorted(IMPORTED)}
 Schema = Mapping[str, Any]
-PARTS_FILE = Path(__file__).with_name("parts.json")  # all that `clientwise list` prints
 
 
 # The schema -------------------------------------------------------------------------------------------------------
@@ -38,12 +34,12 @@ PARTS_FILE = Path(__file__).with_name("parts.json")  # all that `clientwise list
 
 def config_schema() -> dict[str, Any]:
     """The schema of a config file, with all parts that are registered now."""
-    schema = _schema_of(Experiment)
+    schema = schema_of(Experiment)
     properties = schema["properties"]
     definitions = schema.pop("$defs")
     tables: dict[str, type[BaseModel]] = {"matrix": MatrixSettings, "tune": TuneSettings}
     for key, table in tables.items():
-        properties[key] = _schema_of(table)
+        properties[key] = schema_of(table)
         definitions |= properties[key].pop("$defs", {})
     properties["methods"]["items"] = _method_schema(definitions["MethodSettings"])
     seeds = properties["seeds"]
@@ -87,7 +83,8 @@ class _Generator(GenerateJsonSchema):
         return to_plain(dft)
 
 
-def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema of one table."""
     found: dict[str, Any] = _tidy(model.model_json_schema(schema_generator=_Generator))
     return found
 
@@ -119,7 +116,7 @@ def in_words(schema: Schema) -> str:
         kinds = [in_words(one) for one in schema["anyOf"] if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))
     if "enum" in schema or "const" in schema:
-        return "/".join(map(_value, schema.get("enum", [schema.get("const")])))
+        return "/".join(map(as_toml, schema.get("enum", [schema.get("const")])))
     if schema.get("type") == "array":
         return f"list of {in_words(schema['items'])}" if schema.get("items") else "list"
     inner = schema.get("additionalProperties")
@@ -129,16 +126,16 @@ def in_words(schema: Schema) -> str:
     return {"integer": "int", "number": "float", "object": "table"}.get(kind, kind)
 
 
-def _value(value: Any) -> str:
+def as_toml(value: Any) -> str:
     """A plain value as TOML has it."""
     if isinstance(value, Mapping):
         if list(value) == ["name"]:
-            return _value(value["name"])
+            return as_toml(value["name"])
         if list(value) == ["name", "value"]:  # a plain number in the config means this
-            return _value(value["value"])
-        return f"{{ {', '.join(f'{key} = {_value(one)}' for key, one in value.items())} }}"
+            return as_toml(value["value"])
+        return f"{{ {', '.join(f'{key} = {as_toml(one)}' for key, one in value.items())} }}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, value))}]"
+        return f"[{', '.join(map(as_toml, value))}]"
     if isinstance(value, str):
         return f'"{value}"'
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -158,7 +155,7 @@ def _options(registry: Registry[Any], name: str) -> dict[str, str]:
             found[option] = f"{option}: {kind}{optional}"
         else:
             others = kind.split("/") if isinstance(default, str) and "/" in kind else []
-            choices = dict.fromkeys([_value(default), *others])
+            choices = dict.fromkeys([as_toml(default), *others])
             found[option] = f"{option}={'/'.join(choices)}"
     return found
 
@@ -168,93 +165,8 @@ def _call(registry: Registry[Any], name: str) -> str:
     return f"{name}({options})" if options else name
 
 
-PARTS = """\
-Each part is listed with its options. `=` gives the default of an option, and `/` its other choices. An option without a
-default is required, unless it is marked as optional."""
-INTRODUCTION = """\
-# Config reference
-
-`make docs` generates this page from the code. `clientwise list` prints the parts in the terminal.
-
-An experiment is one TOML file. `clientwise check` reports all unknown keys, wrong types and impossible
-combinations at once. Where a key takes a *part*, write its name, `score = "mean"`, or a table with its
-name and options, `score = { name = "owa", quantifier = "most" }`.
-
-`clientwise run --set key=value` changes any key. `--preset quick` applies the table
-`[presets.quick]` of the file:
-
-- Tables are merged key by key.
-- A part of another name replaces the former one.
-- A list of names as `methods` keeps only those methods, as `--methods FedAvg,AdaFed` does.
-
-Relative paths start from the folder of the config, also in `--set` and when the command runs elsewhere. Those of the
-options `--data-dir` and `--out` start from the current folder.
-
-Editors complete and check configs by a JSON schema. Write it with
-`clientwise schema > clientwise.schema.json` and name it in the first line of the TOML file:
-`#:schema ./clientwise.schema.json`. `clientwise schema my.toml` includes the parts of its plugins.
-"""
-NAMED = """\
-Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. Other
-keys change it: `{ name = "FedYogi", server_step.learning_rate = 0.1 }`. `like` gives the changed
-method a name of its own: `{ name = "mine", like = "FedYogi", server_step.learning_rate = 0.1 }`.
-`clientwise list FedYogi` shows a method as TOML. [Methods](methods.md) describes each of these:"""
-
-
-def markdown() -> str:
-    """The whole reference as a page."""
-    lines = [INTRODUCTION]
-    experiment = _schema_of(Experiment)
-    sections = [("Top level", experiment), *_tables(experiment, experiment["$defs"])]
-    sections += [("[matrix]", _schema_of(MatrixSettings)), ("[tune]", _schema_of(TuneSettings))]
-    for title, table in sections:
-        lines += [f"## {title}", "", table["description"], ""]
-        required = table.get("required", ())
-        for key, one in table["properties"].items():
-            lines.append(_entry(key, one, key in required))
-        lines.append("")
-    lines += ["# Methods by name", "", NAMED, "", ", ".join(f"`{name}`" for name in METHODS), ""]
-    lines += ["# Parts", "", PARTS, ""]
-    for plural, registry in KINDS.items():
-        lines += [f"## {plural}", "", f"{registry.description}.", ""]
-        for name in registry:
-            measured = (
-                f" *{_source(name).split()[0].capitalize()}.*" if registry is CRITERIA else ""
-            )
-            lines.append(f"- `{_call(registry, name)}`: {registry.describe(name)}{measured}")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def _tables(table: Schema, known: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """The tables in a table, as TOML writes their names. What differs from [training] is left out."""
-    for key, one in table["properties"].items():
-        one = next(iter(one.get("anyOf", ())), one)
-        is_list = one.get("type") == "array"
-        name = (one["items"] if is_list else one).get("$ref", "").removeprefix("#/$defs/")
-        if name in known and name not in ("TrainingOverride", "FineTune"):
-            yield f"[[{path}{key}]]" if is_list else f"[{path}{key}]", known[name]
-            yield from _tables(known[name], known, f"{path}{key}.")
-
-
-def _entry(key: str, schema: Schema, required: bool) -> str:
-    kind = in_words(schema)
-    default = schema.get("default")
-    if required:
-        kind += ", required"
-    elif default not in (None, "", [], {}) and "$ref" not in str(
-        schema
-    ):  # a table's are with its keys
-        kind += f", default {_value(default)}"
-    return f"- `{key}` ({kind}): {schema['description']}"
-
-
-def _source(criterion: str) -> str:
-    return source_of(Part(criterion, {}))
-
-
 def parts_list() -> dict[str, Any]:
-    """All that `clientwise list` prints, and what parts declare. Both are read from a file, without PyTorch."""
+    """All that `clientwise list` prints. It is read from a file, without PyTorch."""
     kinds = {}
     for plural, registry in KINDS.items():
         parts = {name: _listed_part(registry, name) for name in registry}
@@ -264,18 +176,12 @@ def parts_list() -> dict[str, Any]:
 
 
 def _listed_part(registry: Registry[Any], name: str) -> dict[str, Any]:
-    declared = registry.declared(name)
-    measured = f" · {_source(name)}" if registry is CRITERIA else ""
-    listed: dict[str, Any] = {
+    measured = f" · {source_of(Part(name, {}))}" if registry is CRITERIA else ""
+    return {
         "heading": f"{_call(registry, name)}{measured}",
         "about": registry.describe(name),
         "explained": _explained(registry, name),
     }
-    if declared.needs:
-        listed["needs"] = sorted(declared.needs)
-    if isinstance(declared, CriterionDeclaration):
-        listed["measured_by"] = declared.measured_by
-    return listed
 
 
 def _explained(registry: Registry[Any], name: str) -> list[str]:
@@ -293,10 +199,3 @@ def _explained(registry: Registry[Any], name: str) -> list[str]:
         if option in meanings:
             lines.append(f"      {meanings[option]}")
     return lines
-
-
-if __name__ == "__main__":
-    _here = Path(__file__)
-    _text = json.dumps(parts_list(), indent=1, ensure_ascii=False)
-    write_atomically(PARTS_FILE, f"{_text}\n".encode())
-    write_atomically(_here.parents[3] / "docs" / "config.md", f"{markdown()}\n".encode())

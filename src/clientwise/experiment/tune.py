@@ -16,41 +16,29 @@ never used. With `stop_early`, a trial stops where a run would.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from hashlib import blake2b
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-import torch
-from pydantic import Field, ValidationError
-from torch import Tensor
+from pydantic import Field
 
-from ..core.round import first_state, run_round
-from ..core.seeding import generator
-from ..data.federated import FederatedData, Holdings, Samples
-from ..engine.device import pick_device, threads_for
 from ..errors import ConfigError, needing
+from ..record.files import CONFIG
+from ..record.run import RunFolder
 from ..record.toml_text import dotted_keys
 from ..registry import suggest
-from .build.data import build_data
-from .build.engine import build_engine, build_executor, build_plan
-from .checks.against_data import validate
-from .config.messages import issues_of
-from .config.methods import MethodSettings, Tuned
-from .config.named import write_out
+from .config.methods import MethodSettings
 from .config.schema import Experiment
-from .config.tables import ConfigTable, Name
-from .config_file import read_config, set_value
+from .config.tables import ConfigTable, Name, read_table
+from .config_file import read_config, set_value, write_out
 from .load import make_experiment
-from .running.lanes import HeldOut, held_out_loss
-from .running.origin import origin_of
+from .running.lanes import Progress
+from .running.runner import run
 
 Values = dict[str, Any]  # by dotted key: {"training.learning_rate": 0.1}
 Space = dict[str, Any]  # by dotted key: a list of values, or the two ends of a range
@@ -69,15 +57,14 @@ class TuneSettings(ConfigTable):
     if `low` is above 0. See docs/methods.md, "Fair comparisons".
     """
 
-    trials: Annotated[int, Field(gt=0, le=10_000)] = Field(
-        20, description="Trials of every method."
-    )
-    over: dict[str, Any] = Field(
-        {}, description="Keys of all methods. Default: training.learning_rate from 0.01 to 1."
-    )
-    methods: dict[Name, dict[str, Any]] = Field(
-        {}, description="By name: keys of one method, besides those of `over`."
-    )
+    trials: Annotated[int, Field(gt=0, le=10_000)] = 20
+    """Trials of every method."""
+
+    over: dict[str, Any] = {}
+    """Keys of all methods. Default: training.learning_rate from 0.01 to 1."""
+
+    methods: dict[Name, dict[str, Any]] = {}
+    """By name: keys of one method, besides those of `over`."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +90,8 @@ class Tuning:
         """Where the best value is the least or largest that was allowed: better ones may lie beyond."""
         for method in self.experiment.methods:
             assert method.tuned is not None
-            for key, value in method.tuned.values.items():
-                tried = method.tuned.over[key]
+            for key, value in method.tuned["values"].items():
+                tried = method.tuned["over"][key]
                 ends = tried.values() if isinstance(tried, Mapping) else tried
                 numbers = [one for one in ends if type(one) in (int, float)]
                 if len(numbers) > 1 and value in (min(numbers), max(numbers)):
@@ -118,8 +105,8 @@ class Tuning:
         written["methods"] = write_out(written.get("methods", names))
         for method, found in zip(written["methods"], self.experiment.methods, strict=True):
             assert found.tuned is not None
-            _set_values(method, found.tuned.values)
-            method["tuned"] = found.tuned.to_dict()
+            _set_values(method, found.tuned["values"])
+            method["tuned"] = found.tuned
         return tomli_w.dumps(written)
 
 
@@ -135,12 +122,7 @@ def load_tuning(
         hint = "is many experiments: tune a copy of this file that has no [matrix] and the data of one federation"
         raise ConfigError(where, [("matrix", f"{hint}, then use its tuned methods here")])
     experiment = make_experiment(where, table)
-    try:
-        settings = TuneSettings.model_validate(table.get("tune", {}))
-    except ValidationError as error:
-        issues = issues_of(error, TuneSettings)
-        found = [(f"tune.{key}".rstrip("."), message) for key, message in issues]
-        raise ConfigError(where, found) from None
+    settings = read_table(TuneSettings, table.get("tune", {}), "tune", where)
     names = [method.name for method in experiment.methods]
     for name in settings.methods:
         if name not in names and "methods" not in (replaced or {}):  # else only some are tuned
@@ -152,16 +134,16 @@ def load_tuning(
 def tune(
     experiment: Experiment,
     settings: TuneSettings,
-    on_trial: Callable[[str, int, int], None] = lambda method, number, seed: None,
-    recorded: Path | None = None,
+    folder: Path,
+    on_round: Callable[[Progress], None] | None = None,
 ) -> Tuning:
-    """Search the values of every method.
+    """Search the values of every method: a run whose methods are the trials of all methods.
 
     Args:
         experiment: the methods, and everything else as it will be run.
         settings: what is searched, and how.
-        on_trial: called before every run of a trial: its method, its number from 1, its seed.
-        recorded: a file that keeps the result of every run, from which an interrupted search goes on.
+        folder: the folder of that run. An interrupted search goes on there.
+        on_round: called after every round.
 
     Returns:
         All trials, and the experiment with the best values. ConfigError where a key or value does not fit.
@@ -173,42 +155,78 @@ def tune(
     free = (seed for seed in itertools.count(FIRST_SEED) if seed not in experiment.seeds)
     seeds = list(itertools.islice(free, NUM_SEEDS))
     failed: list[str] = []
-    searched = []
-    for method in experiment.methods:  # all of them before the first trial
-        space = _space(experiment, settings, method.name)
-        searched.append((space, _candidates(experiment, method, space, settings.trials, failed)))
-    samples = validate(experiment, None)
-    sign = -1.0 if samples.problem.higher_is_better else 1.0
-    bench = _Bench(experiment, samples, recorded)
+    spaces = {
+        method.name: _space(experiment, settings, method.name) for method in experiment.methods
+    }
+    tried: dict[str, list[tuple[Values, MethodSettings]]] = {}
+    for method in experiment.methods:
+        space = spaces[method.name]
+        tried[method.name] = _candidates(experiment, method, space, settings.trials, failed)
+    run(
+        _all_trials(experiment, tried, seeds),
+        folder,
+        resume=(folder / CONFIG).exists(),
+        on_round=on_round,
+        on_warning=lambda text: None,  # `check` has said it
+    )
+    done = RunFolder(folder)
+    metrics = _last_metrics(done, experiment)
+    sign = -1.0 if done.facts.higher_is_better else 1.0
     trials: dict[str, list[Trial]] = {}
     tuned: list[MethodSettings] = []
-    for method, (space, candidates) in zip(experiment.methods, searched, strict=True):
+    for method in experiment.methods:
         name = method.name
-        tried = []
-        for number, (values, candidate) in enumerate(candidates, 1):
-            metrics = []
-            for seed in seeds:
-                on_trial(name, number, seed)
-                metrics.append(bench.metric(candidate, seed))
-            tried.append(Trial(name, values, tuple(metrics)))
-        trials[name] = sorted(tried, key=lambda trial: loss(trial, sign))
-        found = Tuned(
-            over=space,
-            values=trials[name][0].values,
-            trials=len(tried),
-            seeds=seeds,
-            rounds=experiment.rounds,
-        )
-        (chosen,) = with_values(experiment, method, found.values).methods
-        tuned.append(chosen.model_copy(update={"tuned": found}))
+        found = [
+            Trial(name, values, tuple(metrics.loc[candidate.name, seeds]))
+            for values, candidate in tried[name]
+        ]
+        trials[name] = sorted(found, key=lambda trial: loss(trial, sign))
+        values = trials[name][0].values
+        about = {"over": spaces[name], "values": values, "trials": len(found)}
+        about |= {"seeds": seeds, "rounds": experiment.rounds}
+        (chosen,) = with_values(experiment, method, values).methods
+        tuned.append(chosen.model_copy(update={"tuned": about}))
     with_best = experiment.model_copy(update={"methods": tuned})
-    return Tuning(with_best, trials, seeds, samples.problem.is_share, failed)
+    return Tuning(with_best, trials, seeds, done.facts.is_share, failed)
 
 
 def loss(trial: Trial, sign: float) -> float:
     """What is least for the best trial: the mean metric, or minus it; infinite where there is none."""
     mean = sign * statistics.fmean(trial.metrics)
     return math.inf if math.isnan(mean) else mean
+
+
+def _all_trials(
+    experiment: Experiment,
+    tried: Mapping[str, Sequence[tuple[Values, MethodSettings]]],
+    seeds: Sequence[int],
+) -> Experiment:
+    """The experiment whose methods are the trials. Clients evaluate on what they hold back."""
+    evaluation = {"held_back": HELD_BACK, "clients_every": 1}
+    evaluation |= {"counterfactuals": False, "shapley": False}
+    changes = {
+        "methods": [candidate for own in tried.values() for _, candidate in own],
+        "seeds": list(seeds),
+        "evaluation": experiment.evaluation.model_copy(update=evaluation),
+        "engine": "local",
+        "trackers": [],
+        "keep": "last",
+        "keep_every": 0,
+    }
+    server = experiment.server_set
+    if server.source == "held_out" and server.report_fraction == 1 and not server.shared_set:
+        changes["stop_early"] = None  # the samples that are reported on choose nothing
+    return experiment.model_copy(update=changes)
+
+
+def _last_metrics(done: RunFolder, experiment: Experiment) -> Any:
+    """A frame of the metric after the last round, over all samples that honest clients held back [trials, seeds]."""
+    rounds = done.frame("rounds")
+    if "local_mean" not in rounds:
+        message = "no honest client has two samples; it trains on one and holds back the other"
+        raise ConfigError(experiment.source, [("hostile", message)])
+    last = rounds.sort_values("round").drop_duplicates(["method", "seed"], keep="last")
+    return last.pivot(index="method", columns="seed", values="local_mean")
 
 
 # What is searched ------------------------------------------------------------------------------------
@@ -288,12 +306,14 @@ def _candidates(
     space: Space,
     trials: int,
     failed: list[str],
-) -> list[tuple[Values, Experiment]]:
-    """The values to try, and the experiment with them. What the method does not take is added to `failed`."""
+) -> list[tuple[Values, MethodSettings]]:
+    """The values to try, and the method with them. What the method does not take is added to `failed`."""
     found = []
-    for values in draws(space, trials):
+    for number, values in enumerate(draws(space, trials), 1):
         try:
-            found.append((values, with_values(experiment, method, values)))
+            (candidate,) = with_values(experiment, method, values).methods
+            name = f"{method.name}, trial {number}"
+            found.append((values, candidate.model_copy(update={"name": name})))
         except ConfigError as error:
             shown = ", ".join(f"{key} = {value}" for key, value in values.items())
             reasons = "; ".join(message for _, message in error.issues)
@@ -314,98 +334,3 @@ def with_values(experiment: Experiment, method: MethodSettings, values: Values) 
 def _set_values(table: dict[str, Any], values: Values) -> None:
     for key, value in values.items():
         set_value(table, key.split("."), value, f"tune: {table['name']}")
-
-
-# Trials -----------------------------------------------------------------------------------------------
-
-
-class _Bench:
-    """Runs methods on the data of every seed, which are built once."""
-
-    def __init__(self, experiment: Experiment, samples: Samples, recorded: Path | None) -> None:
-        self._experiment = experiment
-        self._samples = samples
-        self._built: dict[int, tuple[Any, ...]] = {}
-        self._recorded = recorded
-        self._known: dict[str, float] = {}
-        if recorded is not None and recorded.exists():
-            for line in recorded.read_text(encoding="utf-8").splitlines():
-                with suppress(ValueError):  # a line that was cut off
-                    self._known |= json.loads(line)
-
-    def metric(self, experiment: Experiment, seed: int) -> float:
-        """The metric that `_run` measures; from the record, where it has this run."""
-        if seed not in self._built:
-            data, hostile = build_data(self._experiment, self._samples, seed)
-            data = hold_back(data, HELD_BACK, seed)
-            device = pick_device(self._experiment.device)
-            executor = build_executor(self._experiment, data.samples, device)
-            origin = origin_of(self._experiment, {seed: data})
-            self._built[seed] = data, hostile, executor, origin
-        about = json.dumps([self._built[seed][-1], experiment.to_dict() | {"seeds": [seed]}])
-        key = blake2b(about.encode(), digest_size=16).hexdigest()
-        if key not in self._known:
-            self._known[key] = self._run(experiment, seed)
-            if self._recorded is not None:
-                with self._recorded.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({key: self._known[key]}) + "\n")
-        return self._known[key]
-
-    def _run(self, experiment: Experiment, seed: int) -> float:
-        """The metric in the last round, or in the one after which the loss no longer falls."""
-        data, hostile, executor, _ = self._built[seed]
-        (method,) = experiment.build_methods()
-        method = method.for_clients(data.names)
-        engine = build_engine(experiment, data, hostile, seed, executor, method)
-        plan = replace(
-            build_plan(experiment, data.num_clients, seed, method.control),
-            evaluate_clients_every=1,
-            evaluate_clients_sample=None,
-            counterfactuals=False,
-            shapley=False,
-        )
-        is_honest = torch.tensor([client not in hostile for client in range(data.num_clients)])
-        scored = is_honest & (data.test.sizes > 0)
-        if not bool(scored.any()):
-            message = "no honest client has two samples; it trains on one and holds back the other"
-            raise ConfigError(experiment.source, [("hostile", message)])
-        held = data.test.sizes[scored]
-        state = first_state(engine.initial_model, method, engine)
-        metric = math.nan
-        held_out = HeldOut()
-        with threads_for(engine.spec.num_parameters):
-            for _ in range(experiment.rounds):
-                state, record = run_round(state, method, plan, engine)
-                assert record.local is not None
-                values = record.local.values[0][scored]
-                metric = float((values * held).sum() / held.sum())
-                if experiment.stop_early is not None:
-                    # What is reported on chooses nothing: without samples to weigh by, those held back do.
-                    judged = replace(record, report=None)
-                    held_out = held_out.after(held_out_loss(engine, state, judged))
-                    if held_out.stops(experiment.stop_early):
-                        break
-        return metric
-
-
-def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
-    """Make a part of every client's training samples its test set; drop the true test set."""
-    held: list[Tensor] = []
-    kept: list[Tensor] = []
-    for client, size in enumerate(data.train.sizes.tolist()):
-        random = generator(seed, "validation", 0, client)
-        order = torch.randperm(size, generator=random) + int(data.train.offsets[client])
-        count = min(size - 1, max(1, round(size * fraction)))  # one at least is left to train on
-        held.append(order[:count])
-        kept.append(order[count:])
-
-    def dealt(holdings: Holdings, parts: list[Tensor]) -> Holdings:
-        return Holdings.of([(holdings.indices[mine], holdings.targets[mine]) for mine in parts])
-
-    return replace(
-        data,
-        train=dealt(data.train, kept),
-        test=dealt(data.train, held),
-        poisoned=dealt(data.poisoned, kept) if data.poisoned else None,
-        new_data=(),  # values are found on the data that the run begins with
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import BaseModel, PositiveInt
 
 from ..data.encoding import Encoding
+from ..registry import listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +65,7 @@ class MethodFacts:
     control: str | None = None  # see `MethodSettings`
     bounds: dict[str, Any] | None = None  # [methods.bounds]
     privacy: dict[str, Any] = field(default_factory=dict)  # [methods.privacy]; empty without
-    tuned: dict[str, Any] = field(default_factory=dict)  # how its values were found; see `Tuned`
+    tuned: dict[str, Any] = field(default_factory=dict)  # how its values were found
     has_rule: bool = False  # another than the mean
     is_control: bool = False  # only a reference: it uses who is hostile, or is not federated
     is_available: bool = True  # without knowing who is hostile, and without pooling all samples
@@ -194,3 +195,59 @@ def changed_facts(before: Mapping[str, str], now: Mapping[str, str]) -> list[str
 def current_minute() -> str:
     """Date and time, as the facts have it."""
     return f"{datetime.now():%Y-%m-%d %H:%M}"
+
+
+# What is said of steps ------------------------------------------------------------------------------------------
+
+MUCH_MORE = 3  # times the steps of the median client
+
+
+def steps_in_words(rows: Sequence[StepsRow]) -> str:
+    """The steps of a round; methods are named where they differ.
+
+    >>> rows = [StepsRow("FedAvg", 2, 4.0, 7, 0), StepsRow("ServerTuning", 2, 4.0, 7, 28)]
+    >>> steps_in_words(rows)
+    'client 2 to 7 (median 4); server 28 (ServerTuning)'
+    """
+    clients: dict[str, list[str]] = {}
+    server: dict[str, list[str]] = {}
+    for row in rows:
+        if row.median is not None:
+            text = f"{row.least:,}"
+            if row.least != row.most:
+                text += f" to {row.most:,} (median {row.median:,g})"
+            clients.setdefault(text, []).append(row.method)
+        if row.server:
+            server.setdefault(f"{row.server:,}", []).append(row.method)
+    parts = []
+    if clients:
+        parts.append(f"client {next(iter(clients)) if len(clients) == 1 else _named(clients)}")
+    if server:
+        parts.append(f"server {_named(server)}")
+    return "; ".join(parts)
+
+
+def _named(methods: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{text} ({listed(names)})" for text, names in methods.items())
+
+
+def unequal_steps(rows: Sequence[StepsRow]) -> list[str]:
+    """A warning for methods whose server trains much more than the median client does.
+
+    >>> (line,) = unequal_steps([StepsRow("Recommended", 1, 1.0, 1, 8)])
+    >>> line.partition(".")[0]
+    "Recommended trains 8 steps a round on the server's samples, the median client 1"
+    """
+    alike: dict[tuple[int, float], list[str]] = {}
+    for row in rows:
+        if row.median is not None and row.server > MUCH_MORE * row.median:
+            alike.setdefault((row.server, row.median), []).append(row.method)
+    lines = []
+    for (server, median), methods in alike.items():
+        verb = "train" if len(methods) > 1 else "trains"
+        lines.append(
+            f"{' and '.join(methods)} {verb} {server:,} steps a round on the server's samples, the median client "
+            f"{median:,g}. A lead may come from training more: give the clients more steps (training.epochs, "
+            "training.batch_size). ServerTuning shows what training on the server's samples brings by itself."
+        )
+    return lines

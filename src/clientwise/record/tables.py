@@ -118,8 +118,6 @@ VALUES_OF_CLIENTS: dict[str, Get] = {  # in rounds that evaluate the clients
     "local_p10": lambda r: r.honest and _quantile(r.honest.values[0], 0.1),
     "local_p90": lambda r: r.honest and _quantile(r.honest.values[0], 0.9),
     "reached": lambda r: r.honest and _reached(r.honest.values[0], r.problem),
-    "sampled": lambda r: r.record.local and r.record.local.drawn,
-    "sampling_error": lambda r: r.record.local and _sampling_error(r.record.local, r.hostile),
 }
 VALUES: dict[str, Get] = {
     "metric": lambda r: r.shown and float(r.shown.overall()[0]),
@@ -233,14 +231,6 @@ def _f1(counts: Tensor | None, name: str) -> Any:
     from ..core.objective import metrics
 
     return None if counts is None else getattr(metrics, name)(counts).tolist()
-
-
-def _sampling_error(local: Evaluation, hostile: Collection[int]) -> float | None:
-    """Of the honest clients' mean, where a sample of all clients was drawn."""
-    of_honest = local.num_samples.clone()
-    of_honest[list(hostile)] = 0
-    error = replace(local, num_samples=of_honest).sampling_error()
-    return None if error is None else float(error[0])
 
 
 def _quantile(values: Tensor, share: float) -> float:

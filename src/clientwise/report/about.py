@@ -8,7 +8,7 @@ from typing import Any
 
 from pandas import DataFrame as Frame
 
-from ..experiment.checks.steps import steps_in_words
+from ..record.facts import steps_in_words
 from ..record.files import VERSIONS, read_whole
 from ..record.run import RunFolder
 from ..record.toml_text import dotted_keys

@@ -195,14 +195,12 @@ class Method:
     def by_client(self) -> Frame:
         """The metric of the clients [names, seeds]; empty where none can be followed over the seeds.
 
-        Without names, a client's number means the same client only where seeds have the same data. Of sampled clients,
-        every seed has others.
+        Without names, a client's number means the same client only where seeds have the same data.
         """
         several = len(self.seeds) > 1
-        is_sampled = "sampled" in self.run.frame("rounds")
         has_names = bool(self.clients["name"].notna().all())
         data = {self.run.facts.data.get(seed) for seed in self.seeds}
-        if several and (is_sampled or not (has_names or len(data) == 1)):
+        if several and not (has_names or len(data) == 1):
             return Frame()
         named = self.clients.assign(client=client_names(self.clients))
         return named.pivot_table(index="client", columns="seed", values="metric", sort=False)

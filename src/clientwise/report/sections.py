@@ -217,7 +217,6 @@ def brief_notes(results: Results) -> list[str]:
         sentences.append(f"Worst 10%: mean {results.facts.metric} {who}.")
     else:
         sentences.append("No client has results on test data of its own.")
-    sentences += sampling_in_words(results)
     if not all(one.about.is_available for one in results.methods):
         sentences.append(NOT_AVAILABLE_MEANS)
     if any(one.about.trains_on_server for one in results.methods):
@@ -237,27 +236,9 @@ def _reporting_size(facts: Any, results: Results) -> str:
     return f"{said} ({'; '.join(details)})." if details else f"{said}."
 
 
-def sampling_in_words(results: Results) -> list[str]:
-    """Where a sample of the clients evaluates models: its size and the largest standard error."""
-    drawn = [one for one in results.methods if "sampled" in one.rounds]
-    errors = [error for one in drawn for error in one.last("sampling_error")]
-    if not drawn:
-        return []
-    count = int(drawn[0].rounds["sampled"].max())
-    sentence = f"The clients' results are on a random sample of {count:,} clients in a round"
-    if errors:
-        largest = max(errors) * (100 if results.unit.percent else 1)
-        most = f"{largest:.2g}{results.unit.points}"
-        sentence += f"; the standard error of their mean {results.facts.metric} is at most {most}"
-    return [f"{sentence}."]
-
-
 def evaluated_clients(results: Results) -> str:
     """The clients that results are about; which of them are honest is known in simulations alone."""
-    word = (
-        "sampled clients" if any("sampled" in one.rounds for one in results.methods) else "clients"
-    )
-    return f"honest {word}" if results.has_hostile else word
+    return "honest clients" if results.has_hostile else "clients"
 
 
 def has_search(results: Results) -> bool:
@@ -706,7 +687,7 @@ def clients(results: Results) -> Iterator[Item]:
     lead = f"{evaluated_clients(results).capitalize()}, each on its own test data."
     if means.empty:
         lead += " Clients have no names and are drawn anew for every seed: none can be followed."
-    yield " ".join([lead, *sampling_in_words(results)])
+    yield lead
     fairness = fairness_table(results)
     if fairness is not None:
         yield fairness

@@ -12,8 +12,7 @@ import numpy
 from pandas import DataFrame as Frame
 
 from ..core.types import Kept, likely_cause
-from ..experiment.checks.steps import unequal_steps
-from ..record.facts import changed_facts
+from ..record.facts import changed_facts, unequal_steps
 from .items import counted, percent
 from .results import Method, Results, client_names, has_hostile, seeds_of
 from .statistics import MIN_SEEDS, Difference

@@ -136,11 +136,11 @@ def choose_hostile(
             free = [client for client in range(num_clients) if client not in taken]
             order = torch.randperm(len(free), generator=generator(seed, "hostile", index))
             members = [free[place] for place in order[:members].tolist()]
-        chosen |= dict.fromkeys(members, _hostile(group, members))
+        chosen |= dict.fromkeys(members, _hostile(group))
     return chosen
 
 
-def _hostile(group: HostileClients, members: Sequence[int]) -> Hostile:
+def _hostile(group: HostileClients) -> Hostile:
     """What the members of a group do."""
     attacks = [make(ATTACKS, part) for part in group.attack]
     needs = frozenset[Need]().union(*(ATTACKS.needs(part) for part in group.attack))
@@ -151,7 +151,6 @@ def _hostile(group: HostileClients, members: Sequence[int]) -> Hostile:
         needs=needs,
         from_round=group.from_round,
         probability=group.probability,
-        leader=min(members) if group.collude and members else None,
     )
 
 
@@ -179,7 +178,7 @@ def build_data(
         one = hostile.get(client)
         if one is None or not one.always:
             return targets
-        return one.attack.relabel(targets, samples.problem, one.draws(seed, "relabel", 0, client))
+        return one.attack.relabel(targets, samples.problem, generator(seed, "relabel", 0, client))
 
     server = experiment.server_set
     contributed = server.contributed_fraction if server.source == "contributed" else None
@@ -202,7 +201,32 @@ def build_data(
         )
     known = {**data.attributes, **fact_columns(experiment.attributes)}
     data = _with_devices(experiment, replace(data, attributes=known), seed)
-    return plant(swap(data, chosen), hostile, seed), hostile
+    data = plant(swap(data, chosen), hostile, seed)
+    held_back = experiment.evaluation.held_back
+    return hold_back(data, held_back, seed) if held_back else data, hostile
+
+
+def hold_back(data: FederatedData, fraction: float, seed: int) -> FederatedData:
+    """Make a part of every client's training samples its test set; drop the true test set."""
+    held: list[Tensor] = []
+    kept: list[Tensor] = []
+    for client, size in enumerate(data.train.sizes.tolist()):
+        random = generator(seed, "validation", 0, client)
+        order = torch.randperm(size, generator=random) + int(data.train.offsets[client])
+        count = min(size - 1, max(1, round(size * fraction)))  # one at least is left to train on
+        held.append(order[:count])
+        kept.append(order[count:])
+
+    def dealt(holdings: Holdings, parts: list[Tensor]) -> Holdings:
+        return Holdings.of([(holdings.indices[mine], holdings.targets[mine]) for mine in parts])
+
+    return replace(
+        data,
+        train=dealt(data.train, kept),
+        test=dealt(data.train, held),
+        poisoned=dealt(data.poisoned, kept) if data.poisoned else None,
+        new_data=(),  # values are found on the data that the run begins with
+    )
 
 
 def _relabelled(data: FederatedData, hostile: Collection[int], relabel: Relabel) -> FederatedData:

@@ -199,7 +199,6 @@ def build_plan(
         cohort_size=cohort_size(members, fraction=cohorts.fraction, clients_per_round=wanted),
         judged_by="clients" if experiment.server_set.source == "clients" else "server",
         evaluate_clients_every=evaluation.clients_every,
-        evaluate_clients_sample=evaluation.clients_sample,
         rounds=experiment.rounds,
         asks=(0,) if control in ("pooled", "server_only") else None,
         away=tuple(sorted(away)),

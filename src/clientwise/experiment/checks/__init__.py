@@ -1,6 +1,5 @@
 """What is refused or doubted before a run.
 
 `combinations.py` checks the config alone, when it is loaded. `against_data.py` checks it with its data, and `trial.py`
-tries a round of every method. `doubts.py` warns. `describe.py` says what would
-run; `steps.py` and `memory.py` count it.
+tries a round of every method. `describe.py` says what would run, and warns.
 """

@@ -1,4 +1,4 @@
-"""A config against its data, before anything runs. `trial.py` tries a round."""
+"""A config against its data and the memory there is, before anything runs. `trial.py` tries a round."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...attacks import ATTACKS
+from ...core.aggregation import robust
 from ...core.aggregation.sums import pairs_of
+from ...core.cohort import folded_terms
 from ...core.method import Method, Plan, accountant_of
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS
 from ...core.objective.problem import Problem
 from ...core.other_weights import MOST_CLIENTS
 from ...core.training import TRANSFORMS, TransformDeclaration
-from ...core.types import ModelSpec
+from ...core.types import FLOAT_BYTES, ModelSpec
 from ...core.weights.weighting import InfeasibleError
 from ...data.federated import FederatedData, Samples
-from ...engine.device import pick_device, refuse_impossible
+from ...engine.device import KEPT_BYTES, pick_device, refuse_impossible
 from ...errors import ConfigError, Problems
 from ...limits import gigabytes, memory
 from ...models.flat import spec_of
 from ...registry import Part, Registry
 from ..build.data import build_data, divide_samples, load_samples, names_of
 from ..build.engine import build_module, build_plan
-from ..config.messages import Issue
 from ..config.parts import make
 from ..config.schema import Experiment
+from ..config.tables import Issue
 from .combinations import needs_server_set
-from .memory import largest_round
 from .trial import network_issues, trial_issues
 
 TRIED_ROUNDS = 10_000  # of a schedule
@@ -256,15 +257,15 @@ def _group_issues(
     listed: set[int] = set()
     count = 0
     for index, group in enumerate(experiment.hostile):
-        key = f"hostile[{index}].{'share' if group.clients is None else 'clients'}"
+        key = f"hostile[{index}].clients"
         try:
             hostile = group.wanted(num_clients, names)
         except ValueError as error:
             yield key, str(error)
             continue
-        if group.share and group.share < 1 and hostile in (0, num_clients):
-            message = f"is {hostile} of {num_clients} clients: give another share, or clients"
-            yield f"{key} = {group.share:g}", message
+        if isinstance(group.clients, float) and hostile in (0, num_clients):
+            message = f"is {hostile} of {num_clients} clients: give another share, or a number"
+            yield f"{key} = {group.clients:g}", message
         members = hostile if isinstance(hostile, list) else []
         wrong = [client for client in members if not 0 <= client < num_clients]
         wrong += [client for client in members if client in listed]
@@ -350,3 +351,76 @@ def _without_server_set(experiment: Experiment, data: FederatedData) -> Mapping[
         for place, settings in enumerate(experiment.methods)
         if needs_server_set(settings)
     }
+
+
+# Memory ----------------------------------------------------------------------------------------------------
+
+DOUBLE_BYTES = 8
+# tests/experiment/test_round_memory.py compares these numbers with what every method takes.
+# Copies of a model: kept beside others in one matrix; where a part computes with its update
+STACKED_COPIES = 2
+UPDATE_COPIES = 4
+COUNTERFACTUAL_COPIES = 2  # and the updates that one is made of
+KEPT_COPIES = 3  # between rounds: of the last one, of this one, and while it is renewed
+FACTOR_COPIES = 10  # of the factors of an adapted layer, in float64, with their QR decompositions
+PAIR_COPIES = 7  # matrices [n, n] of a part that declares pairs, in float64
+BLOCKS = 12  # of `robust.AT_ONCE` values that a part works on at once, in float64
+SAMPLE_BYTES = 64  # results of a model on a sample
+
+
+def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec) -> int:
+    """Bytes of a round that grow with its clients; `fixed_bytes` are those that do not.
+
+    For n clients in a round, K clients in all, d numbers in a model, N held-out samples, up to
+
+    - 4·copies·n·d for the models of a round that are kept, or 8·t·d for t sums over them;
+    - 4·3·k·K·d for k models that are kept of every client from round to round;
+    - 8·7·n² for a part that holds matrices of all pairs of clients;
+    - 64·N·n where n models are judged at once, on the server's samples or by the clients of a round.
+
+    Args:
+        method: whose rounds.
+        plan: of its rounds.
+        data: of its clients, and of the server.
+        spec: the layout of a model.
+    """
+    clients = plan.cohort_size if plan.asks is None else len(plan.asks)
+    sums = len(folded_terms(method, plan, spec, data.samples.problem, clients))
+    pairs = method.averaged_pairs(spec)  # of LoRA adapters
+    others = plan.counterfactuals or plan.shapley
+    copies = 0 if sums else STACKED_COPIES
+    if method.evidence or method.before or method.rule or method.memories or method.noises_mean:
+        copies = UPDATE_COPIES + len(method.before)
+    if pairs or others:
+        copies = UPDATE_COPIES + len(method.before) + COUNTERFACTUAL_COPIES * others
+    if data.devices is not None and method.pace.keeps_late:
+        copies += KEPT_COPIES
+    factors = max((math.prod(a.shape) + math.prod(b.shape) for a, b in pairs), default=0)
+    models = copies * clients + KEPT_COPIES * method.client_models * data.num_clients
+    needed = spec.size * (FLOAT_BYTES * models + DOUBLE_BYTES * sums)
+    needed += FLOAT_BYTES * FACTOR_COPIES * clients * factors
+    if method.compares_pairs:
+        needed += DOUBLE_BYTES * PAIR_COPIES * clients**2
+    judged = data.num_clients if method.control == "alone" else 0
+    if method.evidence or (method.needs("server_set") and method.sees_whole_cohort):
+        judged = clients
+    samples = max(len(held.indices) if held else 0 for held in (data.weigh, data.report))
+    if plan.judged_by == "clients":
+        samples = int(data.test.sizes.sort(descending=True).values[:clients].sum())
+    return needed + judged * SAMPLE_BYTES * samples * data.samples.problem.values_kept
+
+
+def largest_round(
+    experiment: Experiment, data: FederatedData, spec: ModelSpec, lanes: int = 1
+) -> int:
+    """Bytes of the rounds of so many lanes, side by side, that need most together."""
+    needed = []
+    for method in experiment.build_methods():
+        plan = build_plan(experiment, data.num_clients, experiment.seeds[0], method.control)
+        needed.append(round_bytes(method, plan, data, spec))
+    return sum(sorted(needed * len(experiment.seeds))[-lanes:])
+
+
+def fixed_bytes(workers: int) -> int:
+    """Bytes of rounds that do not grow with their clients: blocks, and what a chunk of clients has freed."""
+    return BLOCKS * DOUBLE_BYTES * robust.AT_ONCE + workers * KEPT_BYTES

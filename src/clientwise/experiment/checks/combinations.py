@@ -9,25 +9,24 @@ cohorts are drawn as the accountant assumes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ...attacks import ATTACKS
 from ...core.aggregation.server_step import SERVER_STEPS
 from ...core.feedback import LOSS_ADAPTERS, MAX_CRITERIA, AdapterDeclaration
 from ...core.method import Method
-from ...core.training import declared_of, is_plain, part_of
+from ...core.training import is_plain
 from ...core.weights.weighting import (
     check_normaliser,
     is_constant,
 )
 from ...registry import Need
-from ..config.messages import Issue
 from ..config.methods import MethodSettings
 from ..config.parts import make
 from ..config.schema import Experiment
 from ..config.settings import HostileClients
+from ..config.tables import Issue
 
 LOCAL = 'use engine = "local"'
 TAKES_TIME = 'needs clients that take time: add [devices], or engine = "flower" (docs/devices.md)'
@@ -39,63 +38,6 @@ SIMULATION = "is for simulations: in a deployment"
 
 # A key, what is wrong with it, and whether it is: also a text or several, which stand for `{}` in the other two
 Row = tuple[str, str, object]
-
-# Of an experiment, whose wrong keys may be missing: rows that read them are left out
-EXPERIMENT: tuple[tuple[str, str, Callable[[Experiment], object]], ...] = (
-    (
-        "methods",
-        "two methods are called '{}'; give one of them another name",
-        lambda e: _twice(method.name for method in e.methods),
-    ),
-    ("seeds", "{} is listed twice; it would repeat the same run", lambda e: _twice(e.seeds)),
-    (
-        "federation",
-        "give either fraction or clients_per_round",
-        lambda e: e.federation.fraction is not None and e.federation.clients_per_round,
-    ),
-    (
-        "federation.sampling",
-        '"poisson" may ask no client, and such a round has no duration: leave out [devices]',
-        lambda e: e.devices and e.federation.sampling == "poisson",
-    ),
-    (
-        "devices",
-        f"are simulated: {LOCAL}. On Flower, response times are measured",
-        lambda e: e.devices and e.engine == "flower",
-    ),
-    (
-        "flower.clients",
-        "'{}' is listed twice; names must be unique",
-        lambda e: _twice(e.flower.clients),
-    ),
-    (
-        "evaluation.clients_every",
-        "0 without held-out samples: nothing would be measured",
-        lambda e: not e.server_holds_samples and not e.evaluation.clients_every,
-    ),
-    (
-        "evaluation.clients_every",
-        "must be 0 where test_fraction is 0: clients have no test samples",
-        lambda e: e.evaluation.clients_every and not e.clients_test,
-    ),
-    (
-        "evaluation.shapley",
-        "needs reporting samples of the server: set server_set.fraction and report_fraction",
-        lambda e: e.evaluation.shapley and not (e.server_holds_samples and _reports(e)),
-    ),
-    (
-        "server_set.report_fraction",
-        "0 with test_fraction = 0: nothing would be measured",
-        lambda e: not e.clients_test and not _reports(e),
-    ),
-    (
-        "server_set.source",
-        f'"clients" evaluate models on their test sets: {TEST_SETS}',
-        lambda e: e.server_set.source == "clients" and not e.clients_test,
-    ),
-    ("stop_early", HELD_OUT, lambda e: e.stop_early and not _has_held_out_loss(e)),
-    ("keep", HELD_OUT, lambda e: e.keep == "best" and not _has_held_out_loss(e)),
-)
 
 # Keys that differ from FedAvg's and are not allowed with differential privacy, and with its noise on the server
 REFUSED_IF_PRIVATE = {
@@ -111,17 +53,12 @@ REFUSED_IF_NOISED = {
 
 
 def config_issues(experiment: Experiment) -> list[Issue]:
-    """Combinations of keys that cannot work with any data; of a part of a config, as far as it shows them."""
-    issues: list[Issue] = []
-    for key, says, when in EXPERIMENT:
-        with suppress(AttributeError):
-            issues += _holding("", [(key, says, when(experiment))])
-    for index, group in enumerate(getattr(experiment, "hostile", ())):
-        with suppress(AttributeError):
-            issues += _holding(f"hostile[{index}]", _hostile(group, experiment.engine))
-    for index, settings in enumerate(getattr(experiment, "methods", ())):
-        with suppress(AttributeError):
-            issues += _method_issues(f"methods[{index}]", settings, experiment)
+    """Combinations of keys that cannot work with any data."""
+    issues = list(_holding("", _of_experiment(experiment)))
+    for index, group in enumerate(experiment.hostile):
+        issues += _holding(f"hostile[{index}]", _hostile(group, experiment.engine))
+    for index, settings in enumerate(experiment.methods):
+        issues += _method_issues(f"methods[{index}]", settings, experiment)
     return list(dict.fromkeys(issues))
 
 
@@ -174,6 +111,64 @@ def _holding(place: str, rows: Iterable[Row]) -> Iterator[Issue]:
             yield full, says.replace("{}", str(text))
 
 
+def _of_experiment(e: Experiment) -> list[Row]:
+    return [
+        (
+            "methods",
+            "two methods are called '{}'; give one of them another name",
+            _twice(method.name for method in e.methods),
+        ),
+        ("seeds", "{} is listed twice; it would repeat the same run", _twice(e.seeds)),
+        (
+            "federation",
+            "give either fraction or clients_per_round",
+            e.federation.fraction is not None and e.federation.clients_per_round,
+        ),
+        (
+            "federation.sampling",
+            '"poisson" may ask no client, and such a round has no duration: leave out [devices]',
+            e.devices and e.federation.sampling == "poisson",
+        ),
+        (
+            "devices",
+            f"are simulated: {LOCAL}. On Flower, response times are measured",
+            e.devices and e.engine == "flower",
+        ),
+        (
+            "flower.clients",
+            "'{}' is listed twice; names must be unique",
+            _twice(e.flower.clients),
+        ),
+        (
+            "evaluation.clients_every",
+            "0 without held-out samples: nothing would be measured",
+            not e.server_holds_samples and not e.evaluation.clients_every,
+        ),
+        (
+            "evaluation.clients_every",
+            "must be 0 where test_fraction is 0: clients have no test samples",
+            e.evaluation.clients_every and not e.clients_test,
+        ),
+        (
+            "evaluation.shapley",
+            "needs reporting samples of the server: set server_set.fraction and report_fraction",
+            e.evaluation.shapley and not (e.server_holds_samples and _reports(e)),
+        ),
+        (
+            "server_set.report_fraction",
+            "0 with test_fraction = 0: nothing would be measured",
+            not e.clients_test and not _reports(e),
+        ),
+        (
+            "server_set.source",
+            f'"clients" evaluate models on their test sets: {TEST_SETS}',
+            e.server_set.source == "clients" and not e.clients_test,
+        ),
+        ("stop_early", HELD_OUT, e.stop_early and not _has_held_out_loss(e)),
+        ("keep", HELD_OUT, e.keep == "best" and not _has_held_out_loss(e)),
+    ]
+
+
 def _hostile(group: HostileClients, engine: str) -> list[Row]:
     """Groups of hostile clients without members, and attacks that Flower cannot simulate."""
     changing = [part.name for part in group.attack if ATTACKS.get(part.name).honest]
@@ -181,7 +176,6 @@ def _hostile(group: HostileClients, engine: str) -> list[Row]:
     elsewhere = [part.name for part in group.attack if ATTACKS.needs(part) & beyond] + changing
     is_alone = len(group.attack) == 1 and group.from_round > 1 and group.probability == 1
     return [
-        ("", "give either clients or share", (group.clients is None) == (group.share is None)),
         (
             "attack",
             f"{{}} needs more than one node has: {LOCAL}",
@@ -189,9 +183,8 @@ def _hostile(group: HostileClients, engine: str) -> list[Row]:
         ),
         (
             "attack",
-            "{} changes honest clients once: use it alone, from round 2 on, without probability, ignore_global and "
-            "collude",
-            changing if not is_alone or group.ignore_global or group.collude else (),
+            "{} changes honest clients once: use it alone, from round 2 on, without probability and ignore_global",
+            changing if not is_alone or group.ignore_global else (),
         ),
     ]
 
@@ -231,11 +224,6 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
     takes_time = e.devices or e.engine == "flower"
     yield from [
         (
-            "training.momentum",
-            f'needs optimizer = "sgd"; {part_of(training.optimizer).name} has its own momentum',
-            training.momentum and not declared_of(training.optimizer).takes_momentum,
-        ),
-        (
             "training.sample_clip",
             "and training.sample_noise go together: give both or none",
             (training.sample_clip is None) != (training.sample_noise is None),
@@ -244,12 +232,7 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
             "training.control_variates",
             "need plain sgd: no adam, no momentum, no proximal term, no sample_clip",
             training.control_variates
-            and (
-                not is_plain(training.optimizer)
-                or training.momentum
-                or training.proximal
-                or training.sample_clip
-            ),
+            and (not is_plain(training.optimizer) or training.proximal or training.sample_clip),
         ),
         (
             "training.control_variates",
@@ -304,7 +287,7 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
         (
             "tuned.seeds",
             "{}: the method was tuned on this seed; report other seeds",
-            [seed for seed in e.seeds if s.tuned and seed in s.tuned.seeds],
+            [seed for seed in e.seeds if seed in (s.tuned or {}).get("seeds", [])],
         ),
         (
             "",
@@ -345,12 +328,6 @@ def _of_adjust(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
             "server_samples" in SERVER_STEPS.needs(s.server_step),
         ),
         ("adjust", f"evaluates on the clients' test sets: {TEST_SETS}", not e.clients_test),
-        (
-            "adjust",
-            "compares the results of a round with those of the last, on the same clients: leave out "
-            "evaluation.clients_sample",
-            e.evaluation.clients_sample,
-        ),
         (
             "adjust",
             'has no effect on equal weights: remove it, or set sampling.average = "score"',

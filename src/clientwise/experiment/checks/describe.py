@@ -1,31 +1,35 @@
-"""What an experiment would run, in a few lines, for `clientwise check`."""
+"""What an experiment would run, and what of it is doubtful, in a few lines for `clientwise check`."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
 
 from ...core.aggregation.sums import pairs_of
 from ...core.criteria import is_claimed
-from ...core.method import Plan, accountant_of
+from ...core.method import Method, Plan, accountant_of
 from ...core.privacy import gaussian_epsilon
 from ...core.training import declared_of, part_of
-from ...core.types import FLOAT_BYTES
+from ...data.arrays import first_few
 from ...data.federated import FederatedData
-from ...data.summary import summarise
-from ...engine.device import gpu_memory, memory_errors_explained, pick_device
+from ...data.summary import summarise, uncovered
+from ...engine.device import memory_errors_explained, pick_device
 from ...engine.executor import DeviceExecutor
 from ...limits import gigabytes
-from ...models.modules import count_parameters
+from ...models.modules import count_parameters, outputs_of
+from ...record.facts import StepsRow, steps_in_words, unequal_steps
 from ...registry import listed
 from ..build.data import build_data
 from ..build.engine import build_executor, build_plan, lanes_that_fit
+from ..config.methods import MethodSettings
 from ..config.schema import Experiment
-from .against_data import validate
-from .doubts import doubts
-from .memory import fixed_bytes, gpu_bytes, largest_round
-from .steps import count_steps, steps_in_words, total_steps, unequal_steps
+from ..config_file import METHODS, write_out
+from .against_data import fixed_bytes, largest_round, validate
+from .combinations import needs_server_set
 
 WORTH_SAYING = 10**8  # bytes
 ROW_DELTA = 1e-5  # at which ε of a training sample is given
@@ -56,7 +60,6 @@ def describe(
         "data": _data(experiment, data),
         "clients": _clients(data, plan.cohort_size, None if columns else len(hostile)),
         "matrix": _hostile_by_column(columns or {}, data.num_clients),
-        "devices": _response_times(experiment, data, executor),
         "server set": _server_set(experiment, data),
         "model": _model(experiment, executor),
         "device": f"{device}: {executor}",
@@ -67,7 +70,6 @@ def describe(
         "steps/round": steps_in_words(steps),
         "privacy": _privacy(experiment, data, plan),
         "work": _work(experiment),
-        "cost": _cost(experiment, data, plan.cohort_size, executor.spec.size),
     }
     found = [(title, text) for title, text in lines.items() if text]
     warnings = doubts(experiment, data, hostile, executor)
@@ -123,17 +125,6 @@ def _hostile_by_column(columns: Mapping[str, float], clients: int) -> str:
     return "; ".join(f"{count} hostile: {listed(names)}" for count, names in found.items())
 
 
-def _response_times(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> str:
-    """How long clients take to respond; nothing where they take no time."""
-    if data.devices is None:
-        return ""
-    samples = experiment.training.build().epochs * data.train.sizes.double()
-    seconds = data.devices.seconds(samples, FLOAT_BYTES * executor.spec.size).tolist()
-    low, high = min(seconds), max(seconds)
-    middle = statistics.median(seconds)
-    return f"response time {low:.3g} s to {high:.3g} s, median {middle:.3g} s"
-
-
 def _server_set(experiment: Experiment, data: FederatedData) -> str:
     held = {"weigh by": data.weigh, "report on": data.report}
     parts = [f"{len(one.indices):,} samples to {use}" for use, one in held.items() if one]
@@ -155,10 +146,7 @@ def _model(experiment: Experiment, executor: DeviceExecutor) -> str:
 
 
 def _memory(experiment: Experiment, data: FederatedData, executor: DeviceExecutor) -> str:
-    """What a run takes of a GPU; on a CPU what its rounds take, where that is much."""
-    if executor.device.type == "cuda":
-        expected = gigabytes(gpu_bytes(experiment, data, executor))
-        return f"about {expected} of the GPU; {gigabytes(gpu_memory(executor.device))} are free"
+    """What the rounds take, where that is much."""
     all_lanes = len(experiment.seeds) * len(experiment.methods)
     lanes = min(all_lanes, lanes_that_fit(experiment, data, executor))
     models = largest_round(experiment, data, executor.spec, lanes)
@@ -208,21 +196,173 @@ def _privacy(experiment: Experiment, data: FederatedData, plan: Plan) -> str:
 
 
 def _work(experiment: Experiment) -> str:
-    methods, seeds = len(experiment.methods), len(experiment.seeds)
-    counts = {"method": methods, "seed": seeds, "round": experiment.rounds}
+    counts = {
+        "method": len(experiment.methods),
+        "seed": len(experiment.seeds),
+        "round": experiment.rounds,
+    }
     return " × ".join(_counted(count, what) for what, count in counts.items())
-
-
-def _cost(experiment: Experiment, data: FederatedData, cohort: int, size: int) -> str:
-    """What the run takes in all, whatever the machine, for models of so many numbers."""
-    of_each = len(experiment.seeds) * experiment.rounds
-    federated = [method for method in experiment.methods if method.control is None]
-    sent = len(federated) * of_each * cohort * FLOAT_BYTES * size / 1e6
-    rounds = _counted(len(experiment.methods) * of_each, "round")
-    steps = total_steps(experiment, data, cohort)
-    models = f"{sent:,.2f} MB of models to the clients and as much back"
-    return f"{rounds} in all: about {steps:,} training steps, {models}"
 
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+# What runs, but gives results that are wrong in silence --------------------------------------------------
+
+MOST_VALUES = 2**22  # of inputs that are compared: larger data need not fit into memory
+MOST_ROWS = 100_000  # likewise: a run with more must not begin later
+NOTABLE = 0.01  # share of rows from which equal ones are worth a line
+MOST_NUMBERS = 20  # different targets of a regression that may be classes
+FEWEST_TO_WEIGH = 20  # held-out samples
+TRIED = 100  # samples
+ROUNDING = 1e-4  # of probabilities that sum to 1
+
+
+def doubts(
+    experiment: Experiment,
+    data: FederatedData,
+    hostile: Collection[int],
+    executor: DeviceExecutor,
+) -> list[str]:
+    """What is probably not meant, found by the data and the network of one seed."""
+    found = list(_about_methods(experiment, data))
+    if len(hostile) == data.num_clients:
+        found.append(f"all {data.num_clients} clients are hostile: no honest update is sent")
+    if not len(data.train.indices):  # the server of a deployment
+        return found
+    if lacking := uncovered(data, data.weigh):
+        found.append(lacking.in_words(data))
+    found += _about_equal_rows(data)
+    found += _about_targets(data)
+    found += _about_network(data, executor)
+    return found
+
+
+def _about_methods(experiment: Experiment, data: FederatedData) -> Iterator[str]:
+    chooses = experiment.stop_early is not None or experiment.keep == "best"
+    weighing = len(data.weigh.targets) if data.weigh is not None else 0
+    for settings in experiment.methods:
+        name = settings.name
+        if name in METHODS:
+            named = MethodSettings.model_validate(write_out([name])[0])
+            own = {part.name for *_, part in settings.parts()}
+            if added := own - {part.name for *_, part in named.parts()}:
+                said = f"has {', '.join(sorted(added))} of its own, and tables call it {name}"
+                yield f"the method {name!r} {said}: give it another name, with like = {name!r}"
+        if chooses and settings.trains_model_on_server:
+            said = "the held-out loss (stop_early, keep) is a training loss: the server trains on"
+            yield f"{name}: {said} these samples"
+        if needs_server_set(settings) and 0 < weighing < FEWEST_TO_WEIGH:
+            said = f"the server weighs by {weighing} held-out samples, fewer than {FEWEST_TO_WEIGH}"
+            yield f"{name}: {said}: weights then depend on chance. Give or hold out more samples"
+        if settings.privacy and data.samples.ids is not None:
+            said = "the server's held-out samples are of the same ids as the clients' and get no"
+            yield f"{name}: {said} noise: ε covers the clients' training samples alone (docs/privacy.md)"
+
+
+def _about_equal_rows(data: FederatedData) -> Iterator[str]:
+    """Samples to test on, or to weigh by, that are also training samples."""
+    inputs = data.samples.inputs
+    if inputs.numel() > MOST_VALUES or len(inputs) > MOST_ROWS:
+        return
+    train, test = data.train.indices, data.test.indices
+    if data.report is not None:
+        test = torch.cat([test, data.report.indices])
+    pairs = [("test", test, "training", train, "the reported results are too good")]
+    if data.weigh is not None:
+        weigh = data.weigh.indices
+        favour = "the weights favour the clients that have them"
+        pairs.append(("held-out", weigh, "training", train, favour))
+        pairs.append(("test", test, "held-out", weigh, "the reported results are too good"))
+    for kind, indices, other, others, so in pairs:
+        # The same samples by number are meant (`server_set.source`)
+        rows = _rows(data, indices[~torch.isin(indices, others)])
+        known = {*_rows(data, others)}
+        equal = sum(row in known for row in rows)
+        if equal > NOTABLE * len(rows):
+            said = f"{equal:,} of {len(rows):,} {kind} samples are also {other} samples"
+            yield f"{said} (same inputs and target): if these are the same cases, {so}"
+
+
+def _rows(data: FederatedData, indices: Tensor) -> list[bytes]:
+    """Inputs and target of every sample, as bytes."""
+    rows = indices.cpu()
+    inputs = data.samples.inputs[rows].cpu().numpy()
+    targets = data.samples.targets[rows].numpy()
+    return [row.tobytes() + target.tobytes() for row, target in zip(inputs, targets, strict=True)]
+
+
+def _about_targets(data: FederatedData) -> Iterator[str]:
+    """Numbers to predict that are probably classes, or masks."""
+    targets = data.samples.targets
+    if data.samples.problem.predicts != "numbers":
+        return
+    values = torch.unique(targets)
+    if len(values) > MOST_NUMBERS or bool((values % 1).any()):
+        return
+    said = (
+        f"targets have {len(values)} different values ({first_few([f'{one:g}' for one in values])})"
+    )
+    yield (
+        f"{said} and are predicted as numbers. For classes or masks give integers (a column of a frame: astype(int)); "
+        'in a config with a table, kind = "classification"'
+    )
+
+
+def _about_network(data: FederatedData, executor: DeviceExecutor) -> Iterator[str]:
+    """Probabilities where the loss needs logits."""
+    if data.samples.problem.predicts not in ("classes", "labels", "masks"):
+        return
+    module = executor.flat.module.eval()
+    inputs = executor.samples.network_inputs(data.train.indices[:TRIED].to(executor.device))
+    with torch.no_grad():
+        outputs = outputs_of(module, inputs).float()
+    is_softmax = outputs.ndim > 1 and outputs.shape[1] > 1 and bool((outputs >= 0).all())
+    is_softmax = is_softmax and bool(((outputs.sum(1) - 1).abs() < ROUNDING).all())
+    if is_softmax or isinstance(list(module.modules())[-1], nn.Sigmoid):
+        yield (
+            "the network ends in a softmax or sigmoid: the loss applies it again, and training is slow. Return "
+            "logits, without that layer"
+        )
+
+
+# Steps ----------------------------------------------------------------------------------------------------
+
+
+def count_steps(experiment: Experiment, data: Iterable[FederatedData]) -> list[StepsRow]:
+    """The steps of every method in a round, over the data of all seeds.
+
+    The control "pooled" is left out: it has neither clients nor a server.
+    """
+    held = list(data)
+    found = []
+    for settings in experiment.methods:
+        method = settings.build(experiment.training)
+        if method.control == "pooled":
+            continue
+        steps = [count for one in held for count in _client_steps(method, one)]
+        middle = statistics.median(steps) if steps else None
+        server = max(_server_steps(settings, method, one) for one in held)
+        least, most = min(steps, default=None), max(steps, default=None)
+        found.append(StepsRow(method.name, least, middle, most, server))
+    return found
+
+
+def _client_steps(method: Method, data: FederatedData) -> list[int]:
+    """Of every client that has samples; nothing where none trains by itself."""
+    if method.control not in (None, "alone"):
+        return []
+    sizes = data.train.sizes
+    steps: list[int] = method.training.num_steps(sizes[sizes > 0]).tolist()
+    return steps
+
+
+def _server_steps(settings: MethodSettings, method: Method, data: FederatedData) -> int:
+    """Steps on the server's samples; evidence that needs them learns weights, not a model."""
+    training = method.fine_tune
+    if training is None and settings.trains_model_on_server:
+        training = method.training
+    if training is None or data.weigh is None:
+        return 0
+    return int(training.num_steps(data.weigh.sizes))

@@ -26,35 +26,16 @@ from ...core.weights.weighting import (
     is_constant,
     no_scale,
 )
-from ...registry import Part, PositiveInt, Registry
+from ...registry import Part, Registry
 from .parts import PartOf, make, make_if_named
 from .settings import FineTune, Training, TrainingOverride
-from .tables import ConfigTable, Name, Seed, TableOf
+from .tables import ConfigTable, Name, TableOf
 
 BOUNDS = TableOf(Bounds)
 Criteria = Annotated[
     list[Annotated[Part, PartOf(CRITERIA)]],
     Field(min_length=1, max_length=64),
 ]
-
-
-class Tuned(ConfigTable):
-    """How values of a method were found; `clientwise tune` writes this table."""
-
-    over: dict[str, Any]
-    """The keys that were searched, with their values."""
-
-    values: dict[str, Any]
-    """The best values, which the method has."""
-
-    trials: PositiveInt
-    """Number of trials."""
-
-    seeds: list[Seed]
-    """Seeds of the trials. A run with one of them is refused."""
-
-    rounds: PositiveInt
-    """Rounds of a trial."""
 
 
 class MethodSettings(ConfigTable):
@@ -119,7 +100,7 @@ class MethodSettings(ConfigTable):
     sampling: Annotated[Part, PartOf(SAMPLINGS)] | None = None
     """How clients are drawn (docs/methods.md). Default: uniformly."""
 
-    tuned: Tuned | None = None
+    tuned: dict[str, Any] | None = None
     """How values of this method were found; `clientwise tune` writes it."""
 
     privacy: Annotated[Privacy, TableOf(Privacy)] | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,9 @@ from pydantic_core.core_schema import (
     no_info_after_validator_function,
     with_info_plain_validator_function,
 )
-from torch import Tensor
-from torch.nn import functional
 
 from ...core.criteria import CRITERIA, CriterionDeclaration
-from ...core.objective.loss import LOSSES, UNREDUCED, FunctionLoss
+from ...core.objective.loss import LOSSES, FunctionLoss
 from ...core.training import (
     OPTIMIZERS,
     SCHEDULES,
@@ -33,21 +30,11 @@ from ...core.training import (
 )
 from ...core.weights.scores import SCORES, Score, score_by
 from ...registry import Adopted, Declaration, Part, Registry, suggest
-from .messages import issues_of, refuse
-from .tables import ConfigTable, fields_of
+from .tables import ConfigTable, fields_of, issues_of, refuse
 
 MOST_LISTED = 16  # parts that an option may list
 Given = dict[str, tuple[Registry[Any], Adopted]]  # in Python instead of a name, by kind and name
 Made = tuple[str, Adopted, dict[str, Any]]  # a part that was made of an object: name, part, options
-
-# Losses of PyTorch that have a name here. They would average over the batch.
-OF_TORCH: dict[Any, str] = {
-    functional.cross_entropy: "cross_entropy",
-    functional.binary_cross_entropy_with_logits: "binary_cross_entropy",
-    functional.mse_loss: "mse",
-    functional.l1_loss: "mae",
-    functional.huber_loss: "huber",
-}
 
 
 def read_part(registry: Registry[Any], value: Any, config: Reading | None = None) -> Part:
@@ -259,8 +246,6 @@ def as_table(registry: Registry[Any], given: object) -> Any:
         return given
     if isinstance(given, str):
         return {"name": given}
-    if registry is LOSSES and inspect.isroutine(given) and given in OF_TORCH:
-        return {"name": OF_TORCH[given]}
     for name in registry:
         part = registry.get(name) if registry.adopted(name) is None else None
         if part is given:
@@ -298,10 +283,13 @@ def _made_of(registry: Registry[Any], given: Any) -> Made | None:
     refuse([("", f"{name} is a function that is not registered: {how}")])
 
 
-def loss_with(option: str) -> str | None:
-    """The first loss that has an option of this name."""
-    known = {name: {one.name for one in LOSSES.options(name)} for name in LOSSES}
-    return next((name for name, options in known.items() if option in options), None)
+def part_with(option: str) -> tuple[str, str] | None:
+    """The first loss or optimizer that has an option of this name: its kind, and its own name."""
+    for registry in (LOSSES, OPTIMIZERS):
+        for name in registry:
+            if option in {one.name for one in registry.options(name)}:
+                return registry.kind, name
+    return None
 
 
 def _optimizer(given: Any) -> Made | None:
@@ -317,9 +305,9 @@ def _optimizer(given: Any) -> Made | None:
         refuse([("", f"{made.__name__}: pass the rate as learning_rate=, and options by name")])
     rate = inspect.signature(made).parameters["lr"].default
     is_number = isinstance(rate, int | float)
-    declared = OptimizerDeclaration(learning_rate=rate if is_number else None, is_class=True)
+    declared = OptimizerDeclaration(learning_rate=rate if is_number else None)
 
-    def optimizer(parameters: Any, rate: Any, training: Any, **options: Any) -> Any:
+    def optimizer(parameters: Any, rate: Any, **options: Any) -> Any:
         own: Any = made  # the base class takes other arguments than its subclasses
         return own(parameters, lr=rate, **options)
 
@@ -330,22 +318,13 @@ def _optimizer(given: Any) -> Made | None:
 def _callable(registry: Registry[Any], given: Any) -> Made:
     """A function, a `partial` or an object that can be called, as a loss, schedule or transform."""
     if isinstance(given, type):
-        instead = f"a function, or an object, as {given.__name__}(...)"
-        if given.__module__ == "torch.nn.modules.loss":
-            instead = f'nn.{given.__name__}(reduction="none")'
-        elif registry is SCHEDULES:
-            instead = "a function of the round's number"
-        refuse([("", f"{given.__name__} is a class: pass {instead}")])
+        hint = f"pass a function, or an object as {given.__name__}(...)"
+        refuse([("", f"{given.__name__} is a class: {hint}")])
     name = _called(registry, given)
     source = given.func if isinstance(given, partial) else given
     source = source if inspect.isroutine(source) else type(source)
     part: Any = lambda argument: given(argument)  # noqa: E731  (its options are not those of `given`)
     if registry is LOSSES:
-        reduction = getattr(given, "reduction", UNREDUCED)
-        if reduction != UNREDUCED:  # shares of samples and class weights need each sample's loss
-            kind = type(given).__name__
-            hint = f'needs a loss per sample: pass nn.{kind}(reduction="none")'
-            refuse([("", f"reduction = {reduction!r} of {kind}: {hint}")])
         by_sample = source.__module__ == "torch.nn.modules.loss"
         own = copy.deepcopy(given)  # a module follows the data to their device
         loss = FunctionLoss(name, own, compares_samples=not by_sample)
@@ -355,27 +334,16 @@ def _callable(registry: Registry[Any], given: Any) -> Made:
 
 
 def _called(registry: Registry[Any], given: Any) -> str:
-    """The name of a function or object, with the plain options that it was made with."""
+    """The name of a function or object, with the numbers and texts that it was made with."""
     if inspect.isroutine(given):
         return _name_of_function(registry, given)
     if isinstance(given, partial):
         name, options = _called(registry, given.func), given.keywords
     else:
-        name, options = type(given).__name__, dict(vars(given))
-    if isinstance(given, torch.nn.Module):
-        options = {**options, **given.state_dict()}
-        del options["training"]
-    shown = [f"{key}={_shown(one)}" for key, one in options.items() if key[0] != "_"]
-    listed = ", ".join(one for one in shown if not one.endswith("="))
-    return f"{name}({listed})" if listed else name
-
-
-def _shown(option: object) -> str:
-    """A number or a text, the digest of a tensor; nothing of others."""
-    if isinstance(option, Tensor):
-        content = option.detach().cpu().contiguous().numpy().tobytes()
-        return hashlib.blake2b(content, digest_size=4).hexdigest()
-    return str(option) if isinstance(option, str | int | float) else ""
+        name, options = type(given).__name__, vars(given)
+    plain = {key: one for key, one in options.items() if key[0] != "_" and key != "training"}
+    shown = [f"{key}={one}" for key, one in plain.items() if isinstance(one, str | int | float)]
+    return f"{name}({', '.join(shown)})" if shown else name
 
 
 def _name_of_function(registry: Registry[Any], function: Any) -> str:

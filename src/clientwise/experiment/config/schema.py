@@ -19,10 +19,9 @@ from ...errors import ConfigError
 from ...models.modules import OwnModel
 from ...models.networks import MODELS
 from ...registry import NonNegativeFloat, Part, PositiveInt
+from ..config_file import unmeant
 from ..trackers import TRACKERS
-from .messages import refuse
 from .methods import MethodSettings
-from .named import unmeant
 from .parts import Given, PartOf, read_part
 from .settings import (
     Cohorts,
@@ -31,10 +30,9 @@ from .settings import (
     FlowerSettings,
     HostileClients,
     ServerSet,
-    StopEarly,
     Training,
 )
-from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Seeds
+from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Seeds, refuse
 
 
 def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
@@ -89,8 +87,8 @@ class Experiment(ConfigTable):
     """The model that is used after the run. "best": that of the round with the lowest loss on the
     samples the server weighs by."""
 
-    stop_early: StopEarly | None = None
-    """End a method's run where that loss no longer falls: see [stop_early]. Default: off."""
+    stop_early: PositiveInt | None = None
+    """End a method's run after so many rounds in a row without a lower loss. Default: off."""
 
     initial_model: str | None = None
     """File of the initial model, as `clientwise export` writes it. Default: random."""

@@ -24,8 +24,6 @@ from ...data.arrays import MOST_CLASSES
 from ...data.devices import DEVICE_FACTS, DISTRIBUTIONS, DeviceFact
 from ...data.division import OfficialTest
 from ...registry import (
-    Decay,
-    NonNegativeFloat,
     OpenShare,
     Part,
     PositiveFloat,
@@ -34,19 +32,18 @@ from ...registry import (
     options_of,
     suggest,
 )
-from .messages import refuse
 from .parts import DrawnFrom, NameOf, PartOf, PlainPartOf, make
 from .tables import (
     ConfigTable,
     Count,
     Fraction,
-    SampleSize,
+    PartOfAll,
     fields_of,
     optional_fields_of,
+    refuse,
     with_fields,
 )
 
-_SHARED = ("momentum", "weight_decay")  # options that a class of `torch.optim` has by itself
 _LOCAL = [option for option in options_of(LocalTraining) if option.name != "rate_factor"]
 
 
@@ -71,13 +68,6 @@ class _OwnKeys(ConfigTable):
     learning_rate: PositiveFloat | None = None
     """Learning rate η of the clients. Default: the optimizer's own, 0.1 (sgd), 0.001 (adam, adamw) or
     that of the class of PyTorch. Typical values are 0.01 to 0.1."""
-
-    momentum: Decay | None = None
-    """Momentum of sgd. Default: 0. Typical values are 0 to 0.9."""
-
-    weight_decay: NonNegativeFloat | None = None
-    """L2 penalty on the weights; of adamw, their decay. Default: 0, or that of the class of PyTorch.
-    Typical values are 0 to 0.001."""
 
     transform: Annotated[Part, PartOf(TRANSFORMS)] | None = None
     """A random change of every training batch (data augmentation). Default: none."""
@@ -109,11 +99,6 @@ class Training(_OwnKeys):
     def build(self, *changes: TrainingOverride) -> LocalTraining:
         """These options with changes, of which later ones win."""
         options = self.changed(*changes)
-        optimizer = part_of(options["optimizer"])
-        shared = {key: options[key] for key in _SHARED if options[key] is not None}
-        if declared_of(optimizer).is_class:  # what nobody set has the default of the class
-            options["optimizer"] = Part(optimizer.name, {**optimizer.options, **shared})
-        options |= {key: shared.get(key, 0.0) for key in _SHARED}
         if options["batch_size"] == "full":
             options["batch_size"] = None
         return LocalTraining(**{one.name: options[one.name] for one in _LOCAL})
@@ -130,13 +115,9 @@ class Training(_OwnKeys):
             options |= {key: value for key, value in given.items() if key in options}
         return options
 
-    def schedule_part(self, *changes: TrainingOverride) -> Part:
-        """The schedule after changes, by name."""
-        return part_of(self.changed(*changes)["schedule"])
-
     def schedule_of(self, *changes: TrainingOverride) -> Callable[[int], float] | None:
         """The factor of the learning rate by round; None where it is 1 in all rounds."""
-        part = self.schedule_part(*changes)
+        part = part_of(self.changed(*changes)["schedule"])
         declared = SCHEDULES.declared(part.name)
         if isinstance(declared, ScheduleDeclaration) and declared.is_constant:
             return None
@@ -208,6 +189,10 @@ class EvaluationSettings(ConfigTable):
     test_fraction: Fraction = 0.2
     """Fraction of a client's samples that is its own test set. 0: none."""
 
+    held_back: Fraction = 0.0
+    """Fraction of a client's training samples on which it evaluates instead of its test set, as
+    `clientwise tune` does. 0: off."""
+
     official_test: OfficialTest = "pooled"
     """Use of the dataset's own test split. "pooled": joined with all other samples. "server": it is
     the server set (P3). "clients": it is divided into the clients' test sets (P1)."""
@@ -218,10 +203,6 @@ class EvaluationSettings(ConfigTable):
 
     clients_every: Count = 1
     """Rounds between evaluations on all clients' test sets. 0: never."""
-
-    clients_sample: SampleSize | None = None
-    """Number of clients that evaluate, drawn at random in each round, the same for all methods.
-    Default: all clients."""
 
     counterfactuals: bool = False
     """Also evaluate equal weights, weights by size, and the aggregate without each client
@@ -237,16 +218,6 @@ class EvaluationSettings(ConfigTable):
     client_targets: list[PositiveFloat] = []
     """Values of the metric for P1's tables, which count the rounds until 10% to 90% of the clients
     reach them. Default: `target`."""
-
-
-class StopEarly(ConfigTable):
-    """When a run ends before its last round: by the loss on the samples the server weighs by."""
-
-    rounds: PositiveInt = 5
-    """Stop after so many rounds in a row without a lower loss."""
-
-    min_delta: NonNegativeFloat = 0.0
-    """By how much a loss must be lower than the lowest one before."""
 
 
 def _drawn(fact: DeviceFact) -> Any:
@@ -300,11 +271,9 @@ Attacks = Annotated[
 class HostileClients(ConfigTable):
     """A group of hostile or faulty clients; see docs/attacks.md."""
 
-    clients: PositiveInt | list[int | str] | None = None
-    """How many clients (drawn by the seed), or which: a list of numbers or names."""
-
-    share: Share | None = None
-    """Instead of `clients`: the share of all clients that is hostile."""
+    clients: PositiveInt | PartOfAll | list[int | str]
+    """How many clients, or which share of all of them below 1, drawn by the seed; or which: a list of
+    numbers or names."""
 
     attack: Attacks
     """The attack, or a list of attacks that act one after the other."""
@@ -318,13 +287,10 @@ class HostileClients(ConfigTable):
     probability: Share = 1.0
     """Probability with which each of them attacks in a round. 1: always."""
 
-    collude: bool = False
-    """Draw the same noise, and attack in the same rounds."""
-
     def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:
         """How many clients are hostile, or which; ValueError for a name that no client has."""
-        if self.clients is None:
-            return round(num_clients * (self.share or 0))
+        if isinstance(self.clients, float):
+            return round(num_clients * self.clients)
         if isinstance(self.clients, int):
             return self.clients
         return [_number_of(client, names) for client in self.clients]

@@ -1,4 +1,7 @@
-"""Tables of the config as pydantic models, and the types of single values. Nothing here needs PyTorch."""
+"""Tables of the config as pydantic models, the types of single values, and what validation errors say.
+
+`training.learning_rate = -1: must be greater than 0.` Nothing here needs PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,26 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NoReturn, TypeVar
 
 from annotated_types import DocInfo, MaxLen
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 
-from ...registry import Option, Part, options_of
+from ...errors import ConfigError, shortened
+from ...registry import Option, Part, closest, options_of, suggest
 
 T = TypeVar("T", bound="ConfigTable")
 S = TypeVar("S")
@@ -201,9 +213,175 @@ def _device(name: str) -> str:
 
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+PartOfAll = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=0)]
-SampleSize = Annotated[int, Field(ge=2)]  # a standard error needs two
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Seeds = Annotated[list[Seed], Field(min_length=1, max_length=MOST_SEEDS), BeforeValidator(_seeds)]
 Name = Annotated[str, AfterValidator(_name)]
 DeviceName = Annotated[str, AfterValidator(_device)]
+
+
+# Messages ----------------------------------------------------------------------------------------------------
+
+Issue = tuple[str, str]  # the key, with its value where it is wrong; and what is wrong with it
+ConfigPath = list[int | str]
+MOST_ISSUES = 100  # in one message
+LONGEST_VALUE = 80  # characters
+
+# What pydantic adds to a path: the types of a union
+_TYPE_TAGS = {
+    "bool",
+    "int",
+    "float",
+    "str",
+    "constrained-int",
+    "constrained-float",
+    "function-plain",
+}
+_WORDS = {  # of pydantic's messages, in those of TOML
+    "Input should": "must",
+    "List should": "must",
+    "a valid integer": "an integer",
+    "a valid dictionary": "a table",
+    "a valid boolean": "true or false",
+    "a valid": "a",
+}
+
+
+def issues_of(error: ValidationError, table: type[BaseModel]) -> list[Issue]:
+    """Pydantic's errors as (key, message).
+
+    Args:
+        error: what validation raised.
+        table: the class that was validated, for suggestions and typical values.
+    """
+    details = error.errors(include_url=False)
+    found: list[Issue] = []
+    wrong: dict[str, list[str]] = {}  # a union fails once per alternative: one message for all
+    typical: dict[str, str] = {}
+    meant: set[str] = set()  # keys that are misspelt, and so not missing
+    for detail in details[:MOST_ISSUES]:
+        path = _key_path(detail)
+        if detail["type"] == "part":  # what a validator of ours refused
+            inner = detail["ctx"]["issues"]
+            found += [(f"{dotted(path)}.{key}".strip("."), reason) for key, reason in inner]
+        elif detail["type"] == "missing":
+            found.append((dotted(path), "is missing"))
+        elif detail["type"] == "extra_forbidden":
+            *parent, unknown = path
+            known = _keys_at(table, parent)
+            meant.add(dotted([*parent, closest(str(unknown), known) or ""]))
+            hint = suggest(str(unknown), known)
+            if parent and unknown in table.model_fields:
+                hint = "; it is an option of the experiment, outside of all tables"
+            found.append((dotted(path), f"unknown option{hint}"))
+        elif not path:
+            rule = _rule(detail, path)
+            found.append(("", f"{rule}, got {_shown(detail['input'])}"))
+        else:
+            shown = f"{dotted(path)} = {_shown(detail['input'])}"
+            wrong.setdefault(shown, []).append(_rule(detail, path))
+            typical[shown] = _typical_values(table, path)
+    found = [one for one in found if one[0] not in meant or one[1] != "is missing"]
+    for shown, rules in wrong.items():
+        found.append((shown, f"{_either(rules)}.{typical.get(shown, '')}"))
+    if len(details) > MOST_ISSUES:
+        found.append(("", f"and {len(details) - MOST_ISSUES:,} more like these"))
+    return found
+
+
+def read_table(kind: type[T], table: object, key: str, where: str) -> T:
+    """A table that is validated by itself; ConfigError with all that is wrong in it.
+
+    Args:
+        kind: its class.
+        table: as the config has it.
+        key: where the config has it.
+        where: the name of the config in messages.
+    """
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        issues = issues_of(error, kind)
+        found = [(f"{key}.{inner}".strip("."), message) for inner, message in issues]
+        raise ConfigError(where, found) from None
+
+
+def refuse(issues: Sequence[Issue]) -> NoReturn:
+    """Within a validator: refuse a value for these reasons, each with a key inside of it."""
+    raise PydanticCustomError("part", "part", {"issues": list(issues)})
+
+
+def dotted(key_path: Iterable[int | str]) -> str:
+    """A path in the config as one key.
+
+    >>> dotted(["methods", 0, "name"])
+    'methods[0].name'
+    """
+    steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in key_path]
+    return "".join(steps).removeprefix(".")
+
+
+def _key_path(detail: ErrorDetails) -> ConfigPath:
+    """Where an error is, without the types of a union that pydantic adds to the path."""
+    path = list(detail["loc"])
+    key = [path.pop()] if detail["type"] in ("extra_forbidden", "missing") else []
+    return [step for step in path if not _is_type(step)] + key
+
+
+def _is_type(step: int | str) -> bool:
+    return isinstance(step, str) and ("[" in step or step in _TYPE_TAGS)
+
+
+def _rule(detail: ErrorDetails, path: ConfigPath) -> str:
+    """What a value must be."""
+    kind, value = detail["type"], detail["input"]
+    if kind in ("list_type", "sequence_str") or detail.get("ctx", {}).get("class") == "Sequence":
+        if isinstance(value, dict) and path and not _is_type(detail["loc"][-1]):
+            return f"must be a list of tables: write [[{path[-1]}]] instead of [{path[-1]}]"
+        is_number = isinstance(value, int | float)
+        return f"must be a list: [{_shown(value)}]" if is_number else "must be a list"
+    if kind in ("model_type", "is_instance_of"):
+        return "must be a table"
+    text = detail["msg"]
+    for theirs, ours in _WORDS.items():
+        text = text.replace(theirs, ours)
+    return text
+
+
+def _either(rules: Sequence[str]) -> str:
+    """One sentence of all rules, of which one must hold."""
+    first, *others = dict.fromkeys(rules)
+    return " or ".join([first, *(rule.removeprefix("must be ") for rule in others)])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return shortened(repr(value), LONGEST_VALUE)
+
+
+def _keys_at(table: type[BaseModel], path: ConfigPath) -> list[str]:
+    """The keys that are known at a path."""
+    found = _table_at(table, path)
+    if found is None:
+        return []
+    return [*found.model_fields, *getattr(found, "other_keys", ())]
+
+
+def _typical_values(table: type[BaseModel], path: ConfigPath) -> str:
+    """The sentence in a key's description about its typical values, with a space before it."""
+    found = _table_at(table, path[:-1])
+    field = found.model_fields.get(str(path[-1])) if found else None
+    text = (field.description if field else None) or ""
+    _, typical, values = text.partition(" Typical values")
+    return f"{typical}{values}"
+
+
+def _table_at(table: type[BaseModel] | None, path: ConfigPath) -> type[BaseModel] | None:
+    """The class of the table at a path of the config."""
+    for step in path:
+        if table is not None and not isinstance(step, int):
+            field = table.model_fields.get(step)
+            table = table_in(field.annotation) if field else None
+    return table

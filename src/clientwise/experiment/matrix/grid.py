@@ -23,13 +23,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from ...errors import ConfigError, Problems, RunError, shortened
-from ..config.messages import Issue, issues_of
-from ..config.named import merge
-from ..config.tables import ConfigTable, Name
-from ..config_file import read_config
+from ...errors import ConfigError, Problems, RunError
+from ..config.tables import ConfigTable, Issue, Name, PartOfAll, read_table
+from ..config_file import merge, read_config
 
 if TYPE_CHECKING:
     from ..config.schema import Experiment
@@ -38,9 +36,6 @@ CLEAN = "clean"
 MATRIX_FILE = "matrix.toml"
 COLUMN = "column"  # value of a part's option `hostile`: the share of the column
 LARGEST_MINORITY = 0.49  # that a rule can withstand
-MOST_CELLS = 2_000
-LONGEST_FOLDER = 200  # letters; file systems take 255 bytes
-HostileShare = Annotated[float, Field(gt=0, lt=1)]
 
 
 class MatrixSettings(ConfigTable):
@@ -50,18 +45,17 @@ class MatrixSettings(ConfigTable):
     `--resume` runs it again, and runs what was added. See docs/arena.md.
     """
 
-    attacks: dict[Name, dict[str, Any]] = Field(
-        {}, description="By name: an entry of [[hostile]], without `clients` and `share`."
-    )
-    shares: Annotated[list[HostileShare], Field(min_length=1, max_length=20)] = Field(
-        [0.2],
-        description='Shares of hostile clients. A rule with `hostile = "column"` gets the share of '
-        "its column.",
-    )
-    data: dict[Name, dict[str, Any]] = Field(
-        {}, description="By name: the keys that differ on another federation."
-    )
-    oracle: Name | None = Field(None, description="The method that regrets are counted against.")
+    attacks: dict[Name, dict[str, Any]] = {}
+    """By name: an entry of [[hostile]], without `clients`."""
+
+    shares: Annotated[list[PartOfAll], Field(min_length=1, max_length=20)] = [0.2]
+    """Shares of hostile clients. A rule with `hostile = "column"` gets the share of its column."""
+
+    data: dict[Name, dict[str, Any]] = {}
+    """By name: the keys that differ on another federation."""
+
+    oracle: Name | None = None
+    """The method that regrets are counted against."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,12 +186,7 @@ def _outline(where: str, table: Mapping[str, Any]) -> Matrix:
     """The cells of a matrix; their experiments are not made yet."""
     if "matrix" not in table:
         raise RunError(f"{where}: has no [matrix]")
-    try:
-        settings = MatrixSettings.model_validate(table["matrix"])
-    except ValidationError as error:
-        issues = issues_of(error, MatrixSettings)
-        found = [(f"matrix.{key}".rstrip("."), message) for key, message in issues]
-        raise ConfigError(where, found) from None
+    settings = read_table(MatrixSettings, table["matrix"], "matrix", where)
     base = {key: value for key, value in table.items() if key != "matrix"}
     base.setdefault("name", "matrix")
     cells = tuple(_cells(settings, base, where))
@@ -212,14 +201,10 @@ def _cells(settings: MatrixSettings, base: Mapping[str, Any], where: str) -> Ite
     columns = [(attack, share) for attack in settings.attacks for share in settings.shares]
     columns.insert(0, (CLEAN, 0.0))
     federations: Mapping[str, Mapping[str, Any]] = settings.data or {str(base["name"]): {}}
-    count = len(columns) * len(federations)
-    if count > MOST_CELLS:
-        message = f"has {count:,} cells; at most {MOST_CELLS:,} are allowed"
-        raise ConfigError(where, [("matrix", message)])
     for data, changes in federations.items():
         for attack, share in columns:
             table = merge(base, changes)
-            table["hostile"] = [{"share": share, **settings.attacks[attack]}] if share else []
+            table["hostile"] = [{"clients": share, **settings.attacks[attack]}] if share else []
             if "methods" in table:
                 table["methods"] = _told(table["methods"], share)
             cell = MatrixCell(data, attack, share, where, table)
@@ -246,12 +231,10 @@ def _issues(
     if table.get("hostile"):
         yield "hostile", "does not go with [matrix]; use matrix.attacks and matrix.shares"
     for name, group in settings.attacks.items():
-        for key in group.keys() & {"clients", "share"}:
-            yield f"matrix.attacks.{name}.{key}", "is given by matrix.shares"
+        if "clients" in group:
+            yield f"matrix.attacks.{name}.clients", "is given by matrix.shares"
     folders: dict[str, MatrixCell] = {}
     for cell in cells:
         other = folders.setdefault(cell.folder, cell)
         if other is not cell:
             yield "matrix", f"{other.column!r} and {cell.column!r} would share a folder"
-        if len(cell.folder) > LONGEST_FOLDER:
-            yield "matrix", f"the names of {shortened(cell.column)!r} are too long for a folder"

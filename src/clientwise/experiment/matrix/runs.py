@@ -19,23 +19,20 @@ import tomli_w
 import torch
 
 from ...data.federated import FederatedData
-from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
-from ...errors import ClientwiseError, ConfigError, Problems, RunError
-from ...limits import gigabytes
+from ...engine.device import pick_device, share_gpu
+from ...errors import ClientwiseError, Problems, RunError
 from ...record.database import is_finished, refuse_damaged
 from ...record.files import CONFIG
 from ...writing import left_behind, make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
 from ..config.schema import Experiment
-from ..config_file import read_config
 from ..running.lanes import Progress
 from ..running.origin import change_of_machine, compare_origin, other_machine
 from ..running.resume import (
     changed_keys,
     config_so_far,
     extended,
-    modified,
     new_folder,
     refuse_other_config,
 )
@@ -44,7 +41,6 @@ from ..running.runner import run as run_experiment
 from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
 
 log = logging.getLogger("clientwise")
-JOB_BYTES = 2 * 2**30  # of a GPU's memory: the least that a process gets
 
 
 class CellsFailedError(RunError):
@@ -108,8 +104,7 @@ def run_matrix(
 
     try:
         if jobs > 1:
-            on_gpu = any(_uses_gpu(cells[index]) for index in todo)
-            results = _run_in_processes(folder, todo, jobs, on_gpu, accept_changes)
+            results = _run_in_processes(folder, todo, jobs, accept_changes)
             for place, (index, reason) in enumerate(results, 1):
                 began(cells[index], place)
                 ended(cells[index], reason)
@@ -122,19 +117,6 @@ def run_matrix(
     if failures:
         raise CellsFailedError(folder, failures, len(cells))
     return folder
-
-
-def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
-    """The newest folder in runs/ that was made from exactly this config."""
-    written = []
-    for path in parent.glob(f"*/{MATRIX_FILE}"):
-        with suppress(ConfigError):  # a file that cannot be read is another matrix
-            if read_config(path)[1] == matrix.table:
-                written.append(path)
-    if not written:
-        how = "name its folder: clientwise run FOLDER --resume"
-        raise RunError(f"{parent}/: no unfinished run of this config; {how}")
-    return max(written, key=modified).parent
 
 
 def _prepare(
@@ -281,7 +263,7 @@ def _run(
 
 
 def _run_in_processes(
-    folder: Path, todo: Sequence[int], jobs: int, on_gpu: bool, accept_changes: bool
+    folder: Path, todo: Sequence[int], jobs: int, accept_changes: bool
 ) -> Iterator[tuple[int, str | None]]:
     """Run cells side by side; gives every cell's index as it ends, and the reason where it failed.
 
@@ -289,10 +271,7 @@ def _run_in_processes(
     """
     waiting = deque(todo)
     jobs = min(jobs, len(todo))
-    idle = [_new_process()]
-    if on_gpu:
-        jobs = _jobs_that_fit(jobs, idle[0])
-    idle += [_new_process() for _ in range(jobs - 1)]
+    idle = [_new_process() for _ in range(jobs)]
     running: dict[Future[str | None], tuple[ProcessPoolExecutor, int]] = {}
     with _ending_children_on_error():
         while waiting or running:
@@ -348,25 +327,6 @@ def _begin_process() -> None:
 def _run_cell(folder: Path, index: int, jobs: int, accept_changes: bool) -> str | None:
     """In one of `jobs` processes: run a cell, and return the reason where it failed."""
     cell = open_matrix(folder).cells[index]
-    if _uses_gpu(cell):
+    if pick_device(cell.experiment.device).type == "cuda":
         share_gpu(jobs)
     return _run(folder, cell, None, accept_changes)
-
-
-def _uses_gpu(cell: MatrixCell) -> bool:
-    return pick_device(cell.experiment.device).type == "cuda"
-
-
-def _jobs_that_fit(jobs: int, process: ProcessPoolExecutor) -> int:
-    """As many jobs as the free memory of the GPU allows; the other cells wait.
-
-    It is read in a `process` that is to use the GPU, since whoever reads it takes some of it. An earlier run in
-    this process may have left memory to PyTorch's cache, which is returned first.
-    """
-    return_unused_gpu_memory()
-    free = process.submit(gpu_memory, torch.device("cuda")).result()
-    fitting = max(1, min(jobs, free // JOB_BYTES))
-    if fitting < jobs:
-        room = f"{gigabytes(free)} of GPU memory are free, and a job needs {gigabytes(JOB_BYTES)}"
-        log.warning("warning: %s: %d jobs at once instead of %d", room, fitting, jobs)
-    return fitting

@@ -24,7 +24,6 @@ from ...engine.scheduler import Scheduler
 from ...record.store import Store
 from ..build.engine import build_plan
 from ..config.schema import Experiment
-from ..config.settings import StopEarly
 from ..config.tables import to_plain
 from ..trackers import LaneInfo, Trackers
 
@@ -75,24 +74,13 @@ class HeldOut:
             return grown
         return replace(grown, model=model.clone())  # a file has no tensor twice
 
-    def stops(self, rule: StopEarly | None) -> bool:
-        """Whether the loss has not fallen enough for too many rounds."""
-        if rule is None:
-            return False
-        lowest = math.inf
-        fell = 0  # the last round with a loss lower by more than `min_delta`
-        for number, loss in enumerate(self.losses, 1):
-            if loss < lowest - rule.min_delta:
-                lowest = loss
-                fell = number
-        return len(self.losses) - fell >= rule.rounds
+    def stops(self, rounds: int | None) -> bool:
+        """Whether the loss has not fallen for so many rounds."""
+        return rounds is not None and len(self.losses) - (self.best or 0) >= rounds
 
-    def last_words(self, rule: StopEarly) -> str:
+    def last_words(self, rounds: int) -> str:
         """Why the lane stops, for the record."""
-        how = "did not fall for"
-        if rule.min_delta:
-            how = f"fell by no more than {rule.min_delta:g} in"
-        text = f"stopped early: the held-out loss {how} {rule.rounds} rounds"
+        text = f"stopped early: the held-out loss did not fall for {rounds} rounds"
         return f"{text}; it was lowest in round {self.best}" if self.best else text
 
     def tensors(self) -> dict[str, Tensor]:
@@ -262,9 +250,9 @@ class Lane:
         held_out = before.held_out
         if done.loss is not None:
             held_out = held_out.after(done.loss, server.model if self._keeps_best else None)
-        rule = self._experiment.stop_early
-        if rule is not None and is_early and held_out.stops(rule):
-            notes.append(held_out.last_words(rule))
+        patience = self._experiment.stop_early
+        if patience is not None and is_early and held_out.stops(patience):
+            notes.append(held_out.last_words(patience))
         record = replace(record, released=released, notes=tuple(notes))
         return replace(done, held_out=held_out, record=record)
 

@@ -29,8 +29,7 @@ from ...writing import write_atomically
 from ..build.data import build_data, data_folder, scored
 from ..build.engine import build_engine, build_executor, lanes_that_fit
 from ..checks.against_data import validate
-from ..checks.doubts import doubts
-from ..checks.steps import count_steps
+from ..checks.describe import count_steps, doubts
 from ..config.schema import Experiment
 from ..trackers import Trackers
 from .about import about_method, about_model, about_run, reports_on_clients
