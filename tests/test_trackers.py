@@ -133,7 +133,7 @@ def test_both_hold_what_the_database_holds(tiny: dict[str, Any], tmp_path: Path)
         "evaluation": {"clients_every": 2},
     }
     tiny |= {"federation": {}, "hostile": [{"clients": 1, "attack": "broken"}]}
-    folder = cw.run(tiny, tmp_path / "a run")  # a space in the address of the file store
+    folder = cw.run(tiny, tmp_path / "a run").folder  # a space in the address of the file store
     uri = (folder / "mlruns").as_uri()
     runs = mlflow_runs(uri)
     assert set(runs) == {(method, seed) for method in ("FedAvg", "all of it") for seed in "12"}
@@ -185,7 +185,7 @@ def test_other_places(tiny: dict[str, Any], tmp_path: Path) -> None:
         {"name": "tensorboard", "log_dir": str(tmp_path / "logs")},
         {"name": "mlflow", "tracking_uri": uri},
     ]
-    folder = cw.run(tiny, tmp_path / "run")
+    folder = cw.run(tiny, tmp_path / "run").folder
     assert not {"tensorboard", "mlruns"} & {path.name for path in folder.iterdir()}
     assert_same(tensorboard(tmp_path / "logs" / "run" / "a%2Fb-seed1"), stored(folder, "a/b"))
     assert_same(mlflow_curves(uri, mlflow_runs(uri)["a/b", "1"]), stored(folder, "a/b"))
@@ -337,7 +337,7 @@ def test_a_tracker_that_raises_is_switched_off_and_the_run_goes_on(
     tiny: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     tiny["trackers"] = [{"name": "faulty", "where": where}, "tensorboard"]
-    folder = cw.run(tiny, tmp_path / "run")
+    folder = cw.run(tiny, tmp_path / "run").folder
     assert cw.Run(folder).finished
     assert [
         record.getMessage()
@@ -408,7 +408,7 @@ def test_the_page_on_trackers_runs_as_printed(
     ]
     (tmp_path / "own.toml").write_text(own + tomli_w.dumps(tiny))
     monkeypatch.syspath_prepend(str(tmp_path))
-    folder = cw.run(tmp_path / "own.toml", tmp_path / "run")
+    folder = cw.run(tmp_path / "own.toml", tmp_path / "run").folder
     lines = [json.loads(line) for line in (folder / "curves.jsonl").read_text().splitlines()]
     for method in ("FedAvg", "all of it"):
         mine = [line for line in lines if line["method"] == method]

@@ -34,7 +34,7 @@ from .record.files import plain_name
 from .registry import suggest
 from .report.items import counted
 from .report.progress import somebody_watches
-from .results import FinishedRun, Run
+from .results import Run
 
 log = logging.getLogger("clientwise")
 # Tables whose keys are no keywords, since some of them have the same name
@@ -169,7 +169,7 @@ def run(
     on_round: Callable[[Progress], None] | None = None,
     engines: EngineFactory | None = None,
     **options: Any,
-) -> FinishedRun:
+) -> Run:
     """Run an experiment: every method with every seed.
 
     Args:
@@ -193,7 +193,7 @@ def run(
         options: keys of the config, which change it: `rounds=5`, `method="FedAvg"`, `learning_rate=0.05`; see `fit`.
 
     Returns:
-        The results. As a path, it is the run folder.
+        The results.
 
     Example:
         >>> import tempfile
@@ -217,7 +217,7 @@ def run(
         on_round=on_round,
         engines=engines,
     )
-    return FinishedRun(folder, module=model)
+    return Run(folder, module=model)
 
 
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`, not of the config

@@ -77,9 +77,6 @@ class Run(RunFolder):
     def __fspath__(self) -> str:
         return str(self.folder)
 
-    def __truediv__(self, name: str) -> Path:
-        return self.folder / name
-
     @property
     def weights(self) -> Any:
         """The weights as a pandas frame: a row per client, a column per round; the mean over the seeds.
@@ -375,36 +372,6 @@ class Run(RunFolder):
             named_shapes=facts.named_shapes,
             frozen=facts.frozen,
         )
-
-
-class FinishedRun(Run):
-    """What `cw.run` returns. Until 0.4.0, it can also be used as the path that `cw.run` returned in 0.2.0.
-
-    The folder is read when it is first asked for something: until then, nothing but the run has opened it.
-    """
-
-    def __init__(self, folder: Path, *, module: OwnNetwork | None = None) -> None:
-        self.folder = folder
-        self._given = module
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "folder" or name.startswith("__"):
-            raise AttributeError(f"a Run has no attribute {name!r}")
-        if name != "name" and hasattr(self.folder, name):
-            return getattr(self.folder, name)
-        if "lanes" not in vars(self):
-            super().__init__(self.folder, module=self._given)
-            return getattr(self, name)
-        raise AttributeError(f"a Run has no attribute {name!r}")
-
-    def __str__(self) -> str:
-        return str(self.folder)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PathLike) and self.folder == Path(other)
-
-    def __hash__(self) -> int:
-        return hash(self.folder)
 
 
 def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:

@@ -39,7 +39,7 @@ def move(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
 def test_a_run_on_one_machine_says_nothing(
     config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = cw.run(config, tmp_path / "run")
+    folder = cw.run(config, tmp_path / "run").folder
     cw.run(config | {"rounds": 4}, folder, resume=True)
     run = cw.Run(folder)
     assert caplog.messages == []
@@ -59,7 +59,7 @@ def test_another_machine_is_said_and_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     move(monkeypatch, "AVX2")
-    folder = cw.run(config, tmp_path / "run")
+    folder = cw.run(config, tmp_path / "run").folder
     move(monkeypatch, "AVX512")
     cw.run(config, folder, resume=True)  # nothing is left to compute
     assert caplog.messages == []
@@ -102,7 +102,7 @@ def test_a_run_without_rounds_has_no_machine_before(
 def test_threads_of_a_large_network_and_workers_count(
     config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = cw.run(config | {"workers": 1}, tmp_path / "run")
+    folder = cw.run(config | {"workers": 1}, tmp_path / "run").folder
     monkeypatch.setattr("clientwise.engine.device.SMALL", 100)
     before = torch.get_num_threads()
     try:

@@ -39,7 +39,7 @@ def weights(folder: Path, round_num: int) -> dict[int, float | None]:
 
 def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
     bounds = {"cap": 0.4, "floor": 0.05}
-    folder = cw.run(config(bounds), tmp_path / "run")
+    folder = cw.run(config(bounds), tmp_path / "run").folder
     for round_num in (1, 2, 3):
         found = weights(folder, round_num)
         assert sum(found.values()) == pytest.approx(1)
@@ -68,7 +68,7 @@ def test_a_policy_that_no_round_can_meet_is_refused_before_the_run(
 
 
 def test_a_policy_changes_only_where_that_is_accepted(tmp_path: Path) -> None:
-    folder = cw.run(config({"cap": 0.3}), tmp_path / "run")
+    folder = cw.run(config({"cap": 0.3}), tmp_path / "run").folder
     longer = config({"cap": 0.5}, rounds=5)
     with pytest.raises(RunError, match=r"bounds\.cap = 0\.5 \(was 0\.3\).*--accept-changes"):
         cw.run(longer, folder, resume=True)
@@ -89,7 +89,7 @@ def test_a_policy_changes_only_where_that_is_accepted(tmp_path: Path) -> None:
 
 def test_bounds_that_only_the_file_has_do_not_end_a_run(tmp_path: Path) -> None:
     """As after a crash between writing the file and the database."""
-    folder = cw.run(config({"cap": 0.3}), tmp_path / "run")
+    folder = cw.run(config({"cap": 0.3}), tmp_path / "run").folder
     file = folder / "config.toml"
     file.write_text(file.read_text().replace("cap = 0.3", "cap = 0.5"))
     longer = config({"cap": 0.5}, rounds=4)
@@ -108,7 +108,7 @@ def test_check_says_which_criteria_are_claims() -> None:
 
 
 def test_a_policy_is_recorded_as_it_was_given(tmp_path: Path) -> None:
-    folder = cw.run(config({"cap": 0.5}) | {"rounds": 1}, tmp_path / "run")
+    folder = cw.run(config({"cap": 0.5}) | {"rounds": 1}, tmp_path / "run").folder
     assert cw.Run(folder).frame("rounds")["policy"].iloc[0] == {
         "cap": 0.5,
         "floor": 0.0,

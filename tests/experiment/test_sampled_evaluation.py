@@ -41,7 +41,7 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[cw.Run, cw.Run]:
     """The same run with a sample, and with all clients."""
     folder = tmp_path_factory.mktemp("runs")
     return (
@@ -51,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def test_methods_of_a_seed_evaluate_the_same_clients_to_the_same_bits(
-    folders: tuple[Path, Path],
+    folders: tuple[cw.Run, cw.Run],
 ) -> None:
     part, whole = (RunFolder(folder) for folder in folders)
     some, all_ = (one.frame("local") for one in (part, whole))
@@ -64,7 +64,7 @@ def test_methods_of_a_seed_evaluate_the_same_clients_to_the_same_bits(
     assert content(folders[0])["checkpoints"] == content(folders[1])["checkpoints"]
 
 
-def test_the_error_is_recorded_with_the_mean(folders: tuple[Path, Path]) -> None:
+def test_the_error_is_recorded_with_the_mean(folders: tuple[cw.Run, cw.Run]) -> None:
     """By hand, from the rows of the honest clients that were drawn."""
     part, whole = (RunFolder(folder) for folder in folders)
     sizes = part.frame("clients").set_index("client")["num_test"]
@@ -84,7 +84,7 @@ def test_the_error_is_recorded_with_the_mean(folders: tuple[Path, Path]) -> None
     assert part.right("FedAvg", 1) is None  # other rounds have other samples
 
 
-def test_it_says_that_results_are_of_a_sample(folders: tuple[Path, Path]) -> None:
+def test_it_says_that_results_are_of_a_sample(folders: tuple[cw.Run, cw.Run]) -> None:
     part, whole = (RunFolder(folder) for folder in folders)
     said = " ".join(printed(part))
     assert "on a random sample of 25 clients in a round; the standard error" in said
@@ -108,7 +108,7 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_sample_as_large_as_the_federation_is_all_of_it(
-    folders: tuple[Path, Path], tmp_path: Path
+    folders: tuple[cw.Run, cw.Run], tmp_path: Path
 ) -> None:
     everyone = cw.run(config(evaluation={"clients_sample": CLIENTS}), tmp_path / "all")
     assert content(everyone) == content(folders[1])

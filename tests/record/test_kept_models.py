@@ -79,7 +79,7 @@ def test_what_was_kept_after_the_checkpoint_is_run_again(
 ) -> None:
     """As after a power cut: the last checkpoint is of round 1, the database and the models know more."""
     whole = cw.run(config | {"rounds": 6}, tmp_path / "whole")
-    folder = cw.run(config | {"rounds": 1}, tmp_path / "run")
+    folder = cw.run(config | {"rounds": 1}, tmp_path / "run").folder
     early = (folder / "checkpoints" / "lane-1.safetensors").read_bytes()
     cw.run(config, folder, resume=True)
     (folder / "checkpoints" / "lane-1.safetensors").write_bytes(early)
@@ -90,7 +90,7 @@ def test_what_was_kept_after_the_checkpoint_is_run_again(
 
 
 def test_a_run_begins_with_the_model_of_another(config: dict[str, Any], tmp_path: Path) -> None:
-    first = cw.run(config, tmp_path / "first")
+    first = cw.run(config, tmp_path / "first").folder
     told = CliRunner().invoke(
         app, ["export", str(first), "--round", "best", "--out", str(tmp_path)]
     )

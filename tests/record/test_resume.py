@@ -165,7 +165,9 @@ def test_the_same_data_code_and_versions_go_on(config: dict[str, Any], tmp_path:
     write_plugin(tmp_path, 1)
     stopped = stop_halfway(own, tmp_path / "stopped")
     write_plugin(tmp_path, 1)  # read again from disk
-    assert left(cw.run(own, stopped, resume=True)) == left(cw.run(own, tmp_path / "whole"))
+    assert left(cw.run(own, stopped, resume=True).folder) == left(
+        cw.run(own, tmp_path / "whole").folder
+    )
     assert cw.Run(stopped).facts.changes == []
 
 
@@ -211,8 +213,8 @@ def test_nothing_is_written_through_a_link(
     else:
         elsewhere.write_bytes(b"precious")
         (stopped / name).symlink_to(elsewhere)
-        assert left(cw.run(config, stopped, resume=True)) == left(
-            cw.run(config, tmp_path / "whole")
+        assert left(cw.run(config, stopped, resume=True).folder) == left(
+            cw.run(config, tmp_path / "whole").folder
         )
         assert elsewhere.read_bytes() == b"precious"
 
@@ -265,7 +267,9 @@ def test_a_disk_that_is_full(
     if done.returncode:
         assert done.stderr.startswith(f"error: {stopped}"), done.stderr  # or a file in it
         assert done.stderr.count("\n") == 1
-    assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+    assert left(cw.run(config, stopped, resume=True).folder) == left(
+        cw.run(config, tmp_path / "whole").folder
+    )
 
 
 def test_a_folder_that_is_read_only(config: dict[str, Any], stopped: Path, tmp_path: Path) -> None:
@@ -281,4 +285,6 @@ def test_a_folder_that_is_read_only(config: dict[str, Any], stopped: Path, tmp_p
     finally:
         for path in (stopped, *stopped.rglob("*"), stopped / ".lock"):
             path.chmod(0o755)
-    assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+    assert left(cw.run(config, stopped, resume=True).folder) == left(
+        cw.run(config, tmp_path / "whole").folder
+    )

@@ -42,7 +42,7 @@ def recorded(
 
     more = {"evaluation": {"counterfactuals": True, "shapley": True}}
     more |= {"methods": [*config["methods"], "Recommended"]}
-    folder = cw.run(config | more, tmp_path_factory.mktemp("runs") / "all", on_round=see)
+    folder = cw.run(config | more, tmp_path_factory.mktemp("runs") / "all", on_round=see).folder
     return cw.Run(folder), seen
 
 
