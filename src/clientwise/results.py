@@ -27,7 +27,7 @@ from .record.models import (
     metadata_of,
     write_model,
 )
-from .record.run import After, RunFolder
+from .record.run import RunFolder
 from .registry import listed, suggest
 from .writing import make_folder, replacing
 
@@ -220,7 +220,7 @@ class Run(RunFolder):
         seed: int | None = None,
         module: OwnNetwork | None = None,
         *,
-        after: After = None,
+        after: int | None = None,
     ) -> nn.Module:
         """The network that a method has trained.
 
@@ -231,8 +231,8 @@ class Run(RunFolder):
             seed: the seed; by default the first one.
             module: your own network, where the run was given one: a module, which is filled with
                 the trained numbers, or a function that makes one. What `cw.fit` and `cw.run` return has it.
-            after: the round whose model to load, or "best" (see `keep` and `keep_every` in the config); by
-                default the last one, or the best with `keep = "best"`.
+            after: the round whose model to load (see `keep_every` in the config); by default the last one,
+                or the best with `keep = "best"`.
         """
         if seed is None:
             seed = self.first_seed(method)
@@ -250,7 +250,7 @@ class Run(RunFolder):
         seed: int | None = None,
         module: OwnNetwork | None = None,
         *,
-        after: After = None,
+        after: int | None = None,
     ) -> Predictor:
         """The trained network with the columns, categories and classes of the table it was trained on.
 
@@ -277,7 +277,7 @@ class Run(RunFolder):
         *,
         onnx: bool = False,
         module: OwnNetwork | None = None,
-        after: After = None,
+        after: int | None = None,
     ) -> list[Path]:
         """Write a method's trained model as named tensors (safetensors), and as ONNX.
 
@@ -321,7 +321,7 @@ class Run(RunFolder):
         """Whether a method trains one model for all clients, not one for each."""
         return self.about(method).control != "alone"
 
-    def _trained(self, method: str, seed: int, after: After) -> tuple[int, dict[str, Tensor]]:
+    def _trained(self, method: str, seed: int, after: int | None) -> tuple[int, dict[str, Tensor]]:
         if not self.has_model(method):
             message = f"{method} has no model: every client keeps one of its own"
             raise RunError(f"{self.id}: {message}")

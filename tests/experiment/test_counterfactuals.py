@@ -20,7 +20,7 @@ from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.rerun import with_policy, without_client
+from clientwise.experiment.running.resume import with_policy, without_client
 from clientwise.record.run import RunFolder
 from clientwise.record.tables import REPORTED
 from recorded import curve, everything, rows

@@ -454,7 +454,7 @@ def test_what_a_killed_run_leaves_does_not_block_its_folder(
     assert is_finished(tmp_path / "run" / "tiny--clean")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
-    with pytest.raises(RunError, match="not empty, and not a matrix"):
+    with pytest.raises(RunError, match="not empty, and not a run"):
         run_matrix(load_matrix(config), tmp_path / "mine")
 
 

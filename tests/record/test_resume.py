@@ -71,7 +71,7 @@ def rewrite(
     [
         (
             lambda tensors, about: tensors.update(model=tensors["model"][1:].clone()),
-            r"model is of \[649\], not of",
+            "it is not as it was written",
         ),
         (lambda tensors, about: tensors["model"][7:].fill_(torch.nan), "its model has NaN or Inf"),
         (

@@ -172,7 +172,7 @@ def check(
     problems.refuse()
     from ..experiment.checks.describe import describe
     from ..experiment.matrix.grid import Matrix
-    from ..launch import deployed_data
+    from ..fitting import deployed_data
 
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
@@ -256,8 +256,8 @@ def counterfactual(
 
     Example: clientwise counterfactual runs/mine --without Basel
     """
-    from ..experiment.running.rerun import with_equal_weights, with_policy, without_client
-    from ..launch import run as run_experiment
+    from ..experiment.running.resume import with_equal_weights, with_policy, without_client
+    from ..fitting import run as run_experiment
     from ..record.files import plain_name
     from ..record.run import RunFolder
     from ..report.progress import show_progress
@@ -274,8 +274,8 @@ def counterfactual(
     target = out_folder or folder.with_name(f"{folder.resolve().name}-{plain_name(change)}")
     resume = (target / "config.toml").exists()
     with stop_politely(), show_progress(out) as on_round:
-        run_experiment(experiment, target, resume=resume, on_round=on_round)
-    print_items(out, comparison(RunFolder(folder), RunFolder(target)))
+        finished = run_experiment(experiment, target, resume=resume, on_round=on_round)
+    print_items(out, comparison(RunFolder(folder), finished))
     print_lines([f"\nRun folder  {target}"])
 
 
@@ -310,22 +310,21 @@ def _run_and_show(
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
     from ..errors import MissingPackageError
-    from ..launch import run as run_experiment
-    from ..record.run import RunFolder
+    from ..fitting import run as run_experiment
     from ..report.charts import draw
     from ..report.progress import show_progress
     from ..report.results import Results
     from ..report.sections import metric_chart
 
     with stop_politely(folder if resume else None), show_progress(out) as on_round:
-        folder = run_experiment(
+        finished = run_experiment(
             experiment,
             folder,
             resume=resume,
             accept_changes=accept_changes,
             on_round=on_round,
         )
-    finished = RunFolder(folder)
+    folder = finished.folder
     picture = str(folder / "curves.png")
     try:
         draw(metric_chart(Results([finished])), Path(picture), finished.methods)

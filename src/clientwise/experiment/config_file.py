@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, Problems
-from ..record.toml_text import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
+from ..record.files import DEEPEST, INTEGERS, MOST_BYTES, parse_toml
 from .config.messages import dotted
 from .config.named import apply_preset, pick, write_out
 

@@ -37,7 +37,7 @@ from ..core.seeding import generator
 from ..data.federated import FederatedData, Holdings, Samples
 from ..engine.device import pick_device, threads_for
 from ..errors import ConfigError, needing
-from ..record.toml_text import dotted_keys
+from ..record.files import dotted_keys
 from ..registry import suggest
 from .build.data import build_data
 from .build.engine import build_engine, build_executor, build_plan

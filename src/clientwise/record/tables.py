@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .frames import Quotient
+from .database import Quotient
 
 if TYPE_CHECKING:  # reading a run needs no PyTorch
     from torch import Tensor

@@ -53,7 +53,6 @@ def about_method(settings: MethodSettings, table: Mapping[str, Any] | None = Non
         bounds=table.get("bounds"),
         privacy=table.get("privacy") or {},
         tuned=table.get("tuned") or {},
-        is_secret=settings.secure_aggregation is not None,
         has_rule="models" in RULES.needs(settings.rule),
         is_control=settings.control is not None or "simulation" in needs,
         is_available=settings.control != POOLING and "simulation" not in needs,

@@ -164,7 +164,8 @@ class Lane:
         self._experiment = experiment
         self._store = store
         self._hostile = hostile
-        self._lane = store.open_lane(method.name, seed)
+        (settings,) = (one for one in experiment.methods if one.name == method.name)
+        self._lane = store.open_lane(method.name, seed, to_plain(settings.bounds))
         self._keeps_best = experiment.keep == "best" and method.control != "alone"
         # Secret noise cannot be drawn again: a round that is lost after its model was sent is another
         # release, and has to be counted. Its rounds are on disk before the next one begins.
@@ -185,9 +186,6 @@ class Lane:
         if self.is_secret and method.noises_mean and lost > 0:  # they are run again
             self._count_releases(lost)
         store.forget_after(self._lane, self.state.server.round_num)
-        if not self.is_done:
-            (bounds,) = (one.bounds for one in experiment.methods if one.name == method.name)
-            store.set_policy(self._lane, to_plain(bounds))
 
     @property
     def is_done(self) -> bool:
@@ -216,6 +214,7 @@ class Lane:
             self.method.name,
             self.seed,
             self.state.server.round_num,
+            self.engine.problem.metric,
         )
         trackers.begin(self._info)
 
@@ -274,14 +273,15 @@ class Lane:
         record = done.record
         assert record is not None
         problem = self.engine.problem
-        self._store.write_round(self._lane, record, problem, self._hostile, done.seconds, done.loss)
-        if self._trackers:  # first: then an interruption leaves no gap in their curves
-            values = self._store.round_values(self._lane, record.round_num, problem.metric)
-            self._trackers.log_round(self._info, record, values)
+        values = self._store.write_round(
+            self._lane, record, problem, self._hostile, done.seconds, done.loss
+        )
+        # Before the checkpoint: then an interruption leaves no gap in the trackers' curves
+        self._trackers.log_round(self._info, record, values)
         self.state = done
-        if self._experiment.keep_every:
-            every = self._experiment.keep_every
-            self._store.keep_model(self._lane, done.server, every, problem)
+        every = self._experiment.keep_every
+        if every and record.round_num % every == 0:
+            self._store.keep_model(self._lane, done.server)
         waited = time.monotonic() - self._saved_at
         if self.is_secret or waited >= self._experiment.checkpoint_seconds:
             self._save()
@@ -290,10 +290,6 @@ class Lane:
         state = self.state
         tensors = {**state.engine, **state.held_out.tensors()}
         self._store.save_checkpoint(self._lane, state.server, tensors)
-        every = self._experiment.keep_every
-        if every:
-            problem = self.engine.problem
-            self._store.drop_models(self._lane, state.server.round_num, every, problem)
         self._saved_at = time.monotonic()
 
     def end(self) -> None:

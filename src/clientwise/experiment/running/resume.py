@@ -1,4 +1,4 @@
-"""Run folders: make, find and claim one; and resume its run, of whose config some keys may change."""
+"""Run folders: make, find and claim one; resume its run, of whose config some keys may change; run it once more."""
 
 from __future__ import annotations
 
@@ -12,11 +12,21 @@ from typing import Any
 from ...errors import RunError
 from ...record.database import is_finished, recorded_fact
 from ...record.facts import BY_HOST
-from ...record.files import BEST, CONFIG, modified, plain_name
-from ...record.toml_text import dotted_keys, parse_toml, read_table
+from ...record.files import (
+    BEST,
+    CONFIG,
+    dotted_keys,
+    modified,
+    parse_toml,
+    plain_name,
+    read_table,
+)
+from ...record.run import RunFolder
+from ...registry import suggest
 from ...writing import ENDING, make_folder
 from ..config.schema import Experiment
-from ..load import load_experiment
+from ..config_file import read_source
+from ..load import load_experiment, make_experiment
 
 FACT = "config"  # the fact that holds the config of the rounds so far, as TOML
 
@@ -58,17 +68,21 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 def claim(folder: Path, resume: bool) -> None:
     """Make the folder, so that it can be locked. A folder with other files is refused."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if not (folder / CONFIG).is_file():  # the first file of a run, so it is looked for last
-        # By their names: what another process is writing has become the config by the time of a second look
-        begun = {
-            name for name in names if name.endswith(ENDING) and name.startswith((CONFIG, BEST))
-        }
-        if names - begun - {".lock", BEST}:
-            raise RunError(f"{folder}: not empty, and not a run of clientwise")
-        if resume and not names:
-            raise RunError(f"{folder}: there is no run here to resume")
+    if is_new(folder, CONFIG, BEST) and resume and not any(folder.glob("*")):
+        raise RunError(f"{folder}: there is no run here to resume")
     make_folder(folder)
+
+
+def is_new(folder: Path, first: str, *others: str) -> bool:
+    """Whether a folder lacks the file that is written `first`; one with anything but `others` is refused."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if (folder / first).is_file():  # looked for last: another process may be writing it
+        return False
+    # By its name: what another process is writing has become that file by the time of a second look
+    begun = {name for name in names if name.endswith(ENDING) and name.startswith((first, *others))}
+    if names - begun - {".lock", *others}:
+        raise RunError(f"{folder}: not empty, and not a run of clientwise (it has no {first})")
+    return True
 
 
 def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
@@ -238,3 +252,71 @@ def _may_grow(key: str, one: Any, other: Any) -> bool:
 
 def _shown(value: Any) -> str:
     return "none" if value is None else repr(value)
+
+
+# A finished run once more, with one thing changed: data, seeds, cohorts and batches stay the same, so both are paired
+
+
+def without_client(folder: Path, client: str) -> Experiment:
+    """The experiment of a run, never asking one client."""
+    table = _config_of(folder, f"without {client}")
+    left_out = {*table["federation"]["without"], _number_of(folder, client)}
+    table["federation"]["without"] = sorted(left_out)
+    return load_experiment(table)
+
+
+def with_equal_weights(folder: Path) -> Experiment:
+    """The experiment of a run, with equal weights within the same bounds."""
+    table = _config_of(folder, "equal weights")
+    for method in _weighing(table):
+        for key in ("score", "normalise", "evidence", "adjust"):
+            method.pop(key, None)
+        method["criteria"] = ["uniform"]
+    return load_experiment(table)
+
+
+def with_policy(folder: Path, file: Path) -> Experiment:
+    """The experiment of a run, with the bounds of a TOML file: the keys of [methods.bounds]."""
+    table = _config_of(folder, f"policy {file.stem}")
+    bounds = {key: value for key, value in read_source(file).table.items() if key != "name"}
+    for method in _weighing(table):
+        method["bounds"] = bounds
+    return make_experiment(str(file), table)
+
+
+def _weighing(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The methods; controls weigh nobody and stay as they are."""
+    return (method for method in table["methods"] if "control" not in method)
+
+
+def _config_of(folder: Path, what: str) -> dict[str, Any]:
+    """The config of a run, with another name; RunError where it cannot be run again here."""
+    before = config_so_far(folder)
+    if before is None:
+        raise RunError(f"{folder}: there is no run here")
+    if before.data is None:
+        raise RunError(
+            f"{folder}: its samples are not here (a deployment, or arrays passed to `cw.run`). Start "
+            "a run of its own with federation.without, another criterion or other bounds"
+        )
+    for method in before.methods:
+        if method.privacy or method.secure_aggregation:
+            kind = "differential privacy" if method.privacy else "secure aggregation"
+            raise RunError(
+                f"{folder}: {method.name} uses {kind}. The difference of two runs would tell about "
+                "single clients, and neither noise nor masks cover it"
+            )
+    return {**before.to_dict(), "name": f"{before.name}, {what}"}
+
+
+def _number_of(folder: Path, client: str) -> int:
+    """The number that a client has under all seeds."""
+    clients = RunFolder(folder).frame("clients")
+    numbers = clients["client"].astype(str)
+    names = clients["name"].fillna(numbers)
+    found = clients[(names == client) | (numbers == client)].drop_duplicates("seed")
+    if found["seed"].nunique() < clients["seed"].nunique():
+        raise RunError(f"{folder}: no client is called {client!r}{suggest(client, names)}")
+    if found["client"].nunique() > 1:
+        raise RunError(f"{folder}: {client!r} is another client number in every seed")
+    return int(found["client"].iloc[0])
