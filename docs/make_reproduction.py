@@ -23,7 +23,7 @@ import numpy
 import pandas
 
 import clientwise as cw
-from clientwise.record.database import is_finished
+from clientwise.record.run import is_finished
 from clientwise.record.run import RunFolder
 from clientwise.report.charts import draw
 from clientwise.report.items import counted, percent

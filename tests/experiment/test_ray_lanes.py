@@ -115,9 +115,9 @@ def test_lanes_keep_their_order_where_some_are_in_shards(
 ) -> None:
     """Reports compare with the first method, whichever ran first."""
 
-    def run_here(lanes: Sequence[Lane], _config: Any, _data: Any, trackers: Any, tell: Any) -> None:
+    def run_here(lanes: Sequence[Lane], _config: Any, _data: Any) -> None:
         for lane in lanes:
-            run_lanes([lane], Scheduler(lane.engine.executor), trackers, tell)
+            run_lanes([lane], Scheduler(lane.engine.executor))
 
     shards_here.without_ray(monkeypatch, count=2)
     monkeypatch.setattr(runner, "run_on_ray", run_here)

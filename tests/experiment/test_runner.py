@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import pexpect
 import pytest
 import tomli_w
 import torch
@@ -23,12 +21,12 @@ from torch import Tensor
 
 import clientwise as cw
 import processes
-from clientwise.errors import ConfigError, RunError
+from clientwise.errors import RunError
 from clientwise.experiment.running import resume, runner
 from clientwise.record.database import reading
 from clientwise.record.files import locked
 from locales import in_turkish
-from recorded import curve, everything, last, rows
+from recorded import curve, everything, rows
 
 
 def content(run: cw.Run | Path) -> dict[str, Any]:
@@ -85,72 +83,6 @@ def test_the_same_config_gives_the_same_bits(tiny: dict[str, Any], tmp_path: Pat
     assert content(cw.run(tiny, tmp_path / "one").folder) == content(
         cw.run(tiny, tmp_path / "two").folder
     )
-
-
-def test_your_own_arrays_run(tiny: dict[str, Any], tmp_path: Path) -> None:
-    random = numpy.random.default_rng(1)
-
-    def share(count: int) -> tuple[numpy.ndarray, numpy.ndarray]:
-        inputs = random.normal(size=(count, 5))
-        return inputs, (inputs[:, 0] > 0).astype(int)
-
-    data = cw.FederatedData.from_clients(
-        [share(n) for n in (40, 10, 60, 30)],
-        [share(10) for _ in range(4)],
-        weigh=share(50),
-        report=share(50),
-    )
-    tiny |= {"rounds": 15, "training": {"learning_rate": 1.0}}
-    del tiny["data"], tiny["partition"]
-    run = cw.Run(cw.run(tiny, tmp_path / "run", data=data))
-    assert min(last(run, "metric").values()) > 0.8
-    with pytest.raises(ConfigError, match="data: is missing"):
-        cw.run(tiny, tmp_path / "nothing")
-
-    tiny["hostile"] = [
-        {"clients": [1], "attack": "wrong_labels"}
-    ]  # the hostile can be played on your arrays too
-    hostile = cw.Run(cw.run(tiny, tmp_path / "hostile", data=data))
-    clients = hostile.frame("clients")
-    assert clients.loc[clients["hostile"].notna(), "client"].tolist() == [1]
-    before, after = (rows(one, "local", "FedAvg", 1, 15) for one in (run, hostile))
-    assert after["metric"].iloc[1] < 0.5 < before["metric"].iloc[1]
-
-
-@pytest.mark.bits
-def test_regression_with_everything(tmp_path: Path) -> None:
-    config = {
-        "name": "regression",
-        "rounds": 4,
-        "data": "diabetes",
-        "partition": {"name": "quantity", "clients": 5},
-        "model": "linear",
-        "training": {"epochs": 3, "batch_size": 20, "learning_rate": 0.05},
-        "evaluation": {"metric": "mape", "target": 0.45},
-        "methods": [
-            {"name": "FedAvg"},
-            {
-                "name": "AdaFed",
-                "criteria": [{"name": "server_performance", "metric": "mae"}, "dataset_size"],
-                "score": "product",
-                "adapt_loss": "robust_shape",
-            },
-            {
-                "name": "online",
-                "criteria": ["server_performance", "dataset_size"],
-                "adjust": "best_order",
-            },
-        ],
-    }
-    run = cw.Run(cw.run(config, tmp_path / "run"))
-    assert run.facts.metric == "mape"
-    assert not run.facts.higher_is_better
-    assert "macro_f1" not in run.frame("rounds")
-    for method, error in last(run, "metric").items():
-        assert 0.2 < error < 0.7
-        assert rows(run, "local", method)["metric"].max() >= error * 0.8
-    adapted = rows(run, "rounds", run.methods[1])["loss_state"].dropna()
-    assert all(0.2 <= state["shape"] <= 2.0 for state in adapted)
 
 
 @pytest.mark.parametrize(
@@ -412,30 +344,6 @@ def test_interrupted_it_says_how_to_go_on(
     assert (
         before - 1 <= seen[0] - 1 <= before
     )  # it went on where it was, though no checkpoint was due
-    assert content(folder) == expected
-
-
-def test_when_its_terminal_is_closed_it_stops_after_saving(uninterrupted, tmp_path: Path) -> None:
-    config, expected = uninterrupted
-    folder = tmp_path / "run"
-    arguments = ["-m", "clientwise", "run", config, "--out", folder]
-    arguments += ["--set", "checkpoint_seconds=1000"]
-    child = pexpect.spawn(
-        sys.executable,
-        [str(one) for one in arguments],
-        timeout=60,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # also under nohup
-    )
-    wait_for(lambda: rounds_done(folder) >= 5)
-    child.ptyproc.fileobj.close()  # by its owner, who would close the number a second time
-    _, status = os.waitpid(child.pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 130
-    before = rounds_done(folder)
-    seen: list[int] = []
-    cw.run(
-        folder / "config.toml", folder, resume=True, on_round=lambda step: seen.append(step.done)
-    )
-    assert before <= seen[0] <= before + 1
     assert content(folder) == expected
 
 

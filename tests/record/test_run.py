@@ -20,9 +20,9 @@ import torch
 import clientwise as cw
 from clientwise.core.types import RoundRecord
 from clientwise.errors import NotBegunError, RunError
-from clientwise.record.database import VERSION, is_finished, recorded_fact
+from clientwise.record.database import VERSION, recorded_fact
 from clientwise.record.files import locked
-from clientwise.record.run import COLUMNS
+from clientwise.record.run import COLUMNS, is_finished
 from clientwise.record.store import Store
 from clientwise.record.tables import VALUES
 
@@ -172,7 +172,7 @@ def test_a_run_that_goes_on_is_read_as_it_was_opened(finished: Path, altered: An
         "UPDATE facts SET value = '7' WHERE key = 'name'",
         "UPDATE facts SET value = '0' WHERE key = 'rounds'",
         "UPDATE facts SET value = '[{}]' WHERE key = 'methods'",
-        "UPDATE facts SET value = '[]' WHERE key = 'data of seed 1'",
+        "UPDATE facts SET value = '[]' WHERE key = 'data'",
         "UPDATE lanes SET seed = 'one' WHERE lane = 1",
         "DELETE FROM rounds WHERE round = 2",
         "UPDATE rounds SET value = 'no JSON' WHERE round = 1",
@@ -271,16 +271,7 @@ def test_reading_changes_nothing_and_runs_nothing(altered: Callable[..., Path]) 
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff[",
-        b"not toml [",
-        b"x = " + b"[" * 50_000,
-        b"a." * 9_999 + b"a = 1",
-        b"#" * (2**20 + 1),
-    ],
-    ids=range(6),
+    "content", [b"\xff[", b"not toml [", b"a." * 9_999 + b"a = 1", b"#" * (2**20 + 1)], ids=range(4)
 )
 def test_a_config_that_cannot_be_read_is_empty(altered: Any, content: bytes) -> None:
     folder = altered()
@@ -292,5 +283,5 @@ def test_values_that_json_lacks_are_null(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.set_facts({"a": [nan, {"b": float("inf")}], "c": 1.5})
     store.close()
-    assert recorded_fact(tmp_path, "a") == '[null,{"b":null}]'
-    assert recorded_fact(tmp_path, "c") == "1.5"
+    assert recorded_fact(tmp_path, "a") == [None, {"b": None}]
+    assert recorded_fact(tmp_path, "c") == 1.5

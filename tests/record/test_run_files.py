@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import processes
 from clientwise import writing
 from clientwise.record.files import read_whole
 from clientwise.writing import replacing, write_atomically
@@ -63,36 +62,6 @@ def test_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
         with first.open("ab") as file:
             file.write(b"st")
     assert path.read_bytes() == b"first"
-    assert [one for one in tmp_path.iterdir() if one.suffix == ".part"] == []
-
-
-WRITES_OFTEN = """
-import sys
-from pathlib import Path
-from clientwise.writing import replacing
-for number in range(40):
-    with replacing(Path("out")) as temporary, temporary.open("wb") as file:
-        for piece in range(50):
-            file.write(sys.argv[1].encode() * 1000)
-            file.flush()
-"""
-
-
-def test_processes_write_one_file_at_once(tmp_path: Path) -> None:
-    """Whenever it is read, it is the whole file of one of them, and each of them ends well."""
-    writers = [
-        processes.start(WRITES_OFTEN, letter, cwd=tmp_path, stderr=tmp_path / f"{letter}.txt")
-        for letter in "abcd"
-    ]
-    whole = {letter.encode() * 50_000 for letter in "abcd"}
-    path = tmp_path / "out"
-    while any(one.is_alive() for one in writers):
-        if path.exists():
-            assert path.read_bytes() in whole
-    assert path.read_bytes() in whole
-    for one, letter in zip(writers, "abcd", strict=True):
-        one.join()
-        assert one.exitcode == 0, (tmp_path / f"{letter}.txt").read_text("utf-8")
     assert [one for one in tmp_path.iterdir() if one.suffix == ".part"] == []
 
 

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sqlite3
-import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,7 +62,6 @@ Array = NDArray[Any]
 def reading(folder: Path) -> Iterator[sqlite3.Connection]:
     """Open the database of a run for reading; nothing is ever written. RunError where it cannot be read."""
     with readable(folder):
-        refuse_links(folder)
         # SQLite makes files beside the database to read it, unless it is told that nobody writes.
         mode = "mode=ro" if _is_written(folder) else "immutable=1"
         address = f"{(folder / DATABASE).resolve().as_uri()}?{mode}"
@@ -87,26 +84,18 @@ def readable(folder: Path) -> Iterator[None]:
         ) from None
 
 
-def recorded_fact(folder: Path, key: str) -> str | None:
-    """A fact about the whole run, as JSON; None where there is none."""
+def recorded_fact(folder: Path, key: str) -> Any:
+    """A fact about the whole run; None where there is none."""
     if not (folder / DATABASE).exists():
         return None
     with reading(folder) as database:
         if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'facts'").fetchone():
             return None
         row = database.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
-    return None if row is None else str(row[0])
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether all lanes of a run have ended."""
     try:
-        with reading(folder) as database:
-            planned = database.execute("SELECT value FROM facts WHERE key = 'lanes'").fetchone()
-            (ended,) = database.execute("SELECT COUNT(finished) FROM lanes").fetchone()
-            return planned is not None and ended == int(planned[0])
-    except (RunError, ValueError):
-        return False  # not begun, or damaged: resuming it says so
+        return None if row is None else json.loads(row[0])
+    except (ValueError, RecursionError):
+        raise RunError(f"{folder}: its database is damaged (its {key} cannot be read)") from None
 
 
 def refuse_other_format(folder: Path, database: sqlite3.Connection) -> None:
@@ -118,18 +107,6 @@ def refuse_other_format(folder: Path, database: sqlite3.Connection) -> None:
             f"{folder}: was written by another version of clientwise (format {version}; this version reads "
             f"format {VERSION}). Use that version, or run the experiment again in another folder"
         )
-
-
-def refuse_links(folder: Path) -> None:
-    """RunError where a file of the database is a link, a folder or a device.
-
-    A link leads out of the folder, and a pipe has no end.
-    """
-    for name in (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm"):
-        with suppress(FileNotFoundError):
-            if not stat.S_ISREG(os.lstat(folder / name).st_mode):
-                reason = "it is a link, a folder or a device, not a file"
-                raise RunError(f"{folder}: its {name} cannot be read ({reason})")
 
 
 def _is_written(folder: Path) -> bool:

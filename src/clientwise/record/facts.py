@@ -18,10 +18,7 @@ if TYPE_CHECKING:
     from ..core.objective.problem import Problem
 
 BY_HOST = "by the host's clients"  # the fact `computed` of a run that `cw.Aggregator` recorded
-DATA_OF_SEED = "data of seed "  # before a seed: the fingerprint of its data
 MODEL_OF_SEED = "model of seed "  # before a seed: `ModelFacts`
-# Before a seed: rounds, and the clients with other data from then on
-NEW_DATA_OF_SEED = "new data of seed "
 FLOAT_BYTES = 4
 
 

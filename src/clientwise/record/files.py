@@ -6,20 +6,19 @@ Anybody may have written a config: what is read has limits.
 from __future__ import annotations
 
 import errno
-import os
 import re
-import stat
 import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ..errors import RunError
 
 CONFIG = "config.toml"
 VERSIONS = "versions.json"
+LOCK = ".lock"
 TRIES = 4
 SECONDS_BETWEEN = 0.05
 BEST = "best.safetensors"  # the best model of another framework's run; see `hosts/best.py`
@@ -84,7 +83,7 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # not a POSIX system: it has no such lock
         yield
         return
-    with _opened(folder, os.O_WRONLY | os.O_CREAT) as file:
+    with (folder / LOCK).open("wb") as file:
         for tries_left in reversed(range(TRIES)):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,7 +110,7 @@ def is_locked(folder: Path) -> bool:
     try:
         import fcntl
 
-        with _opened(folder, os.O_RDONLY) as file:
+        with (folder / LOCK).open("rb") as file:
             # Shared, so that processes that only look do not see each other.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -128,30 +127,11 @@ def wait_until_free(folder: Path, seconds: float) -> None:
         time.sleep(SECONDS_BETWEEN)
 
 
-def _opened(folder: Path, flags: int) -> IO[bytes]:
-    """Open the lock file; a link to another place is refused, and a pipe does not wait."""
-
-    def opener(path: str, _: int) -> int:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-    mode = "wb" if flags & os.O_WRONLY else "rb"
-    return open(folder / ".lock", mode, opener=opener)  # closes what it cannot use
-
-
 def read_whole(path: Path, most: int) -> bytes:
     """Read a regular file of at most `most` bytes; anything else, a pipe say, is an OSError."""
-    content = None
-    with open(path, "rb", opener=_without_waiting) as file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            content = file.read(most + 1)
-    if content is None or len(content) > most:
+    if not path.is_file() or path.stat().st_size > most:
         raise OSError(errno.EFBIG, f"not a file of at most {most:,} bytes", str(path))
-    return content
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a pipe at once; otherwise that waits until a process writes to it."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    return path.read_bytes()
 
 
 def read_table(path: Path) -> dict[str, Any]:

@@ -16,15 +16,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..errors import NotBegunError, RunError, shortened
 from ..registry import suggest
-from .database import CLIENTS, DATABASE, RIGHT, reading, unpack
-from .facts import (
-    DATA_OF_SEED,
-    MODEL_OF_SEED,
-    NEW_DATA_OF_SEED,
-    MethodFacts,
-    ModelFacts,
-    RunFacts,
-)
+from .database import CLIENTS, DATABASE, RIGHT, readable, reading, unpack
+from .facts import MODEL_OF_SEED, MethodFacts, ModelFacts, RunFacts
 from .files import CONFIG, checkpoint_path, is_locked, kept_path, kept_rounds, read_table
 from .tables import CRITERIA, FRAMES, NORMALISED, RAW
 
@@ -160,8 +153,6 @@ class RunFolder:
             )
         if not path.exists():
             raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
-        if path.is_symlink() or path.parent.is_symlink():
-            raise RunError(f"{path}: leads out of the run folder, through a link")
         round_num, vector = load_model(path, best=after is None)
         if vector.numel() != about.size:
             raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")
@@ -245,11 +236,9 @@ class RunFolder:
 
     def _refuse_other_folders(self) -> None:
         """RunError for what is not a run folder, or one of another format."""
-        try:
+        with readable(self.folder):
             is_folder = self.folder.is_dir()
             has_database = (self.folder / DATABASE).exists()
-        except OSError as error:
-            raise RunError(f"{self.folder}: cannot be read ({error.strerror})") from None
         if not is_folder:
             raise RunError(f"{self.folder}: no such folder")
         if not has_database:
@@ -274,14 +263,15 @@ class RunFolder:
         if not {key for key, _ in rows} >= NEEDED:
             raise NotBegunError(f"{self.folder}: nothing is recorded yet; resume the run")
         found = {key: json.loads(value) for key, value in rows}
-        found["data"] = _by_seed(found, DATA_OF_SEED)
-        found["new_data"] = _by_seed(found, NEW_DATA_OF_SEED)
         self.facts = RunFacts.model_validate_json(json.dumps(found), strict=True)
 
 
-def _by_seed(facts: dict[str, Any], prefix: str) -> dict[int, Any]:
-    own = [(key, value) for key, value in facts.items() if key.startswith(prefix)]
-    return {int(key.removeprefix(prefix)): value for key, value in own}
+def is_finished(folder: Path) -> bool:
+    """Whether all lanes of a run have ended."""
+    try:
+        return RunFolder(folder).finished
+    except RunError:
+        return False  # not begun, or damaged: resuming it says so
 
 
 def _lanes(database: sqlite3.Connection) -> pandas.DataFrame:

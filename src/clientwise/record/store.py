@@ -29,7 +29,6 @@ from .database import (
     VERSION,
     pack,
     readable,
-    refuse_links,
     refuse_other_format,
     unpack,
 )
@@ -49,9 +48,6 @@ class Store:
         self._names: dict[int, dict[int, str]] = {}  # of clients, by seed
         self._seeds: dict[int, int] = {}  # by lane
         checkpoints = folder / "checkpoints"
-        refuse_links(folder)
-        if checkpoints.is_symlink():
-            raise RunError(f"{checkpoints}: is a link; it must be a folder of the run")
         with self._explained():
             checkpoints.mkdir(parents=True, exist_ok=True)
             for left in checkpoints.glob(f"*{ENDING}"):  # as large as a model
@@ -93,10 +89,10 @@ class Store:
         with self._transaction() as database:
             database.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (key, _as_json(value)))
 
-    def fact(self, key: str) -> str | None:
-        """A fact about the whole run as JSON; None where there is none."""
+    def fact(self, key: str) -> Any:
+        """A fact about the whole run; None where there is none."""
         row = self._row("SELECT value FROM facts WHERE key = ?", key)
-        return None if row is None else str(row[0])
+        return None if row is None else json.loads(row[0])
 
     def set_machine(self, number: int) -> None:
         """Write with every round from now on which machine of the fact `machines` computes it, from 1."""

@@ -22,9 +22,8 @@ from ...data.federated import FederatedData
 from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
 from ...errors import ClientwiseError, ConfigError, Problems, RunError
 from ...limits import gigabytes
-from ...record.database import is_finished
 from ...record.files import CONFIG, modified
-from ...record.run import RunFolder
+from ...record.run import is_finished
 from ...writing import make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
@@ -230,7 +229,6 @@ def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> lis
             if not has_all or not is_finished(own):
                 todo.append(index)
             else:
-                RunFolder(own)  # refuses a damaged one
                 if not accept_changes:  # versions and code of every cell, data once per federation
                     data = {} if cell.data in compared else _data_of(now)
                     compared.add(cell.data)

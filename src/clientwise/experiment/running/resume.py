@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -10,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from ...record.database import is_finished, recorded_fact
+from ...record.database import recorded_fact
 from ...record.facts import BY_HOST
 from ...record.files import (
     BEST,
     CONFIG,
+    LOCK,
     dotted_keys,
     modified,
     parse_toml,
     plain_name,
     read_table,
 )
-from ...record.run import RunFolder
+from ...record.run import RunFolder, is_finished
 from ...registry import suggest
 from ...writing import ENDING, make_folder
 from ..config.schema import Experiment
@@ -80,7 +80,7 @@ def is_new(folder: Path, first: str, *others: str) -> bool:
         return False
     # By its name: what another process is writing has become that file by the time of a second look
     begun = {name for name in names if name.endswith(ENDING) and name.startswith((first, *others))}
-    if names - begun - {".lock", *others}:
+    if names - begun - {LOCK, *others}:
         raise RunError(f"{folder}: not empty, and not a run of clientwise (it has no {first})")
     return True
 
@@ -112,11 +112,11 @@ def config_so_far(folder: Path) -> Experiment | None:
     if text is None:
         return written
     try:
-        table = parse_toml(json.loads(text))
+        table = parse_toml(text)
         found = [] if table.get("plugins", []) == written.plugins else ["plugins"]
         if not found:  # else they would be imported
             recorded = load_experiment(table | {"plugin_dir": written.plugin_dir})
-    except (ValueError, TypeError, RecursionError):  # a ConfigError is a ValueError
+    except (ValueError, TypeError):  # a ConfigError is a ValueError
         raise RunError(f"{folder}: its database is damaged (its config cannot be read)") from None
     if not found:
         names = {method.name for method in written.methods}
@@ -137,7 +137,7 @@ def config_so_far(folder: Path) -> Experiment | None:
 
 def refuse_run_of_host(folder: Path) -> None:
     """RunError where `cw.Aggregator` recorded the run: its clients are those of another program."""
-    if recorded_fact(folder, "computed") == json.dumps(BY_HOST):
+    if recorded_fact(folder, "computed") == BY_HOST:
         raise RunError(
             f"{folder}: was recorded by cw.Aggregator or a strategy, and cannot be resumed. Start the program "
             "that trains its clients again, with a new folder"

@@ -23,7 +23,7 @@ from ...engine.scheduler import LaneExecutor, Scheduler
 from ...engine.shards import slots
 from ...engine.wrapping import EmbeddedEngine
 from ...errors import RunError
-from ...record.facts import MODEL_OF_SEED, NEW_DATA_OF_SEED, current_minute
+from ...record.facts import MODEL_OF_SEED, current_minute
 from ...record.files import CONFIG, VERSIONS, locked
 from ...record.store import Store
 from ...writing import write_atomically
@@ -242,11 +242,7 @@ class _Session:
             data.names or None,
         )
         about = about_model(self._experiment, data.samples, executor)
-        facts: dict[str, object] = {f"{MODEL_OF_SEED}{seed}": about}
-        if data.new_data:
-            swapped = [(one.from_round, one.clients) for one in data.new_data]
-            facts[f"{NEW_DATA_OF_SEED}{seed}"] = swapped
-        self._store.set_facts(facts)
+        self._store.set_facts({f"{MODEL_OF_SEED}{seed}": about})
         data = replace(data, samples=executor.samples).holdings_to(executor.device)
         return _Seed(data, hostile, executor)
 
@@ -265,7 +261,12 @@ class _Session:
         remarks = column_hints(samples)
         remarks += doubts(experiment, first.data, first.hostile, first.executor)
         facts = about_run(experiment, first.data, first.hostile, first.executor, own_data)
-        self._store.set_facts(facts | {"warnings": remarks, "steps": steps})
+        new_data = {
+            seed: [(change.from_round, change.clients) for change in one.data.new_data]
+            for seed, one in self._seeds.items()
+            if one.data.new_data
+        }
+        self._store.set_facts({**facts, "warnings": remarks, "steps": steps, "new_data": new_data})
         if not self._unfinished():
             return remarks
         machine = machine_facts(first.executor, on_ray=experiment.workers == "ray")
@@ -288,7 +289,7 @@ class _Session:
                 if len(group) > 1:
                     executors = [LaneExecutor(scheduler, index) for index in range(len(group))]
                 lanes = [self._open(pair, one) for pair, one in zip(group, executors, strict=True)]
-                run_lanes(lanes, scheduler, self._trackers, self._tell)
+                run_lanes(lanes, scheduler)
 
     def _unfinished(self) -> list[Pair]:
         """The lanes that are to be run."""
@@ -328,12 +329,12 @@ class _Session:
             # Processes of a cluster have another current folder, and other environment variables.
             folder = data_folder(self._experiment) or Path()
             there = config | {"data_dir": str(folder.absolute())}
-            run_on_ray(lanes, there, own_data, self._trackers, self._tell)
+            run_on_ray(lanes, there, own_data)
         for seed, method in in_shards:
             own = self._seeds[seed]
             with sharded(own.data, config, method.name, seed, where) as make:
                 lane = self._open((seed, method), own.executor, make)
-                run_lanes([lane], Scheduler(own.executor), self._trackers, self._tell)
+                run_lanes([lane], Scheduler(own.executor))
 
     def _open(
         self, pair: Pair, executor: Executor, make: Callable[..., LocalEngine] = LocalEngine
@@ -346,7 +347,16 @@ class _Session:
         )
         engine = self._connect(embedded, seed) if self._connect else embedded
         method = method.for_clients(own.data.names)
-        lane = Lane(self._experiment, self._store, method, engine, own.hostile, seed)
+        lane = Lane(
+            self._experiment,
+            self._store,
+            method,
+            engine,
+            own.hostile,
+            seed,
+            self._trackers,
+            self._tell,
+        )
         done = lane.state.server.round_num
         self._done += done
         if lane.is_done:  # it stopped early, before the run was resumed
