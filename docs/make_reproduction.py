@@ -23,8 +23,7 @@ import numpy
 import pandas
 
 import clientwise as cw
-from clientwise.record.run import is_finished
-from clientwise.record.run import RunFolder
+from clientwise.record.run import RunFolder, is_finished
 from clientwise.report.charts import draw
 from clientwise.report.items import counted, percent
 from clientwise.report.results import SHARES, Method, Results, difference_between

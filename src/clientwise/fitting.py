@@ -188,7 +188,7 @@ def run(
             the shape of a sample and the number of outputs.
         resume: continue the run in `out`, or add rounds, seeds and methods to it. The results are
             those of a run that was not interrupted.
-        accept_changes: resume although the data, the code of plugins, versions or bounds have changed; the
+        accept_changes: resume although the data, the code of plugins or versions have changed; the
             run records what changed. Without it, such a run is refused.
         progress: whether to show progress; by default in a terminal or notebook, unless
             `on_round` is given.

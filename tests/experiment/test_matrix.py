@@ -35,7 +35,7 @@ from clientwise.experiment.matrix.grid import (
     make,
     open_matrix,
 )
-from clientwise.experiment.matrix.runs import CellsFailedError, find_unfinished_matrix, run_matrix
+from clientwise.experiment.matrix.runs import CellsFailedError, run_matrix
 from clientwise.record.run import is_finished
 from clientwise.report.files import as_csv
 from clientwise.report.items import Chart, Table
@@ -573,17 +573,6 @@ def test_a_damaged_cell_does_not_hide_the_others(finished: Path, tmp_path: Path)
         shutil.rmtree(folder / cell.folder)
     with pytest.raises(RunError, match="none of its cells has begun"):
         matrix_report(folder)
-
-
-def test_a_damaged_matrix_does_not_prevent_another_from_being_resumed(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("mine", "theirs"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-    shutil.copy(finished / "matrix.toml", tmp_path / "runs" / "mine")
-    (tmp_path / "runs" / "theirs" / "matrix.toml").write_text("x = [")
-    assert find_unfinished_matrix(open_matrix(finished)) == Path("runs/mine")
 
 
 def test_demsar_critical_difference() -> None:

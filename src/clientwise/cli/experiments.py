@@ -74,7 +74,7 @@ def run(
         bool,
         Option(
             "--accept-changes",
-            help="Resume although data, plugins, versions or bounds have changed; the run records it.",
+            help="Resume although data, plugins or versions have changed; the run records it.",
         ),
     ] = False,
     jobs: Annotated[
@@ -121,16 +121,11 @@ def run(
             data_dir=data_dir,
         )
         from ..experiment.matrix.grid import Matrix
-        from ..experiment.matrix.runs import find_unfinished_matrix
-        from ..experiment.running.resume import find_unfinished
 
         if jobs > 1 and not isinstance(loaded, Matrix):
             fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
         if folder is None and resume:
-            if isinstance(loaded, Matrix):
-                folder = find_unfinished_matrix(loaded)
-            else:
-                folder = find_unfinished(loaded)
+            fail("--resume: name the folder of the run: clientwise run FOLDER --resume")
     if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
     else:

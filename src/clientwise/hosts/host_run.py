@@ -65,7 +65,7 @@ class HostRecord:
             self._store = Store(folder)
             stack.callback(self._store.close)
             record_machine(self._store, machine_facts())
-            self._lane = self._store.open_lane(method["name"], self._seed, method.get("bounds"))
+            self._lane = self._store.open_lane(method["name"], self._seed)
             facts = facts_of_run(
                 config["name"],
                 problem,

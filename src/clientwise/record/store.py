@@ -44,7 +44,6 @@ class Store:
         """Open a run folder; its tables are made where there are none."""
         self.folder = folder
         self._machine: int | None = None
-        self._policies: dict[int, object] = {}  # the bounds in force, by lane
         self._names: dict[int, dict[int, str]] = {}  # of clients, by seed
         self._seeds: dict[int, int] = {}  # by lane
         checkpoints = folder / "checkpoints"
@@ -129,18 +128,14 @@ class Store:
             with self._transaction():
                 self._write_frame(seed, 0, CLIENTS, columns)
 
-    def open_lane(self, method: str, seed: int, policy: Mapping[str, object] | None = None) -> int:
-        """The number of the lane of a method and seed, which is made where there is none.
-
-        Its rounds from now on are written with `policy`, the bounds in force.
-        """
+    def open_lane(self, method: str, seed: int) -> int:
+        """The number of the lane of a method and seed, which is made where there is none."""
         pair = (method, seed)
         with self._transaction() as database:
             database.execute("INSERT OR IGNORE INTO lanes (method, seed) VALUES (?, ?)", pair)
             found = database.execute("SELECT lane FROM lanes WHERE method = ? AND seed = ?", pair)
             lane = int(found.fetchone()[0])
         self._seeds[lane] = seed
-        self._policies[lane] = policy
         return lane
 
     def is_lane_finished(self, method: str, seed: int) -> bool:
@@ -190,8 +185,7 @@ class Store:
             held_out_loss: by which the run stops or keeps models, where it does.
         """
         names = self._names.get(self._seeds[lane], {})
-        policy = self._policies[lane]
-        done = Round(record, problem, hostile, names, seconds, self._machine, held_out_loss, policy)
+        done = Round(record, problem, hostile, names, seconds, self._machine, held_out_loss)
         values = values_of(done)
         frames = frames_of(done)
         right = None if done.shown is None else done.shown.right

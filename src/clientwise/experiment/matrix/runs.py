@@ -20,15 +20,14 @@ import torch
 
 from ...data.federated import FederatedData
 from ...engine.device import gpu_memory, pick_device, return_unused_gpu_memory, share_gpu
-from ...errors import ClientwiseError, ConfigError, Problems, RunError
+from ...errors import ClientwiseError, Problems, RunError
 from ...limits import gigabytes
-from ...record.files import CONFIG, modified
+from ...record.files import CONFIG
 from ...record.run import is_finished
 from ...writing import make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
 from ..config.schema import Experiment
-from ..config_file import read_config
 from ..running.lanes import Progress
 from ..running.origin import change_of_machine, compare_origin, other_machine
 from ..running.resume import (
@@ -124,19 +123,6 @@ def run_matrix(
     return folder
 
 
-def find_unfinished_matrix(matrix: Matrix, parent: Path = Path("runs")) -> Path:
-    """The newest folder in runs/ that was made from exactly this config."""
-    written = []
-    for path in parent.glob(f"*/{MATRIX_FILE}"):
-        with suppress(ConfigError):  # a file that cannot be read is another matrix
-            if read_config(path)[1] == matrix.table:
-                written.append(path)
-    if not written:
-        how = "name its folder: clientwise run FOLDER --resume"
-        raise RunError(f"{parent}/: no unfinished run of this config; {how}")
-    return max(written, key=modified).parent
-
-
 def _prepare(
     matrix: Matrix, folder: Path, resume: bool, accept_changes: bool
 ) -> tuple[Matrix, Sequence[int]]:
@@ -223,7 +209,7 @@ def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> lis
             now = cell.experiment
             before = config_so_far(own)
             if before is not None:
-                refuse_other_config(own, before, now, accept_changes=accept_changes)
+                refuse_other_config(own, before, now)
                 now = extended(before, now)
             has_all = before is not None and not changed_keys(before.to_dict(), now.to_dict())
             if not has_all or not is_finished(own):

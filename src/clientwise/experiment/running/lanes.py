@@ -25,7 +25,6 @@ from ...record.store import Store
 from ..build.engine import build_plan
 from ..config.schema import Experiment
 from ..config.settings import StopEarly
-from ..config.tables import to_plain
 from ..trackers import LaneInfo, Trackers
 
 SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
@@ -171,8 +170,7 @@ class Lane:
         self._hostile = hostile
         self._trackers = trackers
         self._on_round = on_round
-        (settings,) = (one for one in experiment.methods if one.name == method.name)
-        self._lane = store.open_lane(method.name, seed, to_plain(settings.bounds))
+        self._lane = store.open_lane(method.name, seed)
         self._keeps_best = experiment.keep == "best" and method.control != "alone"
         # Secret noise cannot be drawn again: a round that is lost after its model was sent is another
         # release, and has to be counted. Its rounds are on disk before the next one begins.

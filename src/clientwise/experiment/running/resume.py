@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -16,12 +15,10 @@ from ...record.files import (
     CONFIG,
     LOCK,
     dotted_keys,
-    modified,
     parse_toml,
     plain_name,
-    read_table,
 )
-from ...record.run import RunFolder, is_finished
+from ...record.run import RunFolder
 from ...registry import suggest
 from ...writing import ENDING, make_folder
 from ..config.schema import Experiment
@@ -85,18 +82,6 @@ def is_new(folder: Path, first: str, *others: str) -> bool:
     return True
 
 
-def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
-    """The newest unfinished run folder in runs/ that was made by this config."""
-    wanted = experiment.to_dict()
-    found = list(parent.glob(f"*/{CONFIG}"))
-    same_config = [path for path in found if not changed_keys(read_table(path), wanted)]
-    written = [path for path in same_config if not is_finished(path.parent)]
-    if not written:
-        hint = "name its folder: clientwise run FOLDER --resume"
-        raise RunError(f"{parent}/: no unfinished run of this config; {hint}")
-    return max(written, key=modified).parent
-
-
 def config_so_far(folder: Path) -> Experiment | None:
     """The config that the rounds in a run folder were run with; None where there is no run.
 
@@ -120,11 +105,7 @@ def config_so_far(folder: Path) -> Experiment | None:
         raise RunError(f"{folder}: its database is damaged (its config cannot be read)") from None
     if not found:
         names = {method.name for method in written.methods}
-        edited = differences(recorded, written)
-        accepted = bound_changes(
-            edited
-        )  # by who resumes it; after a crash, the file alone has them
-        found = [said for key, said in edited.items() if key not in accepted]
+        found = [*differences(recorded, written).values()]
         found += [f"no method {one.name!r}" for one in recorded.methods if one.name not in names]
         found += [f"no seed {seed}" for seed in recorded.seeds if seed not in written.seeds]
     if found:
@@ -146,32 +127,23 @@ def refuse_run_of_host(folder: Path) -> None:
 
 def extended(before: Experiment, experiment: Experiment) -> Experiment:
     """The experiment with the seeds and methods that its run has: none is lost."""
-    given = {method.name: method for method in experiment.methods}
-    kept = []
-    for method in before.methods:
-        bounds = given.pop(method.name, method).bounds
-        kept.append(method.model_copy(update={"bounds": bounds}))
+    methods = {method.name: method for method in [*experiment.methods, *before.methods]}
+    names = dict.fromkeys(method.name for method in [*before.methods, *experiment.methods])
     grown = {
         "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
-        "methods": [*kept, *given.values()],
+        "methods": [methods[name] for name in names],
     }
     return experiment.model_copy(update=grown)
 
 
-def refuse_other_config(
-    folder: Path, before: Experiment, experiment: Experiment, *, accept_changes: bool
-) -> None:
-    """RunError where an experiment differs from its run in more than may change, or than is accepted."""
+def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment) -> None:
+    """RunError where an experiment differs from its run in more than may change."""
     found = differences(before, experiment)
-    of_bounds = bound_changes(found)
-    if not found or (accept_changes and len(of_bounds) == len(found)):
+    if not found:
         return
     hint = "Resume it with its own config, or choose another output folder"
-    of_methods = [key for key in found if key.startswith("methods.")]
-    if of_methods:
+    if any(key.startswith("methods.") for key in found):
         hint += "; give a changed method another name"
-    if of_bounds:
-        hint += ", or go on with other bounds by --accept-changes (in Python accept_changes=True), which is recorded"
     if counts_members(before) and not found.keys().isdisjoint(MEMBERS):
         hint += "; the ε of the rounds so far holds for the members so far"
     elif "flower.clients" in found:
@@ -202,12 +174,6 @@ def differences(before: Experiment, now: Experiment) -> dict[str, str]:
             is_list = isinstance(one, list) or isinstance(other, list)
             found[key] = key if is_list else f"{key} = {_shown(other)} (was {_shown(one)})"
     return found
-
-
-def bound_changes(found: Mapping[str, str]) -> dict[str, str]:
-    """Of what `differences` found, the bounds of methods: they may change if that is accepted."""
-    is_bound = re.compile(r"methods\..+\.bounds(\.(cap|floor))?").fullmatch
-    return {key: said for key, said in found.items() if is_bound(key)}
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -48,11 +48,9 @@ from .origin import (
 from .ray_lanes import can_be_sharded, connected_to_ray, run_on_ray, sharded
 from .resume import (
     FACT,
-    bound_changes,
     changed_keys,
     claim,
     config_so_far,
-    differences,
     extended,
     member_changes,
     new_folder,
@@ -104,7 +102,7 @@ def run(
             _take(folder, resume, stack)
             before = config_so_far(folder)
         if before is not None:
-            refuse_other_config(folder, before, experiment, accept_changes=accept_changes)
+            refuse_other_config(folder, before, experiment)
             experiment = extended(before, experiment)
         if data is not None:
             data = replace(data, samples=scored(experiment, data.samples))
@@ -130,8 +128,7 @@ def run(
             stack.callback(store.close)
             _record_config(store, experiment, before)
             if before:
-                bounds = bound_changes(differences(before, experiment))
-                changes = [*member_changes(before, experiment), *bounds.values(), *changes]
+                changes = [*member_changes(before, experiment), *changes]
             record_origin(store, experiment, origin, changes)
             session = _Session(experiment, store, built, connect, trackers, on_round)
             steps = count_steps(experiment, federated.values())
