@@ -21,7 +21,7 @@ from clientwise.core.method import Method, Plan
 from clientwise.core.round import first_state, run_round
 from clientwise.core.types import Gathered, LocalTraining, ModelSpec
 from clientwise.engine.local import LocalEngine
-from clientwise.record.models import load_checkpoint, save_checkpoint
+from clientwise.record.checkpoint import load_checkpoint, save_checkpoint
 
 Array = NDArray[numpy.float64]
 PARAMETERS = 40

@@ -15,7 +15,7 @@ import clientwise as cw
 from clientwise.core.objective.loss import CrossEntropy, RobustLoss
 from clientwise.core.types import ServerState
 from clientwise.errors import RunError
-from clientwise.record.models import load_checkpoint, save_checkpoint
+from clientwise.record.checkpoint import load_checkpoint, save_checkpoint
 
 pytestmark = pytest.mark.bits
 

@@ -1,52 +1,24 @@
-"""Models as files: tensors by name, with metadata. Nothing is unpickled.
-
-- A trained model has what is needed to predict by it.
-- A checkpoint has all that a lane needs to go on. Tensors of a state's field have the names `FIELD.NAME`; scalars are
-  JSON in its header.
-"""
+"""Trained models as files: tensors by name, with what is needed to predict by them. Nothing is unpickled."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any
 
 import torch
-from annotated_types import Ge, Le
 from pydantic import Json, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from ..core.objective.loss import LossRecord
-from ..core.types import ServerState
 from ..data.encoding import Encoding
-from ..errors import ClientwiseError, RunError
+from ..errors import ClientwiseError
 from ..writing import write_atomically
 
 ENDING = ".safetensors"
-CHECKPOINT_VERSION = 3
-MODEL = "model"
-ENGINE = "engine"
-BEST = f"{ENGINE}.lane.best"  # the model of the best round, where `keep` says so
-BEST_ROUND = f"{ENGINE}.lane.best_round"
-BY_CLIENT = ("memory", "evidence", "privacy", "sampling")  # fields with a row for each client
-FIELDS = (*BY_CLIENT, "step_state", "rule_state")  # of a state, with tensors by name
-
-Tensors = dict[str, Tensor]
-
-
-def _read(path: Path, device: torch.device | str = "cpu") -> tuple[dict[str, str], Tensors]:
-    """The metadata and the tensors of a file."""
-    with safe_open(path, framework="pt", device=str(device)) as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return file.metadata() or {}, tensors
-
-
-# Trained models ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -88,7 +60,7 @@ def metadata_of(header: ModelHeader) -> dict[str, str]:
     }
 
 
-def read_model(path: Path) -> tuple[ModelHeader, Tensors]:
+def read_model(path: Path) -> tuple[ModelHeader, dict[str, Tensor]]:
     """A model that `write_model` wrote; ClientwiseError for any other file."""
     if path.is_dir():
         example = next(iter(sorted(path.glob(f"*{ENDING}"))), "FOLDER/MODEL.safetensors")
@@ -98,172 +70,29 @@ def read_model(path: Path) -> tuple[ModelHeader, Tensors]:
     if not path.is_file():
         raise ClientwiseError(f"{path}: no such file; `clientwise export` writes models")
     try:
-        metadata, tensors = _read(path)
+        metadata, tensors = read_tensors(path)
         header = _HEADER.validate_python(metadata)
     except ValidationError as error:
         first = error.errors()[0]
         what = ".".join(map(str, first["loc"])) or "metadata"
-        raise _no_model(path, f"{what}: {first['msg']}") from None
+        raise _refused(path, f"{what}: {first['msg']}") from None
     except (SafetensorError, OSError) as error:
-        raise _no_model(path, str(error).splitlines()[0]) from None
+        raise _refused(path, str(error).splitlines()[0]) from None
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise _no_model(path, "it has NaN or Inf")
+        raise _refused(path, "it has NaN or Inf")
     return header, tensors
 
 
-def _no_model(path: Path, reason: str) -> ClientwiseError:
+def _refused(path: Path, reason: str) -> ClientwiseError:
     return ClientwiseError(
         f"{path}: not a model that `clientwise export` wrote ({reason}); export it again"
     )
 
 
-# Checkpoints ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Scalars:
-    """The part of a `ServerState` that is not tensors."""
-
-    round_num: Annotated[int, Ge(0), Le(10**9)]
-    loss: LossRecord
-    priority: tuple[str, ...] | None
-    quality: float | None
-
-
-class _Content(NamedTuple):
-    """The content of a checkpoint file."""
-
-    owner: str
-    scalars: _Scalars
-    tensors: Tensors
-
-
-_SCALARS = TypeAdapter(_Scalars)
-
-
-def save_checkpoint(
-    path: Path, state: ServerState, engine_state: Mapping[str, Tensor], owner: str = ""
-) -> None:
-    """Write the state of a lane and of its engine. The old file stays until the new is whole.
-
-    Args:
-        path: the checkpoint.
-        state: of the lane.
-        engine_state: of its engine.
-        owner: the lane and its run.
-    """
-    tensors = _tensors(state) | _named(ENGINE, engine_state)
-    content = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    scalars = _Scalars(state.round_num, state.loss.record(), state.priority, state.quality)
-    text = json.dumps(asdict(scalars))
-    header = {
-        "version": str(CHECKPOINT_VERSION),
-        "state": text,
-        "fingerprint": _fingerprint(text, content),
-        "owner": owner,
-    }
-    write_atomically(path, save(content, header))
-
-
-def load_checkpoint(
-    path: Path, first: ServerState, owner: str | None = None
-) -> tuple[ServerState, Tensors]:
-    """Read the state of a lane and of its engine.
-
-    Args:
-        path: the checkpoint.
-        first: the state in which this lane began. The checkpoint has to fit it. Clients that have
-            joined since the checkpoint keep their values from `first`.
-        owner: the lane and its run; None: unknown.
-
-    Returns:
-        The state, and the tensors of the engine by name.
-    """
-    content = _checkpoint(path, first.model.device)
-    if owner not in (None, content.owner):
-        raise _refused(path, "the checkpoint of another run, method or seed")
-    tensors = content.tensors
-    for name, expected in _tensors(first).items():
-        saved = tensors.get(name)
-        if saved is None:
-            misfit = f"{name} is missing, not of {list(expected.shape)}"
-            raise _refused(path, f"not a checkpoint of this run ({misfit})")
-        saved = saved.to(expected.device)
-        alike = saved.dtype == expected.dtype and saved.shape[1:] == expected.shape[1:]
-        if alike and saved.dim() and name.split(".")[0] in BY_CLIENT:  # clients may have joined
-            saved = torch.cat([saved, expected[len(saved) :]])
-        if not alike or saved.shape != expected.shape:
-            misfit = f"{name} is of {list(saved.shape)}, not of {list(expected.shape)}"
-            raise _refused(path, f"not a checkpoint of this run ({misfit})")
-        tensors[name] = saved
-    if sorted(content.scalars.priority or ()) != sorted(first.priority or ()):
-        raise _refused(path, "not a checkpoint of this method (its criteria have other names)")
-    fields: dict[str, Any] = {name: _under(name, tensors) for name in FIELDS}
-    try:
-        fields["loss"] = content.scalars.loss.loss()
-    except ValueError as error:
-        raise _refused(path, f"not a checkpoint of this run ({error})") from None
-    state = ServerState(model=tensors[MODEL], **{**vars(content.scalars), **fields})
-    return state, _under(ENGINE, tensors)
-
-
-def load_model(path: Path, *, best: bool = False) -> tuple[int, Tensor]:
-    """Read the last round of a lane, and the model [d] after it.
-
-    With `best`, read the best round and its model, where the lane keeps it.
-    """
-    _, scalars, tensors = _checkpoint(path)
-    if best and {BEST, BEST_ROUND} <= tensors.keys():
-        return int(tensors[BEST_ROUND]), tensors[BEST]
-    return scalars.round_num, tensors[MODEL]
-
-
-def _checkpoint(path: Path, device: torch.device | str = "cpu") -> _Content:
-    """The content of a checkpoint that is as it was written."""
-    if not path.is_file():
-        raise _refused(path, "not a file")
-    try:
-        header, tensors = _read(path, device)
-        scalars = _SCALARS.validate_json(header.get("state", ""), strict=True)
-    except (SafetensorError, ValidationError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise _refused(path, f"not a checkpoint of clientwise ({reason})") from None
-    if header.get("version") != str(CHECKPOINT_VERSION) or MODEL not in tensors:
-        raise _refused(path, "not a checkpoint of this version of clientwise")
-    if not bool(tensors[MODEL].isfinite().all()):
-        raise _refused(path, "damaged (its model has NaN or Inf)")
-    if header.get("fingerprint") != _fingerprint(header["state"], tensors):
-        raise _refused(path, "damaged (it is not as it was written)")
-    return _Content(header.get("owner", ""), scalars, tensors)
-
-
-def _fingerprint(scalars: str, tensors: Mapping[str, Tensor]) -> str:
-    """A digest that changes with every byte of the content."""
-    digest = hashlib.sha256(scalars.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.cpu().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _tensors(state: ServerState) -> Tensors:
-    """The tensors of a state by their names in the file."""
-    tensors = {MODEL: state.model}
-    for name in FIELDS:
-        tensors |= _named(name, getattr(state, name))
-    return tensors
-
-
-def _named(field: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    return {f"{field}.{name}": tensor for name, tensor in tensors.items()}
-
-
-def _under(field: str, tensors: Mapping[str, Tensor]) -> Tensors:
-    """The tensors of a field, by their own names."""
-    prefix = f"{field}."
-    own = [(name, tensor) for name, tensor in tensors.items() if name.startswith(prefix)]
-    return {name.removeprefix(prefix): tensor for name, tensor in own}
-
-
-def _refused(path: Path, reason: str) -> RunError:
-    return RunError(f"{path}: {reason}; delete it to start this lane again")
+def read_tensors(
+    path: Path, device: torch.device | str = "cpu"
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a file."""
+    with safe_open(path, framework="pt", device=str(device)) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return file.metadata() or {}, tensors

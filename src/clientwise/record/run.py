@@ -137,7 +137,7 @@ class RunFolder:
         Returns:
             The round, and the model's tensors by name.
         """
-        from .models import load_model  # PyTorch, which no other reader needs
+        from .checkpoint import load_model  # PyTorch, which no other reader needs
 
         lane = self.lane(method, seed)
         about = self.model_facts(seed)

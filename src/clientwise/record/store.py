@@ -20,6 +20,7 @@ from ..core.reasons import likely_cause
 from ..core.types import RoundRecord, ServerState
 from ..errors import RunError, shortened
 from ..writing import ENDING, write_atomically
+from .checkpoint import load_checkpoint, save_checkpoint
 from .database import (
     CLIENTS,
     DAMAGE,
@@ -33,7 +34,6 @@ from .database import (
     unpack,
 )
 from .files import checkpoint_path, initial_path, kept_path, kept_rounds
-from .models import load_checkpoint, save_checkpoint
 from .tables import VALUES_OF_CLIENTS, Round, frames_of, values_of
 
 
