@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +112,3 @@ def test_a_model_that_does_not_fit_is_refused(
     ):
         cw.run(config | {"initial_model": str(tmp_path / "model.safetensors")}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("content", [None, b"", json.dumps({"model": 1}).encode()])
-def test_a_file_that_is_no_model_is_refused(
-    config: dict[str, Any], tmp_path: Path, content: bytes | None
-) -> None:
-    if content is not None:
-        (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ConfigError, match="not a model for this network"):
-        cw.run(config | {"initial_model": str(tmp_path / "model.safetensors")}, tmp_path / "run")
