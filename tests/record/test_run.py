@@ -236,7 +236,7 @@ def test_what_is_no_run_is_said_to_be_none(finished: Path, altered: Any, tmp_pat
     assert cw.Run(finished, "finished~2").id == "finished~2"
 
 
-@pytest.mark.parametrize("version", [11, VERSION + 1])
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_a_folder_of_another_format_is_refused_in_one_line(
     version: int, altered: Callable[..., Path]
 ) -> None:

@@ -27,7 +27,7 @@ from ..errors import RunError
 from .files import holds, is_locked
 
 DATABASE = "run.sqlite"
-VERSION = 12  # of the format; a database says its own in `PRAGMA user_version`
+VERSION = 13  # of the format; a database says its own in `PRAGMA user_version`
 CLIENTS = "clients"  # a frame of a seed, which stands in the place of the lane; its round is 0
 RIGHT = "right"  # a frame: the samples that the best model so far classifies correctly
 SCHEMA = (
