@@ -256,18 +256,6 @@ def run(
     return Run(folder, module=model)
 
 
-def deployed_data(experiment: Experiment, server: Path | None) -> FederatedData | None:
-    """The data to check a deployment with; None where the config describes no deployment.
-
-    These are the samples of the `server`; the participants keep theirs.
-    """
-    if server is None and (experiment.data is not None or not experiment.flower.clients):
-        return None
-    with _flower_is_needed(experiment):
-        from .hosts.flower.data import server_side
-    return server_side(experiment, str(server or ""))
-
-
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`, not of the config
 
 

@@ -42,6 +42,7 @@ from .options import (
 from .results import print_matrix, print_results
 
 if TYPE_CHECKING:
+    from ..data.federated import FederatedData
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix, MatrixCell
 
@@ -167,13 +168,12 @@ def check(
     problems.refuse()
     from ..experiment.checks.describe import describe
     from ..experiment.matrix.grid import Matrix
-    from ..fitting import deployed_data
 
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
         return
     assert loaded is not None, "what is wrong was refused"
-    print_lines(describe(loaded, deployed_data(loaded, server_data)))
+    print_lines(describe(loaded, _deployed_data(loaded, server_data)))
     others = f" (and its presets: {', '.join(presets)})" if presets else ""
     out.print(f"[green]ok:[/] {escape(f'{file}{others}')}", soft_wrap=True)
 
@@ -295,6 +295,20 @@ def demo(out_folder: NewRunOption = None, changes: SetOption = None) -> None:
     out.print("\n[bold]Next[/]")
     for step, purpose in steps.items():
         out.print(f"  {escape(step)}\n      [dim]{escape(purpose)}[/]", soft_wrap=True)
+
+
+def _deployed_data(experiment: Experiment, server: Path | None) -> FederatedData | None:
+    """The data to check a deployment with; None where the config describes no deployment.
+
+    These are the samples of the `server`; the participants keep theirs.
+    """
+    from ..errors import needing
+
+    if server is None and (experiment.data is not None or not experiment.flower.clients):
+        return None
+    with needing("flower", "Flower"):
+        from ..hosts.flower.data import server_side
+    return server_side(experiment, str(server or ""))
 
 
 def _run_and_show(

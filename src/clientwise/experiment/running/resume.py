@@ -18,7 +18,6 @@ from ...record.files import (
     parse_toml,
     plain_name,
 )
-from ...record.run import RunFolder
 from ...registry import suggest
 from ...writing import ENDING, make_folder
 from ..config.schema import Experiment
@@ -277,6 +276,8 @@ def _config_of(folder: Path, what: str) -> dict[str, Any]:
 
 def _number_of(folder: Path, client: str) -> int:
     """The number that a client has under all seeds."""
+    from ...record.run import RunFolder  # pandas, which takes long to import
+
     clients = RunFolder(folder).frame("clients")
     numbers = clients["client"].astype(str)
     names = clients["name"].fillna(numbers)
