@@ -46,7 +46,7 @@ def measure(config: dict[str, Any]) -> dict[str, float]:
     import clientwise as cw
 
     with tempfile.TemporaryDirectory() as folder:
-        run = cw.Run(cw.run(config, Path(folder) / "run"))
+        run = cw.run(config, Path(folder) / "run")
         seconds = run.frame("rounds")["seconds"].tolist()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {

@@ -36,7 +36,7 @@ def accuracy(data: dict[str, Any], model: Any, noise: dict[str, Any]) -> float:
         **data,
     }
     with TemporaryDirectory() as folder:
-        run = cw.Run(cw.run(config, Path(folder) / "run", progress=False))
+        run = cw.run(config, Path(folder) / "run", progress=False)
         ends = run.frame("rounds").groupby("seed")["metric"].last()
     return 100 * float(ends.mean())
 

@@ -23,8 +23,7 @@ import numpy
 import pandas
 
 import clientwise as cw
-from clientwise.record.database import is_finished
-from clientwise.record.run import RunFolder
+from clientwise.record.run import RunFolder, is_finished
 from clientwise.report.items import counted, percent
 from clientwise.report.results import SHARES, Method, Results, difference_between
 from clientwise.report.sections import first_rounds, gain_against, until_clients_reach

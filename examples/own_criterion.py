@@ -39,7 +39,7 @@ def main() -> None:
         attributes={"battery": [0.9, 0.1, 0.5, 1.0, 0.7, 0.3]},
     )
     with tempfile.TemporaryDirectory() as folder:
-        run = cw.Run(cw.run(CONFIG, Path(folder) / "run", data=data))
+        run = cw.run(CONFIG, Path(folder) / "run", data=data)
         for method, metric in run.frame("rounds").groupby("method")["metric"].last().items():
             print(f"{method:16} accuracy {metric:.1%}")
         weights = run.frame("weights").set_index(["method", "round"])["weight"]

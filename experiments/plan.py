@@ -26,7 +26,7 @@ from clientwise.data.folder import DataError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_module
 from clientwise.models.modules import outputs_of
-from clientwise.record.database import is_finished
+from clientwise.record.run import is_finished
 from clientwise.report.items import in_time
 
 HERE = Path(__file__).parent

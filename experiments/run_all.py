@@ -17,7 +17,7 @@ from pathlib import Path
 
 import clientwise as cw
 from clientwise.experiment.running.lanes import Progress
-from clientwise.record.database import is_finished
+from clientwise.record.run import is_finished
 
 HERE = Path(__file__).parent
 

@@ -78,7 +78,7 @@ def in_the_base_install() -> Path:
     *sites, held_out = parts
     data = cw.FederatedData.from_clients(sites, [held_out] * 4, weigh=held_out, report=held_out)
     config = {"name": "mine", "rounds": 2, "device": "cpu", "methods": ["FedAvg", "Recommended"]}
-    folder = cw.run(config, "run", data=data, model=nn.Linear(4, 2), progress=False)
+    folder = cw.run(config, "run", data=data, model=nn.Linear(4, 2), progress=False).folder
     run = cw.Run(folder)
     assert run.finished
     assert "FedAvg" in repr(run)

@@ -21,7 +21,7 @@ SERVER = multiprocessing.get_context("forkserver")
 # What most commands import, if only while they run: `torch.optim` imports `torch._dynamo` with its first step.
 _PRELOADED = [
     "clientwise.cli",
-    "clientwise.launch",
+    "clientwise.fitting",
     "clientwise.report.progress",
     "clientwise.report.page",
     "clientwise.report.terminal",

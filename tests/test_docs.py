@@ -71,10 +71,10 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     drawn, own = blocks("data.md", "python")
     monkeypatch.chdir(tmp_path)
     exec(
-        f"{drawn}\nrun = cw.Run(folder)\nassert len(set(run.facts.data.values())) == 3 and run.finished",
+        f"{drawn}\nassert len(set(run.facts.data.values())) == 3 and run.finished",
         {},
     )
-    exec(f"{own}\nassert cw.Run(folder).finished and data.num_clients == 2", {})
+    exec(f"{own}\nassert run.finished and data.num_clients == 2", {})
 
 
 def test_the_script_for_a_cluster_runs_and_resumes(
@@ -123,7 +123,7 @@ def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     own, several_inputs, options, plugin, trained, elsewhere = blocks("models.md", "python")
     monkeypatch.chdir(tmp_path)
     exec(
-        f"import clientwise as cw\nfrom torch import nn\n{several_inputs}\nassert cw.Run(folder).finished",
+        f"import clientwise as cw\nfrom torch import nn\n{several_inputs}\nassert run.finished",
         {},
     )
     Path("my_net.py").write_text(plugin, encoding="utf-8")
@@ -168,7 +168,7 @@ def test_the_page_on_hugging_face_is_true(tmp_path: Path, monkeypatch: pytest.Mo
         scope["config"] | {"methods": methods},
         data=scope["samples"],
         model=scope["sharing_a"],
-    )
+    ).folder
     assert cw.Run(folder).finished
 
 

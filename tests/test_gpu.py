@@ -130,7 +130,7 @@ def test_a_network_that_no_graph_can_hold(mode: str, small: dict[str, Any], tmp_
     results = []
     for device in ("cpu", "cuda"):
         given = config | {"device": device, "mode": mode if device == "cuda" else "auto"}
-        folder = cw.run(given, tmp_path / device, model=Reads, progress=False)
+        folder = cw.run(given, tmp_path / device, model=Reads, progress=False).folder
         results.append(list(curve(cw.Run(folder), "loss", "FedAvg").values()))
     assert results[1] == pytest.approx(results[0], rel=1e-3)
     samples = cw.Samples.from_clients([(torch.zeros(4, 64), torch.arange(4) % 2)])

@@ -7,7 +7,9 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from inspect import signature
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import nn
 
 from .data.federated import FederatedData, Samples
 from .data.own import OwnData, OwnDivision, read_own
-from .errors import ClientwiseError, ConfigError
+from .errors import ClientwiseError, ConfigError, MissingPackageError, needing, shortened
 from .experiment.checks.describe import optimizers_in_words
 from .experiment.config.parts import part_with
 from .experiment.config.schema import Experiment
@@ -25,15 +27,14 @@ from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, 
 from .experiment.config.tables import ConfigTable
 from .experiment.config_file import merge, read_config
 from .experiment.load import make_experiment
+from .experiment.running import runner
 from .experiment.running.lanes import Progress
-from .experiment.running.runner import EngineFactory, Stopped
-from .launch import run as run_folder
-from .models.modules import OwnNetwork
+from .models.modules import OwnModel, OwnNetwork
 from .record.files import plain_name
 from .registry import suggest
 from .report.items import counted
-from .report.progress import somebody_watches
-from .results import FinishedRun, Run
+from .report.progress import show_progress, somebody_watches
+from .results import Run
 
 log = logging.getLogger("clientwise")
 # Tables whose keys are no keywords, since some of them have the same name
@@ -42,7 +43,12 @@ TABLES: dict[str, type[ConfigTable]] = {
     "server_set": ServerSet,
     "evaluation": EvaluationSettings,
 }
-
+HOW = {  # to register a function in a plugin, by the kind of part
+    "loss": "cw.LOSSES.register",
+    "optimizer": "cw.OPTIMIZERS.register",
+    "schedule": "cw.SCHEDULES.register",
+    "transform": "cw.TRANSFORMS.register",
+}
 ALIASES = {"lr": "learning_rate"}  # words too short to be found by their likeness
 
 
@@ -146,11 +152,10 @@ def fit(
     _say(lines, progress)
     network = None if isinstance(model, str | Mapping) else model
     try:
-        folder = run_folder(experiment, out, data=data, model=network, progress=progress, **passed)
-    except Stopped:
+        return run(experiment, out, data=data, model=network, progress=progress, **passed)
+    except runner.Stopped:
         hint = "with out='runs/mine', call it again with resume=True to go on"
         raise KeyboardInterrupt(f"stopped; {hint}") from None
-    return Run(folder, module=network)
 
 
 def run(
@@ -163,9 +168,9 @@ def run(
     accept_changes: bool = False,
     progress: bool | None = None,
     on_round: Callable[[Progress], None] | None = None,
-    engines: EngineFactory | None = None,
+    engines: runner.EngineFactory | None = None,
     **options: Any,
-) -> FinishedRun:
+) -> Run:
     """Run an experiment: every method with every seed.
 
     Args:
@@ -179,7 +184,7 @@ def run(
             the shape of a sample and the number of outputs.
         resume: continue the run in `out`, or add rounds, seeds and methods to it. The results are
             those of a run that was not interrupted.
-        accept_changes: resume although the data, the code of plugins, versions or bounds have changed; the
+        accept_changes: resume although the data, the code of plugins or versions have changed; the
             run records what changed. Without it, such a run is refused.
         progress: whether to show progress; by default in a terminal or notebook, unless
             `on_round` is given.
@@ -189,7 +194,7 @@ def run(
         options: keys of the config, which change it: `rounds=5`, `method="FedAvg"`, `learning_rate=0.05`; see `fit`.
 
     Returns:
-        The results. As a path, it is the run folder.
+        The results.
 
     Example:
         >>> import tempfile
@@ -202,18 +207,49 @@ def run(
     """
     if isinstance(config, nn.Module):
         raise ClientwiseError("the config comes first: cw.run(config, model=network, data=...)")
-    folder = run_folder(
-        _experiment(config, options),
-        out,
-        data=data,
-        model=model,
-        resume=resume,
-        accept_changes=accept_changes,
-        progress=progress,
-        on_round=on_round,
-        engines=engines,
-    )
-    return FinishedRun(folder, module=model)
+    if out is not None and not isinstance(out, str | PathLike):
+        message = f"out = {shortened(repr(out), 40)}: must be the path of a folder"
+        raise ClientwiseError(message)
+    experiment = _experiment(config, options)
+    experiment.register_given()
+    if model is not None:
+        experiment = experiment.with_model(OwnModel(model))
+        _refuse_other_processes(experiment, "your model", "cw.MODELS.register")
+    for function in experiment.functions:
+        kind, name = function.split(" ", 1)
+        how = HOW.get(kind, "cw.criterion")
+        _refuse_other_processes(experiment, f"your {kind} {name}", how)
+    if data is not None and experiment.data is not None:
+        log.warning(
+            "warning: data = %s of the config is not used, since data=... was passed; remove one of them",
+            experiment.data.name,
+        )
+    if isinstance(data, Samples):
+        experiment = experiment.with_samples(data)
+        _refuse_other_processes(experiment, "your samples", "cw.DATASETS.register")
+        data = None
+    if data is not None and not isinstance(data, FederatedData):
+        raise ClientwiseError(
+            f"data: must be FederatedData or Samples, got {type(data).__name__}. "
+            "Of your own clients, pass cw.Samples.from_clients(clients); a dataset by name is part of the config."
+        )
+    if engines is None and experiment.engine == "flower":
+        engines = _flower_simulation(experiment, data)
+    console = Console(stderr=True, highlight=False)
+    showing: AbstractContextManager[Callable[[Progress], None] | None] = nullcontext(on_round)
+    if on_round is None and (somebody_watches(console) if progress is None else progress):
+        showing = show_progress(console)
+    with showing as told:
+        folder = runner.run(
+            experiment,
+            out,
+            data=data,
+            resume=resume,
+            accept_changes=accept_changes,
+            on_round=told,
+            engines=engines,
+        )
+    return Run(folder, module=model)
 
 
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`, not of the config
@@ -407,3 +443,34 @@ def _say(lines: list[str], progress: bool | None) -> None:
             console.print(line, markup=False, soft_wrap=True)
         else:
             log.info("%s", line)
+
+
+def _refuse_other_processes(experiment: Experiment, what: str, how: str) -> None:
+    """Refuse an experiment that runs in other processes, where objects of this one do not exist."""
+    key = ""
+    if experiment.engine != "local":
+        key = "engine"
+    elif experiment.workers == "ray":
+        key = "workers"
+    if key:
+        message = f"other processes cannot use {what}; register it in a plugin (`{how}`)"
+        raise ConfigError(experiment.source, [(key, message)])
+
+
+def _flower_simulation(experiment: Experiment, data: FederatedData | None) -> runner.EngineFactory:
+    if data is not None:
+        message = "simulated nodes cannot use your arrays; use 'local'"
+        raise ConfigError(experiment.source, [("engine", message)])
+    with _flower_is_needed(experiment):
+        from .hosts.flower.server_app import simulation
+    return simulation(experiment)
+
+
+@contextmanager
+def _flower_is_needed(experiment: Experiment) -> Iterator[None]:
+    """A missing package is an error that says how to install Flower."""
+    try:
+        with needing("flower", "Flower"):
+            yield
+    except MissingPackageError as error:
+        raise ConfigError(experiment.source, [("engine", str(error))]) from None

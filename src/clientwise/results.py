@@ -27,7 +27,7 @@ from .record.models import (
     metadata_of,
     write_model,
 )
-from .record.run import After, RunFolder
+from .record.run import RunFolder
 from .registry import listed, suggest
 from .writing import make_folder, replacing
 
@@ -76,9 +76,6 @@ class Run(RunFolder):
 
     def __fspath__(self) -> str:
         return str(self.folder)
-
-    def __truediv__(self, name: str) -> Path:
-        return self.folder / name
 
     @property
     def weights(self) -> Any:
@@ -223,7 +220,7 @@ class Run(RunFolder):
         seed: int | None = None,
         module: OwnNetwork | None = None,
         *,
-        after: After = None,
+        after: int | None = None,
     ) -> nn.Module:
         """The network that a method has trained.
 
@@ -234,8 +231,8 @@ class Run(RunFolder):
             seed: the seed; by default the first one.
             module: your own network, where the run was given one: a module, which is filled with
                 the trained numbers, or a function that makes one. What `cw.fit` and `cw.run` return has it.
-            after: the round whose model to load, or "best" (see `keep` and `keep_every` in the config); by
-                default the last one, or the best with `keep = "best"`.
+            after: the round whose model to load (see `keep_every` in the config); by default the last one,
+                or the best with `keep = "best"`.
         """
         if seed is None:
             seed = self.first_seed(method)
@@ -253,7 +250,7 @@ class Run(RunFolder):
         seed: int | None = None,
         module: OwnNetwork | None = None,
         *,
-        after: After = None,
+        after: int | None = None,
     ) -> Predictor:
         """The trained network with the columns, categories and classes of the table it was trained on.
 
@@ -280,7 +277,7 @@ class Run(RunFolder):
         *,
         onnx: bool = False,
         module: OwnNetwork | None = None,
-        after: After = None,
+        after: int | None = None,
     ) -> list[Path]:
         """Write a method's trained model as named tensors (safetensors), and as ONNX.
 
@@ -324,7 +321,7 @@ class Run(RunFolder):
         """Whether a method trains one model for all clients, not one for each."""
         return self.about(method).control != "alone"
 
-    def _trained(self, method: str, seed: int, after: After) -> tuple[int, dict[str, Tensor]]:
+    def _trained(self, method: str, seed: int, after: int | None) -> tuple[int, dict[str, Tensor]]:
         if not self.has_model(method):
             message = f"{method} has no model: every client keeps one of its own"
             raise RunError(f"{self.id}: {message}")
@@ -375,36 +372,6 @@ class Run(RunFolder):
             named_shapes=facts.named_shapes,
             frozen=facts.frozen,
         )
-
-
-class FinishedRun(Run):
-    """What `cw.run` returns. Until 0.4.0, it can also be used as the path that `cw.run` returned in 0.2.0.
-
-    The folder is read when it is first asked for something: until then, nothing but the run has opened it.
-    """
-
-    def __init__(self, folder: Path, *, module: OwnNetwork | None = None) -> None:
-        self.folder = folder
-        self._given = module
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "folder" or name.startswith("__"):
-            raise AttributeError(f"a Run has no attribute {name!r}")
-        if name != "name" and hasattr(self.folder, name):
-            return getattr(self.folder, name)
-        if "lanes" not in vars(self):
-            super().__init__(self.folder, module=self._given)
-            return getattr(self, name)
-        raise AttributeError(f"a Run has no attribute {name!r}")
-
-    def __str__(self) -> str:
-        return str(self.folder)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PathLike) and self.folder == Path(other)
-
-    def __hash__(self) -> int:
-        return hash(self.folder)
 
 
 def _write_onnx(network: nn.Module, header: ModelHeader, path: Path) -> Path:

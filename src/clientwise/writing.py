@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
 import os
 import secrets
 from collections.abc import Iterator
@@ -24,7 +23,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """An empty file to write to. At the end it becomes the file `path`, unless there is an error.
 
     Its name is its own: of several writers of a file, the last to end wins. A process that is killed
-    leaves it behind (`left_behind`).
+    leaves it behind.
 
     Args:
         path: the file to write or to replace. A link is replaced, and not what it leads to.
@@ -36,7 +35,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
             mode &= path.stat().st_mode  # who could not read the old file cannot read the new one
         temporary.touch(mode, exist_ok=False)
         yield temporary
-        replace_file(temporary, path)
+        _replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)  # on a full disk, half a file is in the way
@@ -45,24 +44,14 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
         raise
 
 
-def left_behind(path: Path) -> list[Path]:
-    """What writers of a file left beside it: they were killed, or write still."""
-    return sorted(path.parent.glob(f"{glob.escape(path.name)}.*{ENDING}"))
-
-
-def replace_file(written: Path, path: Path) -> None:
-    """Rename a file within a file system. When this returns, its content and its new name are on the disk."""
+def _replace(written: Path, path: Path) -> None:
+    """Rename a file within a folder. When this returns, its content and its new name are on the disk."""
     with written.open("rb+") as file:
         os.fsync(file.fileno())
     os.replace(written, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Without this, a power cut can undo a rename, or a new file."""
     if os.name == "nt":  # a folder cannot be opened there
         return
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
@@ -70,20 +59,6 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let an OSError raised within name this file if it names none.
-
-    Python names the file where opening it fails, and not where writing to it does.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
 
 
 def make_folder(folder: Path) -> None:

@@ -191,11 +191,11 @@ def test_every_kind_of_run_has_the_same_bits_in_shards(
     """Also where it is resumed: the shards keep nothing."""
     config = tiny | {"rounds": 2, "methods": ["FedAvg", "Median"], "federation": {}}
     config |= GATHERING[kind]
-    here = cw.run({**config, "workers": 2}, tmp_path / "here")
+    here = cw.run({**config, "workers": 2}, tmp_path / "here").folder
     shards_here.without_ray(monkeypatch, NODES)
     in_shards = {**config, "workers": "ray"}
     cw.run({**in_shards, "rounds": 1}, tmp_path / "there")
-    there = cw.run(in_shards, tmp_path / "there", resume=True)
+    there = cw.run(in_shards, tmp_path / "there", resume=True).folder
     check_same(there, here)
 
 
@@ -254,9 +254,9 @@ def test_a_machine_that_dies_in_mid_round_changes_no_bit(
         if len(ends) == 1:
             threading.Timer(0.5, kill).start()
 
-    here = cw.run({**tiny, "workers": 2}, tmp_path / "here")
-    there = cw.run({**tiny, "workers": "ray"}, tmp_path / "there")
-    again = cw.run({**tiny, "workers": "ray"}, tmp_path / "again", on_round=on_round)
+    here = cw.run({**tiny, "workers": 2}, tmp_path / "here").folder
+    there = cw.run({**tiny, "workers": "ray"}, tmp_path / "there").folder
+    again = cw.run({**tiny, "workers": "ray"}, tmp_path / "again", on_round=on_round).folder
     assert ends[0] < killed[0] < ends[1]
     assert participants(again) == participants(there) == participants(here)
     assert metrics(again) == metrics(there)
@@ -281,6 +281,6 @@ def test_attackers_devices_and_control_variates_have_the_same_bits_on_ray(
         ],
         "methods": ["SCAFFOLD", "Recommended"],
     }
-    here = cw.run({**config, "workers": 2}, tmp_path / "here")
-    there = cw.run({**config, "workers": "ray"}, tmp_path / "there")
+    here = cw.run({**config, "workers": 2}, tmp_path / "here").folder
+    there = cw.run({**config, "workers": "ray"}, tmp_path / "there").folder
     check_same(there, here)

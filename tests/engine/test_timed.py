@@ -75,7 +75,7 @@ def test_devices_that_are_all_alike_change_no_bit(tiny: dict[str, Any], tmp_path
     )
     for lane in (1, 2):
         one, other = (
-            load_file(folder / f"checkpoints/lane-{lane}.safetensors") for folder in (plain, timed)
+            load_file(run.folder / f"checkpoints/lane-{lane}.safetensors") for run in (plain, timed)
         )
         assert {*other} - {*one} == {"engine.clock.now"}
         assert all(torch.equal(one[name], other[name]) for name in one)
@@ -153,7 +153,7 @@ def test_timeliness_is_kept_over_a_resume_and_falls_for_the_slow(
     refused = cw.Run(tmp_path / "run").frame("refusals")["client"].unique()
     assert len(refused)
     assert all(memory[client] < 1 for client in refused)
-    assert outcome(tmp_path / "run") == outcome(cw.run(config, tmp_path / "whole"))
+    assert outcome(tmp_path / "run") == outcome(cw.run(config, tmp_path / "whole").folder)
 
 
 def test_who_drops_out_is_refused_and_sends_nothing(config: dict[str, Any]) -> None:
@@ -179,8 +179,8 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     ]  # what late clients measured is kept
     with pytest.raises(KeyboardInterrupt):
         cw.run(config, tmp_path / "stopped", on_round=stop)
-    resumed = cw.run(config, tmp_path / "stopped", resume=True)
-    assert outcome(resumed) == outcome(cw.run(config, tmp_path / "whole"))
+    resumed = cw.run(config, tmp_path / "stopped", resume=True).folder
+    assert outcome(resumed) == outcome(cw.run(config, tmp_path / "whole").folder)
 
 
 def test_however_it_is_computed_the_same_updates_come_at_the_same_time(
@@ -192,7 +192,9 @@ def test_however_it_is_computed_the_same_updates_come_at_the_same_time(
         "two workers": {"mode": "loop", "workers": 2},
         "stacked lanes": {"mode": "stacked", "workers": 1},
     }
-    found = {name: outcome(cw.run(config | way, tmp_path / name)) for name, way in ways.items()}
+    found = {
+        name: outcome(cw.run(config | way, tmp_path / name).folder) for name, way in ways.items()
+    }
     assert found["alone"][:2] == found["two workers"][:2]
     one, other = (cw.Run(tmp_path / name).frame("weights") for name in ("alone", "stacked lanes"))
     same = ["method", "round", "client", "refusal"]
@@ -272,13 +274,13 @@ def test_a_checkpoint_of_another_lane_is_refused(config: dict[str, Any], tmp_pat
         "FedAvg",
         {"name": "timely", "criteria": ["timeliness", "dataset_size"], "score": "prioritized"},
     ]
-    folder = cw.run(config, tmp_path / "run")
+    folder = cw.run(config, tmp_path / "run").folder
     ours, others = (folder / "checkpoints" / f"lane-{lane}.safetensors" for lane in (1, 2))
     shutil.copy(ours, others)
     with pytest.raises(ClientwiseError, match="the checkpoint of another run, method or seed"):
         cw.run(config | {"rounds": 7}, folder, resume=True)
     del config["devices"]
-    without = cw.run(config | {"methods": ["FedAvg"]}, tmp_path / "without")
+    without = cw.run(config | {"methods": ["FedAvg"]}, tmp_path / "without").folder
     shutil.copy(without / "checkpoints" / "lane-1.safetensors", ours)
     with pytest.raises(ClientwiseError, match="the checkpoint of another run, method or seed"):
         cw.run(config | {"rounds": 7, "devices": SLOW}, folder, resume=True)

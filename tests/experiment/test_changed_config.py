@@ -17,7 +17,7 @@ import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.experiment.running import origin
 from clientwise.experiment.running.origin import versions
-from clientwise.record.toml_text import read_table
+from clientwise.record.files import read_table
 
 
 @pytest.fixture
@@ -46,9 +46,8 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """All files but those that SQLite makes to read a database."""
-    files = [path for path in folder.rglob("*") if not path.name.endswith(("-shm", "-wal"))]
-    files = [path for path in files if path.is_file()]
+    """All files; SQLite leaves none beside a database that was read."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 

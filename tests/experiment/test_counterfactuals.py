@@ -20,7 +20,7 @@ from clientwise.engine.local import LocalEngine
 from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.config_file import merge
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.rerun import with_policy, without_client
+from clientwise.experiment.running.resume import with_policy, without_client
 from clientwise.record.run import RunFolder
 from clientwise.record.tables import REPORTED
 from recorded import curve, everything, rows
@@ -96,7 +96,7 @@ def test_who_cannot_be_left_out_within_the_bounds() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     methods = ["FedAvg", {"name": "tuned", "fine_tune": {}}, {"name": "Median", "bounds": {}}]
     config = CONFIG | {"methods": methods, "rounds": 3}
-    return cw.run(config, tmp_path_factory.mktemp("runs") / "run")
+    return cw.run(config, tmp_path_factory.mktemp("runs") / "run").folder
 
 
 def chosen(run: RunFolder, method: str) -> list[float]:
@@ -209,7 +209,7 @@ def test_runs_that_cannot_be_run_again(folder: Path, tmp_path: Path) -> None:
         {name: (torch.randn(20, 3), torch.arange(20) % 2) for name in ("a", "b")}
     )
     config = {k: v for k, v in CONFIG.items() if k not in ("data", "partition")}
-    own = cw.run(config, tmp_path / "own", data=samples)
+    own = cw.run(config, tmp_path / "own", data=samples).folder
     with pytest.raises(RunError, match="its samples are not here"):
         without_client(own, "a")
     done = CliRunner().invoke(app, ["counterfactual", str(folder)])

@@ -42,7 +42,7 @@ def members() -> cw.Samples:
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = tmp_path_factory.mktemp("runs") / "run"
     config = CONFIG | {"seeds": [1, 2, 3, 4, 5]}
-    return RunFolder(cw.run(config, folder, data=members()))
+    return RunFolder(cw.run(config, folder, data=members()).folder)
 
 
 def test_values_of_a_round_sum_to_its_gain(run: RunFolder) -> None:
@@ -70,7 +70,7 @@ def test_the_report_says_who_contributes_and_who_is_better_off_alone(run: RunFol
 
 
 def test_with_one_seed_nobody_is_said_to_be_better_off(tmp_path: Path) -> None:
-    single = RunFolder(cw.run(CONFIG | {"rounds": 1}, tmp_path / "run", data=members()))
+    single = RunFolder(cw.run(CONFIG | {"rounds": 1}, tmp_path / "run", data=members()).folder)
     assert "remark" not in items_of(single)["gains-FedAvg"].columns
 
 

@@ -145,5 +145,5 @@ def test_lanes_that_train_on_the_server_set_do_not_wait_for_each_other(
     """FLTrust's server trains in the middle of a round: lanes of two seeds must still meet."""
     folder = cw.run(
         tiny | {"rounds": 2, "seeds": [1, 2, 3], "methods": ["FLTrust"]}, tmp_path / "run"
-    )
+    ).folder
     assert cw.Run(folder).finished

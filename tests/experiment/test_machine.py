@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
 
 import clientwise as cw
-import processes
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
 from clientwise.experiment.running import origin
@@ -39,7 +35,7 @@ def move(monkeypatch: pytest.MonkeyPatch, capability: str) -> None:
 def test_a_run_on_one_machine_says_nothing(
     config: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = cw.run(config, tmp_path / "run")
+    folder = cw.run(config, tmp_path / "run").folder
     cw.run(config | {"rounds": 4}, folder, resume=True)
     run = cw.Run(folder)
     assert caplog.messages == []
@@ -59,7 +55,7 @@ def test_another_machine_is_said_and_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     move(monkeypatch, "AVX2")
-    folder = cw.run(config, tmp_path / "run")
+    folder = cw.run(config, tmp_path / "run").folder
     move(monkeypatch, "AVX512")
     cw.run(config, folder, resume=True)  # nothing is left to compute
     assert caplog.messages == []
@@ -99,21 +95,6 @@ def test_a_run_without_rounds_has_no_machine_before(
     assert curve(run, "machine", "FedAvg") == {1: 1, 2: 1}
 
 
-def test_threads_of_a_large_network_and_workers_count(
-    config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = cw.run(config | {"workers": 1}, tmp_path / "run")
-    monkeypatch.setattr("clientwise.engine.device.SMALL", 100)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(before + 1)
-        cw.run(config | {"rounds": 3, "workers": 2}, folder, resume=True)
-    finally:
-        torch.set_num_threads(before)
-    facts = cw.Run(folder).facts.machines[-1].facts
-    assert (facts["threads"], facts["workers"]) == (str(before + 1), "2")
-
-
 def test_a_matrix_says_it_once(
     config: dict[str, Any],
     tmp_path: Path,
@@ -129,26 +110,3 @@ def test_a_matrix_says_it_once(
     assert message.startswith(f"warning: {folder}: the next rounds are computed under other")
     cells = sorted(path.parent for path in folder.glob("*/run.sqlite"))
     assert [len(cw.Run(cell).facts.machines) for cell in cells] == [2, 2]
-
-
-def test_a_setting_of_the_environment_is_said_by_the_command(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "mine.toml").write_text(tomli_w.dumps(config))
-    plain = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
-    folder = tmp_path / "run"
-    first = processes.run(
-        processes.COMMAND, "run", tmp_path / "mine.toml", "--out", folder, env=plain
-    )
-    assert first.returncode == 0, first.stderr
-    assert "other conditions" not in first.stderr
-    other = plain | {"MKL_CBWR": "COMPATIBLE"}
-    options = ["run", folder, "--resume", "--set", "rounds=3"]
-    again = processes.run(processes.COMMAND, *options, env=other)
-    assert again.returncode == 0, again.stderr
-    text = " ".join(again.stderr.split())
-    assert "MKL_CBWR COMPATIBLE, before not set" in text
-    assert "may differ in their last bits" in text
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    shown = processes.run(processes.COMMAND, "show", copy, env=plain)
-    assert "copy was resumed under other conditions on" in " ".join(shown.stdout.split())

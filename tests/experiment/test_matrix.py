@@ -33,7 +33,7 @@ from clientwise.experiment.matrix.grid import (
     open_matrix,
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, run_matrix
-from clientwise.record.database import is_finished
+from clientwise.record.run import is_finished
 from clientwise.report.files import as_csv
 from clientwise.report.items import Chart, Table
 from clientwise.report.matrix import MatrixReport, matrix_report, write_matrix
@@ -313,13 +313,9 @@ def test_damaged_and_foreign_cells_are_noticed(finished: Path, tmp_path: Path) -
     folder = copied(finished, tmp_path)
     matrix = open_matrix(folder)
     clean, flip, door = (folder / cell.folder for cell in matrix.cells)
-    with sqlite3.connect(clean / "run.sqlite") as database:
-        database.execute("DELETE FROM rounds WHERE lane = 1 AND round = 1")
     (door / "run.sqlite").write_bytes(b"rubbish" * 1000)
-    with pytest.raises(ClientwiseError) as error:
+    with pytest.raises(ClientwiseError, match="tiny--door--40: its database cannot be read"):
         run_matrix(matrix, folder, resume=True)
-    assert re.search(r"tiny--clean: .*1 of 2 rounds of FedAvg, seed 1", str(error.value))
-    assert re.search(r"tiny--door--40: its database cannot be read", str(error.value))
     for damaged in (clean, door):
         shutil.rmtree(damaged)
     shutil.copytree(flip, clean)
@@ -418,7 +414,7 @@ def test_what_a_killed_run_leaves_does_not_block_its_folder(
     assert is_finished(tmp_path / "run" / "tiny--clean")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("do not touch")
-    with pytest.raises(RunError, match="not empty, and not a matrix"):
+    with pytest.raises(RunError, match="not empty, and not a run"):
         run_matrix(load_matrix(config), tmp_path / "mine")
 
 

@@ -31,7 +31,9 @@ def test_on_ray_the_run_is_the_same_and_trackers_follow_it(
     pytest.importorskip("ray", reason="Ray is not installed")
     tiny["seeds"] = [1, 2]
     here = cw.run({**tiny, "workers": 1}, tmp_path / "here")
-    there = cw.run({**tiny, "workers": "ray", "trackers": ["tensorboard"]}, tmp_path / "there")
+    there = cw.run(
+        {**tiny, "workers": "ray", "trackers": ["tensorboard"]}, tmp_path / "there"
+    ).folder
     assert content(there) == content(here)
     for method in ("FedAvg", "all of it"):
         for seed in (1, 2):
@@ -113,12 +115,12 @@ def test_lanes_keep_their_order_where_some_are_in_shards(
 ) -> None:
     """Reports compare with the first method, whichever ran first."""
 
-    def run_here(lanes: Sequence[Lane], _config: Any, _data: Any, trackers: Any, tell: Any) -> None:
+    def run_here(lanes: Sequence[Lane], _config: Any, _data: Any) -> None:
         for lane in lanes:
-            run_lanes([lane], Scheduler(lane.engine.executor), trackers, tell)
+            run_lanes([lane], Scheduler(lane.engine.executor))
 
     shards_here.without_ray(monkeypatch, count=2)
     monkeypatch.setattr(runner, "run_on_ray", run_here)
     methods = ["FedAvg", "Pooled", "SCAFFOLD"]
-    folder = cw.run({**tiny, "workers": "ray", "methods": methods}, tmp_path / "run")
+    folder = cw.run({**tiny, "workers": "ray", "methods": methods}, tmp_path / "run").folder
     assert cw.Run(folder).methods == methods

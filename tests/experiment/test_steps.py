@@ -65,7 +65,7 @@ def test_check_says_the_steps_and_warns_where_they_differ_by_much(
 def test_a_run_records_its_steps_and_marks_who_trains_on_the_server(
     unequal: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = RunFolder(cw.run(unequal, tmp_path / "run"))
+    run = RunFolder(cw.run(unequal, tmp_path / "run").folder)
     assert dict(about(run))["steps a round"].startswith("client 1; server 12 (ServerTuning)")
     shown = CliRunner().invoke(app, ["show", str(run.folder)]).output
     assert "steps a round  client 1; server 12" in shown
@@ -87,7 +87,7 @@ def test_the_mark_follows_from_what_a_method_needs(tiny: dict[str, Any]) -> None
 def test_a_run_goes_on_with_the_batches_it_began_with(
     unequal: dict[str, Any], tmp_path: Path
 ) -> None:
-    folder = cw.run(unequal, tmp_path / "run")
+    folder = cw.run(unequal, tmp_path / "run").folder
     assert cw.load(folder / "config.toml").training.batch_size == "full"
     cw.run(folder / "config.toml", folder, resume=True)
     changed = unequal | {"training": {}, "rounds": 2}

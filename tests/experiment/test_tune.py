@@ -76,13 +76,13 @@ def test_every_method_gets_the_same_trials_on_other_seeds(
         ConfigError, match=r"methods\[0\].tuned.seeds: 1003: the method was tuned on this seed"
     ):
         load_experiment(file, replaced={"seeds": [1, 1003]})
-    run = RunFolder(cw.run(file, tmp_path / "run", seeds=[1]))
+    run = RunFolder(cw.run(file, tmp_path / "run", seeds=[1]).folder)
     said = dict(about(run))["tuning"]
     assert said.startswith("FedAvg: trials 4, seeds 1001, 1003, 1004, rounds 2, over training.")
     assert f"values training.learning_rate {fedavg.training.learning_rate}; " in said
     assert not any("tuned alike" in line for line in headline_of(run))
     grown = load_experiment(file, replaced={"methods": ["FedAvg", "FedYogi", "Krum"], "seeds": [1]})
-    run = RunFolder(cw.run(grown, tmp_path / "run", resume=True))
+    run = RunFolder(cw.run(grown, tmp_path / "run", resume=True).folder)
     (line,) = (line for line in headline_of(run) if "tuned alike" in line)
     assert "(4 trials: FedAvg, FedYogi; not tuned: Krum)" in line
 

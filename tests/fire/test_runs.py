@@ -58,7 +58,7 @@ def content(folder: Path) -> dict[str, Any]:
 @pytest.mark.timeout(0)
 def test_thirty_kills_at_any_moment(tmp_path: Path) -> None:
     (tmp_path / "killable.toml").write_text(tomli_w.dumps(KILLABLE))
-    expected = content(cw.run(KILLABLE, tmp_path / "whole"))
+    expected = content(cw.run(KILLABLE, tmp_path / "whole").folder)
     draw, kills, tries, folder = random.Random(1), 0, 0, tmp_path / "killed"
     while kills < max(1, 30 // EVERY):
         again = ["--resume"] if (folder / "config.toml").exists() else []

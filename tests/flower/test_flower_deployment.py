@@ -224,6 +224,6 @@ def test_the_loops_of_the_papers_run_between_processes_as_here(
     with running(tmp_path, deployed) as federation:
         federation.run("flwr", "run", "app", "here")
         federation.wait_for(federation.is_finished, 400, "the run to finish")
-    expected = weights(cw.run(config, tmp_path / "here", progress=False))
+    expected = weights(cw.run(config, tmp_path / "here", progress=False).folder)
     assert len(expected) == len(METHODS) * 2 * len(NAMES)
     assert weights(federation.out) == pytest.approx(expected, abs=1e-6)

@@ -41,7 +41,7 @@ def config() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small real run: two methods, two seeds, one hostile client, one whose updates are refused."""
-    return cw.run(CONFIG, tmp_path_factory.mktemp("runs") / "finished")
+    return cw.run(CONFIG, tmp_path_factory.mktemp("runs") / "finished").folder
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,17 +68,9 @@ def rewrite(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (
-            lambda tensors, about: tensors.update(model=tensors["model"][1:].clone()),
-            r"model is of \[649\], not of",
-        ),
         (lambda tensors, about: tensors["model"][7:].fill_(torch.nan), "its model has NaN or Inf"),
         (
-            lambda tensors, about: tensors["server_step/first"].fill_(torch.nan),
-            "it is not as it was written",
-        ),
-        (
-            lambda tensors, about: tensors.update({"server_step/first": torch.zeros(3)}),
+            lambda tensors, about: tensors["server_step/first"].zero_(),
             "it is not as it was written",
         ),
         (lambda tensors, about: tensors.pop("server_step/first"), "it is not as it was written"),
@@ -165,7 +156,9 @@ def test_the_same_data_code_and_versions_go_on(config: dict[str, Any], tmp_path:
     write_plugin(tmp_path, 1)
     stopped = stop_halfway(own, tmp_path / "stopped")
     write_plugin(tmp_path, 1)  # read again from disk
-    assert left(cw.run(own, stopped, resume=True)) == left(cw.run(own, tmp_path / "whole"))
+    assert left(cw.run(own, stopped, resume=True).folder) == left(
+        cw.run(own, tmp_path / "whole").folder
+    )
     assert cw.Run(stopped).facts.changes == []
 
 
@@ -180,57 +173,6 @@ def test_a_database_that_was_cut_off(config: dict[str, Any], stopped: Path, size
     ):
         cw.run(config, stopped, resume=True)
     assert (stopped / LANE).read_bytes() == before
-
-
-@pytest.mark.parametrize("name", ["run.sqlite", "run.sqlite-wal", "run.sqlite-shm"])
-def test_a_database_that_lies_elsewhere(
-    config: dict[str, Any], stopped: Path, tmp_path: Path, name: str
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    (stopped / name).rename(elsewhere) if (stopped / name).exists() else elsewhere.write_bytes(
-        b"precious"
-    )
-    (stopped / name).symlink_to(elsewhere)
-    before = elsewhere.read_bytes()
-    for use in (lambda: cw.run(config, stopped, resume=True), lambda: cw.Run(stopped)):
-        with pytest.raises(RunError, match=f"its {name} cannot be read .it is a link"):
-            use()
-    assert elsewhere.read_bytes() == before
-
-
-@pytest.mark.parametrize("name", [f"{LANE}.0123456789ab.part", "checkpoints"])
-def test_nothing_is_written_through_a_link(
-    config: dict[str, Any], stopped: Path, tmp_path: Path, name: str
-) -> None:
-    elsewhere = tmp_path / "elsewhere"
-    if name == "checkpoints":
-        (stopped / name).rename(elsewhere)
-        (stopped / name).symlink_to(elsewhere)
-        with pytest.raises(RunError, match="checkpoints: is a link"):
-            cw.run(config, stopped, resume=True)
-    else:
-        elsewhere.write_bytes(b"precious")
-        (stopped / name).symlink_to(elsewhere)
-        assert left(cw.run(config, stopped, resume=True)) == left(
-            cw.run(config, tmp_path / "whole")
-        )
-        assert elsewhere.read_bytes() == b"precious"
-
-
-def test_a_config_that_is_a_pipe(config: dict[str, Any], stopped: Path) -> None:
-    (stopped / "config.toml").unlink()
-    os.mkfifo(stopped / "config.toml")
-    with pytest.raises(RunError, match="not a run of clientwise"):
-        cw.run(config, stopped, resume=True)
-    done = processes.run(processes.COMMAND, "run", stopped, "--resume")
-    assert (done.returncode, "config.toml: is not a file" in done.stderr) == (2, True), done.stderr
-
-
-def test_a_checkpoint_that_is_a_pipe(config: dict[str, Any], stopped: Path) -> None:
-    (stopped / LANE).unlink()
-    os.mkfifo(stopped / LANE)
-    with pytest.raises(RunError, match=r"lane-1\.safetensors: not a file; delete it"):
-        cw.run(config, stopped, resume=True)
 
 
 FULL = """
@@ -265,7 +207,9 @@ def test_a_disk_that_is_full(
     if done.returncode:
         assert done.stderr.startswith(f"error: {stopped}"), done.stderr  # or a file in it
         assert done.stderr.count("\n") == 1
-    assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+    assert left(cw.run(config, stopped, resume=True).folder) == left(
+        cw.run(config, tmp_path / "whole").folder
+    )
 
 
 def test_a_folder_that_is_read_only(config: dict[str, Any], stopped: Path, tmp_path: Path) -> None:
@@ -281,4 +225,6 @@ def test_a_folder_that_is_read_only(config: dict[str, Any], stopped: Path, tmp_p
     finally:
         for path in (stopped, *stopped.rglob("*"), stopped / ".lock"):
             path.chmod(0o755)
-    assert left(cw.run(config, stopped, resume=True)) == left(cw.run(config, tmp_path / "whole"))
+    assert left(cw.run(config, stopped, resume=True).folder) == left(
+        cw.run(config, tmp_path / "whole").folder
+    )

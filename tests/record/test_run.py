@@ -20,9 +20,9 @@ import torch
 import clientwise as cw
 from clientwise.core.types import RoundRecord
 from clientwise.errors import NotBegunError, RunError
-from clientwise.record.database import VERSION, is_finished, recorded_fact, refuse_damaged
+from clientwise.record.database import VERSION, recorded_fact
 from clientwise.record.files import locked
-from clientwise.record.run import COLUMNS
+from clientwise.record.run import COLUMNS, is_finished
 from clientwise.record.store import Store
 from clientwise.record.tables import VALUES
 
@@ -42,7 +42,7 @@ def recorded(
 
     more = {"evaluation": {"counterfactuals": True, "shapley": True}}
     more |= {"methods": [*config["methods"], "Recommended"]}
-    folder = cw.run(config | more, tmp_path_factory.mktemp("runs") / "all", on_round=see)
+    folder = cw.run(config | more, tmp_path_factory.mktemp("runs") / "all", on_round=see).folder
     return cw.Run(folder), seen
 
 
@@ -160,6 +160,7 @@ def test_a_run_that_goes_on_is_read_as_it_was_opened(finished: Path, altered: An
             columns = "value" if table == "rounds" else "name, data"
             copied = f"SELECT lane, 4, {columns} FROM {table} WHERE round = 3"
             database.execute(f"INSERT INTO {table} (lane, round, {columns}) {copied}")
+        database.execute("UPDATE lanes SET finished = 4")
     assert {name: len(run.frame(name)) for name in COLUMNS} == before
     assert len(cw.Run(folder).frame("rounds")) == 16
 
@@ -171,7 +172,7 @@ def test_a_run_that_goes_on_is_read_as_it_was_opened(finished: Path, altered: An
         "UPDATE facts SET value = '7' WHERE key = 'name'",
         "UPDATE facts SET value = '0' WHERE key = 'rounds'",
         "UPDATE facts SET value = '[{}]' WHERE key = 'methods'",
-        "UPDATE facts SET value = '[]' WHERE key = 'data of seed 1'",
+        "UPDATE facts SET value = '[]' WHERE key = 'data'",
         "UPDATE lanes SET seed = 'one' WHERE lane = 1",
         "DELETE FROM rounds WHERE round = 2",
         "UPDATE rounds SET value = 'no JSON' WHERE round = 1",
@@ -212,12 +213,8 @@ def test_flipped_bytes_are_no_traceback(altered: Callable[..., Path], seed: int)
 
 
 def test_a_finished_run_that_lacks_rounds_is_damaged(altered: Callable[..., Path]) -> None:
-    lanes = {("FedAvg", 1), (ADJUSTED, 2)}
-    refuse_damaged(altered(), lanes)
-    with pytest.raises(RunError, match=r"damaged \(0 of None rounds of absent, seed 1"):
-        refuse_damaged(altered(), {*lanes, ("absent", 1)})
-    with pytest.raises(RunError, match=r"damaged \(2 of 3 rounds of"):
-        refuse_damaged(altered("DELETE FROM rounds WHERE round = 3"), lanes)
+    with pytest.raises(RunError, match=r"damaged \(2 of 3 rounds of FedAvg, seed 1\)"):
+        cw.Run(altered("DELETE FROM rounds WHERE round = 3"))
 
 
 def test_what_is_no_run_is_said_to_be_none(finished: Path, altered: Any, tmp_path: Path) -> None:
@@ -239,7 +236,7 @@ def test_what_is_no_run_is_said_to_be_none(finished: Path, altered: Any, tmp_pat
     assert cw.Run(finished, "finished~2").id == "finished~2"
 
 
-@pytest.mark.parametrize("version", [11, VERSION + 1])
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
 def test_a_folder_of_another_format_is_refused_in_one_line(
     version: int, altered: Callable[..., Path]
 ) -> None:
@@ -274,16 +271,7 @@ def test_reading_changes_nothing_and_runs_nothing(altered: Callable[..., Path]) 
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff[",
-        b"not toml [",
-        b"x = " + b"[" * 50_000,
-        b"a." * 9_999 + b"a = 1",
-        b"#" * (2**20 + 1),
-    ],
-    ids=range(6),
+    "content", [b"\xff[", b"not toml [", b"a." * 9_999 + b"a = 1", b"#" * (2**20 + 1)], ids=range(4)
 )
 def test_a_config_that_cannot_be_read_is_empty(altered: Any, content: bytes) -> None:
     folder = altered()
@@ -295,5 +283,5 @@ def test_values_that_json_lacks_are_null(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.set_facts({"a": [nan, {"b": float("inf")}], "c": 1.5})
     store.close()
-    assert recorded_fact(tmp_path, "a") == '[null, {"b": null}]'
-    assert recorded_fact(tmp_path, "c") == "1.5"
+    assert recorded_fact(tmp_path, "a") == [None, {"b": None}]
+    assert recorded_fact(tmp_path, "c") == 1.5

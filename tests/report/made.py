@@ -129,7 +129,7 @@ class Made:
             "testing_rounds",
         ]
         frame = pandas.DataFrame(rows, columns=[*SHARED, *columns])
-        return frame.assign(loss_state=[{"class_weights": None}] * len(frame), policy=None)
+        return frame.assign(loss_state=[{"class_weights": None}] * len(frame))
 
     def _clients(self, seeds: Any) -> pandas.DataFrame:
         rows = [

@@ -34,7 +34,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         "methods": ["FedAvg", "FedYogi"],
         "training": {"learning_rate": 0.5},
     }
-    return [cw.run(config, parent / "first"), cw.run(changed, parent / "second")]
+    return [cw.run(config, parent / "first").folder, cw.run(changed, parent / "second").folder]
 
 
 def test_a_report_says_what_was_run(folders: list[Path]) -> None:

@@ -42,6 +42,7 @@ from .options import (
 from .results import print_matrix, print_results
 
 if TYPE_CHECKING:
+    from ..data.federated import FederatedData
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix, MatrixCell
 
@@ -74,7 +75,7 @@ def run(
         bool,
         Option(
             "--accept-changes",
-            help="Resume although data, plugins, versions or bounds have changed; the run records it.",
+            help="Resume although data, plugins or versions have changed; the run records it.",
         ),
     ] = False,
     jobs: Annotated[
@@ -121,14 +122,11 @@ def run(
             data_dir=data_dir,
         )
         from ..experiment.matrix.grid import Matrix
-        from ..experiment.running.resume import find_unfinished
 
         if jobs > 1 and not isinstance(loaded, Matrix):
             fail("--jobs: needs a config with a matrix. For a single experiment use --workers.")
         if folder is None and resume:
-            if isinstance(loaded, Matrix):
-                fail("--resume: name the folder of the matrix: clientwise run FOLDER --resume")
-            folder = find_unfinished(loaded)
+            fail("--resume: name the folder of the run: clientwise run FOLDER --resume")
     if isinstance(loaded, Matrix):
         _run_matrix(loaded, folder, resume, jobs, accept_changes)
     else:
@@ -170,13 +168,12 @@ def check(
     problems.refuse()
     from ..experiment.checks.describe import describe
     from ..experiment.matrix.grid import Matrix
-    from ..launch import deployed_data
 
     if isinstance(loaded, Matrix):
         _check_matrix(loaded)
         return
     assert loaded is not None, "what is wrong was refused"
-    print_lines(describe(loaded, deployed_data(loaded, server_data)))
+    print_lines(describe(loaded, _deployed_data(loaded, server_data)))
     others = f" (and its presets: {', '.join(presets)})" if presets else ""
     out.print(f"[green]ok:[/] {escape(f'{file}{others}')}", soft_wrap=True)
 
@@ -251,8 +248,8 @@ def counterfactual(
 
     Example: clientwise counterfactual runs/mine --without Basel
     """
-    from ..experiment.running.rerun import with_equal_weights, with_policy, without_client
-    from ..launch import run as run_experiment
+    from ..experiment.running.resume import with_equal_weights, with_policy, without_client
+    from ..fitting import run as run_experiment
     from ..record.files import plain_name
     from ..record.run import RunFolder
     from ..report.progress import show_progress
@@ -269,8 +266,8 @@ def counterfactual(
     target = out_folder or folder.with_name(f"{folder.resolve().name}-{plain_name(change)}")
     resume = (target / "config.toml").exists()
     with stop_politely(), show_progress(out) as on_round:
-        run_experiment(experiment, target, resume=resume, on_round=on_round)
-    print_items(out, comparison(RunFolder(folder), RunFolder(target)))
+        finished = run_experiment(experiment, target, resume=resume, on_round=on_round)
+    print_items(out, comparison(RunFolder(folder), finished))
     print_lines([f"\nRun folder  {target}"])
 
 
@@ -297,6 +294,20 @@ def demo(out_folder: NewRunOption = None, changes: SetOption = None) -> None:
         out.print(f"  {escape(step)}\n      [dim]{escape(purpose)}[/]", soft_wrap=True)
 
 
+def _deployed_data(experiment: Experiment, server: Path | None) -> FederatedData | None:
+    """The data to check a deployment with; None where the config describes no deployment.
+
+    These are the samples of the `server`; the participants keep theirs.
+    """
+    from ..errors import needing
+
+    if server is None and (experiment.data is not None or not experiment.flower.clients):
+        return None
+    with needing("flower", "Flower"):
+        from ..hosts.flower.data import server_side
+    return server_side(experiment, str(server or ""))
+
+
 def _run_and_show(
     experiment: Experiment,
     folder: Path | None,
@@ -305,22 +316,21 @@ def _run_and_show(
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
     from ..errors import MissingPackageError
-    from ..launch import run as run_experiment
-    from ..record.run import RunFolder
+    from ..fitting import run as run_experiment
     from ..report.charts import draw
     from ..report.progress import show_progress
     from ..report.results import Results
     from ..report.sections import metric_chart
 
     with stop_politely(folder if resume else None), show_progress(out) as on_round:
-        folder = run_experiment(
+        finished = run_experiment(
             experiment,
             folder,
             resume=resume,
             accept_changes=accept_changes,
             on_round=on_round,
         )
-    finished = RunFolder(folder)
+    folder = finished.folder
     picture = str(folder / "curves.png")
     try:
         draw(metric_chart(Results([finished])), Path(picture), finished.methods)

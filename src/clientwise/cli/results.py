@@ -18,7 +18,7 @@ from .console import (
 from .options import RunArgument
 
 if TYPE_CHECKING:
-    from ..record.run import After, RunFolder
+    from ..record.run import RunFolder
 
 MOST_ROWS = 20  # of predictions in the terminal
 
@@ -220,11 +220,11 @@ def export(
         Option("--out", help="Folder of the models. Default: models in the run."),
     ] = None,
     after: Annotated[
-        str | None,
+        int | None,
         Option(
             "--round",
-            help="A round that `keep_every` in the config kept, or best. Default: the last, or "
-            'the best with keep = "best".',
+            help="A round that `keep_every` in the config kept. Default: the last, or the best "
+            'with keep = "best".',
         ),
     ] = None,
     onnx: Annotated[
@@ -234,19 +234,12 @@ def export(
 ) -> None:
     """Write the trained models as safetensors files: tensors by name, and what `predict` needs.
 
-    Example: clientwise export runs/mine --method FedAvg --round best
+    Example: clientwise export runs/mine --method FedAvg
     """
     from ..record.files import newest_run
     from ..registry import suggest
     from ..results import Run
 
-    wanted_round: After = None
-    if after == "best":
-        wanted_round = "best"
-    elif after is not None:
-        if not (after.isdecimal() and len(after) < 10):
-            fail(f"--round {after}: write the number of a round, or best")
-        wanted_round = int(after)
     run = Run(folder or newest_run())
     lanes = _opened([run.folder])[0].lanes
     known = {f"{one.method} seed {one.seed}": one for one in lanes.itertuples()}
@@ -260,7 +253,7 @@ def export(
     with writing_to(target), err.status("Writing the models"):
         for one in chosen:
             if method is not None or run.has_model(one.method):
-                paths = run.export(one.method, one.seed, target, onnx=onnx, after=wanted_round)
+                paths = run.export(one.method, one.seed, target, onnx=onnx, after=after)
                 print_lines(str(path) for path in paths)
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from ..errors import ConfigError, Problems
-from ..record.toml_text import MOST_BYTES, parse_toml
+from ..record.files import MOST_BYTES, parse_toml
 from ..registry import suggest
 
 PATHS = {  # keys that are paths, by table; "" has those at the top

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from ..core.types import RoundRecord
 from ..errors import ConfigError, MissingPackageError, needing
-from ..record.toml_text import dotted_keys
+from ..record.files import dotted_keys
 from ..registry import Part, Registry
 from ..writing import write_atomically
 
@@ -36,6 +36,7 @@ class LaneInfo:
     method: str
     seed: int
     rounds_done: int  # 0, or the last round before a resume; later rounds are run and logged again
+    metric: str = "metric"  # its name
 
     @property
     def file_name(self) -> str:
@@ -60,48 +61,53 @@ class Trackers:
 
     def __init__(self, parts: list[Part], source: str) -> None:
         """Take the trackers of a config; ConfigError for a missing package, before the run begins."""
-        self._active: dict[int, tuple[str, Tracker]] = {}
+        self._active: dict[int, Part] = dict(enumerate(parts))
         self._opened: dict[tuple[int, int], tuple[Any, Log]] = {}
-        for index, part in enumerate(parts):
+        for index, part in self._active.items():
             try:
                 if part.name in MODULES:
                     _package(part.name)
             except MissingPackageError as error:
                 raise ConfigError(source, [(f"trackers[{index}]", str(error))]) from None
-            self._active[index] = part.name, partial(TRACKERS.get(part.name), **part.options)
-
-    def __bool__(self) -> bool:
-        return bool(self._active)
 
     def begin(self, lane: LaneInfo) -> None:
         """A lane begins."""
+        for index, part in list(self._active.items()):
+            with self._switched_off_by_errors(index):
+                context = TRACKERS.get(part.name)(lane, **part.options)
+                self._opened[index, id(lane)] = context, context.__enter__()
 
-        def begin(index: int, tracker: Tracker) -> None:
-            context = tracker(lane)
-            self._opened[index, id(lane)] = context, context.__enter__()
-
-        self._tell(begin)
-
-    def log_round(self, lane: LaneInfo, record: RoundRecord, values: Mapping[str, float]) -> None:
-        """A round has ended."""
-        self._tell(lambda index, _: self._opened[index, id(lane)][1](record, values))
+    def log_round(self, lane: LaneInfo, record: RoundRecord, values: Mapping[str, Any]) -> None:
+        """A round has ended; its numbers are plotted."""
+        numbers = {
+            lane.metric if name == "metric" else name: value
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        for index in list(self._active):
+            with self._switched_off_by_errors(index):
+                _, log = self._opened[index, id(lane)]
+                log(record, numbers)
 
     def end(self, lane: LaneInfo, finished: bool) -> None:
         """A lane has ended, or is interrupted."""
         how = (None, None) if finished else (KeyboardInterrupt, KeyboardInterrupt())
-        self._tell(lambda index, _: self._opened.pop((index, id(lane)))[0].__exit__(*how, None))
+        for index in list(self._active):
+            with self._switched_off_by_errors(index):
+                context, _ = self._opened.pop((index, id(lane)))
+                context.__exit__(*how, None)
 
-    def _tell(self, news: Callable[[int, Tracker], object]) -> None:
-        for index, (name, tracker) in list(self._active.items()):
-            try:
-                news(index, tracker)
-            except Exception as error:  # a tracker's fault must not end hours of training
-                del self._active[index]
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
-                # Without a logging setup, Python prints this to stderr as it is.
-                logging.getLogger(__name__).warning(
-                    "warning: tracker %s is switched off for the rest of this run: %s", name, reason
-                )
+    @contextmanager
+    def _switched_off_by_errors(self, index: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # a tracker's fault must not end hours of training
+            name = self._active.pop(index).name
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            # Without a logging setup, Python prints this to stderr as it is.
+            logging.getLogger(__name__).warning(
+                "warning: tracker %s is switched off for the rest of this run: %s", name, reason
+            )
 
 
 def _package(name: str) -> Any:
@@ -145,35 +151,18 @@ def mlflow(lane: LaneInfo, *, tracking_uri: str | None = None) -> Iterator[Log]:
     """One MLflow run per method and seed, in the file store RUN/mlruns or at `tracking_uri`."""
     package = _package("mlflow")
     client = package.MlflowClient(tracking_uri or (lane.folder / "mlruns").resolve().as_uri())
-
-    def create() -> str:
-        experiment = client.get_experiment_by_name(lane.config["name"])
-        number = (
-            experiment.experiment_id
-            if experiment
-            else client.create_experiment(lane.config["name"])
-        )
-        tags = {"method": lane.method, "seed": str(lane.seed)}
-        run = client.create_run(number, tags=tags, run_name=_title(lane))
-        params = [package.entities.Param(key, value) for key, value in _params(lane).items()]
-        for start in range(0, len(params), 100):  # MLflow takes no more in a batch
-            client.log_batch(run.info.run_id, params=params[start : start + 100])
-        return str(run.info.run_id)
-
     key = f"{lane.file_name} in {tracking_uri or 'mlruns'}"
-    run_id = _known_id(lane.folder / "mlflow.json", key, create)
+    run_id = _known_id(lane.folder / "mlflow.json", key, lambda: _new_mlflow_run(client, lane))
     client.update_run(run_id, status="RUNNING")
     # MLflow cannot delete a point. Rounds that are run again give the same numbers, and are not logged again.
-    last = {}
-    for name in client.get_run(run_id).data.metrics:
-        last[name] = max(point.step for point in client.get_metric_history(run_id, name))
+    logged = max((point.step for point in client.get_metric_history(run_id, "seconds")), default=0)
 
     def log(record: RoundRecord, values: Mapping[str, float]) -> None:
-        step = record.round_num
         now = int(time.time() * 1000)
-        new = [(name, value) for name, value in values.items() if step > last.get(name, 0)]
-        points = [package.entities.Metric(name, value, now, step) for name, value in new]
-        client.log_batch(run_id, metrics=points)
+        step = record.round_num
+        if step > logged:
+            points = [package.entities.Metric(name, one, now, step) for name, one in values.items()]
+            client.log_batch(run_id, metrics=points)
 
     try:
         yield log
@@ -181,6 +170,18 @@ def mlflow(lane: LaneInfo, *, tracking_uri: str | None = None) -> Iterator[Log]:
         client.set_terminated(run_id, "KILLED")
         raise
     client.set_terminated(run_id, "FINISHED")
+
+
+def _new_mlflow_run(client: Any, lane: LaneInfo) -> str:
+    """A run in the MLflow experiment of this name, with the settings of the lane."""
+    name = lane.config["name"]
+    experiment = client.get_experiment_by_name(name)
+    number = experiment.experiment_id if experiment else client.create_experiment(name)
+    tags = {"method": lane.method, "seed": str(lane.seed)}
+    run_id = client.create_run(number, tags=tags, run_name=_title(lane)).info.run_id
+    for key, value in _params(lane).items():
+        client.log_param(run_id, key, value)
+    return str(run_id)
 
 
 @TRACKERS.register("wandb")

@@ -28,9 +28,8 @@ import tomli_w
 from pydantic import Field
 
 from ..errors import ConfigError, needing
-from ..record.files import CONFIG
+from ..record.files import CONFIG, dotted_keys
 from ..record.run import RunFolder
-from ..record.toml_text import dotted_keys
 from ..registry import suggest
 from .config.methods import MethodSettings
 from .config.schema import Experiment

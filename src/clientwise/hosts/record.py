@@ -73,7 +73,6 @@ class HostRecord:
             stack.callback(self._store.close)
             record_machine(self._store, machine_facts())
             self._lane = self._store.open_lane(method["name"], self._seed)
-            self._store.set_policy(self._lane, method.get("bounds"))
             facts = facts_of_run(
                 config["name"],
                 problem,

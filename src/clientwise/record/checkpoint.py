@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from annotated_types import Ge, Le
 from pydantic import TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from ..core.objective.loss import LossRecord
 from ..core.types import Keeper, Memory, ServerState
 from ..errors import RunError
 from ..writing import write_atomically
+from .models import read_tensors
 
 CHECKPOINT_VERSION = 4
 MODEL = "model"
@@ -47,9 +48,9 @@ class _Scalars:
 
 
 class _Content(NamedTuple):
-    """The content of a checkpoint file, before it is checked."""
+    """The content of a checkpoint file."""
 
-    header: dict[str, str]
+    owner: str
     scalars: _Scalars
     tensors: dict[str, Tensor]
 
@@ -96,17 +97,25 @@ def load_checkpoint(
     Returns:
         The state, and the tensors of the engine by name.
     """
-    content = _read(path, first.model.device)
-    tensors = content.tensors
-    if owner is not None and content.header.get("owner") != owner:
+    content = _checkpoint(path, first.model.device)
+    if owner not in (None, content.owner):
         raise _refused(path, "the checkpoint of another run, method or seed")
-    _refuse_misfits(path, content, first)
-    _refuse_damage(path, content)
+    tensors = content.tensors
     for name, expected in _tensors(first).items():
-        saved = tensors.get(name, expected).to(expected.device)
-        if saved.shape != expected.shape:  # clients have joined since
+        saved = tensors.get(name)
+        if saved is None:
+            misfit = f"{name} is missing, not of {list(expected.shape)}"
+            raise _refused(path, f"not a checkpoint of this run ({misfit})")
+        saved = saved.to(expected.device)
+        alike = saved.dtype == expected.dtype and saved.shape[1:] == expected.shape[1:]
+        if alike and saved.dim() and name.split("/")[0] in BY_CLIENT:  # clients may have joined
             saved = torch.cat([saved, expected[len(saved) :]])
+        if not alike or saved.shape != expected.shape:
+            misfit = f"{name} is of {list(saved.shape)}, not of {list(expected.shape)}"
+            raise _refused(path, f"not a checkpoint of this run ({misfit})")
         tensors[name] = saved
+    if sorted(content.scalars.priority or ()) != sorted(first.priority or ()):
+        raise _refused(path, "not a checkpoint of this method (its criteria have other names)")
     kept = {name: one for name, one in tensors.items() if not name.startswith(f"{ENGINE}.")}
     model = kept.pop(MODEL)
     scalars: dict[str, Any] = vars(content.scalars)
@@ -125,67 +134,29 @@ def load_model(path: Path, *, best: bool = False) -> tuple[int, Tensor]:
 
     With `best`, read the best round and its model, where the lane keeps it.
     """
-    content = _read(path, torch.device("cpu"))
-    tensors = content.tensors
-    if MODEL not in tensors:
-        raise _refused(path, "not a checkpoint of clientwise (it has no model)")
-    _refuse_damage(path, content)
+    _, scalars, tensors = _checkpoint(path)
     if best and {BEST, BEST_ROUND} <= tensors.keys():
         return int(tensors[BEST_ROUND]), tensors[BEST]
-    return content.scalars.round_num, tensors[MODEL]
+    return scalars.round_num, tensors[MODEL]
 
 
-def _read(path: Path, device: torch.device) -> _Content:
+def _checkpoint(path: Path, device: torch.device | str = "cpu") -> _Content:
+    """The content of a checkpoint that is as it was written."""
     if not path.is_file():
         raise _refused(path, "not a file")
     try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            header = file.metadata() or {}
-            _refuse_other_version(path, header.get("version", ""))
-            scalars = _SCALARS.validate_json(header.get("state", ""), strict=True)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        header, tensors = read_tensors(path, device)
+        scalars = _SCALARS.validate_json(header.get("state", ""), strict=True)
     except (SafetensorError, ValidationError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise _refused(path, f"not a checkpoint of clientwise ({reason})") from None
-    return _Content(header, scalars, tensors)
-
-
-def _refuse_other_version(path: Path, text: str) -> None:
-    is_number = text.isdecimal() and len(text) <= 9
-    if is_number and int(text) > CHECKPOINT_VERSION:
-        raise RunError(
-            f"{path}: was written by a newer version of clientwise (checkpoint version {text}; "
-            f"this version reads version {CHECKPOINT_VERSION}). Upgrade clientwise"
-        )
-    if text != str(CHECKPOINT_VERSION):
-        raise _refused(path, f"not a checkpoint of clientwise (version {text[:20]!r})")
-
-
-def _refuse_misfits(path: Path, content: _Content, first: ServerState) -> None:
-    """RunError where a checkpoint is of another lane than the one that began with `first`."""
-    for name, expected in _tensors(first).items():
-        saved = content.tensors.get(name)
-        shape = list(expected.shape)
-        if saved is None:
-            raise _refused(
-                path, f"not a checkpoint of this run ({name} is missing, not of {shape})"
-            )
-        if name.split("/")[0] in BY_CLIENT and saved.dim() > 0 and len(saved) < len(expected):
-            expected = expected[: len(saved)]  # clients have joined since
-        if saved.dtype != expected.dtype or saved.shape != expected.shape:
-            misfit = f"{name} is of {list(saved.shape)}, not of {shape}"
-            raise _refused(path, f"not a checkpoint of this run ({misfit})")
-    if sorted(content.scalars.priority or ()) != sorted(first.priority or ()):
-        raise _refused(path, "not a checkpoint of this method (its criteria have other names)")
-
-
-def _refuse_damage(path: Path, content: _Content) -> None:
-    """RunError where a file is not as it was written."""
-    if not bool(content.tensors[MODEL].isfinite().all()):
+    if header.get("version") != str(CHECKPOINT_VERSION) or MODEL not in tensors:
+        raise _refused(path, "not a checkpoint of this version of clientwise")
+    if not bool(tensors[MODEL].isfinite().all()):
         raise _refused(path, "damaged (its model has NaN or Inf)")
-    expected = _fingerprint(content.header["state"], content.tensors)
-    if content.header.get("fingerprint") != expected:
+    if header.get("fingerprint") != _fingerprint(header["state"], tensors):
         raise _refused(path, "damaged (it is not as it was written)")
+    return _Content(header.get("owner", ""), scalars, tensors)
 
 
 def _tensors(state: ServerState) -> dict[str, Tensor]:

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
     from ..core.objective.problem import Problem
 
 BY_HOST = "by the host's clients"  # the fact `computed` of a run that `cw.Aggregator` recorded
-DATA_OF_SEED = "data of seed "  # before a seed: the fingerprint of its data
 MODEL_OF_SEED = "model of seed "  # before a seed: `ModelFacts`
-NEW_DATA_OF_SEED = (
-    "new data of seed "  # before a seed: rounds, and the clients with other data from then on
-)
 FLOAT_BYTES = 4
 
 
@@ -104,9 +100,8 @@ class RunFacts(BaseModel, strict=True, frozen=True):
     weigh_samples: int | None = None  # held-out ones that weights may depend on
     num_classes: int | None = None  # None where it is not known, or has none
     changes: list[Change] = []  # of data, code or versions, accepted when it was resumed
-    machines: list[
-        MachineRow
-    ] = []  # that computed it; the value `machine` of a round counts them from 1
+    # That computed it; the value `machine` of a round counts them from 1
+    machines: list[MachineRow] = []
     begun: str = ""  # date and time
     computed: str = ""  # how clients were trained, in words
     warnings: list[str] = []  # what was probably not meant, found when it began
@@ -121,28 +116,27 @@ class RunFacts(BaseModel, strict=True, frozen=True):
 
 
 def facts_of_run(name: str, problem: Problem, *, num_values: int, **others: Any) -> dict[str, Any]:
-    """What is known of a run when it begins, by key.
+    """What is known of a run when it begins, by the keys of `RunFacts`.
 
     Args:
         name: of the experiment.
         problem: what the model predicts.
         num_values: size of a model.
-        others: see `RunFacts`.
+        others: the other facts.
     """
     target = others.get("target")
-    known = {
+    return {
         "name": name,
-        "target": target,
         "metric": problem.metric,
         "higher_is_better": problem.higher_is_better,
         "is_share": problem.is_share,
         "shows": list(problem.shows),
         "num_classes": problem.num_classes,
         "model_bytes": FLOAT_BYTES * num_values,
+        "target": target,
         **others,
         "client_targets": others.get("client_targets") or ([target] if target else []),
     }
-    return RunFacts(**known).model_dump(exclude_unset=True)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,33 @@
-"""The files of a run folder: their names, how they are read, and the lock: one process writes at a time."""
+"""The files of a run folder: their names, the lock (one process writes at a time), and reading the config.
+
+Anybody may have written a config: what is read has limits.
+"""
 
 from __future__ import annotations
 
 import errno
-import os
 import re
-import stat
 import time
-from collections.abc import Iterable, Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 from ..errors import RunError
 
 CONFIG = "config.toml"
 VERSIONS = "versions.json"
+LOCK = ".lock"
 TRIES = 4
 SECONDS_BETWEEN = 0.05
 BEST = "best.safetensors"  # the best model of another framework's run; see `hosts/record.py`
+MOST_BYTES = 2**20  # of a config file: reading one takes a second at most
+DEEPEST = 32  # tables and lists within each other
+INTEGERS = "the largest integer of a config is 9,223,372,036,854,775,807"
+_KEY_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{{DEEPEST}}}")
+_held: set[Path] = set()  # the folders that this process has locked
 
 
 def newest_run(parent: Path = Path("runs")) -> Path:
@@ -41,26 +50,6 @@ def plain_name(text: str) -> str:
     'size-2--then-loss'
     """
     return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in text)
-
-
-def plain_names(texts: Iterable[str]) -> list[str]:
-    """The same for several names, which stay different, also where a file system ignores case.
-
-    >>> plain_names(["A/B", "a-b", "C"])
-    ['A-B', 'a-b-2', 'C']
-    """
-    taken: set[str] = set()
-    names = []
-    for text in texts:
-        plain = plain_name(text)
-        name = plain
-        count = 1
-        while name.casefold() in taken:
-            count += 1
-            name = f"{plain}-{count}"
-        taken.add(name.casefold())
-        names.append(name)
-    return names
 
 
 def initial_path(folder: Path) -> Path:
@@ -94,7 +83,7 @@ def locked(folder: Path) -> Iterator[None]:
     except ImportError:  # not a POSIX system: it has no such lock
         yield
         return
-    with _opened(folder, os.O_WRONLY | os.O_CREAT) as file:
+    with (folder / LOCK).open("wb") as file:
         for tries_left in reversed(range(TRIES)):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -104,7 +93,16 @@ def locked(folder: Path) -> Iterator[None]:
                     message = "another clientwise process is writing to this run"
                     raise RunError(f"{folder}: {message}") from None
                 time.sleep(SECONDS_BETWEEN)  # `is_locked` of another process holds it for a moment
-        yield
+        _held.add(folder.resolve())
+        try:
+            yield
+        finally:
+            _held.discard(folder.resolve())
+
+
+def holds(folder: Path) -> bool:
+    """Whether it is this process that has locked a folder."""
+    return folder.resolve() in _held
 
 
 def is_locked(folder: Path) -> bool:
@@ -112,7 +110,7 @@ def is_locked(folder: Path) -> bool:
     try:
         import fcntl
 
-        with _opened(folder, os.O_RDONLY) as file:
+        with (folder / LOCK).open("rb") as file:
             # Shared, so that processes that only look do not see each other.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -122,27 +120,66 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def _opened(folder: Path, flags: int) -> IO[bytes]:
-    """Open the lock file; a link to another place is refused, and a pipe does not wait."""
-
-    def opener(path: str, _: int) -> int:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-    mode = "wb" if flags & os.O_WRONLY else "rb"
-    return open(folder / ".lock", mode, opener=opener)  # closes what it cannot use
+def wait_until_free(folder: Path, seconds: float) -> None:
+    """Wait until no process writes to this run folder, at most so many seconds."""
+    end = time.monotonic() + seconds
+    while is_locked(folder) and time.monotonic() < end:
+        time.sleep(SECONDS_BETWEEN)
 
 
 def read_whole(path: Path, most: int) -> bytes:
     """Read a regular file of at most `most` bytes; anything else, a pipe say, is an OSError."""
-    content = None
-    with open(path, "rb", opener=_without_waiting) as file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            content = file.read(most + 1)
-    if content is None or len(content) > most:
+    if not path.is_file() or path.stat().st_size > most:
         raise OSError(errno.EFBIG, f"not a file of at most {most:,} bytes", str(path))
-    return content
+    return path.read_bytes()
 
 
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a pipe at once; otherwise that waits until a process writes to it."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+def read_table(path: Path) -> dict[str, Any]:
+    """A config file as a plain table; empty where it cannot be read."""
+    try:
+        return parse_toml(read_whole(path, MOST_BYTES).decode())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError):
+        return {}
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table that a TOML text holds; TOMLDecodeError for whatever cannot be parsed.
+
+    A byte order mark, which some editors of Windows write, is left out.
+    `tomllib` fails in other ways on some texts, and takes minutes on keys of thousands of parts.
+    """
+    if _LONG_KEY.search(text):
+        raise tomllib.TOMLDecodeError(f"a key of more than {DEEPEST} parts")
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))
+    except RecursionError:
+        raise tomllib.TOMLDecodeError("brackets are nested too deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # Python reads no integers of thousands of digits
+        raise tomllib.TOMLDecodeError(f"an integer of too many digits; {INTEGERS}") from None
+
+
+def dotted_keys(table: Mapping[Any, Any], *, in_lists: bool = False) -> dict[str, Any]:
+    """The values of a table and of the tables in it, by keys like `training.epochs`.
+
+    Args:
+        table: the table.
+        in_lists: whether a list of tables counts as a table by place.
+
+    >>> dotted_keys({"training": {"epochs": 1}, "hidden": [32, 16]})
+    {'training.epochs': 1, 'hidden': [32, 16]}
+    >>> dotted_keys({"criteria": [{"name": "trust"}]}, in_lists=True)
+    {'criteria.0.name': 'trust'}
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        has_tables = isinstance(value, list) and any(isinstance(one, Mapping) for one in value)
+        if in_lists and has_tables:
+            value = dict(enumerate(value))
+        if isinstance(value, Mapping):
+            inner = dotted_keys(value, in_lists=in_lists)
+            found |= {f"{key}.{name}": item for name, item in inner.items()}
+        else:
+            found[str(key)] = value
+    return found

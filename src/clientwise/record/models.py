@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import Json, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -62,20 +63,15 @@ def metadata_of(header: ModelHeader) -> dict[str, str]:
 def read_model(path: Path) -> tuple[ModelHeader, dict[str, Tensor]]:
     """A model that `write_model` wrote; ClientwiseError for any other file."""
     if path.is_dir():
-        models = sorted(path.glob("*.safetensors"))
-        if models:
-            raise ClientwiseError(
-                f"{path}: is a folder; name one of its files, such as {models[0]}"
-            )
+        example = next(iter(sorted(path.glob(f"*{ENDING}"))), "FOLDER/MODEL.safetensors")
         raise ClientwiseError(
-            f"{path}: is a folder; `clientwise export {path}` writes the models of a run, then name one of the files"
+            f"{path}: is a folder; name a file that `clientwise export` wrote, such as {example}"
         )
     if not path.is_file():
         raise ClientwiseError(f"{path}: no such file; `clientwise export` writes models")
     try:
-        with safe_open(path, framework="pt") as file:
-            header = _HEADER.validate_python(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_tensors(path)
+        header = _HEADER.validate_python(metadata)
     except ValidationError as error:
         first = error.errors()[0]
         what = ".".join(map(str, first["loc"])) or "metadata"
@@ -91,3 +87,12 @@ def _refused(path: Path, reason: str) -> ClientwiseError:
     return ClientwiseError(
         f"{path}: not a model that `clientwise export` wrote ({reason}); export it again"
     )
+
+
+def read_tensors(
+    path: Path, device: torch.device | str = "cpu"
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a file."""
+    with safe_open(path, framework="pt", device=str(device)) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return file.metadata() or {}, tensors

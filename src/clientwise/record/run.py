@@ -4,35 +4,26 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas
 from pydantic import TypeAdapter, ValidationError
 
 from ..errors import NotBegunError, RunError, shortened
 from ..registry import suggest
-from .database import CLIENTS, DATABASE, RIGHT, reading
-from .facts import (
-    DATA_OF_SEED,
-    MODEL_OF_SEED,
-    NEW_DATA_OF_SEED,
-    MethodFacts,
-    ModelFacts,
-    RunFacts,
-)
-from .files import CONFIG, checkpoint_path, is_locked, kept_path, kept_rounds
-from .frames import unpack
+from .database import CLIENTS, DATABASE, RIGHT, readable, reading, unpack
+from .facts import MODEL_OF_SEED, MethodFacts, ModelFacts, RunFacts
+from .files import CONFIG, checkpoint_path, is_locked, kept_path, kept_rounds, read_table
 from .tables import CRITERIA, FRAMES, NORMALISED, RAW
-from .toml_text import read_table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-After = int | Literal["best"] | None  # the round of a model; None is the last one
 ROUNDS = "rounds"
 WEIGHTS = "weights"
 KEYS = ["method", "seed", "round"]
@@ -44,7 +35,6 @@ COLUMNS |= {
 }
 NEEDED = {name for name, field in RunFacts.model_fields.items() if field.is_required()}
 
-_FACTS = TypeAdapter(RunFacts)
 _MODEL = TypeAdapter(ModelFacts)
 
 
@@ -56,7 +46,7 @@ class RunFolder:
         self.folder = Path(folder)
         self.id = name or self.folder.resolve().name
         self._refuse_other_folders()
-        with self._explained(), self._reading() as database:
+        with self._explained(), reading(self.folder) as database:
             self._read_facts(database)
             self.lanes = _lanes(database)  # lane, method, seed, finished, rounds
         if len(self.lanes) > self.facts.lanes:
@@ -122,13 +112,9 @@ class RunFolder:
 
     # Models ---------------------------------------------------------------------------------------
 
-    def kept_rounds(self, method: str, seed: int) -> list[int]:
-        """The rounds after which the model was kept (`keep_every`), beside the last one's."""
-        return kept_rounds(self.folder, self.lane(method, seed))
-
     def model_facts(self, seed: int) -> ModelFacts:
         """The network of a seed, and the tensors that its models consist of."""
-        with self._explained(), self._reading() as database:
+        with self._explained(), reading(self.folder) as database:
             sql = "SELECT value FROM facts WHERE key = ?"
             row = database.execute(sql, (f"{MODEL_OF_SEED}{seed}",)).fetchone()
             if row is not None:
@@ -138,56 +124,39 @@ class RunFolder:
             "framework keeps it"
         )
 
-    def trained(self, method: str, seed: int, after: After = None) -> tuple[int, dict[str, Tensor]]:
+    def trained(
+        self, method: str, seed: int, after: int | None = None
+    ) -> tuple[int, dict[str, Tensor]]:
         """A trained model.
 
         Args:
             method: the method.
             seed: the seed.
-            after: the round after which it was kept, or "best": by its held-out loss with `keep = "best"`,
-                otherwise by the reported metric. By default the last one, or the best with `keep = "best"`.
+            after: the round after which it was kept. By default the last one or, with `keep = "best"`, the best.
 
         Returns:
             The round, and the model's tensors by name.
         """
+        from .checkpoint import load_model  # PyTorch, which no other reader needs
+
         lane = self.lane(method, seed)
         about = self.model_facts(seed)
-        path = self._model_path(lane, after)
-        if path is None:
-            kept = ", ".join(map(str, kept_rounds(self.folder, lane)))
-            known = f"kept are those after {kept}" if kept else "`keep_every` keeps more than one"
+        path = checkpoint_path(self.folder, lane)
+        kept = kept_rounds(self.folder, lane)
+        last = self.lanes.set_index("lane").loc[lane]
+        if after in kept:
+            path = kept_path(self.folder, lane, after)
+        elif after is not None and not (last["finished"] and after == last["rounds"]):
+            known = ", ".join(map(str, kept)) or "none (`keep_every` keeps some)"
             raise RunError(
-                f"{self.id}: {method}, seed {seed}, has no model of round {after}: {known}"
+                f"{self.id}: {method}, seed {seed}, has no model of round {after}; kept before the last: {known}"
             )
         if not path.exists():
             raise RunError(f"{self.id}: {method}, seed {seed}, has kept no model yet")
-        if path.is_symlink() or path.parent.is_symlink():
-            raise RunError(f"{path}: leads out of the run folder, through a link")
-        from .checkpoint import load_model  # PyTorch, which no other reader needs
-
-        round_num, vector = load_model(path, best=not isinstance(after, int))
+        round_num, vector = load_model(path, best=after is None)
         if vector.numel() != about.size:
             raise RunError(f"{path}: not a checkpoint of this run (its model has another size)")
         return round_num, about.named(vector)
-
-    def _model_path(self, lane: int, after: After) -> Path | None:
-        """The file of a model; None where it is not kept."""
-        kept = kept_rounds(self.folder, lane)
-        row = self.lanes.set_index("lane").loc[lane]
-        has_best = after == "best" and self.config.get("keep") == "best"
-        is_last = bool(row["finished"]) and after == row["rounds"] and after not in kept
-        if after is None or has_best or is_last:
-            return checkpoint_path(
-                self.folder, lane
-            )  # the last model and, with `keep`, the best one
-        if after == "best":
-            rounds = self.frame(ROUNDS)
-            own = rounds[(rounds["method"] == row["method"]) & (rounds["seed"] == row["seed"])]
-            metric = own[own["round"].isin(kept)].set_index("round")["metric"].dropna()
-            if metric.empty:
-                return None
-            after = int(metric.idxmax() if self.facts.higher_is_better else metric.idxmin())
-        return kept_path(self.folder, lane, after) if after in kept else None
 
     # The database ---------------------------------------------------------------------------------
 
@@ -200,56 +169,46 @@ class RunFolder:
         if name == CLIENTS:
             clients = self._unpacked(CLIENTS).rename(columns={"lane": "seed"})
             return clients.reindex(columns=["seed", *columns])
-        change = _a_row_for_each_criterion if name == CRITERIA else None
-        found = self._read_rounds() if name == ROUNDS else self._unpacked(name, change)
+        found = self._read_rounds() if name == ROUNDS else self._unpacked(name)
         if name == WEIGHTS:
             refused = self._unpacked("refusals").rename(columns={"reason": "refusal"})
             refused = refused.drop(columns="kind", errors="ignore")
             found = pandas.concat([found.assign(refusal=None), refused])
             columns = ["client", "refusal", *columns[1:]]
+        order = ["lane", "round"]
         by_client = "client" in columns
         if by_client:
             columns = ["client", "name", "hostile", *columns[1:]]
+            order.append("client")
         if found.empty:
             return pandas.DataFrame(columns=[*KEYS, *columns])
-        lanes = self.lanes.set_index("lane")
-        found = found[found["round"] <= found["lane"].map(lanes["rounds"])]
-        found["method"] = found["lane"].map(lanes["method"])
-        found["seed"] = found["lane"].map(lanes["seed"])
-        order = ["lane", "round"]
+        found = found.merge(self.lanes.drop(columns="finished"), on="lane")
+        found = found[found["round"] <= found["rounds"]]  # of this lane, when the folder was opened
         if by_client:
             clients = self.frame(CLIENTS)[["seed", "client", "name", "hostile"]]
             found = found.merge(clients, "left", ["seed", "client"])
-            order.append("client")
-        found = found.sort_values(order, kind="stable", ignore_index=True).drop(columns="lane")
+        found = found.sort_values(order, kind="stable", ignore_index=True)
+        found = found.drop(columns=["lane", "rounds"])
         first = [*KEYS, *columns]
         others = [column for column in found if column not in first]
         return found.reindex(columns=[*first, *others])
 
     def _read_rounds(self) -> pandas.DataFrame:
-        with self._reading() as database:
-            rows = database.execute(
-                "SELECT lane, round, value FROM rounds ORDER BY lane, round"
-            ).fetchall()
-        values = json.loads(f"[{','.join(value for *_, value in rows)}]")
-        if len(values) != len(rows) or not all(isinstance(value, dict) for value in values):
-            raise ValueError("the values of a round are not a JSON object")
-        keys = pandas.DataFrame([row[:2] for row in rows], columns=["lane", "round"])
-        return pandas.concat([keys, pandas.DataFrame(values)], axis=1)
+        with reading(self.folder) as database:
+            rows = database.execute("SELECT lane, round, value FROM rounds").fetchall()
+        values = [
+            {"lane": lane, "round": number, **json.loads(text)} for lane, number, text in rows
+        ]
+        return pandas.DataFrame(values)
 
-    def _unpacked(
-        self, name: str, change: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None
-    ) -> pandas.DataFrame:
+    def _unpacked(self, name: str) -> pandas.DataFrame:
         """The frames of a name, below each other."""
-        with self._reading() as database:
+        with reading(self.folder) as database:
             sql = "SELECT lane, round, data FROM frames WHERE name = ? ORDER BY lane, round"
             parts = [pandas.DataFrame(one) for one in unpack(database.execute(sql, (name,)))]
-        if change is not None:
-            parts = [change(part) for part in parts]
+        if name == CRITERIA:
+            parts = [_a_row_for_each_criterion(part) for part in parts]
         return pandas.concat(parts, ignore_index=True) if parts else pandas.DataFrame()
-
-    def _reading(self) -> Any:
-        return reading(self.folder)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -266,6 +225,7 @@ class RunFolder:
             IndexError,
             OverflowError,
             RecursionError,
+            zlib.error,
         ) as error:
             raise self._damage(str(error)) from None
 
@@ -276,13 +236,11 @@ class RunFolder:
 
     def _refuse_other_folders(self) -> None:
         """RunError for what is not a run folder, or one of another format."""
-        try:
+        with readable(self.folder):
             is_folder = self.folder.is_dir()
             has_database = (self.folder / DATABASE).exists()
-        except OSError as error:
-            raise RunError(f"{self.folder}: cannot be read ({error.strerror})") from None
         if not is_folder:
-            raise RunError(f"{self.folder}: no such folder; `clientwise runs` lists the runs")
+            raise RunError(f"{self.folder}: no such folder")
         if not has_database:
             if is_locked(self.folder):
                 raise NotBegunError(f"{self.folder}: the run is just beginning")
@@ -305,30 +263,30 @@ class RunFolder:
         if not {key for key, _ in rows} >= NEEDED:
             raise NotBegunError(f"{self.folder}: nothing is recorded yet; resume the run")
         found = {key: json.loads(value) for key, value in rows}
-        found |= {
-            "data": _by_seed(found, DATA_OF_SEED),
-            "new_data": _by_seed(found, NEW_DATA_OF_SEED),
-        }
-        known = {key: value for key, value in found.items() if key in RunFacts.model_fields}
-        self.facts = _FACTS.validate_json(json.dumps(known), strict=True)
+        self.facts = RunFacts.model_validate_json(json.dumps(found), strict=True)
 
 
-def _by_seed(facts: dict[str, Any], prefix: str) -> dict[int, Any]:
-    own = [(key, value) for key, value in facts.items() if key.startswith(prefix)]
-    return {int(key.removeprefix(prefix)): value for key, value in own}
+def is_finished(folder: Path) -> bool:
+    """Whether all lanes of a run have ended."""
+    try:
+        return RunFolder(folder).finished
+    except RunError:
+        return False  # not begun, or damaged: resuming it says so
 
 
 def _lanes(database: sqlite3.Connection) -> pandas.DataFrame:
     """How far every lane is."""
     rows = database.execute(
-        """SELECT lane, method, seed, finished IS NOT NULL, COUNT(round), COALESCE(MAX(round), 0)
+        """SELECT lane, method, seed, finished, COUNT(round), COALESCE(MAX(round), 0)
            FROM lanes LEFT JOIN rounds USING (lane) GROUP BY lane ORDER BY lane"""
     ).fetchall()
-    for _, method, seed, _, count, last in rows:
-        if not isinstance(method, str) or not isinstance(seed, int) or count != last:
-            raise ValueError(f"lane {method!r}, seed {seed!r}: {count} rounds until round {last}")
-    columns = ["lane", "method", "seed", "finished", "rounds"]
-    return pandas.DataFrame([row[:5] for row in rows], columns=columns).astype({"finished": bool})
+    found = []
+    for lane, method, seed, finished, count, last in rows:
+        planned = last if finished is None else finished
+        if not isinstance(method, str) or not isinstance(seed, int) or not count == last == planned:
+            raise ValueError(f"{count} of {planned} rounds of {method}, seed {seed!r}")
+        found.append((lane, method, seed, finished is not None, count))
+    return pandas.DataFrame(found, columns=["lane", "method", "seed", "finished", "rounds"])
 
 
 def _a_row_for_each_criterion(part: pandas.DataFrame) -> pandas.DataFrame:

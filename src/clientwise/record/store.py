@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
 import sqlite3
 from collections import Counter
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
 from safetensors.torch import save
 from torch import Tensor
 
@@ -27,11 +27,12 @@ from .database import (
     RIGHT,
     SCHEMA,
     VERSION,
-    refuse_links,
+    pack,
+    readable,
     refuse_other_format,
+    unpack,
 )
 from .files import checkpoint_path, initial_path, kept_path, kept_rounds
-from .frames import pack, unpack
 from .tables import VALUES_OF_CLIENTS, Round, frames_of, values_of
 
 
@@ -42,13 +43,9 @@ class Store:
         """Open a run folder; its tables are made where there are none."""
         self.folder = folder
         self._machine: int | None = None
-        self._policies: dict[int, object] = {}  # the bounds in force, by lane
         self._names: dict[int, dict[int, str]] = {}  # of clients, by seed
         self._seeds: dict[int, int] = {}  # by lane
         checkpoints = folder / "checkpoints"
-        refuse_links(folder)
-        if checkpoints.is_symlink():
-            raise RunError(f"{checkpoints}: is a link; it must be a folder of the run")
         with self._explained():
             checkpoints.mkdir(parents=True, exist_ok=True)
             for left in checkpoints.glob(f"*{ENDING}"):  # as large as a model
@@ -57,7 +54,11 @@ class Store:
             # a Turkish locale has another one for INSERT. `_transaction` does.
             self._database = sqlite3.connect(folder / DATABASE, isolation_level=None)
         try:
-            self._refuse_damaged()
+            with readable(folder):
+                refuse_other_format(folder, self._database)
+                (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
+                if found != "ok":
+                    raise sqlite3.DatabaseError(shortened(found, 200))
             with self._explained():
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute("PRAGMA synchronous = NORMAL")
@@ -86,10 +87,10 @@ class Store:
         with self._transaction() as database:
             database.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (key, _as_json(value)))
 
-    def fact(self, key: str) -> str | None:
-        """A fact about the whole run as JSON; None where there is none."""
+    def fact(self, key: str) -> Any:
+        """A fact about the whole run; None where there is none."""
         row = self._row("SELECT value FROM facts WHERE key = ?", key)
-        return None if row is None else str(row[0])
+        return None if row is None else json.loads(row[0])
 
     def set_machine(self, number: int) -> None:
         """Write with every round from now on which machine of the fact `machines` computes it, from 1."""
@@ -136,10 +137,6 @@ class Store:
         self._seeds[lane] = seed
         return lane
 
-    def set_policy(self, lane: int, policy: Mapping[str, object] | None) -> None:
-        """Write with every round of a lane from now on which bounds were in force."""
-        self._policies[lane] = policy
-
     def is_lane_finished(self, method: str, seed: int) -> bool:
         """Whether a method has run all its rounds with this seed."""
         row = self._row("SELECT finished FROM lanes WHERE method = ? AND seed = ?", method, seed)
@@ -175,8 +172,8 @@ class Store:
         hostile: Mapping[int, object],
         seconds: float,
         held_out_loss: float | None = None,
-    ) -> None:
-        """Write a round in one transaction.
+    ) -> dict[str, Any]:
+        """Write a round in one transaction, and return its values.
 
         Args:
             lane: the lane.
@@ -187,8 +184,7 @@ class Store:
             held_out_loss: by which the run stops or keeps models, where it does.
         """
         names = self._names.get(self._seeds[lane], {})
-        policy = self._policies.get(lane)
-        done = Round(record, problem, hostile, names, seconds, self._machine, held_out_loss, policy)
+        done = Round(record, problem, hostile, names, seconds, self._machine, held_out_loss)
         values = values_of(done)
         frames = frames_of(done)
         right = None if done.shown is None else done.shown.right
@@ -199,12 +195,7 @@ class Store:
             database.execute("INSERT INTO rounds VALUES (?, ?, ?)", row)
             for name, columns in frames.items():
                 self._write_frame(lane, record.round_num, name, columns)
-
-    def round_values(self, lane: int, round_num: int, metric: str) -> dict[str, float]:
-        """The numbers of a round, which trackers plot; `metric` is the name of the problem's metric."""
-        values = self._values(lane, round_num)
-        numbers = {name: one for name, one in values.items() if isinstance(one, int | float)}
-        return {metric if name == "metric" else name: one for name, one in numbers.items()}
+        return values
 
     def forget_after(self, lane: int, round_num: int) -> None:
         """Delete the rounds after a checkpoint: they are run again, with the same result."""
@@ -235,46 +226,40 @@ class Store:
             methods: the methods that this applies to.
         """
         with self._transaction() as database:
-            lanes = database.execute(
-                "SELECT lane, method, MAX(round) FROM lanes JOIN rounds USING (lane) GROUP BY lane"
+            last_rounds = database.execute(
+                """SELECT lane, method, MAX(round), value FROM lanes JOIN rounds USING (lane)
+                   GROUP BY lane"""  # `value` is that of the last round: SQLite's rule for MAX
             ).fetchall()
-            for lane, method, last in lanes:
-                if last < rounds and last % max(1, every) and method in methods:
-                    values = self._values(lane, last)
-                    due = {
-                        name: one for name, one in values.items() if name not in VALUES_OF_CLIENTS
-                    }
-                    row = (_as_json(due), lane, last)
-                    database.execute(
-                        "UPDATE rounds SET value = ? WHERE lane = ? AND round = ?", row
-                    )
-                    database.execute(
-                        "DELETE FROM frames WHERE lane = ? AND round = ? AND name = 'local'",
-                        (lane, last),
-                    )
+            for lane, method, last, text in last_rounds:
+                if method not in methods or last >= rounds or last % max(1, every) == 0:
+                    continue
+                values = json.loads(text)
+                due = {name: one for name, one in values.items() if name not in VALUES_OF_CLIENTS}
+                where = "WHERE lane = ? AND round = ?"
+                row = (_as_json(due), lane, last)
+                database.execute(f"UPDATE rounds SET value = ? {where}", row)
+                database.execute(f"DELETE FROM frames {where} AND name = 'local'", (lane, last))
 
     def refuse_nothing_learned(self) -> None:
         """RunError where no update ever had a weight: the model is still the initial one."""
         accepted = "json_extract(value, '$.participants') - json_extract(value, '$.refused')"
-        weighed = f"SELECT 1 FROM rounds WHERE {accepted} > json_extract(value, '$.without_weight') LIMIT 1"
-        if self._row(weighed):
+        weighed = f"{accepted} > json_extract(value, '$.without_weight')"
+        if self._count(f"SELECT COUNT(*) FROM rounds WHERE {weighed}"):
             return
-        if self._row(f"SELECT 1 FROM rounds WHERE {accepted} > 0 LIMIT 1"):
+        if self._count(f"SELECT COUNT(*) FROM rounds WHERE {accepted} > 0"):
             raise RunError(
                 f"{self.folder}: all weights were zero in every round: nothing was learned. Is a "
                 "criterion zero for all clients? See `clientwise show FOLDER --round 1`"
             )
+        refusals = unpack(
+            self._database.execute("SELECT lane, round, data FROM frames WHERE name = 'refusals'")
+        )
+        reasons = Counter(
+            pair for one in refusals for pair in zip(one["reason"], one["kind"], strict=True)
+        )
         said = "no client answered"
         hint = ""
-        found = self._database.execute(
-            "SELECT lane, round, data FROM frames WHERE name = 'refusals'"
-        )
-        frames = unpack(found.fetchall())
-        pairs = Counter(
-            pair for one in frames for pair in zip(one["reason"], one["kind"], strict=True)
-        )
-        if pairs:
-            (((reason, kind), times),) = pairs.most_common(1)
+        for (reason, kind), times in reasons.most_common(1):
             said = f"{reason}, {times:,} times"
             hint = likely_cause(kind)
         message = f"{self.folder}: no update was ever accepted ({said}): nothing was learned."
@@ -318,61 +303,29 @@ class Store:
             if not path.exists():
                 write_atomically(path, save({"model": vector}))
 
-    def keep_model(self, lane: int, state: ServerState, every: int, problem: Problem) -> None:
-        """Keep the model after every so many rounds, and after the best round so far.
-
-        Call it before `save_checkpoint`.
-        """
-        round_num = state.round_num
+    def keep_model(self, lane: int, state: ServerState) -> None:
+        """Keep the model of a round (`keep_every`)."""
+        model = ServerState(state.round_num, state.model, state.loss)
         with self._explained():
-            if round_num % every == 0 or round_num == self._best_round(lane, round_num, problem):
-                model = ServerState(round_num, state.model, state.loss)
-                save_checkpoint(kept_path(self.folder, lane, round_num), model, {})
-
-    def drop_models(self, lane: int, until: int, every: int, problem: Problem) -> None:
-        """Delete kept models that are no longer the best.
-
-        Call it after `save_checkpoint`, since the rounds after a checkpoint may be run again.
-        """
-        with self._explained():
-            best = self._best_round(lane, until, problem)
-            for round_num in kept_rounds(self.folder, lane):
-                if round_num < until and round_num != best and round_num % every:
-                    kept_path(self.folder, lane, round_num).unlink()
+            save_checkpoint(kept_path(self.folder, lane, state.round_num), model, {})
 
     def _owner(self, lane: int) -> str:
         """This lane of this run, and of no other."""
         self.keep_fact("id", secrets.token_hex(8))
         return f"{self.fact('id')} {lane}"
 
-    def _best_round(self, lane: int, until: int, problem: Problem) -> int | None:
-        """The first of the best rounds by the reported metric; None where none is measured yet."""
-        order = "DESC" if problem.higher_is_better else "ASC"
-        row = self._row(
-            f"""SELECT round FROM rounds
-                WHERE lane = ? AND round <= ? AND json_extract(value, '$.metric') IS NOT NULL
-                ORDER BY json_extract(value, '$.metric') {order}, round LIMIT 1""",
-            lane,
-            until,
-        )
-        return None if row is None else int(row[0])
-
     def _is_best(self, lane: int, metric: float, problem: Problem) -> bool:
         """Whether no round with samples that were classified correctly was as good."""
-        row = self._row(f"SELECT MAX(round) FROM frames WHERE name = '{RIGHT}' AND lane = ?", lane)
+        row = self._row(
+            f"""SELECT json_extract(value, '$.metric') FROM frames JOIN rounds USING (lane, round)
+                WHERE name = '{RIGHT}' AND lane = ? ORDER BY round DESC LIMIT 1""",
+            lane,
+        )
         if row is None or row[0] is None:
             return True
-        before = self._values(lane, row[0]).get("metric")
-        if before is None:
-            return True
-        return bool(metric > before if problem.higher_is_better else metric < before)
+        return bool(metric > row[0] if problem.higher_is_better else metric < row[0])
 
     # The database ---------------------------------------------------------------------------------
-
-    def _values(self, lane: int, round_num: int) -> dict[str, Any]:
-        row = self._row("SELECT value FROM rounds WHERE lane = ? AND round = ?", lane, round_num)
-        values: dict[str, Any] = json.loads(row[0])
-        return values
 
     def _write_frame(
         self, lane: int, round_num: int, name: str, columns: Mapping[str, Any]
@@ -387,16 +340,6 @@ class Store:
 
     def _count(self, sql: str, *values: object) -> int:
         return int(self._row(sql, *values)[0])
-
-    def _refuse_damaged(self) -> None:
-        try:
-            refuse_other_format(self.folder, self._database)
-            (found,) = self._database.execute("PRAGMA quick_check(1)").fetchone()
-            if found != "ok":
-                raise sqlite3.DatabaseError(shortened(found, 200))
-        except DAMAGE as error:
-            message = f"{self.folder}: its database cannot be read ({error}); choose another output folder"
-            raise RunError(message) from None
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -433,15 +376,4 @@ class Store:
 
 def _as_json(value: object) -> str:
     """JSON, which has neither NaN nor Infinity: they are null."""
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return to_json(value, inf_nan_mode="null").decode()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from .frames import Quotient
+from .database import Quotient
 
 if TYPE_CHECKING:  # reading a run needs no PyTorch
     from torch import Tensor
@@ -43,7 +43,6 @@ class Round:
     seconds: float = 0.0  # that it took
     machine: int | None = None  # that computed it
     held_out_loss: float | None = None
-    policy: Any = None  # the bounds in force
 
     @cached_property
     def shown(self) -> Evaluation | None:
@@ -141,7 +140,6 @@ VALUES: dict[str, Get] = {
     "hostile_influence": lambda r: _sum_over(r.hostile, r.record.client_ids, r.influence),
     "seconds": attrgetter("seconds"),
     "machine": attrgetter("machine"),
-    "policy": attrgetter("policy"),
 }
 FRAMES: dict[str, dict[str, Get]] = {
     "weights": {  # a row for each accepted update

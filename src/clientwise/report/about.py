@@ -9,9 +9,8 @@ from typing import Any
 from pandas import DataFrame as Frame
 
 from ..record.facts import steps_in_words
-from ..record.files import VERSIONS, read_whole
+from ..record.files import VERSIONS, dotted_keys, read_whole
 from ..record.run import RunFolder
-from ..record.toml_text import dotted_keys
 from ..registry import listed
 from .items import Item, Table, counted, section
 from .results import Method, Results, encoding, seeds_of, stated

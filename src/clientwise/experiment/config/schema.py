@@ -81,7 +81,7 @@ class Experiment(ConfigTable):
     """Least time between two checkpoints. 0: one after every round."""
 
     keep_every: Count = 0
-    """Keep the best model, and one after every so many rounds. 0: only the last."""
+    """Keep a model after every so many rounds, too. 0: only the last."""
 
     keep: Literal["last", "best"] = "last"
     """The model that is used after the run. "best": that of the round with the lowest loss on the

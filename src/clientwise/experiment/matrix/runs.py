@@ -21,9 +21,9 @@ import torch
 from ...data.federated import FederatedData
 from ...engine.device import pick_device, share_gpu
 from ...errors import ClientwiseError, Problems, RunError
-from ...record.database import is_finished, refuse_damaged
 from ...record.files import CONFIG
-from ...writing import left_behind, make_folder, write_atomically
+from ...record.run import is_finished
+from ...writing import make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
 from ..config.schema import Experiment
@@ -33,6 +33,7 @@ from ..running.resume import (
     changed_keys,
     config_so_far,
     extended,
+    is_new,
     new_folder,
     refuse_other_config,
 )
@@ -127,9 +128,8 @@ def _prepare(
     Returns:
         The whole matrix, and the positions of its cells that are to be run.
     """
-    written = folder / MATRIX_FILE
     todo: Sequence[int] = range(len(matrix.cells))
-    if written.exists():
+    if not is_new(folder, MATRIX_FILE):
         if not resume:
             raise RunError(
                 f"{folder}: there is a matrix already. Resume it (--resume, in Python resume=True) "
@@ -137,13 +137,9 @@ def _prepare(
             )
         matrix = _grown(matrix, folder)
         todo = _unfinished_cells(matrix, folder, accept_changes)
-    else:
-        names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-        if names - {left.name for left in left_behind(written)}:
-            raise RunError(f"{folder}: not empty, and not a matrix of clientwise")
     _refuse_missing_data([matrix.cells[index] for index in todo])
     make_folder(folder)
-    write_atomically(written, tomli_w.dumps(matrix.table).encode())
+    write_atomically(folder / MATRIX_FILE, tomli_w.dumps(matrix.table).encode())
     return matrix, todo
 
 
@@ -210,13 +206,12 @@ def _unfinished_cells(matrix: Matrix, folder: Path, accept_changes: bool) -> lis
             now = cell.experiment
             before = config_so_far(own)
             if before is not None:
-                refuse_other_config(own, before, now, accept_changes=accept_changes)
+                refuse_other_config(own, before, now)
                 now = extended(before, now)
             has_all = before is not None and not changed_keys(before.to_dict(), now.to_dict())
             if not has_all or not is_finished(own):
                 todo.append(index)
             else:
-                refuse_damaged(own, {(one.name, seed) for one in now.methods for seed in now.seeds})
                 if not accept_changes:  # versions and code of every cell, data once per federation
                     data = {} if cell.data in compared else _data_of(now)
                     compared.add(cell.data)

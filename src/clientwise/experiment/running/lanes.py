@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +24,6 @@ from ...engine.scheduler import Scheduler
 from ...record.store import Store
 from ..build.engine import build_plan
 from ..config.schema import Experiment
-from ..config.tables import to_plain
 from ..trackers import LaneInfo, Trackers
 
 SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
@@ -133,6 +132,9 @@ def is_watched(experiment: Experiment) -> bool:
     return experiment.keep == "best" or experiment.stop_early is not None
 
 
+OnRecord = Callable[["Lane", RoundRecord], None]
+
+
 class Lane:
     """One method with one seed, at its last checkpoint, and what it records."""
 
@@ -144,6 +146,8 @@ class Lane:
         engine: Engine,
         hostile: Mapping[int, Hostile],
         seed: int,
+        trackers: Trackers,
+        on_round: OnRecord,
     ) -> None:
         self.method = method
         self.engine = engine
@@ -152,6 +156,8 @@ class Lane:
         self._experiment = experiment
         self._store = store
         self._hostile = hostile
+        self._trackers = trackers
+        self._on_round = on_round
         self._lane = store.open_lane(method.name, seed)
         self._keeps_best = experiment.keep == "best" and method.control != "alone"
         # Secret noise cannot be drawn again: a round that is lost after its model was sent is another
@@ -173,9 +179,6 @@ class Lane:
         if self.is_secret and method.noises_mean and lost > 0:  # they are run again
             self._count_releases(lost)
         store.forget_after(self._lane, self.state.server.round_num)
-        if not self.is_done:
-            (bounds,) = (one.bounds for one in experiment.methods if one.name == method.name)
-            store.set_policy(self._lane, to_plain(bounds))
 
     @property
     def is_done(self) -> bool:
@@ -197,9 +200,8 @@ class Lane:
             > privacy.epsilon
         )
 
-    def begin(self, trackers: Trackers) -> None:
+    def begin(self) -> None:
         """Begin tracking, before the first round that is run now."""
-        self._trackers = trackers
         self._saved_at = time.monotonic()
         self._info = LaneInfo(
             self._experiment.to_dict(),
@@ -207,8 +209,9 @@ class Lane:
             self.method.name,
             self.seed,
             self.state.server.round_num,
+            self.engine.problem.metric,
         )
-        trackers.begin(self._info)
+        self._trackers.begin(self._info)
 
     def begin_round(self) -> None:
         """Count a round before clients are asked, where they add secret noise.
@@ -266,26 +269,24 @@ class Lane:
         record = done.record
         assert record is not None
         problem = self.engine.problem
-        self._store.write_round(self._lane, record, problem, self._hostile, done.seconds, done.loss)
-        if self._trackers:  # first: then an interruption leaves no gap in their curves
-            values = self._store.round_values(self._lane, record.round_num, problem.metric)
-            self._trackers.log_round(self._info, record, values)
+        values = self._store.write_round(
+            self._lane, record, problem, self._hostile, done.seconds, done.loss
+        )
+        # Before the checkpoint: then an interruption leaves no gap in the trackers' curves
+        self._trackers.log_round(self._info, record, values)
         self.state = done
-        if self._experiment.keep_every:
-            every = self._experiment.keep_every
-            self._store.keep_model(self._lane, done.server, every, problem)
+        every = self._experiment.keep_every
+        if every and record.round_num % every == 0:
+            self._store.keep_model(self._lane, done.server)
         waited = time.monotonic() - self._saved_at
         if self.is_secret or waited >= self._experiment.checkpoint_seconds:
             self._save()
+        self._on_round(self, record)
 
     def _save(self) -> None:
         state = self.state
         tensors = {**state.engine, **state.held_out.tensors()}
         self._store.save_checkpoint(self._lane, state.server, tensors)
-        every = self._experiment.keep_every
-        if every:
-            problem = self.engine.problem
-            self._store.drop_models(self._lane, state.server.round_num, every, problem)
         self._saved_at = time.monotonic()
 
     def end(self) -> None:
@@ -296,42 +297,26 @@ class Lane:
             self._store.finish_lane(self._lane)
 
 
-Keep = Callable[[Lane, LaneState], None]
-OnRecord = Callable[[Lane, RoundRecord], None]
-
-
 @contextmanager
-def recording(lanes: Sequence[Lane], trackers: Trackers, on_round: OnRecord) -> Iterator[Keep]:
-    """A context within which lanes run; its value records a round. What was begun is saved at its end."""
-
-    def keep(lane: Lane, done: LaneState) -> None:
-        lane.keep(done)
-        assert done.record is not None
-        on_round(lane, done.record)
-
-    begun: list[Lane] = []
-    try:
+def begun(lanes: Sequence[Lane]) -> Iterator[None]:
+    """A context within which lanes run. What was begun is saved at its end."""
+    with ExitStack() as stack:
         for lane in lanes:
-            lane.begin(trackers)
-            begun.append(lane)
-        yield keep
-    finally:
-        for lane in begun:
-            lane.end()
+            lane.begin()
+            stack.callback(lane.end)
+        yield
 
 
-def run_lanes(
-    lanes: Sequence[Lane], scheduler: Scheduler, trackers: Trackers, on_round: OnRecord
-) -> None:
+def run_lanes(lanes: Sequence[Lane], scheduler: Scheduler) -> None:
     """Run the remaining rounds of all lanes, side by side."""
-    with recording(lanes, trackers, on_round) as keep:
+    with begun(lanes):
         if len(lanes) == 1:
-            _run_alone(lanes[0], keep)
+            _run_alone(lanes[0])
         else:
-            _run_together(lanes, scheduler, keep)
+            _run_together(lanes, scheduler)
 
 
-def _run_alone(lane: Lane, keep: Keep) -> None:
+def _run_alone(lane: Lane) -> None:
     """Round after round in this thread, so that an interruption takes effect at once.
 
     Short rounds are recorded during the next one, while its clients train on the GPU or in workers.
@@ -343,7 +328,7 @@ def _run_alone(lane: Lane, keep: Keep) -> None:
         nonlocal spent
         if waiting:
             began = time.perf_counter()
-            keep(lane, waiting.pop())
+            lane.keep(waiting.pop())
             spent += time.perf_counter() - began
 
     def while_clients_train() -> None:
@@ -368,7 +353,7 @@ def _run_alone(lane: Lane, keep: Keep) -> None:
         lane.engine.idle_work = None
 
 
-def _run_together(lanes: Sequence[Lane], scheduler: Scheduler, keep: Keep) -> None:
+def _run_together(lanes: Sequence[Lane], scheduler: Scheduler) -> None:
     """Rounds of all lanes, in threads whose training and evaluation the scheduler joins.
 
     Rounds are recorded while the next ones run. Rounds that an interruption leaves unrecorded are
@@ -387,13 +372,13 @@ def _run_together(lanes: Sequence[Lane], scheduler: Scheduler, keep: Keep) -> No
             running = [lane for lane in states if not lane.ends_after(states[lane])]
             try:
                 for lane in [lane for lane in done if lane.is_secret]:
-                    keep(lane, done.pop(lane))
+                    lane.keep(done.pop(lane))
                 for lane in running:
                     lane.begin_round()
                 scheduler.begin_round(len(running))
                 coming = [threads.submit(run_round, lane, states[lane]) for lane in running]
                 for lane, one in done.items():
-                    keep(lane, one)
+                    lane.keep(one)
                 done = {lane: future.result() for lane, future in zip(running, coming, strict=True)}
             except BaseException:  # an interruption or a failed lane: the others stop as well
                 scheduler.stop()

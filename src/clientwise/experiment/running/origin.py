@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import os
 import platform
 import re
@@ -19,10 +18,9 @@ from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from types import FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
@@ -33,7 +31,7 @@ from ...engine.executor import DeviceExecutor
 from ...errors import RunError
 from ...models.flat import frozen_digest, same_frozen
 from ...record.database import recorded_fact
-from ...record.facts import DATA_OF_SEED, Change, MachineRow, changed_facts, current_minute
+from ...record.facts import Change, MachineRow, changed_facts, current_minute
 from ...record.files import initial_path
 from ...record.store import Store
 from ..build.engine import build_module
@@ -45,10 +43,6 @@ COMPARED = ("clientwise", "torch", "python")  # versions that decide what a roun
 FROZEN = "frozen parameters of the network"
 MACHINES = "machines"
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
-T = TypeVar("T")
-_ORIGIN = TypeAdapter(Origin)
-_CHANGES = TypeAdapter(list[Change])
-_MACHINES = TypeAdapter(list[MachineRow])
 _CPU = re.compile(r"^(?:model name|CPU part)\s*:\s*(.+)$", re.MULTILINE)
 _version = cache(version)  # each call reads and parses a file
 
@@ -95,7 +89,7 @@ def compare_origin(
     RunError where it differs and that is not accepted. No file of the folder changes.
     """
     now = origin_of(experiment, data)
-    before = _recorded(folder, "origin", _ORIGIN) or {}
+    before: Origin = recorded_fact(folder, "origin") or {}
     found = list(_differences(before, now, len(experiment.flower.clients)))
     if found and not accept_changes:
         raise RunError(
@@ -109,25 +103,24 @@ def record_origin(
     store: Store, experiment: Experiment, origin: Origin, changes: Sequence[str]
 ) -> None:
     """Record what a run comes from, and what has changed since it began."""
-    before = _recorded(store.folder, "origin", _ORIGIN) or {}
-    if changes:
-        known = _recorded(store.folder, "changes", _CHANGES) or []
-        change = Change(current_minute(), store.rounds_done(), list(changes))
-        store.set_facts({"changes": [*known, change]})
+    before: Origin = store.fact("origin") or {}
+    data: dict[str, str] = store.fact("data") or {}
     for seed in experiment.seeds:
         digests = origin[f"data (seed {seed})"]
-        if before.get(f"data (seed {seed})") == digests:
-            continue
-        key = f"{DATA_OF_SEED}{seed}"
-        first = store.fact(key)
-        whole = _digest("".join(digests).encode())
-        # Changed data have both digests: they pair with neither.
-        store.set_facts({key: f"{json.loads(first)} then {whole}" if first else whole})
-    store.set_facts({"origin": origin})
+        if before.get(f"data (seed {seed})") != digests:
+            first = data.get(str(seed))
+            whole = _digest("".join(digests).encode())
+            # Changed data have both digests: they pair with neither.
+            data[str(seed)] = f"{first} then {whole}" if first else whole
+    facts: dict[str, object] = {"origin": origin, "data": data}
+    if changes:
+        change = Change(current_minute(), store.rounds_done(), list(changes))
+        facts["changes"] = [*(store.fact("changes") or ()), change]
     if experiment.functions:
         # Code that is run as a text may have no name of a module.
         given = {name: one.__module__ or "text" for name, one in experiment.functions.items()}
-        store.set_facts({"functions": given})
+        facts["functions"] = given
+    store.set_facts(facts)
     if experiment.initial_model:
         name = Path(experiment.initial_model).name
         store.keep_fact("initial_model", f"{name} (fingerprint {origin['initial model']})")
@@ -176,15 +169,6 @@ def _differences(before: Origin, now: Origin, members: int) -> Iterator[str]:
                 yield f"other {what}"
         elif what != FROZEN or not same_frozen(old, digest):
             yield f"other {what}"
-
-
-def _recorded(folder: Path, key: str, kind: TypeAdapter[T]) -> T | None:
-    """A fact of a run; None where it has none yet."""
-    text = recorded_fact(folder, key)
-    try:
-        return None if text is None else kind.validate_json(text)
-    except ValidationError:
-        raise RunError(f"{folder}: its database is damaged (its {key} cannot be read)") from None
 
 
 def _files_of(name: str) -> Iterator[bytes]:
@@ -240,7 +224,8 @@ def _parts_of(value: object, seen: set[int]) -> Iterator[str]:
         for one in value:
             yield from _parts_of(one, seen)
     elif hasattr(value, "tolist"):
-        yield _array(value)
+        with suppress(Exception):  # of a sparse tensor, or a user's own, which may raise anything
+            yield repr(value.tolist())
     elif id(value) not in seen:
         seen.add(id(value))
         yield _source(value)
@@ -279,16 +264,6 @@ def _bound(value: object) -> Iterator[object]:
                 yield name, one
 
 
-def _array(value: Any) -> str:
-    """The digest of a tensor's or an array's content."""
-    try:
-        tensor = torch.as_tensor(value).detach().cpu().contiguous()
-        content = _digest(tensor.flatten().view(torch.uint8).numpy().data)
-    except Exception:  # of texts, sparse, or a user's own, which may raise anything
-        return type(value).__name__
-    return f"{tensor.dtype} {tuple(tensor.shape)} {content}"
-
-
 # The machine ------------------------------------------------------------------------------------------
 
 
@@ -318,7 +293,7 @@ def system() -> str:
 def record_machine(store: Store, facts: dict[str, str]) -> list[str]:
     """Record on which machine the next rounds are computed; returns what has changed since the last ones."""
     done = store.rounds_done()
-    machines = (_recorded(store.folder, MACHINES, _MACHINES) if done else None) or []
+    machines = [MachineRow(*one) for one in store.fact(MACHINES) or () if done]
     changes = changed_facts(machines[-1].facts, facts) if machines else []
     if not machines or machines[-1].facts != facts:
         machines.append(MachineRow(current_minute(), done, facts))
@@ -331,9 +306,10 @@ def change_of_machine(folders: Iterable[Path]) -> list[str]:
     """What has changed since the last rounds in any of these run folders, of what this process knows."""
     found: dict[str, None] = {}
     for folder in folders:
-        machines = _recorded(folder, MACHINES, _MACHINES)
+        machines = recorded_fact(folder, MACHINES)
         if machines:
-            found |= dict.fromkeys(changed_facts(machines[-1].facts, machine_facts()))
+            last = MachineRow(*machines[-1])
+            found |= dict.fromkeys(changed_facts(last.facts, machine_facts()))
     return list(found)
 
 

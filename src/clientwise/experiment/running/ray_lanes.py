@@ -29,8 +29,7 @@ from ..build.data import build_data, load_samples
 from ..build.engine import build_engine, build_executor, build_honest, build_plan
 from ..config.schema import Experiment
 from ..load import load_experiment
-from ..trackers import Trackers
-from .lanes import Lane, LaneState, OnRecord, compute_round, is_watched, recording
+from .lanes import Lane, LaneState, begun, compute_round, is_watched
 
 CONNECT_SECONDS = 10
 
@@ -77,8 +76,6 @@ def run_on_ray(
     lanes: Sequence[Lane],
     config: Mapping[str, Any],
     own_data: FederatedData | None,
-    trackers: Trackers,
-    on_round: OnRecord,
 ) -> None:
     """Run all remaining rounds of the lanes: actors compute, this process records. No lane waits for others."""
     import ray
@@ -94,14 +91,14 @@ def run_on_ray(
             return
         pending[remote.next_round.remote(lane.state.server, lane.state.engine)] = lane, remote
 
-    with recording(lanes, trackers, on_round) as keep:
+    with begun(lanes):
         for lane in lanes:
             ask(lane, actor.remote(dict(config), data, lane.method.name, lane.seed))
         while pending:
             (ready,), _ = ray.wait(list(pending), num_returns=1)
             lane, remote = pending.pop(ready)
             (done,) = answers([ready])
-            keep(lane, lane.accounted(lane.state, done))
+            lane.keep(lane.accounted(lane.state, done))
             ask(lane, remote)
 
 

@@ -1,22 +1,28 @@
-"""Run folders: make, find and claim one; and resume its run, of whose config some keys may change."""
+"""Run folders: make, find and claim one; resume its run, of whose config some keys may change; run it once more."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ...errors import RunError
-from ...record.database import is_finished, recorded_fact
+from ...record.database import recorded_fact
 from ...record.facts import BY_HOST
-from ...record.files import BEST, CONFIG, modified, plain_name
-from ...record.toml_text import dotted_keys, parse_toml, read_table
+from ...record.files import (
+    BEST,
+    CONFIG,
+    LOCK,
+    dotted_keys,
+    parse_toml,
+    plain_name,
+)
+from ...registry import suggest
 from ...writing import ENDING, make_folder
 from ..config.schema import Experiment
-from ..load import load_experiment
+from ..config_file import read_source
+from ..load import load_experiment, make_experiment
 
 FACT = "config"  # the fact that holds the config of the rounds so far, as TOML
 
@@ -53,29 +59,21 @@ def new_folder(name: str, parent: Path = Path("runs")) -> Path:
 
 def claim(folder: Path, resume: bool) -> None:
     """Make the folder, so that it can be locked. A folder with other files is refused."""
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    if not (folder / CONFIG).is_file():  # the first file of a run, so it is looked for last
-        # By their names: what another process is writing has become the config by the time of a second look
-        begun = {
-            name for name in names if name.endswith(ENDING) and name.startswith((CONFIG, BEST))
-        }
-        if names - begun - {".lock", BEST}:
-            raise RunError(f"{folder}: not empty, and not a run of clientwise")
-        if resume and not names:
-            raise RunError(f"{folder}: there is no run here to resume")
+    if is_new(folder, CONFIG, BEST) and resume and not any(folder.glob("*")):
+        raise RunError(f"{folder}: there is no run here to resume")
     make_folder(folder)
 
 
-def find_unfinished(experiment: Experiment, parent: Path = Path("runs")) -> Path:
-    """The newest unfinished run folder in runs/ that was made by this config."""
-    wanted = experiment.to_dict()
-    found = list(parent.glob(f"*/{CONFIG}"))
-    same_config = [path for path in found if not changed_keys(read_table(path), wanted)]
-    written = [path for path in same_config if not is_finished(path.parent)]
-    if not written:
-        hint = "name its folder: clientwise run FOLDER --resume"
-        raise RunError(f"{parent}/: no unfinished run of this config; {hint}")
-    return max(written, key=modified).parent
+def is_new(folder: Path, first: str, *others: str) -> bool:
+    """Whether a folder lacks the file that is written `first`; one with anything but `others` is refused."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if (folder / first).is_file():  # looked for last: another process may be writing it
+        return False
+    # By its name: what another process is writing has become that file by the time of a second look
+    begun = {name for name in names if name.endswith(ENDING) and name.startswith((first, *others))}
+    if names - begun - {LOCK, *others}:
+        raise RunError(f"{folder}: not empty, and not a run of clientwise (it has no {first})")
+    return True
 
 
 def config_so_far(folder: Path) -> Experiment | None:
@@ -93,19 +91,15 @@ def config_so_far(folder: Path) -> Experiment | None:
     if text is None:
         return written
     try:
-        table = parse_toml(json.loads(text))
+        table = parse_toml(text)
         found = [] if table.get("plugins", []) == written.plugins else ["plugins"]
         if not found:  # else they would be imported
             recorded = load_experiment(table | {"plugin_dir": written.plugin_dir})
-    except (ValueError, TypeError, RecursionError):  # a ConfigError is a ValueError
+    except (ValueError, TypeError):  # a ConfigError is a ValueError
         raise RunError(f"{folder}: its database is damaged (its config cannot be read)") from None
     if not found:
         names = {method.name for method in written.methods}
-        edited = differences(recorded, written)
-        accepted = bound_changes(
-            edited
-        )  # by who resumes it; after a crash, the file alone has them
-        found = [said for key, said in edited.items() if key not in accepted]
+        found = [*differences(recorded, written).values()]
         found += [f"no method {one.name!r}" for one in recorded.methods if one.name not in names]
         found += [f"no seed {seed}" for seed in recorded.seeds if seed not in written.seeds]
     if found:
@@ -118,7 +112,7 @@ def config_so_far(folder: Path) -> Experiment | None:
 
 def refuse_run_of_host(folder: Path) -> None:
     """RunError where `cw.Aggregator` recorded the run: its clients are those of another program."""
-    if recorded_fact(folder, "computed") == json.dumps(BY_HOST):
+    if recorded_fact(folder, "computed") == BY_HOST:
         raise RunError(
             f"{folder}: was recorded by cw.Aggregator or a strategy, and cannot be resumed. Start the program "
             "that trains its clients again, with a new folder"
@@ -127,38 +121,27 @@ def refuse_run_of_host(folder: Path) -> None:
 
 def extended(before: Experiment, experiment: Experiment) -> Experiment:
     """The experiment with the seeds and methods that its run has: none is lost."""
-    given = {method.name: method for method in experiment.methods}
-    kept = []
-    for method in before.methods:
-        bounds = given.pop(method.name, method).bounds
-        kept.append(method.model_copy(update={"bounds": bounds}))
+    methods = {method.name: method for method in [*experiment.methods, *before.methods]}
+    names = dict.fromkeys(method.name for method in [*before.methods, *experiment.methods])
     grown = {
         "seeds": list(dict.fromkeys([*before.seeds, *experiment.seeds])),
-        "methods": [*kept, *given.values()],
+        "methods": [methods[name] for name in names],
     }
     return experiment.model_copy(update=grown)
 
 
-def refuse_other_config(
-    folder: Path, before: Experiment, experiment: Experiment, *, accept_changes: bool
-) -> None:
-    """RunError where an experiment differs from its run in more than may change, or than is accepted."""
+def refuse_other_config(folder: Path, before: Experiment, experiment: Experiment) -> None:
+    """RunError where an experiment differs from its run in more than may change."""
     found = differences(before, experiment)
-    of_bounds = bound_changes(found)
-    if not found or (accept_changes and len(of_bounds) == len(found)):
+    if not found:
         return
     hint = "Resume it with its own config, or choose another output folder"
-    of_methods = [key for key in found if key.startswith("methods.")]
-    if of_methods:
+    if any(key.startswith("methods.") for key in found):
         hint += "; give a changed method another name"
-    if of_bounds:
-        hint += ", or go on with other bounds by --accept-changes (in Python accept_changes=True), which is recorded"
-    if "flower.clients" in found:
-        hint += (
-            "; the ε of the rounds so far holds for the members so far"
-            if counts_members(before)
-            else "; names may join flower.clients at its end"
-        )
+    if counts_members(before) and "flower.clients" in found:
+        hint += "; the ε of the rounds so far holds for the members so far"
+    elif "flower.clients" in found:
+        hint += "; names may join flower.clients at its end"
     if "rounds" in found:
         hint += f"; its rounds may only grow: set rounds = {before.rounds} or more"
     raise RunError(f"{folder}: was run with another config: {', '.join(found.values())}. {hint}")
@@ -185,12 +168,6 @@ def differences(before: Experiment, now: Experiment) -> dict[str, str]:
             is_list = isinstance(one, list) or isinstance(other, list)
             found[key] = key if is_list else f"{key} = {_shown(other)} (was {_shown(one)})"
     return found
-
-
-def bound_changes(found: Mapping[str, str]) -> dict[str, str]:
-    """Of what `differences` found, the bounds of methods: they may change if that is accepted."""
-    is_bound = re.compile(r"methods\..+\.bounds(\.(cap|floor))?").fullmatch
-    return {key: said for key, said in found.items() if is_bound(key)}
 
 
 def changed_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -231,3 +208,72 @@ def _may_grow(key: str, one: Any, other: Any) -> bool:
 
 def _shown(value: Any) -> str:
     return "none" if value is None else repr(value)
+
+
+# A finished run once more, with one thing changed: data, seeds, cohorts and batches stay the same, so both are paired
+
+
+def without_client(folder: Path, client: str) -> Experiment:
+    """The experiment of a run, never asking one client."""
+    table = _config_of(folder, f"without {client}")
+    left_out = {*table["federation"]["without"], _number_of(folder, client)}
+    table["federation"]["without"] = sorted(left_out)
+    return load_experiment(table)
+
+
+def with_equal_weights(folder: Path) -> Experiment:
+    """The experiment of a run, with equal weights within the same bounds."""
+    table = _config_of(folder, "equal weights")
+    for method in _weighing(table):
+        for key in ("score", "normalise", "evidence", "adjust"):
+            method.pop(key, None)
+        method["criteria"] = ["uniform"]
+    return load_experiment(table)
+
+
+def with_policy(folder: Path, file: Path) -> Experiment:
+    """The experiment of a run, with the bounds of a TOML file: the keys of [methods.bounds]."""
+    table = _config_of(folder, f"policy {file.stem}")
+    bounds = {key: value for key, value in read_source(file).table.items() if key != "name"}
+    for method in _weighing(table):
+        method["bounds"] = bounds
+    return make_experiment(str(file), table)
+
+
+def _weighing(table: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The methods; controls weigh nobody and stay as they are."""
+    return (method for method in table["methods"] if "control" not in method)
+
+
+def _config_of(folder: Path, what: str) -> dict[str, Any]:
+    """The config of a run, with another name; RunError where it cannot be run again here."""
+    before = config_so_far(folder)
+    if before is None:
+        raise RunError(f"{folder}: there is no run here")
+    if before.data is None:
+        raise RunError(
+            f"{folder}: its samples are not here (a deployment, or arrays passed to `cw.run`). Start "
+            "a run of its own with federation.without, another criterion or other bounds"
+        )
+    for method in before.methods:
+        if method.privacy:
+            raise RunError(
+                f"{folder}: {method.name} uses differential privacy. The difference of two runs would "
+                "tell about single clients, and no noise covers it"
+            )
+    return {**before.to_dict(), "name": f"{before.name}, {what}"}
+
+
+def _number_of(folder: Path, client: str) -> int:
+    """The number that a client has under all seeds."""
+    from ...record.run import RunFolder  # pandas, which takes long to import
+
+    clients = RunFolder(folder).frame("clients")
+    numbers = clients["client"].astype(str)
+    names = clients["name"].fillna(numbers)
+    found = clients[(names == client) | (numbers == client)].drop_duplicates("seed")
+    if found["seed"].nunique() < clients["seed"].nunique():
+        raise RunError(f"{folder}: no client is called {client!r}{suggest(client, names)}")
+    if found["client"].nunique() > 1:
+        raise RunError(f"{folder}: {client!r} is another client number in every seed")
+    return int(found["client"].iloc[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -22,7 +22,7 @@ from ...engine.scheduler import LaneExecutor, Scheduler
 from ...engine.shards import slots
 from ...engine.wrapping import EmbeddedEngine
 from ...errors import RunError
-from ...record.facts import MODEL_OF_SEED, NEW_DATA_OF_SEED, current_minute
+from ...record.facts import MODEL_OF_SEED, current_minute
 from ...record.files import CONFIG, VERSIONS, locked
 from ...record.store import Store
 from ...writing import write_atomically
@@ -46,11 +46,9 @@ from .origin import (
 from .ray_lanes import can_be_sharded, connected_to_ray, run_on_ray, sharded
 from .resume import (
     FACT,
-    bound_changes,
     changed_keys,
     claim,
     config_so_far,
-    differences,
     extended,
     member_changes,
     new_folder,
@@ -91,24 +89,30 @@ def run(
     on_warning: Callable[[str], None] = _log_warning,
     engines: EngineFactory | None = None,
 ) -> Path:
-    """See `launch.run`. Without `engines` all clients are simulated in this process."""
-    assert engines or experiment.engine == "local", "`launch.run` knows how to reach other clients"
-    if resume and out is not None:
-        experiment, _ = _joined(Path(out), experiment, accept_changes)
-    if data is not None:
-        data = replace(data, samples=scored(experiment, data.samples))
-        experiment = experiment.for_data(data.weigh)
-    samples = validate(experiment, data)
-    trackers = Trackers(experiment.trackers, experiment.source)
+    """See `fitting.run`. Without `engines` all clients are simulated in this process."""
+    assert engines or experiment.engine == "local", "`fitting.run` knows how to reach other clients"
     with ExitStack() as stack:
-        try:
-            folder = Path(out) if out is not None else new_folder(experiment.name)
-            claim(folder, resume)
-            stack.enter_context(locked(folder))
-            before = _begin(folder, experiment, resume, accept_changes)
-        except OSError as error:
-            path = error.filename or out or "runs"
-            raise RunError(f"{path}: cannot be written to: {error.strerror}") from None
+        before = None
+        if resume:
+            if out is None:
+                raise RunError("resume=True: out= must name the run folder to resume")
+            folder = Path(out)
+            _take(folder, resume, stack)
+            before = config_so_far(folder)
+        if before is not None:
+            refuse_other_config(folder, before, experiment)
+            experiment = extended(before, experiment)
+        if data is not None:
+            data = replace(data, samples=scored(experiment, data.samples))
+            experiment = experiment.for_data(data.weigh)
+        samples = validate(experiment, data)
+        trackers = Trackers(experiment.trackers, experiment.source)
+        if not resume:
+            with _writable(Path("runs")):
+                folder = new_folder(experiment.name) if out is None else Path(out)
+            _take(folder, resume, stack)
+        if before is None:
+            _begin(folder, experiment)
         try:
             # Data and code of all seeds are compared before any file changes.
             built = {seed: build_data(experiment, samples, seed, data) for seed in experiment.seeds}
@@ -122,8 +126,7 @@ def run(
             stack.callback(store.close)
             _record_config(store, experiment, before)
             if before:
-                bounds = bound_changes(differences(before, experiment))
-                changes = [*member_changes(before, experiment), *bounds.values(), *changes]
+                changes = [*member_changes(before, experiment), *changes]
             record_origin(store, experiment, origin, changes)
             session = _Session(experiment, store, built, connect, trackers, on_round)
             steps = count_steps(experiment, federated.values())
@@ -136,30 +139,32 @@ def run(
     return folder
 
 
-def _joined(
-    folder: Path, experiment: Experiment, accept_changes: bool
-) -> tuple[Experiment, Experiment | None]:
-    """The experiment with what the run in a folder has besides, and the config of that run, if there is one."""
-    before = config_so_far(folder)
-    if before is None:
-        return experiment, None
-    refuse_other_config(folder, before, experiment, accept_changes=accept_changes)
-    return extended(before, experiment), before
+def _take(folder: Path, resume: bool, stack: ExitStack) -> None:
+    """Make a run folder where it is not there, and lock it until the stack is closed."""
+    with _writable(folder):
+        claim(folder, resume)
+        stack.enter_context(locked(folder))
 
 
-def _begin(
-    folder: Path, experiment: Experiment, resume: bool, accept_changes: bool
-) -> Experiment | None:
-    """In a locked folder: begin a run, or return the config of the run that is resumed."""
+def _begin(folder: Path, experiment: Experiment) -> None:
+    """Begin a run in a locked folder."""
     written = folder / CONFIG
     if written.exists():
-        if not resume:
-            hint = "Resume it (--resume, in Python resume=True) or choose another output folder"
-            raise RunError(f"{folder}: there is a run already. {hint}")
-        return _joined(folder, experiment, accept_changes)[1]
-    write_atomically(written, experiment.to_toml().encode())  # from here on the folder is a run
-    write_atomically(folder / VERSIONS, json.dumps(versions(), indent=2).encode())
-    return None
+        hint = "Resume it (--resume, in Python resume=True) or choose another output folder"
+        raise RunError(f"{folder}: there is a run already. {hint}")
+    with _writable(folder):
+        write_atomically(written, experiment.to_toml().encode())  # from here on the folder is a run
+        write_atomically(folder / VERSIONS, json.dumps(versions(), indent=2).encode())
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    """A context in which a folder that cannot be written to is an error of one line."""
+    try:
+        yield
+    except OSError as error:
+        path = error.filename or folder
+        raise RunError(f"{path}: cannot be written to: {error.strerror}") from None
 
 
 def _record_config(store: Store, experiment: Experiment, before: Experiment | None) -> None:
@@ -232,11 +237,7 @@ class _Session:
             data.names or None,
         )
         about = about_model(self._experiment, data.samples, executor)
-        facts: dict[str, object] = {f"{MODEL_OF_SEED}{seed}": about}
-        if data.new_data:
-            swapped = [(one.from_round, one.clients) for one in data.new_data]
-            facts[f"{NEW_DATA_OF_SEED}{seed}"] = swapped
-        self._store.set_facts(facts)
+        self._store.set_facts({f"{MODEL_OF_SEED}{seed}": about})
         data = replace(data, samples=executor.samples).holdings_to(executor.device)
         return _Seed(data, hostile, executor)
 
@@ -252,7 +253,12 @@ class _Session:
         first = self._first
         remarks = doubts(experiment, first.data, first.hostile, first.executor)
         facts = about_run(experiment, first.data, first.hostile, first.executor, own_data)
-        self._store.set_facts(facts | {"warnings": remarks, "steps": steps})
+        new_data = {
+            seed: [(change.from_round, change.clients) for change in one.data.new_data]
+            for seed, one in self._seeds.items()
+            if one.data.new_data
+        }
+        self._store.set_facts({**facts, "warnings": remarks, "steps": steps, "new_data": new_data})
         if not self._unfinished():
             return remarks
         machine = machine_facts(first.executor, on_ray=experiment.workers == "ray")
@@ -275,31 +281,29 @@ class _Session:
                 if len(group) > 1:
                     executors = [LaneExecutor(scheduler, index) for index in range(len(group))]
                 lanes = [self._open(pair, one) for pair, one in zip(group, executors, strict=True)]
-                run_lanes(lanes, scheduler, self._trackers, self._tell)
+                run_lanes(lanes, scheduler)
 
     def _unfinished(self) -> list[Pair]:
         """The lanes that are to be run."""
-        found = []
-        for seed, method in self._pairs:
-            if not self._store.is_lane_finished(method.name, seed):
-                found.append((seed, method))
-        return found
+        is_finished = self._store.is_lane_finished
+        return [
+            (seed, method) for seed, method in self._pairs if not is_finished(method.name, seed)
+        ]
 
     def _groups(self, todo: Sequence[Pair]) -> Iterator[Sequence[Pair]]:
         """The lanes in groups that train side by side."""
         while todo:
             seed = todo[0][0]
             own = self._seeds[seed]
-            most = 1 if self._connect else self._lanes_that_fit(own)
+            most = 1
+            if self._connect is None:
+                most = lanes_that_fit(self._experiment, own.data, own.executor)
             # Controls pool their samples and take other steps: joining them gains nothing.
             alike = takewhile(lambda pair: not pair[1].control, todo[:most])
             group = [pair for pair in alike if self._seeds[pair[0]].executor is own.executor]
             group = group or [todo[0]]
             todo = todo[len(group) :]
             yield group
-
-    def _lanes_that_fit(self, own: _Seed) -> int:
-        return lanes_that_fit(self._experiment, own.data, own.executor)
 
     def _run_on_ray(self, todo: Sequence[Pair], own_data: FederatedData | None) -> None:
         """Lanes side by side; or, where they are fewer than the cores or GPUs, in shards one after the other."""
@@ -317,12 +321,12 @@ class _Session:
             # Processes of a cluster have another current folder, and other environment variables.
             folder = data_folder(self._experiment) or Path()
             there = config | {"data_dir": str(folder.absolute())}
-            run_on_ray(lanes, there, own_data, self._trackers, self._tell)
+            run_on_ray(lanes, there, own_data)
         for seed, method in in_shards:
             own = self._seeds[seed]
             with sharded(own.data, config, method.name, seed, where) as make:
                 lane = self._open((seed, method), own.executor, make)
-                run_lanes([lane], Scheduler(own.executor), self._trackers, self._tell)
+                run_lanes([lane], Scheduler(own.executor))
 
     def _open(
         self, pair: Pair, executor: Executor, make: Callable[..., LocalEngine] = LocalEngine
@@ -335,7 +339,16 @@ class _Session:
         )
         engine = self._connect(embedded, seed) if self._connect else embedded
         method = method.for_clients(own.data.names)
-        lane = Lane(self._experiment, self._store, method, engine, own.hostile, seed)
+        lane = Lane(
+            self._experiment,
+            self._store,
+            method,
+            engine,
+            own.hostile,
+            seed,
+            self._trackers,
+            self._tell,
+        )
         done = lane.state.server.round_num
         self._done += done
         if lane.is_done:  # it stopped early, before the run was resumed

@@ -422,7 +422,7 @@ class Round:
     @property
     def bounds(self) -> Mapping[str, Any]:
         """The bounds in force; empty without any."""
-        return self.record.get("policy") or self.about.bounds or {}
+        return self.about.bounds or {}
 
     @property
     def rule(self) -> str:
