@@ -22,7 +22,6 @@ import make_findings
 import numpy
 import pandas
 
-import clientwise as cw
 from clientwise.record.database import is_finished
 from clientwise.record.run import RunFolder
 from clientwise.report.charts import draw
@@ -49,7 +48,7 @@ def main(runs: Path, docs: Path = DOCS) -> None:
         folder = runs / name
         if not (folder / "run.sqlite").exists():
             return place[0]
-        run, picture = cw.Run(folder, name), page.parent / "reproduction" / f"{name}.png"
+        run, picture = RunFolder(folder, name), page.parent / "reproduction" / f"{name}.png"
         if run.facts.name != name:
             print(f"{name}: skipped, {folder} holds another experiment ({run.facts.name!r})")
             return place[0]
@@ -61,7 +60,7 @@ def main(runs: Path, docs: Path = DOCS) -> None:
         one, other = runs / place[2], runs / place[3]
         if not (is_finished(one) and is_finished(other)):
             return place[0]
-        return f"{place[1]}\n{between(cw.Run(one), cw.Run(other))}\n\n{place[4]}"
+        return f"{place[1]}\n{between(RunFolder(one), RunFolder(other))}\n\n{place[4]}"
 
     text = PLACE.sub(fill, page.read_text(encoding="utf-8"))
     text = BETWEEN.sub(fill_between, text)
@@ -76,7 +75,7 @@ def main(runs: Path, docs: Path = DOCS) -> None:
     page.write_text(text, encoding="utf-8")
 
 
-def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
+def block(run: RunFolder, published: dict[str, Any], picture: Path) -> str:
     """The results of one run as Markdown: tables, then the figure."""
     found = results_of(run)
     series = found.methods
@@ -100,12 +99,12 @@ def block(run: cw.Run, published: dict[str, Any], picture: Path) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def results_of(run: cw.Run) -> Results:
+def results_of(run: RunFolder) -> Results:
     """The methods of a run."""
-    return Results([RunFolder(run.folder, run.id)])
+    return Results([run])
 
 
-def between(run: cw.Run, other: cw.Run) -> str:
+def between(run: RunFolder, other: RunFolder) -> str:
     """What the methods of both runs lose in the second, paired by seed, and the influence of its hostile clients."""
     second = {one.label: one for one in results_of(other).methods}
     rows = []
@@ -132,7 +131,7 @@ def between(run: cw.Run, other: cw.Run) -> str:
     )
 
 
-def keeps_75(run: cw.Run) -> bool:
+def keeps_75(run: RunFolder) -> bool:
     """Whether a run recorded what 75% of the clients reach. Runs of older versions did not."""
     return all(len(values) == len(SHARES) for values in run.frame("rounds")["reached"].dropna())
 
@@ -148,7 +147,7 @@ def quick(folders: list[Path], before: str) -> str:
             known.setdefault(name, []).append(cells)
     for folder in folders:
         rows: list[Row] = []
-        series = results_of(cw.Run(folder)).methods
+        series = results_of(RunFolder(folder)).methods
         for one in series:
             difference = difference_between(one, series[0]) if one is not series[0] else None
             rows.append(

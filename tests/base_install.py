@@ -129,7 +129,7 @@ def with_extras(folder: Path) -> None:
 
     attempt("images picture", lambda: Archive(Path("faces.zip")).image("1.png", 8))
     for extra, name in (("datasets", "digits"), ("datasets", "diabetes"), ("demo", "mnist5k")):
-        attempt(f"{extra} {name}", lambda name=name: cw.DATASETS.get(name)(None))
+        attempt(f"{extra} {name}", lambda name=name: cw.parts.DATASETS.get(name)(None))
     digits = write("digits.toml", 'data = "digits"')
     attempt("datasets check", lambda: command("check", digits))
     attempt("demo command", lambda: command("demo"))

@@ -30,6 +30,7 @@ from torch.utils.data import (
 
 import clientwise as cw
 from clientwise.errors import ClientwiseError, ConfigError, RunError
+from clientwise.record.run import RunFolder
 from recorded import last, rows
 from reported import printed
 
@@ -220,7 +221,10 @@ def test_the_same_results_are_in_the_folder(tmp_path: Path) -> None:
 
 def test_several_methods_and_seeds_are_compared(tmp_path: Path) -> None:
     run = cw.fit(net(), sites(), methods=["FedAvg", "Recommended"], seeds=[1, 2], **QUICK)
-    assert (run.methods, run.seeds("FedAvg")) == (["FedAvg", "Recommended"], [1, 2])
+    assert (run.methods, RunFolder(run.folder).seeds("FedAvg")) == (
+        ["FedAvg", "Recommended"],
+        [1, 2],
+    )
     assert run.weights.loc["FedAvg"].index.tolist() == list(NAMES)
     rows = run.frame("weights")
     mine = rows[(rows["method"] == "Recommended") & (rows["name"] == "west") & (rows["round"] == 2)]
@@ -263,7 +267,7 @@ def test_numbers_to_predict() -> None:
     assert run.weights.index.tolist() == [0, 1, 2]
     tables = {name: pandas.DataFrame(x.numpy()) for name, (x, _) in sites().items()}
     run = cw.fit(nn.Linear(4, 1), tables, target="4", evaluation={"metric": "mae"}, **QUICK)
-    assert run.model_facts(1).kind == "regression"
+    assert RunFolder(run.folder).model_facts(1).kind == "regression"
 
 
 def test_token_ids_and_several_inputs() -> None:
@@ -761,7 +765,7 @@ def test_mistakes_with_a_config() -> None:
 # Objects and functions instead of names ------------------------------------------------------------------------------
 
 
-def labels_seen(clients: cw.ClientFacts) -> Tensor:
+def labels_seen(clients: cw.parts.ClientFacts) -> Tensor:
     return (clients.label_counts > 0).sum(-1)
 
 
@@ -770,7 +774,7 @@ def closeness(arrivals: Any) -> Tensor:
     return 1 / (1 + (arrivals.models - arrivals.global_model).norm(dim=1))
 
 
-def on_server(arrivals: cw.Arrivals) -> Tensor:
+def on_server(arrivals: cw.parts.Arrivals) -> Tensor:
     return arrivals.evaluation().losses.mean(1)
 
 
@@ -782,7 +786,7 @@ def squared(names: Any, values: Tensor) -> Tensor:
     return values.prod(1) ** 2
 
 
-class Steep(cw.Score):
+class Steep(cw.parts.Score):
     """Powers."""
 
     def __init__(self, power: float) -> None:
@@ -793,7 +797,7 @@ class Steep(cw.Score):
 
 
 @dataclass(frozen=True)
-class Powers(cw.Score):
+class Powers(cw.parts.Score):
     """Powers, of which the config knows."""
 
     power: float = 1.0
@@ -983,7 +987,11 @@ def test_keywords_change_a_config(tmp_path: Path) -> None:
         partition={"clients": 3},
     )
     assert run.config["name"] == "first"
-    assert (run.methods, run.seeds("FedAdam"), run.facts.rounds) == (["FedAdam"], [3, 4], 1)
+    assert (run.methods, RunFolder(run.folder).seeds("FedAdam"), run.facts.rounds) == (
+        ["FedAdam"],
+        [3, 4],
+        1,
+    )
     assert run.config["training"]["epochs"] == 2
     assert run.config["training"]["learning_rate"] == 0.25
     assert len(rows(run, "clients", seed=3)) == 3

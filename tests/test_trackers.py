@@ -29,8 +29,8 @@ Curves = dict[str, list[tuple[int, float]]]
 @pytest.fixture(autouse=True)
 def _leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the MLflow tracker sets, and the trackers of these tests, are gone after each."""
-    monkeypatch.setattr(cw.TRACKERS, "_parts", dict(cw.TRACKERS._parts))
-    cw.TRACKERS.register("faulty")(faulty)
+    monkeypatch.setattr(cw.parts.TRACKERS, "_parts", dict(cw.parts.TRACKERS._parts))
+    cw.parts.TRACKERS.register("faulty")(faulty)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
 
@@ -300,7 +300,7 @@ CALLS: list[tuple[str, str, int, object]] = []
 
 
 @contextmanager
-def noting(lane: cw.LaneInfo) -> Iterator[Log]:
+def noting(lane: cw.parts.LaneInfo) -> Iterator[Log]:
     """Notes what it is told."""
     CALLS.append(("begin", lane.method, lane.seed, lane.rounds_done))
     yield lambda record, _: CALLS.append(("round", lane.method, lane.seed, record.round_num))
@@ -308,7 +308,7 @@ def noting(lane: cw.LaneInfo) -> Iterator[Log]:
 
 
 def test_lanes_that_are_followed_run_side_by_side(tiny: dict[str, Any], tmp_path: Path) -> None:
-    cw.TRACKERS.register("noting")(noting)
+    cw.parts.TRACKERS.register("noting")(noting)
     CALLS.clear()
     cw.run({**tiny, "seeds": [1, 2], "trackers": ["noting"]}, tmp_path / "run")
     lanes = [(method, seed) for seed in (1, 2) for method in ("FedAvg", "all of it")]
@@ -320,7 +320,7 @@ def test_lanes_that_are_followed_run_side_by_side(tiny: dict[str, Any], tmp_path
 
 
 @contextmanager
-def faulty(lane: cw.LaneInfo, *, where: str) -> Iterator[Log]:
+def faulty(lane: cw.parts.LaneInfo, *, where: str) -> Iterator[Log]:
     """Raises somewhere."""
 
     def raise_in(place: str) -> None:

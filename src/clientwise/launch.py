@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("clientwise")
 HOW = {  # to register a function in a plugin, by the kind of part
-    "loss": "cw.LOSSES.register",
-    "optimizer": "cw.OPTIMIZERS.register",
-    "schedule": "cw.SCHEDULES.register",
-    "transform": "cw.TRANSFORMS.register",
+    "loss": "cw.parts.LOSSES.register",
+    "optimizer": "cw.parts.OPTIMIZERS.register",
+    "schedule": "cw.parts.SCHEDULES.register",
+    "transform": "cw.parts.TRANSFORMS.register",
 }
 
 
@@ -52,7 +52,7 @@ def run(
     experiment.register_given()
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
-        _refuse_other_processes(experiment, "your model", "cw.MODELS.register")
+        _refuse_other_processes(experiment, "your model", "cw.parts.MODELS.register")
     for function in experiment.functions:
         kind, name = function.split(" ", 1)
         how = HOW.get(kind, "cw.criterion")
@@ -64,7 +64,7 @@ def run(
         )
     if isinstance(data, Samples):
         experiment = experiment.with_samples(data)
-        _refuse_other_processes(experiment, "your samples", "cw.DATASETS.register")
+        _refuse_other_processes(experiment, "your samples", "cw.parts.DATASETS.register")
         data = None
     if data is not None and not isinstance(data, FederatedData):
         raise ClientwiseError(

@@ -127,7 +127,7 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
 
     Example:
         >>> import clientwise as cw
-        >>> check_score(cw.weighted_mean({"size": 2.0, "age": 1.0}), ["size", "age"])
+        >>> check_score(cw.parts.weighted_mean({"size": 2.0, "age": 1.0}), ["size", "age"])
     """
     label = type(score).__name__
     score.check(names)
@@ -233,7 +233,7 @@ def check_metric(name: str, **options: Any) -> None:
     """
     declared = measured(name)
     predicted = [need for need in PREDICTED if need in declared.needs]
-    hint = f"cw.METRICS.register({name!r}, cw.measure('classes')), or one of {', '.join(PREDICTED)}"
+    hint = f"cw.parts.METRICS.register({name!r}, cw.parts.measure('classes')), or one of {', '.join(PREDICTED)}"
     said = f"{name}: must declare what is predicted: {hint}; it declares {sorted(declared.needs)}"
     assert len(predicted) == 1, said
     counts, *targets = _counts(predicted[0], from_scores=declared.from_scores)
@@ -253,11 +253,13 @@ def check_metric(name: str, **options: Any) -> None:
     is_better = values[0] < values[3] if declared.is_error else values[0] > values[3]
     direction = "lowest" if declared.is_error else "highest"
     said = f"the perfect model must have the {direction} value, got {shown} from perfect to worst"
-    assert is_better, f"{name}: {said}; errors are declared with cw.measure(..., is_error=True)"
+    assert is_better, (
+        f"{name}: {said}; errors are declared with cw.parts.measure(..., is_error=True)"
+    )
     if declared.is_share and not declared.is_error:
         said = f"{name}: {shown} is not in [0, 1], and would be printed as percentages; declare it"
         fits = (values >= 0) & (values <= 1 + EXACT)
-        assert bool(fits.all()), f"{said} with cw.measure(..., is_share=False)"
+        assert bool(fits.all()), f"{said} with cw.parts.measure(..., is_share=False)"
     if not declared.from_scores:
         nothing = measure(torch.zeros_like(counts))
         assert bool(nothing.isfinite().all()), f"{name}: must be finite without samples"
@@ -282,7 +284,9 @@ def check_attack(name: str, *, samples: Samples | None = None, **options: Any) -
         >>> check_attack("sign_flip")
     """
     attack = ATTACKS.get(name)(**options)
-    assert isinstance(attack, Attack), f"{name}: must be a cw.Attack, is {type(attack).__name__}"
+    assert isinstance(attack, Attack), (
+        f"{name}: must be a cw.parts.Attack, is {type(attack).__name__}"
+    )
     samples = samples or _images()
     try:
         attack.check(samples)

@@ -210,7 +210,7 @@ def test_however_it_is_computed_the_same_updates_come_at_the_same_time(
 
 
 def test_a_late_model_of_another_size_is_refused_like_any_other(config: dict[str, Any]) -> None:
-    cw.ATTACKS.register("half")(_Half)
+    cw.parts.ATTACKS.register("half")(_Half)
     config["hostile"] = [{"clients": 6, "attack": "half"}]
     reasons = {
         refusal.reason
@@ -221,7 +221,7 @@ def test_a_late_model_of_another_size_is_refused_like_any_other(config: dict[str
     assert reasons.pop().startswith("model of the wrong size")
 
 
-class _Half(cw.Attack):
+class _Half(cw.parts.Attack):
     """Sends half of a model."""
 
     def forge(self, known: Any) -> torch.Tensor:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.errors import RunError
+from clientwise.record.run import RunFolder
 
 SETTINGS: dict[str, Any] = {"rounds": 1, "device": "cpu", "learning_rate": 1e-6, "seeds": [1, 2]}
 REMARK = "goes on with the initial parameters that it began with, not those of the given network"
@@ -36,7 +37,7 @@ def fit(network: Any, folder: Path, *methods: str, **changes: Any) -> cw.Run:
 
 
 def first_layer(run: cw.Run, method: str, seed: int = 1) -> Tensor:
-    return run.trained(method, seed)[1]["0.weight"]
+    return RunFolder(run.folder).trained(method, seed)[1]["0.weight"]
 
 
 @pytest.mark.parametrize("again", [net(), net], ids=["module", "function"])

@@ -12,6 +12,7 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config.named import merge
 from clientwise.experiment.load import load_experiment
+from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
 from recorded import rows
 
@@ -45,7 +46,7 @@ def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
         assert sum(found.values()) == pytest.approx(1)
         assert all(0.05 - 1e-9 <= one <= 0.4 + 1e-9 for one in found.values())
     assert [one["cap"] for one in cw.Run(folder).frame("rounds")["policy"]] == [0.4] * 3
-    _, table, *_, bounds = audit(cw.Run(folder), "A", 1, 2, details=True)
+    _, table, *_, bounds = audit(RunFolder(folder), "A", 1, 2, details=True)
     assert bounds == "Bounds: cap 40%, floor 5%."
     assert {"dataset_size", "model_divergence"} <= {*table.columns}
 
@@ -78,8 +79,8 @@ def test_a_policy_changes_only_where_that_is_accepted(tmp_path: Path) -> None:
     assert max(weights(folder, 3).values()) == pytest.approx(0.3)
     assert max(weights(folder, 4).values()) > 0.3
     run = cw.Run(folder)
-    assert [*audit(run, "A", 1, 3, details=True)][-1] == "Bounds: cap 30%."
-    assert "Bounds: cap 50%." in [*audit(run, "A", 1, 5, details=True)]
+    assert [*audit(RunFolder(run.folder), "A", 1, 3, details=True)][-1] == "Bounds: cap 30%."
+    assert "Bounds: cap 50%." in [*audit(RunFolder(run.folder), "A", 1, 5, details=True)]
     (change,) = run.facts.changes
     assert (change.rounds, change.what) == (3, ["methods.A.bounds.cap = 0.5 (was 0.3)"])
     other = merge(longer, {"training": {"epochs": 2}, "rounds": 6})

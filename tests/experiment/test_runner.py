@@ -27,6 +27,7 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.running import resume, runner
 from clientwise.record.database import reading
 from clientwise.record.files import locked
+from clientwise.record.run import RunFolder
 from locales import in_turkish
 from recorded import curve, everything, last, rows
 
@@ -205,7 +206,7 @@ def test_what_only_the_data_can_tell(
 def test_a_criterion_that_compares_clients_is_found_before_the_first_round(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:
-    def shared(arrivals: cw.Arrivals) -> Tensor:
+    def shared(arrivals: cw.parts.Arrivals) -> Tensor:
         """A model's share of all distances."""
         return torch.full((len(arrivals.client_ids),), 1 / len(arrivals.client_ids))
 
@@ -235,7 +236,7 @@ def test_the_best_round_of_the_honest_is_kept_bit_by_bit(
     }
     tiny["hostile"] = [{"clients": [0], "attack": "wrong_labels"}]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    round_num, right = run.right("FedAvg", 1)
+    round_num, right = RunFolder(run.folder).right("FedAvg", 1)
     clients = run.frame("clients")
     assert len(right) == clients.loc[clients["hostile"].isna(), "num_test"].sum()
     metrics = curve(run, "metric", "FedAvg")

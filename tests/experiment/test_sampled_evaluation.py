@@ -81,7 +81,7 @@ def test_the_error_is_recorded_with_the_mean(folders: tuple[Path, Path]) -> None
     assert 0 < abs(mean - curve(whole, "metric", "FedAvg")[3]) < 4 * error
     assert set(part.frame("rounds")["sampled"]) == {DRAWN}
     assert not {"sampled", "sampling_error"} & {*whole.frame("rounds")}
-    assert part.right("FedAvg", 1) is None  # other rounds have other samples
+    assert RunFolder(part.folder).right("FedAvg", 1) is None  # other rounds have other samples
 
 
 def test_it_says_that_results_are_of_a_sample(folders: tuple[Path, Path]) -> None:

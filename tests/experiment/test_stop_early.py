@@ -16,6 +16,7 @@ from clientwise.experiment.config.settings import StopEarly
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.lanes import HeldOut, is_watched
 from clientwise.record.database import refuse_damaged
+from clientwise.record.run import RunFolder
 from clientwise.report.about import about
 from recorded import curve
 from reported import headline_of, printed, results_of
@@ -114,14 +115,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def vector(run: cw.Run, after: Any = None) -> torch.Tensor:
-    _, tensors = run.trained("FedAvg", 1, after)
+    _, tensors = RunFolder(run.folder).trained("FedAvg", 1, after)
     return torch.cat([one.flatten() for one in tensors.values()])
 
 
 @pytest.mark.bits
 def test_the_kept_model_is_that_of_the_best_round(stopped: Path, tmp_path: Path) -> None:
     run = cw.Run(stopped)
-    best, _ = run.trained("FedAvg", 1)
+    best, _ = RunFolder(run.folder).trained("FedAvg", 1)
     last = len(run.frame("rounds"))
     assert last == best + 3 < 60
     plain = cw.run({**CONFIG, "rounds": best}, tmp_path / "best", progress=False)
@@ -138,7 +139,7 @@ def test_the_kept_model_is_that_of_the_best_round(stopped: Path, tmp_path: Path)
 
 def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     run = cw.Run(stopped)
-    best, _ = run.trained("FedAvg", 1)
+    best, _ = RunFolder(run.folder).trained("FedAvg", 1)
     last = best + 3
     assert run.finished
     rounds = run.frame("rounds")
@@ -164,7 +165,7 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
 def test_clients_that_train_alone_have_no_model_to_keep(tmp_path: Path) -> None:
     config = {**STOPS, "methods": ["FedAvg", "Alone"]}
     run = cw.run(config, tmp_path / "run", progress=False)
-    assert [run.has_model(method) for method in run.methods] == [True, False]
+    assert [RunFolder(run.folder).about(name).control for name in run.methods] == [None, "alone"]
     assert not any("Alone: predictions" in line for line in headline_of(run))
 
 
@@ -183,7 +184,7 @@ def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:
 @pytest.mark.bits
 def test_a_resumed_run_stops_in_the_same_round(stopped: Path, tmp_path: Path) -> None:
     whole = cw.Run(stopped)
-    best, _ = whole.trained("FedAvg", 1)
+    best, _ = RunFolder(whole.folder).trained("FedAvg", 1)
     for rounds in (best - 1, best + 1, 60):
         config = {**STOPS, "rounds": rounds}
         cw.run(config, tmp_path / "run", resume=rounds >= best, progress=False)
@@ -241,10 +242,10 @@ def test_best_is_by_the_held_out_loss_whatever_else_is_kept(
     keep_every: int, tmp_path: Path
 ) -> None:
     run = cw.Run(cw.run({**STOPS, "keep_every": keep_every}, tmp_path / "run", progress=False))
-    kept, _ = run.trained("FedAvg", 1)
+    kept, _ = RunFolder(run.folder).trained("FedAvg", 1)
     metrics = curve(run, "metric", "FedAvg")
     assert max(metrics, key=metrics.__getitem__) != kept  # otherwise nothing is tested
-    assert run.trained("FedAvg", 1, "best")[0] == kept
+    assert RunFolder(run.folder).trained("FedAvg", 1, "best")[0] == kept
     (path,) = run.export("FedAvg", 1, tmp_path / "models", after="best")
     assert path.name == f"FedAvg-seed1-round{kept}.safetensors"
 
@@ -253,4 +254,4 @@ def test_without_keep_no_model_is_called_the_best_by_its_loss(tmp_path: Path) ->
     config = {**CONFIG, "rounds": 2, "stop_early": {"rounds": 5}}
     run = cw.Run(cw.run(config, tmp_path / "run", progress=False))
     with pytest.raises(RunError, match="has no model of round best: `keep_every` keeps more"):
-        run.trained("FedAvg", 1, "best")
+        RunFolder(run.folder).trained("FedAvg", 1, "best")

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.errors import ConfigError, RunError
+from clientwise.record.run import RunFolder
 
 pytestmark = pytest.mark.bits
 
@@ -40,7 +41,7 @@ def metrics(run: cw.Run) -> pandas.Series[float]:
 def tensors(run: cw.Run, after: Any = None) -> dict[str, bytes]:
     return {
         name: tensor.numpy().tobytes()
-        for name, tensor in run.trained("FedAvg", 1, after)[1].items()
+        for name, tensor in RunFolder(run.folder).trained("FedAvg", 1, after)[1].items()
     }
 
 
@@ -49,18 +50,18 @@ def test_every_so_many_rounds_and_the_best_are_kept(
     config: dict[str, Any], tmp_path: Path, seconds: float
 ) -> None:
     run = cw.Run(cw.run(config | {"checkpoint_seconds": seconds}, tmp_path / "run"))
-    assert run.kept_rounds("FedAvg", 1) == sorted({2, 4, best_round(run)})
-    assert run.trained("FedAvg", 1, "best")[0] == best_round(run)
+    assert RunFolder(run.folder).kept_rounds("FedAvg", 1) == sorted({2, 4, best_round(run)})
+    assert RunFolder(run.folder).trained("FedAvg", 1, "best")[0] == best_round(run)
     short = cw.Run(cw.run(config | {"rounds": 2, "keep_every": 0}, tmp_path / "short"))
     assert tensors(run, 2) == tensors(short)
     assert tensors(short, 2) == tensors(short)  # the last one is kept in any case
-    assert short.kept_rounds("FedAvg", 1) == []
+    assert RunFolder(short.folder).kept_rounds("FedAvg", 1) == []
     with pytest.raises(
         RunError, match="has no model of round best: `keep_every` keeps more than one"
     ):
-        short.trained("FedAvg", 1, "best")
+        RunFolder(short.folder).trained("FedAvg", 1, "best")
     with pytest.raises(RunError, match="has no model of round 3: kept are those after 2, 4"):
-        run.trained("FedAvg", 1, 3)
+        RunFolder(run.folder).trained("FedAvg", 1, 3)
 
 
 def test_a_smaller_error_is_the_better_one(config: dict[str, Any], tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_a_smaller_error_is_the_better_one(config: dict[str, Any], tmp_path: Pat
         "keep_every": 100,
     }
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    assert run.kept_rounds("FedAvg", 1) == [metrics(run).idxmin()]
+    assert RunFolder(run.folder).kept_rounds("FedAvg", 1) == [metrics(run).idxmin()]
 
 
 def test_what_was_kept_after_the_checkpoint_is_run_again(
@@ -85,7 +86,9 @@ def test_what_was_kept_after_the_checkpoint_is_run_again(
     (folder / "checkpoints" / "lane-1.safetensors").write_bytes(early)
     (folder / "checkpoints" / "lane-1-round-4.safetensors").write_bytes(b"half of it")
     run = cw.Run(cw.run(config | {"rounds": 6}, folder, resume=True))
-    assert run.kept_rounds("FedAvg", 1) == cw.Run(whole).kept_rounds("FedAvg", 1)
+    assert RunFolder(run.folder).kept_rounds("FedAvg", 1) == RunFolder(whole.folder).kept_rounds(
+        "FedAvg", 1
+    )
     assert tensors(run, 4) == tensors(cw.Run(whole), 4)
 
 

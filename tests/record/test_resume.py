@@ -109,10 +109,10 @@ PLUGIN = """
 from dataclasses import replace
 import clientwise as cw
 
-@cw.DATASETS.register("scaled_digits")
+@cw.parts.DATASETS.register("scaled_digits")
 def scaled_digits(data_dir):
     'Digits, made larger.'
-    samples = cw.DATASETS.get("digits")(data_dir)
+    samples = cw.parts.DATASETS.get("digits")(data_dir)
     return replace(samples, inputs=samples.inputs * FACTOR)
 """
 
