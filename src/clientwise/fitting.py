@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
@@ -37,6 +38,7 @@ from .report.progress import somebody_watches
 from .results import FinishedRun, Run
 
 log = logging.getLogger("clientwise")
+OnRound = Callable[[Run, Progress], bool | None]  # False stops the run
 # Tables whose keys are no keywords, since some of them have the same name
 TABLES: dict[str, type[ConfigTable]] = {
     "federation": Cohorts,
@@ -150,7 +152,7 @@ def fit(
     _say(lines, progress)
     network = None if isinstance(model, str | Mapping) else model
     try:
-        folder = run_folder(experiment, out, data=data, model=network, progress=progress, **passed)
+        folder = _launched(experiment, out, data=data, model=network, progress=progress, **passed)
     except Stopped:
         hint = "with out='runs/mine', call it again with resume=True to go on"
         raise KeyboardInterrupt(f"stopped; {hint}") from None
@@ -166,7 +168,7 @@ def run(
     resume: bool = False,
     accept_changes: bool = False,
     progress: bool | None = None,
-    on_round: Callable[[Progress], None] | None = None,
+    on_round: OnRound | None = None,
     engines: EngineFactory | None = None,
     **options: Any,
 ) -> FinishedRun:
@@ -185,9 +187,11 @@ def run(
             those of a run that was not interrupted.
         accept_changes: resume although the data, the code of plugins, versions or bounds have changed; the
             run records what changed. Without it, such a run is refused.
-        progress: whether to show progress; by default in a terminal or notebook, unless
-            `on_round` is given.
-        on_round: called after every round.
+        progress: whether to show progress; by default in a terminal or notebook.
+        on_round: called as `on_round(run, round)` after every round of every method and seed. `run` has the results
+            so far; `round` has the `method`, the `seed`, the `record` of the round and how far the run is (`done` of
+            `total`). If it returns False, the run stops, and can be resumed. A plugin of the config may have a
+            function of this name, too.
         engines: for clients that are reached in another way: a context whose value takes the engine
             of a lane and its seed, and returns the engine to use.
         options: keys of the config, which change it: `rounds=5`, `method="FedAvg"`, `learning_rate=0.05`; see `fit`.
@@ -206,7 +210,7 @@ def run(
     """
     if isinstance(config, nn.Module):
         raise ClientwiseError("the config comes first: cw.run(config, model=network, data=...)")
-    folder = run_folder(
+    folder = _launched(
         _experiment(config, options),
         out,
         data=data,
@@ -218,6 +222,36 @@ def run(
         engines=engines,
     )
     return FinishedRun(folder, module=model)
+
+
+def _launched(
+    experiment: Experiment,
+    out: str | Path | None,
+    *,
+    model: OwnNetwork | None,
+    on_round: OnRound | None = None,
+    **arguments: Any,
+) -> Path:
+    """Run an experiment; the folder, also of a run that `on_round` has stopped."""
+    hooks = [getattr(sys.modules[name], "on_round", None) for name in experiment.plugins]
+    hooks = [hook for hook in (*hooks, on_round) if hook is not None]
+    is_stopped = False
+
+    def tell(step: Progress) -> None:
+        nonlocal is_stopped
+        found = Run(step.folder, module=model)
+        if False in [hook(found, step) for hook in hooks]:
+            is_stopped = True
+            raise KeyboardInterrupt
+
+    try:
+        return run_folder(
+            experiment, out, model=model, on_round=tell if hooks else None, **arguments
+        )
+    except Stopped as stopped:
+        if not is_stopped:
+            raise
+        return stopped.folder
 
 
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`, not of the config

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,17 +74,21 @@ def run(
     if engines is None and experiment.engine == "flower":
         engines = _flower_simulation(experiment, data)
     console = Console(stderr=True, highlight=False)
-    showing: AbstractContextManager[Callable[[Progress], None] | None] = nullcontext(on_round)
-    if on_round is None and (somebody_watches(console) if progress is None else progress):
-        showing = show_progress(console)
-    with showing as on_round:
+    shows = somebody_watches(console) if progress is None else progress
+    with show_progress(console) if shows else nullcontext() as show:
+
+        def tell(step: Progress) -> None:
+            for one in (show, on_round):
+                if one is not None:
+                    one(step)
+
         return runner.run(
             experiment,
             out,
             data=data,
             resume=resume,
             accept_changes=accept_changes,
-            on_round=on_round,
+            on_round=tell,
             engines=engines,
         )
 
