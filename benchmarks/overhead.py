@@ -71,7 +71,7 @@ def compare_rounds(work: Work, rounds: int) -> tuple[list[Took], list[Took]]:
     bare: list[Took] = []
     began = now()
 
-    def take_turns(progress: Progress) -> None:
+    def take_turns(_: cw.Run, progress: Progress) -> None:
         nonlocal began
         show(progress)
         whole.append(since(began))

@@ -81,7 +81,7 @@ def evaluate(data: FederatedData, rounds: int, sample: int | None) -> Evaluated:
     used: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run"
-        cw.run(config, place, data=data, on_round=lambda _: used.append(time.process_time()))
+        cw.run(config, place, data=data, on_round=lambda *_: used.append(time.process_time()))
         run = cw.Run(place)
         frame = run.frame("rounds")
         means = frame["local_mean"].tolist()

@@ -198,10 +198,10 @@ def test_commands_that_read_runs_import_nothing_slow(runs: Path) -> None:
     commands = [
         ["show", "one"],
         ["show", "one", "--round", "2"],
-        ["show", "one", "--fairness"],
+        ["show", "one", "--client", "2"],
         ["show", "matrix"],
-        ["runs", "."],
-        ["diff", "one", "two"],
+        ["show", "."],
+        ["show", "one", "two"],
         ["report", "one"],
         ["report", "one", "two"],
         ["report", "matrix"],

@@ -264,7 +264,7 @@ def test_the_record_and_the_page_name_columns_classes_and_leaks(
     file.write_text(tomli_w.dumps(config), encoding="utf-8")
     done = CliRunner().invoke(app, ["check", str(file)])
     assert "warning     column 'id': It has a different value" in done.output
-    done = CliRunner().invoke(app, ["data", str(file)])
+    done = CliRunner().invoke(app, ["check", str(file), "--data"])
     assert "Columns to predict y from" in done.output
     assert "warning: column 'id': It has a different value" in done.output
     assert "böse" in done.output

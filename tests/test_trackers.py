@@ -119,7 +119,7 @@ def assert_same(found: Curves, expected: Curves, but_for: tuple[str, ...] = ()) 
 
 
 def interrupt_after(rounds: int) -> Any:
-    def on_round(progress: Progress) -> None:
+    def on_round(_: cw.Run, progress: Progress) -> None:
         if progress.done == rounds:
             raise KeyboardInterrupt
 
@@ -211,7 +211,7 @@ def test_a_resumed_run_continues_its_curves(tiny: dict[str, Any], tmp_path: Path
 CRASH = """
 import os, sys
 import clientwise as cw
-cw.run(sys.argv[1], sys.argv[2], on_round=lambda progress: progress.done == 3 and os._exit(77))
+cw.run(sys.argv[1], sys.argv[2], on_round=lambda _, progress: progress.done == 3 and os._exit(77))
 """
 
 
@@ -231,7 +231,7 @@ def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(
         config,
         folder,
         resume=True,
-        on_round=lambda progress: seen.append(progress.record.round_num),
+        on_round=lambda _, progress: seen.append(progress.record.round_num),
     )
     assert seen == [1, 2, 3, 4, 5]
     expected = stored(folder, "FedAvg")
@@ -369,7 +369,7 @@ def test_what_is_wrong_before_the_run_begins_is_said_then(
 
 
 def test_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
-    """--tracker switches on; one that fails is one line on stderr."""
+    """Trackers of the command; one that fails is one line on stderr."""
     (tmp_path / "blocked").write_text("a file where a folder should be")
     tiny["trackers"] = [{"name": "tensorboard", "log_dir": "blocked"}]
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
@@ -384,7 +384,7 @@ def test_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
     assert warning[0].startswith(
         "warning: tracker tensorboard is switched off for the rest of this run: "
     )
-    assert warnings("--out", "two", "--tracker", "tensorboard", "--tracker", "mlflow") == ""
+    assert warnings("--out", "two", "--set", 'trackers=["tensorboard", "mlflow"]') == ""
     assert_same(
         tensorboard(tmp_path / "two" / "tensorboard" / "FedAvg-seed1"),
         stored(tmp_path / "two", "FedAvg"),
@@ -396,7 +396,7 @@ def test_the_page_on_trackers_runs_as_printed(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs" / "trackers.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, hook = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     first, online, own = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "online.toml").write_text(online + tomli_w.dumps(tiny))
     assert [part.name for part in cw.load(tmp_path / "online.toml").trackers] == ["wandb"]
@@ -415,3 +415,6 @@ def test_the_page_on_trackers_runs_as_printed(
         assert [(line["round"], line["accuracy"]) for line in mine] == stored(folder, method)[
             "accuracy"
         ]
+    (tmp_path / "my_hook.py").write_text(hook)
+    stopped = cw.run({**tiny, "plugins": ["my_hook"], "rounds": 100}, tmp_path / "stopped")
+    assert 1 < stopped.lanes["rounds"].sum() < 200

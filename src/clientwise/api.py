@@ -11,6 +11,7 @@ from .core.weights.weighting import weigh as weigh
 from .data.federated import FederatedData as FederatedData
 from .data.federated import Samples as Samples
 from .errors import ClientwiseError as ClientwiseError
+from .fitting import StopRun as StopRun
 from .fitting import fit as fit
 from .fitting import run as run
 from .hosts.aggregator import Aggregate as Aggregate

@@ -38,7 +38,7 @@ from .report.progress import somebody_watches
 from .results import FinishedRun, Run
 
 log = logging.getLogger("clientwise")
-OnRound = Callable[[Run, Progress], bool | None]  # False stops the run
+OnRound = Callable[[Run, Progress], object]
 # Tables whose keys are no keywords, since some of them have the same name
 TABLES: dict[str, type[ConfigTable]] = {
     "federation": Cohorts,
@@ -47,6 +47,10 @@ TABLES: dict[str, type[ConfigTable]] = {
 }
 
 ALIASES = {"lr": "learning_rate"}  # words too short to be found by their likeness
+
+
+class StopRun(Exception):  # noqa: N818
+    """Raised by `on_round`, it stops the run after this round. What has run is there, and can be resumed."""
 
 
 def fit(
@@ -190,7 +194,7 @@ def run(
         progress: whether to show progress; by default in a terminal or notebook.
         on_round: called as `on_round(run, round)` after every round of every method and seed. `run` has the results
             so far; `round` has the `method`, the `seed`, the `record` of the round and how far the run is (`done` of
-            `total`). If it returns False, the run stops, and can be resumed. A plugin of the config may have a
+            `total`). If it raises `cw.StopRun`, the run stops, and can be resumed. A plugin of the config may have a
             function of this name, too.
         engines: for clients that are reached in another way: a context whose value takes the engine
             of a lane and its seed, and returns the engine to use.
@@ -239,10 +243,13 @@ def _launched(
 
     def tell(step: Progress) -> None:
         nonlocal is_stopped
-        found = Run(step.folder, module=model)
-        if False in [hook(found, step) for hook in hooks]:
+        found = Run._later(step.folder, model)
+        try:
+            for hook in hooks:
+                hook(found, step)
+        except StopRun:
             is_stopped = True
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt from None
 
     try:
         return run_folder(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -21,6 +21,7 @@ from .models.flat import fill
 from .models.modules import OwnModel, OwnNetwork
 from .models.networks import MODELS, initialised
 from .prediction import load_predictor, predict_samples, predictor
+from .record.facts import RunFacts
 from .record.files import plain_name
 from .record.models import ENDING, ModelHeader, metadata_of, write_model
 from .record.run import After, RunFolder
@@ -83,15 +84,6 @@ class Run:
 
     Attributes:
         folder: the run folder.
-        facts: what holds for the whole run: `run.facts.metric`, `run.facts.rounds` ... (docs/frames.md).
-        methods: the methods in the order they ran.
-        lanes: a frame: how far every method and seed is.
-
-    Example:
-        >>> run.methods, run.facts.metric
-        (['Recommended'], 'accuracy')
-        >>> run.lanes["rounds"].tolist()
-        [5]
     """
 
     def __init__(self, folder: str | PathLike[str], *, module: OwnNetwork | None = None) -> None:
@@ -101,18 +93,57 @@ class Run:
             folder: the folder. The run may still be going.
             module: your own network, where the run was given one: a module, or a function that makes one.
         """
-        self._record = RunFolder(Path(folder))
+        self.folder = Path(folder)
         self._own = None if module is None else OwnModel(module)
-        self.folder = self._record.folder
-        self.facts = self._record.facts
-        self.methods = self._record.methods
-        self.lanes = self._record.lanes
+        _ = self._record  # an error at once where there is no run
+
+    @classmethod
+    def _later(cls, folder: Path, module: OwnNetwork | None) -> Run:
+        """A run whose folder is read when it is first asked for something: `on_round` may not ask."""
+        run = cls.__new__(cls)
+        run.folder = folder
+        run._own = None if module is None else OwnModel(module)
+        return run
+
+    @cached_property
+    def _record(self) -> RunFolder:
+        return RunFolder(self.folder)
 
     def __fspath__(self) -> str:
         return str(self.folder)
 
     def __truediv__(self, name: str) -> Path:
         return self.folder / name
+
+    @property
+    def facts(self) -> RunFacts:
+        """What holds for the whole run; docs/frames.md.
+
+        Example:
+            >>> run.facts.metric, run.facts.rounds
+            ('accuracy', 5)
+        """
+        return self._record.facts
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods in the order they ran.
+
+        Example:
+            >>> run.methods
+            ['Recommended']
+        """
+        return self._record.methods
+
+    @property
+    def lanes(self) -> pandas.DataFrame:
+        """How far every method and seed is.
+
+        Example:
+            >>> run.lanes[["method", "seed", "rounds"]].to_numpy().tolist()
+            [['Recommended', 1, 5]]
+        """
+        return self._record.lanes
 
     @property
     def finished(self) -> bool:
@@ -448,7 +479,7 @@ class FinishedRun(Run):
             raise AttributeError(f"a Run has no attribute {name!r}")
         if name != "name" and hasattr(self.folder, name):
             return getattr(self.folder, name)
-        if "lanes" not in vars(self):
+        if "_own" not in vars(self):
             super().__init__(self.folder, module=self._given)
             return getattr(self, name)
         raise AttributeError(f"a Run has no attribute {name!r}")

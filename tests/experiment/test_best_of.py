@@ -13,6 +13,7 @@ import clientwise as cw
 from clientwise.core.aggregation.server_step import BestOf, adam_step, momentum_step
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.lanes import Progress
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part
 from clientwise.report.audit import audit
@@ -96,7 +97,7 @@ def test_it_differs_from_either_step_and_resumes_to_the_bit(
 ) -> None:
     whole = cw.run(config, tmp_path / "whole")
 
-    def stop(progress: cw.Progress) -> None:
+    def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == 3:
             raise KeyboardInterrupt
 

@@ -15,6 +15,7 @@ from clientwise.core.sampling import ByScore
 from clientwise.errors import ConfigError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.lanes import Progress
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
 from recorded import rows
@@ -46,7 +47,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(config: dict[str, Any], tmp_path: 
     whole = tmp_path / "whole"
     cw.run(config, whole)
 
-    def stop(progress: cw.Progress) -> None:
+    def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == 5:
             raise KeyboardInterrupt
 

@@ -171,7 +171,7 @@ def test_too_many_clients_are_refused(tmp_path: Path) -> None:
 def test_a_whole_run_without_a_client_is_paired_and_resumed(folder: Path) -> None:
     runner = CliRunner()
     target = folder.with_name("run-without-2")
-    done = runner.invoke(app, ["counterfactual", str(folder), "--without", "2"])
+    done = runner.invoke(app, ["run", str(folder), "--without", "2"])
     assert done.exit_code == 0, done.output
     other = RunFolder(target)
     for method in ("FedAvg", "tuned", "Median"):
@@ -185,7 +185,7 @@ def test_a_whole_run_without_a_client_is_paired_and_resumed(folder: Path) -> Non
     assert "FedAvg: accuracy is" in done.output
     assert "points worse" in done.output
     before = everything(other)
-    again = runner.invoke(app, ["counterfactual", str(folder), "--without", "2"])
+    again = runner.invoke(app, ["run", str(folder), "--without", "2"])
     assert again.exit_code == 0
     assert everything(RunFolder(target)) == before
 
@@ -194,7 +194,7 @@ def test_a_whole_run_with_equal_weights_and_under_another_policy(
     folder: Path, tmp_path: Path
 ) -> None:
     done = CliRunner().invoke(
-        app, ["counterfactual", str(folder), "--uniform", "--out", str(tmp_path / "equal")]
+        app, ["run", str(folder), "--uniform", "--out", str(tmp_path / "equal")]
     )
     assert done.exit_code == 0, done.output
     for method in ("FedAvg", "Median"):

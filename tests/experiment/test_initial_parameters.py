@@ -59,7 +59,7 @@ def test_methods_that_are_added_begin_with_the_same_parameters(
 def test_a_run_that_was_killed_goes_on_with_a_module_that_is_made_anew(tmp_path: Path) -> None:
     begun = net()
 
-    def kill(progress: Any) -> None:
+    def kill(_: cw.Run, progress: Any) -> None:
         if progress.record.round_num == 2:
             raise KeyboardInterrupt
 

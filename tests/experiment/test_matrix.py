@@ -36,6 +36,7 @@ from clientwise.experiment.matrix.grid import (
     open_matrix,
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, find_unfinished_matrix, run_matrix
+from clientwise.experiment.running.lanes import Progress
 from clientwise.record.database import is_finished
 from clientwise.report.files import as_csv
 from clientwise.report.items import Chart, Table
@@ -279,7 +280,7 @@ def test_three_methods_by_three_columns_grow_to_four_by_four(
     more["methods"] = [*table["methods"], "Uniform"]
     rounds: list[str] = []
 
-    def on_round(step: cw.Progress) -> None:
+    def on_round(step: Progress) -> None:
         if (step.seed, step.record.round_num) == (1, 1):
             rounds.append(step.method)
 
@@ -392,6 +393,7 @@ def edit_origin(folder: Path, change: Callable[[dict[str, Any]], object]) -> Non
 FAULTY = """
 import os
 import clientwise as cw
+from clientwise.experiment.running.lanes import Progress
 
 class Own(Exception):
     def __init__(self, one, two):

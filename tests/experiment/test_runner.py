@@ -43,7 +43,7 @@ def content(folder: Path) -> dict[str, Any]:
 
 def test_a_run_folder_holds_what_happened(tiny: dict[str, Any], tmp_path: Path) -> None:
     seen = []
-    folder = cw.run(tiny, tmp_path / "run", on_round=seen.append)
+    folder = cw.run(tiny, tmp_path / "run", on_round=lambda _, one: seen.append(one))
     assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == [
         "checkpoints",
         "config.toml",
@@ -405,7 +405,7 @@ def test_interrupted_it_says_how_to_go_on(
     before = rounds_done(folder)
     seen: list[int] = []
     cw.run(
-        folder / "config.toml", folder, resume=True, on_round=lambda step: seen.append(step.done)
+        folder / "config.toml", folder, resume=True, on_round=lambda _, step: seen.append(step.done)
     )
     assert (
         before - 1 <= seen[0] - 1 <= before
@@ -431,7 +431,7 @@ def test_when_its_terminal_is_closed_it_stops_after_saving(uninterrupted, tmp_pa
     before = rounds_done(folder)
     seen: list[int] = []
     cw.run(
-        folder / "config.toml", folder, resume=True, on_round=lambda step: seen.append(step.done)
+        folder / "config.toml", folder, resume=True, on_round=lambda _, step: seen.append(step.done)
     )
     assert before <= seen[0] <= before + 1
     assert content(folder) == expected
@@ -517,7 +517,7 @@ def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(
     folder = cw.run(first, tmp_path / "grown")
     assert len(rows(cw.Run(folder), "local", round_num=1)) == 12  # the last one, so far
     seen: list[tuple[int, int]] = []
-    cw.run(tiny, folder, resume=True, on_round=lambda step: seen.append((step.done, step.total)))
+    cw.run(tiny, folder, resume=True, on_round=lambda _, step: seen.append((step.done, step.total)))
     assert (len(seen), seen[-1]) == (16, (18, 18))  # what was there is not computed again
     assert grown(folder) == expected
     fewer = first | {"rounds": 3}
@@ -547,7 +547,9 @@ def test_two_that_begin_at_once_do_not_meet_in_one_folder(
     def start(name: str) -> str:
         try:
             cw.run(
-                tiny | {"name": name}, tmp_path / "run", on_round=lambda progress: refused.wait(60)
+                tiny | {"name": name},
+                tmp_path / "run",
+                on_round=lambda _, progress: refused.wait(60),
             )
         except RunError as error:
             refused.set()

@@ -103,7 +103,13 @@ def test_a_lane_that_runs_all_its_rounds_has_not_stopped_early(tmp_path: Path) -
         assert ("stopped early" in page) is stopped
     told: list[Any] = []
     config["seeds"] = [1, 2]
-    cw.run(config, tmp_path / "run", resume=True, progress=False, on_round=told.append)
+    cw.run(
+        config,
+        tmp_path / "run",
+        resume=True,
+        progress=False,
+        on_round=lambda _, one: told.append(one),
+    )
     assert told[-1].done == told[-1].total == 6
 
 
@@ -174,7 +180,9 @@ def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:
     told: list[Any] = []
     for rounds in (60, 75):
         config = {**STOPS, "rounds": rounds}
-        cw.run(config, stopped, resume=True, progress=False, on_round=told.append)
+        cw.run(
+            config, stopped, resume=True, progress=False, on_round=lambda _, one: told.append(one)
+        )
         after = cw.Run(stopped)
         assert after.finished
         assert after.frame("rounds").equals(before)
@@ -196,7 +204,7 @@ def test_a_resumed_run_stops_in_the_same_round(stopped: Path, tmp_path: Path) ->
 def test_lanes_side_by_side_stop_on_their_own(tmp_path: Path) -> None:
     config = {**STOPS, "seeds": [1, 2], "methods": ["FedAvg", "FedYogi"]}
     told: list[Any] = []
-    run = cw.run(config, tmp_path / "run", progress=False, on_round=told.append)
+    run = cw.run(config, tmp_path / "run", progress=False, on_round=lambda _, one: told.append(one))
     counts = run.frame("rounds").groupby(["method", "seed"]).size().to_dict()
     assert len({*counts.values()}) > 1
     assert run.finished

@@ -1,4 +1,4 @@
-"""Flower's simulation, by `clientwise run --engine flower`: the local engine's numbers, resumable.
+"""Flower's simulation, by `clientwise run --set engine=flower`: the local engine's numbers, resumable.
 
 Time limits are those of an ordinary idle machine; a slower one gets more (`processes.pace`).
 """
@@ -59,7 +59,7 @@ def test_a_simulation_that_was_stopped_goes_on_to_the_local_engines_numbers(
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "clientwise", "run"]
     with (tmp_path / "log").open("w") as log:
-        start = [*command, str(config), "--engine", "flower", "--out", str(theirs)]
+        start = [*command, str(config), "--set", "engine=flower", "--out", str(theirs)]
         process = subprocess.Popen(
             start, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
         )
@@ -98,7 +98,7 @@ def test_counterfactuals_of_a_simulation_are_those_of_the_local_engine(
     tiny["evaluation"] = {"counterfactuals": True, "clients_every": 1}
     config = tmp_path / "tiny.toml"
     config.write_text(tomli_w.dumps(tiny), encoding="utf-8")
-    options = ["--engine", "flower", "--out", str(tmp_path / "flower")]
+    options = ["--set", "engine=flower", "--out", str(tmp_path / "flower")]
     done = subprocess.run(
         [sys.executable, "-m", "clientwise", "run", str(config), *options],
         capture_output=True,

@@ -20,6 +20,7 @@ import torch
 import clientwise as cw
 from clientwise.core.types import RoundRecord
 from clientwise.errors import NotBegunError, RunError
+from clientwise.experiment.running.lanes import Progress
 from clientwise.record.database import VERSION, is_finished, recorded_fact, refuse_damaged
 from clientwise.record.files import locked
 from clientwise.record.run import COLUMNS, RunFolder
@@ -37,7 +38,7 @@ def recorded(
     """A run, and the records of its rounds as they came."""
     seen: dict[tuple[str, int, int], RoundRecord] = {}
 
-    def see(step: cw.Progress) -> None:
+    def see(_: cw.Run, step: Progress) -> None:
         seen[step.method, step.seed, step.record.round_num] = step.record
 
     more = {"evaluation": {"counterfactuals": True, "shapley": True}}

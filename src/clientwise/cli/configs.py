@@ -64,7 +64,7 @@ def new(
         data = _own_data(table, target, client, out_file.parent)
         partition = '{ name = "iid", clients = 5 }'
     if client is not None:
-        partition = '"by_id"                     # every client has its own rows'
+        partition = '"by_id"                      # every client has its own rows'
     template = Template(files("clientwise").joinpath("new.toml").read_text("utf-8"))
     text = template.substitute(
         name=(table or out_file).stem.replace('"', ""),

@@ -68,7 +68,7 @@ def show(
     from ..record.files import newest_run
     from ..record.run import RunFolder
     from ..report.about import about, differences
-    from ..report.audit import audits
+    from ..report.audit import audits, why
     from ..report.terminal import list_runs, print_items
 
     asks_why = round_num is not None or client is not None
@@ -81,21 +81,24 @@ def show(
         if not folder.is_dir():
             fail(f"{folder}: no such folder; `clientwise show runs` lists the runs")
     first = every[0]
-    if is_list or (len(every) == 1 and holds_runs(first)):
+    is_list = is_list or (len(every) == 1 and holds_runs(first))
+    if asks_why and (is_list or len(every) > 1 or is_matrix(first)):
+        fail(f"{first}: --round and --client go with one run")
+    if is_list:
         found = list_runs(every, containing, sort)
         print_items(out, [found if len(found.frame) else "No run found."])
         return
-    if asks_why and (len(every) > 1 or is_matrix(first)):
-        fail(f"{first}: --round and --client go with one run")
     if len(every) > 1:
         found = differences(_opened(every))
         print_items(out, [found if len(found.frame) else found.note])
     elif is_matrix(first):
         print_matrix(first)
     elif client is not None:
-        from ..results import Run
-
-        print_lines([Run(first).why(client, method, seed, round_num, details=details)])
+        run = RunFolder(first)
+        for one in run.methods if method is None else [method]:
+            run.about(one)  # an unknown method is an error
+            number = run.seeds(one)[0] if seed is None else seed
+            print_lines([why(run, client, one, number, round_num, details=details)])
     elif round_num is not None:
         print_items(out, audits(RunFolder(first), round_num, method, seed, details=details))
     else:

@@ -282,7 +282,7 @@ class RunFolder:
         except OSError as error:
             raise RunError(f"{self.folder}: cannot be read ({error.strerror})") from None
         if not is_folder:
-            raise RunError(f"{self.folder}: no such folder; `clientwise runs` lists the runs")
+            raise RunError(f"{self.folder}: no such folder; `clientwise show runs` lists the runs")
         if not has_database:
             if is_locked(self.folder):
                 raise NotBegunError(f"{self.folder}: the run is just beginning")

@@ -1,4 +1,4 @@
-"""Flower's simulation on this machine, for `clientwise run --engine flower`."""
+"""Flower's simulation on this machine, for `clientwise run --set engine=flower`."""
 
 from __future__ import annotations
 
