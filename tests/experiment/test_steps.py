@@ -74,7 +74,9 @@ def test_a_run_records_its_steps_and_marks_who_trains_on_the_server(
     unequal: dict[str, Any], tmp_path: Path
 ) -> None:
     run = RunFolder(cw.run(unequal, tmp_path / "run"))
-    assert dict(about(run))["steps a round"].startswith("client 1; server 12 (ServerTuning)")
+    assert dict(about(RunFolder(run.folder)))["steps a round"].startswith(
+        "client 1; server 12 (ServerTuning)"
+    )
     shown = CliRunner().invoke(app, ["show", str(run.folder)]).output
     assert "steps a round  client 1; server 12" in shown
     assert headline_of(run)[0].startswith("ServerTuning trains 12 steps a round")

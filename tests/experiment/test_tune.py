@@ -77,7 +77,7 @@ def test_every_method_gets_the_same_trials_on_other_seeds(
     ):
         load_experiment(file, replaced={"seeds": [1, 1003]})
     run = RunFolder(cw.run(file, tmp_path / "run", seeds=[1]))
-    said = dict(about(run))["tuning"]
+    said = dict(about(RunFolder(run.folder)))["tuning"]
     assert said.startswith("FedAvg: over training.learning_rate low 0.001, high 1.0, values ")
     assert f"values training.learning_rate {fedavg.training.learning_rate}, trials 4, " in said
     assert "seeds 1001, 1003, 1004, rounds 2" in said

@@ -105,7 +105,9 @@ def test_one_joins_and_one_leaves_and_comes_back(config: dict[str, Any], tmp_pat
     assert took_part == {1: {0, 1, 2}, 2: {0, 1, 2}, 3: {0, 2, 3}, 4: {0, 2, 3}, 5: {0, 1, 2, 3}}
     assert found.frame("clients")["name"].tolist() == NAMES
     assert "not connected" not in str(found.frame("rounds")["notes"].tolist())
-    assert dict(about(found))["clients"] == "4 with local data; cohort: all clients"
+    assert (
+        dict(about(RunFolder(found.folder)))["clients"] == "4 with local data; cohort: all clients"
+    )
     assert [change.what for change in found.facts.changes] == [
         ["d joined", "b left"],
         ["b came back"],

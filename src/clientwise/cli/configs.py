@@ -171,7 +171,7 @@ def check(
 
 def _show_data(experiment: Experiment, figure: Path | None) -> None:
     """Which samples every client would hold with the first seed: sizes, classes, columns, the server's set."""
-    from ..data.summary import column_hints, summarise
+    from ..data.summary import summarise
     from ..experiment.build.data import build_data, load_samples
     from ..report.charts import draw
     from ..report.data_items import data_chart, data_items
@@ -180,15 +180,12 @@ def _show_data(experiment: Experiment, figure: Path | None) -> None:
     assert experiment.data is not None
     assert experiment.partition is not None
     seed = experiment.seeds[0]
-    samples = load_samples(experiment)
-    federated, hostile = build_data(experiment, samples, seed)
+    federated, hostile = build_data(experiment, load_samples(experiment), seed)
     summary = summarise(federated)
     clients = f"{len(summary.train):,} clients"
     title = f"{experiment.data.name}, {experiment.partition.name}, {clients}, seed {seed}"
     weighs_by_report = experiment.server_set.shared_set
     print_items(out, data_items(summary, title, weighs_by_report, sorted(hostile)))
-    for hint in column_hints(samples):
-        out.print(f"[bold yellow]warning:[/] {escape(hint)}", soft_wrap=True)
     if figure is not None:
         with writing_to(figure):
             draw(data_chart(summary, title), figure)
