@@ -21,7 +21,6 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     Dataset,
-    IterableDataset,
     Sampler,
     Subset,
     TensorDataset,
@@ -74,11 +73,6 @@ class Batches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         return 2
-
-
-class Stream(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        yield torch.zeros(5), 0
 
 
 def frame(count: int, kind: str = "words") -> pandas.DataFrame:
@@ -175,7 +169,7 @@ def test_a_run_has_weights_reasons_a_module_and_predictions(run: cw.Run) -> None
         with pytest.raises(RunError, match=said):
             run.why(value)
     assert run.why(1) == text
-    assert run.why("south", round=1) == run.why("south", round_num=1) != text
+    assert run.why("south", round=1) != text
     with pytest.raises(RunError, match="no method 'FedAvg'"):
         run.why("south", "FedAvg")
 
@@ -212,7 +206,7 @@ def test_the_same_results_are_in_the_folder(tmp_path: Path) -> None:
         assert torch.equal(one.module.weight, fitted.module.weight)
         assert one.predict(part(9)[0]).tolist() == fitted.predict(part(9)[0]).tolist()
     with pytest.raises(
-        RunError, match=r"given a network of your own: run.model\(..., module=Linear"
+        RunError, match=r"network of your own: open it with cw.load\(.*, module=Linear\)"
     ):
         _ = cw.Run(tmp_path / "run").module
     more = cw.fit(network, sites(), out=tmp_path / "run", resume=True, **QUICK | {"rounds": 3})
@@ -399,10 +393,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [(X, nn.functional.one_hot(Y))] * 2},
         r"targets have shape \(120, 3\) and look one-hot: pass targets.argmax\(1\)",
     ),
-    "labels that are missing": (
-        {"clients": [(X, LABELS.long() - 1)] * 2},
-        r"shape \(120, 3\) and are integers from -1 to 0.*labels \[N, L\] of 0 and 1",
-    ),
     "too few outputs for labels": (
         {"model": nn.Linear(5, 2), "clients": [(X, LABELS)] * 2},
         r"returns 2 numbers for a sample; 3 are needed: targets of shape \(120, 3\) are labels",
@@ -419,22 +409,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [(IMAGES, MASKS + 2)] * 2, "num_classes": 3},
         "masks must have classes 0 to 2, found 2 to 4",
     ),
-    "masks in black and white": (
-        {"clients": [(IMAGES, 255 * (MASKS > 0).byte())] * 2},
-        "found 0 to 255; 255 often marks pixels to ignore",
-    ),
     "masks of another size": (
         {"model": nn.Conv2d(1, 3, 3), "clients": [(IMAGES, MASKS)] * 2},
         r"model: returns 48 numbers for a sample; 108 are needed: masks of shape \(120, 6, 6\) with 3 "
         r"classes take outputs \[N, 3, 6, 6\]",
-    ),
-    "events of arrays": (
-        {"event": "died"},
-        "event = 'died' names a column of frames; of arrays, pass times as targets, negative",
-    ),
-    "a frame in a dictionary": (
-        {"clients": [{"table": frame(40)}, {"table": frame(40)}], "target": "y"},
-        "target = 'y' names a column of frames, and client 0 is no frame",
     ),
     "labels in words": (
         {"clients": [(X, ["a", "b"] * 30)] * 2},
@@ -444,30 +422,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [(X, Y + 1)] * 2},
         "model: returns 3 numbers for a sample; 4 are needed: labels begin at 1: subtract 1",
     ),
-    "negative labels": ({"clients": [(X, Y - 1)] * 2}, "labels must be 0 to 1, found -1 to 1"),
     "triples": (
         {"clients": {"north": Rows(lambda index: (X[index], Y[index], index)), "south": GOOD}},
         r"north: a sample is a tuple of 3: return \(input, target\)",
-    ),
-    "no targets": (
-        {"clients": [Rows(lambda index: X[index]), GOOD]},
-        r"client 0: a sample is a Tensor of shape \(5,\): return \(input, target\)",
-    ),
-    "variable lengths": (
-        {"clients": [Rows(lambda index: (torch.zeros(index + 1), 0)), GOOD]},
-        r"client 0: its samples cannot be joined \(stack expects .*padded or cut to one shape",
-    ),
-    "a stream": (
-        {"clients": {"north": Stream(), "south": GOOD}},
-        r"north: is a Stream: pass .*of a stream, list\(dataset\)",
-    ),
-    "an empty dataset": (
-        {"clients": {"north": TensorDataset(X[:0], Y[:0]), "south": GOOD}},
-        "north: is empty: leave it out",
-    ),
-    "one sample": (
-        {"clients": {"north": (X[:1], Y[:1]), "south": GOOD}},
-        "north: too few samples to train and to test on",
     ),
     "other shapes": (
         {"clients": {"north": GOOD, "south": (torch.zeros(9, 4), Y[:9])}},
@@ -482,23 +439,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": {"north": "north.csv"}},
         "north: is 'north.csv': pass .inputs, targets",
     ),
-    "one array": ({"clients": (X, Y)}, r"client 0: is a Tensor of shape \(60, 5\): pass \(inputs"),
-    "nothing": ({"clients": [None, GOOD]}, "client 0: is None: pass .inputs, targets., a Dataset"),
-    "names that are the same": (
-        {"clients": {1: GOOD, "1": GOOD}},
-        "two of them have the same name",
-    ),
-    "a sample that fails": (
-        {"clients": [Rows(lambda index: {}[index]), GOOD]},
-        r"client 0: sample 0 cannot be read \(KeyError: 0\)",
-    ),
     "targets and inputs": (
         {"clients": [(GOOD[1], GOOD[0])] * 2},
         r"inputs have shape \(.*,\) and targets \(.*, 5\): if they are swapped, pass",
-    ),
-    "frames without target": (
-        {"clients": {"north": frame(40), "south": frame(50)}},
-        "north: is a frame, and target= names no column: pass target=",
     ),
     "another column": (
         {"clients": {"north": frame(40), "south": frame(50)}, "target": "Y"},
@@ -508,17 +451,9 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         {"clients": [frame(40).drop(columns="b"), *[frame(40)] * 8], "target": "y"},
         "^client 0: no column 'b', unlike client 1, client 2, client 3 and 5 more: add it, .*known: a, c",
     ),
-    "a frame and arrays": (
-        {"clients": {"north": frame(40), "south": GOOD}, "target": "y"},
-        "target = 'y' names a column of frames, and south is no frame",
-    ),
     "one frame": (
         {"clients": frame(40), "target": "y"},
         r"clients: is one frame.*groupby\('site'\)",
-    ),
-    "dates": (
-        {"clients": [frame(40).assign(day=pandas.Timestamp("2020-01-01"))] * 2, "target": "y"},
-        "client 0: column 'day' has dates: turn it into numbers, or put it into `ignore`",
     ),
     "tests of other clients": (
         {"test": {"north": GOOD}},
@@ -530,10 +465,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no network": ({"model": 3}, "model: must be a module or make one, got int"),
     "a network by a wrong name": ({"model": "mpl"}, "unknown model 'mpl'; did you mean 'mlp'"),
-    "another network": (
-        {"model": nn.Linear(4, 3)},
-        r"model: does not take samples of shape \(5,\)",
-    ),
     "a misspelt keyword": (
         {"lerning_rate": 0.1},
         "lerning_rate: unknown keyword; did you mean 'lear",
@@ -549,47 +480,17 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "there is no method 'FedAvgg'; did you mean 'FedAvg'",
     ),
     "seeds": ({"seeds": 3}, r"seeds = 3: must be a list: \[3\]"),
-    "labels that are floats": (
-        {"clients": [(X, Y.float())] * 2},
-        r"returns 3 numbers.*; 1 is needed: targets are floats of shape \(120,\); for classes, pass int",
-    ),
     "numbers that are integers": (
         {"model": nn.Linear(5, 1)},
         "returns 1 number for a sample; 3 are needed: labels are integers from 0 to 2.*pass floats",
-    ),
-    "one class": ({"clients": [(X, 0 * Y)] * 2}, "1 is needed: all labels are 0"),
-    "masked values": (
-        {"clients": [(numpy.ma.masked_greater(X.numpy(), 1), Y)] * 2},
-        "client 0: its inputs are no array of numbers .some values are masked",
-    ),
-    "a class of datasets": (
-        {"clients": [TensorDataset, GOOD]},
-        "client 0: is <class .*TensorDataset.>: pass",
-    ),
-    "a column of one number": (
-        {"model": nn.Linear(1, 3), "clients": [(X[:, 0], Y)] * 2},
-        r"model: .*pass inputs\[:, None\]",
     ),
     "nothing happened": (
         {"model": nn.Linear(5, 1), "clients": [(X, -1.0 - Y)] * 2, "survival": True},
         "no event has happened",
     ),
-    "one sample beside the server's": (
-        {"clients": {"north": GOOD, "west": part(1)}, "held_out": GOOD, "test": GOOD},
-        "west: too few samples to train and to test on; .* give them two samples or more",
-    ),
     "a partition of given clients": (
         {"partition": {"name": "iid", "clients": 5}},
         "partition: of cw.run: the clients of cw.fit have their samples",
-    ),
-    "class weights without a loss": (
-        {"class_weights": "balanced"},
-        "class_weights: is an option of the loss: pass loss=",
-    ),
-    "pairs with names": ({"clients": list(sites().items())}, r"pass dict\(clients\)"),
-    "several targets": (
-        {"clients": [frame(40)] * 2, "target": ["y"]},
-        r"target = \['y'\]: must be the name of one column",
     ),
     "a frame and a series of other rows": (
         {"clients": [(FRAME, SERIES.sort_index(ascending=False))] * 2},
@@ -608,10 +509,6 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
         "model: its parameter weight has NaN or Inf before training",
     ),
     "a short keyword": ({"lr": 0.1}, "lr: unknown keyword; did you mean 'learning_rate'"),
-    "several methods": (
-        {"method": ["FedAvg", "AdaFed"]},
-        r"methods\[0\] = \['FedAvg', 'AdaFed'\]: must be a table",
-    ),
     "a folder that is none": ({"out": True}, "out = True: must be the path of a folder"),
     "resumed without a folder": ({"resume": True}, "resume=True: out= must name the run folder"),
 }
@@ -755,7 +652,7 @@ def test_mistakes_with_a_config() -> None:
     wrong: Any = net()
     with pytest.raises(ClientwiseError, match="the config comes first"):
         cw.run(wrong, sites())
-    with pytest.raises(ConfigError, match=r"held_out: is an argument of cw.fit"):
+    with pytest.raises(ConfigError, match=r"held_out: unknown keyword"):
         cw.run({}, data=cw.Samples.from_clients(sites()), model=net(), held_out=GOOD)
     wrong = sites()
     with pytest.raises(ClientwiseError, match=r"got dict.*cw.Samples.from_clients"):
@@ -924,13 +821,6 @@ def bound_in_a_closure(value: int) -> Any:
     return quality
 
 
-def bound_as_a_default(value: int) -> Any:
-    def quality(clients: Any, _least: int = value) -> Tensor:
-        return (clients.num_samples > _least).double() + 1
-
-    return quality
-
-
 def bound_in_a_tensor(value: int) -> Any:
     return bound_in_a_closure(torch.tensor([value]))  # type: ignore[arg-type]
 
@@ -939,9 +829,7 @@ def bound_to_an_object(value: int) -> Any:
     return Above(value).quality
 
 
-@pytest.mark.parametrize(
-    "bind", [bound_in_a_closure, bound_as_a_default, bound_in_a_tensor, bound_to_an_object]
-)
+@pytest.mark.parametrize("bind", [bound_in_a_closure, bound_in_a_tensor, bound_to_an_object])
 def test_other_values_of_a_function_are_noticed(bind: Any, tmp_path: Path) -> None:
     def fit_by(value: int, rounds: int, **options: Any) -> None:
         config = {"method": {"name": "mine", "criteria": [bind(value)]}, **QUICK}
@@ -996,8 +884,8 @@ def test_keywords_change_a_config(tmp_path: Path) -> None:
     assert run.config["training"]["learning_rate"] == 0.25
     assert len(rows(run, "clients", seed=3)) == 3
     assert run.predict(torch.zeros(2, 1, 8, 8)).shape == (2,)
-    again = cw.run(cw.load(file), tmp_path / "again", rounds=1, seeds=[3])
-    assert (again.facts.rounds, again.config["training"]["epochs"]) == (1, 2)
+    with pytest.raises(ClientwiseError, match="rounds: changes a file or dictionary, not a loaded"):
+        cw.run(cw.load(file), tmp_path / "again", rounds=1)
 
 
 def test_attacks_are_keywords() -> None:

@@ -8,7 +8,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from .data.own import OwnData, OwnDivision, read_own
 from .errors import ClientwiseError, ConfigError
 from .experiment.checks.describe import optimizers_in_words
 from .experiment.config.named import merge
-from .experiment.config.parts import loss_with
 from .experiment.config.schema import Experiment
 from .experiment.config.settings import Cohorts, EvaluationSettings, ServerSet, Training
 from .experiment.config.tables import ConfigTable
@@ -124,7 +122,9 @@ def fit(
         raise ConfigError("config", [(key, hint)])
     config = {"rounds": rounds, **options}
     if isinstance(config.get("attributes"), Mapping):
-        config["attributes"] = _in_order(config["attributes"], clients)
+        config["attributes"] = {
+            fact: _in_order(fact, values, clients) for fact, values in config["attributes"].items()
+        }
     passed = {key: config.pop(key) for key in _ARGUMENTS if key in config}
     if isinstance(model, str | Mapping):
         config["model"] = model
@@ -141,7 +141,7 @@ def fit(
         problem=problem,
     )
     experiment = _without_tests_of_clients(experiment, own)
-    lines = [_described(own), _scored(own, experiment)]
+    lines = [_described(own)]
     data, said = _data(own, experiment)
     lines.append(said)
     lines.append(f"Optimizer: {optimizers_in_words(experiment)}.")
@@ -264,26 +264,16 @@ def _launched(
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`, not of the config
 
 
-def _in_order(attributes: Mapping[str, Any], clients: object) -> dict[str, Any]:
-    """Facts about clients as lists in the clients' order, where they are given by client."""
-    names = [str(name) for name in clients] if isinstance(clients, Mapping) else []
-    found: dict[str, Any] = {}
-    for fact, values in attributes.items():
-        if not isinstance(values, Mapping):
-            found[fact] = values
-            continue
-        if not names:
-            raise ClientwiseError(f"attributes.{fact}: clients have no names: give a list")
-        given = {str(name): value for name, value in values.items()}
-        for name in given.keys() - set(names):
-            raise ClientwiseError(
-                f"attributes.{fact}: no client is called {name!r}{suggest(name, names)}"
-            )
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise ClientwiseError(f"attributes.{fact}: has no value for {', '.join(missing)}")
-        found[fact] = [given[name] for name in names]
-    return found
+def _in_order(fact: str, values: Any, clients: object) -> Any:
+    """A fact about clients as a list in the clients' order, where it is given by client."""
+    if not isinstance(values, Mapping):
+        return values
+    if not isinstance(clients, Mapping):
+        raise ClientwiseError(f"attributes.{fact}: clients have no names: give a list")
+    if values.keys() != clients.keys():
+        given, names = ", ".join(map(str, values)), ", ".join(map(str, clients))
+        raise ClientwiseError(f"attributes.{fact}: has values of {given}; the clients are {names}")
+    return [values[name] for name in clients]
 
 
 def _experiment(
@@ -291,13 +281,10 @@ def _experiment(
 ) -> Experiment:
     """The experiment of a config that options change."""
     if isinstance(config, Experiment):
-        if not options:
-            return config
-        loaded = config
-        loaded.register_given()
-        config = loaded.to_dict()
-        if loaded.training.has_default_rate:  # another optimizer may have another
-            del config["training"]["learning_rate"]
+        if options:
+            key = next(iter(options))
+            raise ClientwiseError(f"{key}: changes a file or dictionary, not a loaded experiment")
+        return config
     changes = dict(_as_config(options))
     tables = {key: value for key, value in changes.items() if isinstance(value, Mapping)}
     others = {key: value for key, value in changes.items() if key not in tables}
@@ -344,10 +331,6 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
                 message = f"is a key of {name}: pass {name}={{{key!r}: ...}}"
         if key in ALIASES:
             message = f"unknown keyword; did you mean {ALIASES[key]!r}?"
-        elif loss := loss_with(key):
-            message = f"is an option of the loss: pass loss={{'name': {loss!r}, {key!r}: ...}}"
-        elif key in signature(fit).parameters:
-            message = f"is an argument of cw.fit(network, clients, {key}=...)"
         issues.append((key, message))
     if {"method", "methods"} <= options.keys():
         issues.append(("method", "give either method or methods"))
@@ -362,15 +345,6 @@ def _described(own: OwnData) -> str:
     clients = int(samples.ids[own.num_samples - 1]) + 1
     size = f"{counted(clients, 'client')}, {counted(own.num_samples, 'sample')}"
     return f"Data: {size}; {samples.problem.described}."
-
-
-def _scored(own: OwnData, experiment: Experiment) -> str:
-    """The metric, and where more of it is better."""
-    metric = experiment.evaluation.metric
-    problem = own.samples.problem.by(metric)
-    better = "higher" if problem.higher_is_better else "lower"
-    by = "" if metric else " (the default)"
-    return f"Metric: {problem.metric}{by}; {better} is better."
 
 
 def _without_tests_of_clients(experiment: Experiment, own: OwnData) -> Experiment:

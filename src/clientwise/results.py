@@ -22,7 +22,7 @@ from .models.modules import OwnModel, OwnNetwork
 from .models.networks import MODELS, initialised
 from .prediction import load_predictor, predict_samples, predictor
 from .record.facts import RunFacts
-from .record.files import plain_name
+from .record.files import plain_names
 from .record.models import ENDING, ModelHeader, metadata_of, write_model
 from .record.run import After, RunFolder
 from .registry import listed, suggest
@@ -321,7 +321,8 @@ class Run:
             with needing("onnx", "ONNX"):
                 import_module("onnxscript")  # PyTorch needs it to write ONNX
         round_num, tensors = self._trained(method, seed, after)
-        name = self._file_name(method, seed)
+        plain = dict(zip(self.methods, plain_names(self.methods), strict=True))
+        name = f"{plain[method]}-seed{seed}"
         if after is not None:
             name += f"-round{round_num}"
         path = Path(folder) / f"{name}{ENDING}"
@@ -436,14 +437,6 @@ class Run:
         (first, *_) = self.config.get("seeds") or [seed]
         made = partial(make_network, about.network_shape, about.outputs)
         return initialised(made, first).float()  # as it was trained
-
-    def _file_name(self, method: str, seed: int) -> str:
-        """The name of an exported model, with a number where methods have the same plain name."""
-        plain = plain_name(method)
-        alike = [name for name in self.methods if plain_name(name) == plain]
-        if len(alike) > 1:
-            plain = f"{plain}-{alike.index(method) + 1}"
-        return f"{plain}-seed{seed}"
 
     def _model_header(self, method: str, seed: int, round_num: int) -> ModelHeader:
         facts = self._record.model_facts(seed)

@@ -253,29 +253,25 @@ def list_parts(
 
     if config is not None:
         _add_own_parts(listed, config)
-    methods, kinds = listed["methods"], listed["kinds"]
+    methods = {
+        name: {**one, "heading": name, "explained": [f"# {one['about']}", one["toml"]]}
+        for name, one in listed["methods"].items()
+    }
+    about = "Methods with a name; `clientwise list FedYogi` shows one as TOML"
+    kinds = {"methods": {"about": about, "parts": methods}, **listed["kinds"]}
     named = [one["parts"][kind] for one in kinds.values() if kind in one["parts"]]
     plural = PLURALS.get(kind or "", f"{kind}s")
-    if not named and plural in ("methods", *kinds):
+    if not named and plural in kinds:
         kind = plural
-    if kind in methods:
-        print_lines([f"# {methods[kind]['about']}", methods[kind]["toml"]])
-    elif kind is None or kind == "methods" or kind in kinds:
-        if kind in (None, "methods"):
-            about = "Methods with a name; `clientwise list FedYogi` shows one as TOML"
-            headed = {name: {"heading": name, **method} for name, method in methods.items()}
-            _print_kind("methods", {"about": about, "parts": headed})
-        for name in kinds:
-            if kind in (None, name):
-                _print_kind(name, kinds[name])
+    if kind is None or kind in kinds:
+        for name in kinds if kind is None else [kind]:
+            _print_kind(name, kinds[name])
     elif named:
         for part in named:
             print_lines([*part["explained"], ""])
     else:
-        words = ["methods", *kinds]
-        parts = [name for one in kinds.values() for name in one["parts"]]
-        close = closest(kind, [*words, *methods, *parts])
-        hint = suggest(kind, [close] if close else words)
+        close = closest(kind, [*kinds, *(name for one in kinds.values() for name in one["parts"])])
+        hint = suggest(kind, [close] if close else kinds)
         plugins = "" if config else "\nParts of plugins are listed with --config FILE."
         fail(f"unknown kind or part {kind!r}{hint}{plugins}")
 

@@ -298,12 +298,6 @@ def _made_of(registry: Registry[Any], given: Any) -> Made | None:
     refuse([("", f"{name} is a function that is not registered: {how}")])
 
 
-def loss_with(option: str) -> str | None:
-    """The first loss that has an option of this name."""
-    known = {name: {one.name for one in LOSSES.options(name)} for name in LOSSES}
-    return next((name for name, options in known.items() if option in options), None)
-
-
 def _optimizer(given: Any) -> Made | None:
     """A class of `torch.optim`, or a `partial` of one with its options."""
     made = given.func if isinstance(given, partial) else given
