@@ -237,8 +237,10 @@ def _launched(
     **arguments: Any,
 ) -> Path:
     """Run an experiment; the folder, also of a run that `on_round` has stopped."""
-    hooks = [getattr(sys.modules[name], "on_round", None) for name in experiment.plugins]
-    hooks = [hook for hook in (*hooks, on_round) if hook is not None]
+    plugins = [sys.modules[name] for name in experiment.plugins]
+    hooks: list[OnRound] = [one.on_round for one in plugins if hasattr(one, "on_round")]
+    if on_round is not None:
+        hooks.append(on_round)
     is_stopped = False
 
     def tell(step: Progress) -> None:
