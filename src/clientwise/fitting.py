@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import shutil
 import sys
 import tempfile
@@ -35,7 +34,6 @@ from .report.items import counted
 from .report.progress import somebody_watches
 from .results import FinishedRun, Run
 
-log = logging.getLogger("clientwise")
 OnRound = Callable[[Run, Progress], object]
 # Tables whose keys are no keywords, since some of them have the same name
 TABLES: dict[str, type[ConfigTable]] = {
@@ -145,15 +143,14 @@ def fit(
     data, said = _data(own, experiment)
     lines.append(said)
     lines.append(f"Optimizer: {optimizers_in_words(experiment)}.")
-    if not {"method", "methods"} & options.keys():
-        weigh = data.weigh if isinstance(data, FederatedData) else data
-        lines.append(f"Method: {experiment.for_data(weigh).methods[0].name} (the default).")
     if out is None:
         if options.get("resume"):
             raise ClientwiseError("resume=True: out= must name the run folder to resume")
         out = _temporary(experiment.name)
         lines.append(f"Run folder: {out}, which is removed at exit; out='runs/mine' keeps it.")
-    _say(lines, progress)
+    console = Console(stderr=True, highlight=False)
+    if somebody_watches(console) if progress is None else progress:
+        console.print("\n".join(lines), markup=False, soft_wrap=True)
     network = None if isinstance(model, str | Mapping) else model
     try:
         folder = _launched(experiment, out, data=data, model=network, progress=progress, **passed)
@@ -416,14 +413,3 @@ def _temporary(name: str) -> Path:
     parent = Path(tempfile.mkdtemp(prefix="clientwise-"))
     atexit.register(shutil.rmtree, parent, ignore_errors=True)
     return parent / plain_name(name)
-
-
-def _say(lines: list[str], progress: bool | None) -> None:
-    """Print lines where progress is shown; log them otherwise."""
-    console = Console(stderr=True, highlight=False)
-    is_shown = somebody_watches(console) if progress is None else progress
-    for line in lines:
-        if is_shown:
-            console.print(line, markup=False, soft_wrap=True)
-        else:
-            log.info("%s", line)

@@ -219,5 +219,5 @@ def test_runs_that_cannot_be_run_again(folder: Path, tmp_path: Path) -> None:
     own = cw.run(config, tmp_path / "own", data=samples)
     with pytest.raises(RunError, match="its samples are not here"):
         without_client(own, "a")
-    done = CliRunner().invoke(app, ["counterfactual", str(folder)])
-    assert done.exit_code != 0
+    for words in (["--uniform", "--without", "2"], ["--uniform", "--seeds", "1"]):
+        assert CliRunner().invoke(app, ["run", str(folder), *words]).exit_code == 2

@@ -120,8 +120,9 @@ def run(
     is_folder = file.is_dir()
     changed = [without is not None, uniform, policy is not None].count(True)
     if changed:
-        if changed > 1 or not is_folder:
-            fail(f"{file}: one of --without, --uniform and --policy repeats a run: name its folder")
+        others = [workers, seeds, rounds, methods, preset, data_dir, changes, resume, jobs > 1]
+        if changed > 1 or not is_folder or any(others):
+            fail(f"{file}: --without, --uniform or --policy takes a run folder, and --out alone")
         _repeat(file, without, policy, out_folder)
         return
     if is_folder and not resume:
