@@ -188,8 +188,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cw.run({**config, "seeds": [1, 2]}, folder / "one", progress=False)
     cw.run({**config, "methods": ["FedAvg", bounded]}, folder / "two", progress=False)
     matrix = {**config, "methods": ["FedAvg", "Median"], "matrix": {"attacks": ATTACKS}}
-    (folder / "matrix.toml").write_text(tomli_w.dumps(matrix), encoding="utf-8")
-    command = [sys.executable, "-m", "clientwise", "run", "matrix.toml", "--out", "matrix"]
+    (folder / "cells.toml").write_text(tomli_w.dumps(matrix), encoding="utf-8")
+    command = [sys.executable, "-m", "clientwise", "run", "cells.toml", "--out", "matrix"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
     return folder
 

@@ -144,7 +144,8 @@ def test_only_what_is_trained_is_sent(tmp_path: Path) -> None:
 def test_the_trained_network_has_the_frozen_parameters_of_the_run(tmp_path: Path) -> None:
     config = CONFIG | {"seeds": [5, 6]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
-    first, second = (run.model("FedAvg", seed, network) for seed in (5, 6))
+    own = cw.load(run.folder, module=network)
+    first, second = (own.model("FedAvg", seed) for seed in (5, 6))
     assert torch.equal(first.base.weight, second.base.weight)
     assert not torch.equal(first.lora_A.weight, second.lora_A.weight)
     data = samples()
@@ -154,7 +155,7 @@ def test_the_trained_network_has_the_frozen_parameters_of_the_run(tmp_path: Path
     metric = curve(run, "metric", "FedAvg", 5)[4]
     assert float(right) == pytest.approx(metric)
     with pytest.raises(RunError, match="its frozen parameters are not those of the run"):
-        run.model("FedAvg", 5, Adapted(seed=7))
+        cw.load(run.folder, module=Adapted(seed=7)).model("FedAvg", 5)
 
 
 @pytest.mark.bits
