@@ -286,7 +286,7 @@ class Bench:
         profiler = torch.profiler.profile(activities=activities)
         ended = 0
 
-        def note(progress: object) -> None:
+        def note(*_: object) -> None:
             nonlocal ended
             ended += 1
             wait(self.device)

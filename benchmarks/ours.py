@@ -64,7 +64,7 @@ def seconds_per_round(
     ends: list[float] = []
     data = data or federated(work)
 
-    def note(progress: object) -> None:
+    def note(*_: object) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         ends.append(time.perf_counter())

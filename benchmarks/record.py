@@ -75,7 +75,7 @@ def main() -> None:
 def measure(place: Path, cohort: int, rounds: int, lanes: int, hostile: float) -> dict[str, float]:
     """The figures of a made-up run in a new folder."""
     seen: list[RoundRecord] = []
-    cw.run(CONFIG, place / "run", on_round=lambda step: seen.append(step.record), progress=False)
+    cw.run(CONFIG, place / "run", on_round=lambda _, step: seen.append(step.record), progress=False)
     made = [made_up(seen[0], number, cohort) for number in range(min(rounds, DIFFERENT))]
     folder = place / "made up"
     folder.mkdir()

@@ -59,7 +59,7 @@ def profile(work: Work, rounds: int) -> dict[str, float]:
     profiler = cProfile.Profile(time.process_time)
     ended = 0
 
-    def note(progress: object) -> None:
+    def note(*_: object) -> None:
         nonlocal ended
         ended += 1
         if ended == WARMUP:

@@ -67,7 +67,7 @@ def measure(clients: int, cohort: int, rounds: int) -> dict[str, Any]:
     data_mib, ends, building = memory("VmRSS"), [time.perf_counter()], {}
     used = [time.process_time()]
 
-    def note(progress: object) -> None:
+    def note(*_: object) -> None:
         ends.append(time.perf_counter())
         used.append(time.process_time())
         if len(ends) == 2:

@@ -49,8 +49,8 @@ Relative paths start from the folder of the config, also in `--set` and when the
 options `--data-dir` and `--out` start from the current folder.
 
 Editors complete and check configs by a JSON schema. Write it with
-`clientwise schema > clientwise.schema.json` and name it in the first line of the TOML file:
-`#:schema ./clientwise.schema.json`. `clientwise schema my.toml` includes the parts of its plugins.
+`clientwise list --schema > clientwise.schema.json` and name it in the first line of the TOML file:
+`#:schema ./clientwise.schema.json`. `clientwise list --schema --config my.toml` includes the parts of its plugins.
 """
 NAMED = """\
 Where a method is expected, you can write its name: `methods = ["FedAvg", "FedYogi"]`. Other

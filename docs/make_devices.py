@@ -63,14 +63,15 @@ def main(runs: Path, page: Path = DOCS / "results" / "devices.md") -> None:
         folder = runs / place[2]
         if not (folder / "run.sqlite").exists():
             return place[0]
-        return f"{place[1]}\n{block(cw.Run(folder, place[2]), page.parent / 'devices' / f'{place[2]}.png')}\n{place[3]}"
+        picture = page.parent / "devices" / f"{place[2]}.png"
+        return f"{place[1]}\n{block(RunFolder(folder, place[2]), picture)}\n{place[3]}"
 
     page.write_text(PLACE.sub(fill, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def block(run: cw.Run, picture: Path) -> str:
+def block(run: RunFolder, picture: Path) -> str:
     """The tables of a run, and its curves over time."""
-    results = Results([RunFolder(run.folder, run.id)])
+    results = Results([run])
     methods = results.methods
     chart = next(
         item for item in curves(results) if not isinstance(item, str) and item.id == "metric-time"
@@ -160,7 +161,7 @@ def at_one_time(
     return found
 
 
-def slow_and_fast(run: cw.Run, seed: int) -> tuple[list[int], list[int]]:
+def slow_and_fast(run: RunFolder, seed: int) -> tuple[list[int], list[int]]:
     """The slowest and the fastest quarter of the clients of a seed, by how long an answer takes; of those who test."""
     experiment = cw.load(run.folder / "config.toml")
     data, _ = build_data(experiment, load_samples(experiment), seed)

@@ -19,7 +19,6 @@ import clientwise as cw
 from clientwise.experiment.running.resume import new_folder
 from clientwise.record.run import RunFolder
 from clientwise.report.charts import draw
-from clientwise.report.progress import show_progress
 from clientwise.report.results import Results
 from clientwise.report.sections import metric_chart, result_table
 from clientwise.report.terminal import print_items
@@ -39,8 +38,7 @@ def main() -> None:
     """Run, draw, and print the table that the README quotes."""
     console = Console(width=120, highlight=False)
     experiment = cw.load(str(files("clientwise") / "demo.toml"), ["seeds=[1, 2, 3, 4, 5]"])
-    with show_progress(console) as on_round:
-        run = cw.run(experiment, new_folder("pictures"), on_round=on_round)
+    run = cw.run(experiment, new_folder("pictures"), progress=True)
     results = Results([RunFolder(run.folder)])
     draw(metric_chart(results), DOCS / "demo.png", [one.label for one in results.methods])
     make_screenshots.main(run.folder)
@@ -57,9 +55,7 @@ def main() -> None:
 def board(console: Console) -> None:
     """The pictures of four hospitals in docs/reports.md."""
     methods = {"methods": ["FedAvg", "Alone", "Pooled"]}
-    with show_progress(console) as on_round:
-        experiment = cw.load(HOSPITALS, BOARD, methods)
-        run = cw.run(experiment, new_folder("board"), on_round=on_round)
+    run = cw.run(cw.load(HOSPITALS, BOARD, methods), new_folder("board"), progress=True)
     make_screenshots.board(run.folder)
 
 

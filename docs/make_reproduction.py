@@ -22,7 +22,6 @@ import make_findings
 import numpy
 import pandas
 
-import clientwise as cw
 from clientwise.record.run import RunFolder, is_finished
 from clientwise.report.items import counted, percent
 from clientwise.report.results import SHARES, Method, Results, difference_between
@@ -47,7 +46,7 @@ def main(runs: Path, docs: Path = DOCS) -> None:
         folder = runs / name
         if not (folder / "run.sqlite").exists():
             continue
-        run = cw.Run(folder, name)
+        run = RunFolder(folder, name)
         if run.facts.name != name:
             print(f"{name}: skipped, {folder} holds another experiment ({run.facts.name!r})")
             continue
@@ -59,7 +58,7 @@ def main(runs: Path, docs: Path = DOCS) -> None:
         one, other = runs / place[2], runs / place[3]
         if not (is_finished(one) and is_finished(other)):
             return place[0]
-        return f"{place[1]}\n{markdown(between(cw.Run(one), cw.Run(other)))}\n\n{place[4]}"
+        return f"{place[1]}\n{markdown(between(RunFolder(one), RunFolder(other)))}\n\n{place[4]}"
 
     page.write_text(BETWEEN.sub(fill_between, text), encoding="utf-8")
 
@@ -72,7 +71,7 @@ class Table(NamedTuple):
     rows: list[Row]
 
 
-def about(run: cw.Run) -> list[Table]:
+def about(run: RunFolder) -> list[Table]:
     """The size of a run, what it was evaluated on, and its date."""
     found = results_of(run)
     rounds = max(one.last_round for one in found.methods)
@@ -85,7 +84,7 @@ def about(run: cw.Run) -> list[Table]:
     return [Table("about", ["", "value"], [list(fact) for fact in facts.items()])]
 
 
-def tables(run: cw.Run, published: dict[str, Any]) -> list[Table]:
+def tables(run: RunFolder, published: dict[str, Any]) -> list[Table]:
     """The results of one run, beside the published numbers."""
     found = results_of(run)
     series = found.methods
@@ -115,12 +114,12 @@ def write_csv(found: list[Table], path: Path) -> None:
     frame.to_csv(path, index=False)
 
 
-def results_of(run: cw.Run) -> Results:
+def results_of(run: RunFolder) -> Results:
     """The methods of a run."""
-    return Results([RunFolder(run.folder, run.id)])
+    return Results([run])
 
 
-def between(run: cw.Run, other: cw.Run) -> Table:
+def between(run: RunFolder, other: RunFolder) -> Table:
     """What the methods of both runs lose in the second, paired by seed, and the influence of its hostile clients."""
     second = {one.label: one for one in results_of(other).methods}
     rows = []

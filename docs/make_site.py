@@ -136,18 +136,16 @@ def api_reference() -> str:
     """Every public function and class, with its docstring."""
     import clientwise.api  # takes seconds, and the extension below does not need it
 
-    public = {
-        name: value for name, value in vars(clientwise.api).items() if not name.startswith("_")
-    }
     entries = [
-        f"::: {value.__module__}.{value.__qualname__}\n    options: {{heading: cw.{name}, toc_label: {name}}}"
+        f"::: {value.__module__}.{value.__qualname__}\n    options: {{heading: {place}.{name}, toc_label: {name}}}"
+        for place, module in (("cw", clientwise.api), ("cw.parts", clientwise.parts))
         for kind in (inspect.isfunction, inspect.isclass)
-        for name, value in public.items()
-        if kind(value)
+        for name, value in vars(module).items()
+        if kind(value) and not name.startswith("_")
     ]
     lead = (
-        "# Python reference\n\nEverything here is in `import clientwise as cw`. The registries (`cw.CRITERIA`, "
-        "`cw.RULES` ...) hold the parts of the [config reference](config.md)."
+        "# Python reference\n\nEverything here is in `import clientwise as cw`. The registries (`cw.parts.CRITERIA`, "
+        "`cw.parts.RULES` ...) hold the parts of the [config reference](config.md)."
     )
     testing = "::: clientwise.testing\n    options: {heading: clientwise.testing, toc_label: clientwise.testing}"
     return "\n\n".join([lead, *entries, testing])

@@ -25,6 +25,7 @@ from clientwise.data.federated import FederatedData
 from clientwise.data.folder import DataError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_module
+from clientwise.experiment.config.schema import Experiment
 from clientwise.models.modules import outputs_of
 from clientwise.record.run import is_finished
 from clientwise.report.items import in_time
@@ -110,7 +111,7 @@ def plan(name: str, runs: Path, data_dir: Path | None) -> tuple[str, float]:
     return f"about {in_time(seconds)}{mark} ({work})", seconds
 
 
-def size_of(experiment: cw.Experiment, data: FederatedData) -> Size:
+def size_of(experiment: Experiment, data: FederatedData) -> Size:
     """The size of an experiment on its data."""
     federation = experiment.federation
     sizes = data.train.sizes
@@ -131,7 +132,7 @@ def size_of(experiment: cw.Experiment, data: FederatedData) -> Size:
     )
 
 
-def seconds_per_sample(experiment: cw.Experiment, data: FederatedData, seed: int) -> float:
+def seconds_per_sample(experiment: Experiment, data: FederatedData, seed: int) -> float:
     """The time of a forward and a backward pass of a sample on this machine, in batches of the experiment.
 
     On a CPU, every core trains a client: the processor time of one core, divided by the number of cores.

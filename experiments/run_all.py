@@ -63,7 +63,7 @@ def main() -> None:
                     experiment,
                     folder,
                     resume=resume,
-                    on_round=lambda progress: _stop_at(until, progress),
+                    on_round=lambda _, progress: _stop_at(until, progress),
                 )
             except KeyboardInterrupt:
                 print(f"{folder.name}: stopped; call again to go on", flush=True)

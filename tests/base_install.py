@@ -129,15 +129,18 @@ def with_extras(folder: Path) -> None:
 
     attempt("images picture", lambda: Archive(Path("faces.zip")).image("1.png", 8))
     for extra, name in (("datasets", "digits"), ("datasets", "diabetes"), ("demo", "mnist5k")):
-        attempt(f"{extra} {name}", lambda name=name: cw.DATASETS.get(name)(None))
+        attempt(f"{extra} {name}", lambda name=name: cw.parts.DATASETS.get(name)(None))
     digits = write("digits.toml", 'data = "digits"')
     attempt("datasets check", lambda: command("check", digits))
     attempt("demo command", lambda: command("demo"))
     attempt("flower import", lambda: import_module("clientwise.flower"))
-    attempt("flower engine", lambda: command("run", digits, "--engine", "flower"))
+    attempt("flower engine", lambda: command("run", digits, "--set", "engine=flower"))
     attempt("nvflare import", lambda: import_module("clientwise.nvflare"))
     attempt("onnx export", lambda: command("export", "run", "--onnx"))
-    attempt("tensorboard tracker", lambda: command("run", "own.toml", "--tracker", "tensorboard"))
+    attempt(
+        "tensorboard tracker",
+        lambda: command("run", "own.toml", "--set", 'trackers=["tensorboard"]'),
+    )
 
 
 with_extras(in_the_base_install())

@@ -13,9 +13,14 @@ from clientwise.report.terminal import run_items
 from clientwise.report.verdict import headline
 
 
+def record_of(run: Any) -> RunFolder:
+    """What reports read of a `cw.Run`."""
+    return run if isinstance(run, RunFolder) else RunFolder(run.folder)
+
+
 def results_of(*runs: Any) -> Results:
     """The methods of runs, compared."""
-    return Results([RunFolder(run.folder, run.id) for run in runs])
+    return Results([record_of(run) for run in runs])
 
 
 def headline_of(*runs: Any) -> list[str]:
@@ -38,12 +43,12 @@ def texts_of(table: Any) -> dict[str, dict[str, str]]:
 
 def printed(run: Any) -> list[str]:
     """What the terminal says of a run, besides its table."""
-    return [item for item in run_items(RunFolder(run.folder, run.id)) if isinstance(item, str)]
+    return [item for item in run_items(record_of(run)) if isinstance(item, str)]
 
 
 def audited(run: Any, method: str, seed: int, round_num: int) -> str:
     """All words of the audit of a round, with its parameters."""
-    found = audit(RunFolder(run.folder, run.id), method, seed, round_num, details=True)
+    found = audit(record_of(run), method, seed, round_num, details=True)
     words = [
         item if isinstance(item, str) else str(item.texts())
         for item in found

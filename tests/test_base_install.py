@@ -188,8 +188,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cw.run({**config, "seeds": [1, 2]}, folder / "one", progress=False)
     cw.run({**config, "methods": ["FedAvg", bounded]}, folder / "two", progress=False)
     matrix = {**config, "methods": ["FedAvg", "Median"], "matrix": {"attacks": ATTACKS}}
-    (folder / "matrix.toml").write_text(tomli_w.dumps(matrix), encoding="utf-8")
-    command = [sys.executable, "-m", "clientwise", "run", "matrix.toml", "--out", "matrix"]
+    (folder / "cells.toml").write_text(tomli_w.dumps(matrix), encoding="utf-8")
+    command = [sys.executable, "-m", "clientwise", "run", "cells.toml", "--out", "matrix"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=240)
     return folder
 
@@ -198,10 +198,10 @@ def test_commands_that_read_runs_import_nothing_slow(runs: Path) -> None:
     commands = [
         ["show", "one"],
         ["show", "one", "--round", "2"],
-        ["show", "one", "--fairness"],
+        ["show", "one", "--client", "2"],
         ["show", "matrix"],
-        ["runs", "."],
-        ["diff", "one", "two"],
+        ["show", "."],
+        ["show", "one", "two"],
         ["report", "one"],
         ["report", "one", "two"],
         ["report", "matrix"],

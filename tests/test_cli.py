@@ -48,25 +48,25 @@ def test_help_and_version() -> None:
     version = subprocess.check_output([sys.executable, "-m", "clientwise", "--version"], text=True)
     assert re.fullmatch(r"clientwise \d+\.\d+\.\d+\n", version)
     output = clientwise("--help")
-    for command in ("run", "check", "data", "list", "show", "report", "demo"):
-        assert f" {command} " in output
-        assert "Usage" in clientwise(command, "--help")
+    commands = re.findall(r"^│ ([a-z]+) ", output, re.MULTILINE)
+    assert commands == [
+        "demo",
+        "new",
+        "check",
+        "run",
+        "tune",
+        "list",
+        "show",
+        "report",
+        "export",
+        "predict",
+    ]
+    for command in commands:
+        assert "Example" in clientwise(command, "--help")
 
 
 def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: Path) -> None:
-    output = clientwise(
-        "run",
-        config,
-        "--seeds",
-        "1-2",
-        "--rounds",
-        "4",
-        "--device",
-        "cpu",
-        "--engine",
-        "local",
-        cwd=tmp_path,
-    )
+    output = clientwise("run", config, "--seeds", "1-2", "--rounds", "4", cwd=tmp_path)
     assert "all of it, seed 2: round 4/4" in output
     assert "(16 of 16 rounds" in output
     assert "mean ± SD of 2 seeds" in output
@@ -82,34 +82,40 @@ def test_run_prints_progress_table_and_where_things_are(config: Path, tmp_path: 
     assert "server_performance" in audit
     assert "priority " in audit
     assert "FedAvg" not in audit
-    assert "--method goes with --round" in clientwise(
-        "show", folder, "--method", "FedAvg", expect=2
-    )
     of_one = clientwise("show", folder, "--round", "2", "--seed", "2", cwd=tmp_path)
     assert "seed 2, round 2" in of_one
     assert "seed 1" not in of_one
-    assert "--seed goes with --round" in clientwise("show", folder, "--seed", "2", expect=2)
-    assert "has no round 9" in clientwise("show", folder, "--round", "9", expect=2)
-    assert "did you mean 'FedAvg'" in clientwise(
-        "show", folder, "--round", "1", "--method", "FedAvgg", expect=2
-    )
+    why = clientwise("show", folder, "--client", "0", "--method", "FedAvg", cwd=tmp_path)
+    assert why.startswith("FedAvg, seed 1: client 0 has ")
+    for words, said in {
+        ("--seed", "2"): "--seed goes with --round or --client",
+        ("--round", "9"): "has no round 9",
+        ("--round", "1", "--method", "FedAvgg"): "did you mean 'FedAvg'",
+        ("--client", "0", "--method", "FedAvgg"): "did you mean 'FedAvg'",
+        ("--client", "x"): "no client 'x'; known: 0, 1",
+        ("--round", "1", "--sort", "best"): "--round and --client go with one run",
+    }.items():
+        assert said in clientwise("show", folder, *words, expect=2)
 
 
 def test_a_run_is_found_compared_and_taken_away(tiny: dict[str, Any], tmp_path: Path) -> None:
     tiny |= {"rounds": 1, "methods": ["FedAvg"]}
     cw.run(tiny, tmp_path / "runs" / "one")
     cw.run(tiny | {"methods": ["FedYogi"]}, tmp_path / "runs" / "two")
-    listed = clientwise("runs", "--with", "FedYogi", cwd=tmp_path)
+    assert re.search(
+        r"^one .*^two |^two .*^one ", clientwise("show", "runs", cwd=tmp_path), re.M | re.S
+    )
+    listed = clientwise("show", "--with", "FedYogi", cwd=tmp_path)
     assert "two" in listed
     assert not re.search(r"\bone\b", listed)
-    assert "methods.FedYogi" in clientwise("diff", "runs/one", "runs/two", cwd=tmp_path)
+    assert "methods.FedYogi" in clientwise("show", "runs/one", "runs/two", cwd=tmp_path)
     assert "runs/two/models/FedYogi-seed1.safetensors" in clientwise(
         "export", "runs/two", cwd=tmp_path
     )
     assert "did you mean 'FedAvg seed 1'" in clientwise(
         "export", "runs/one", "--method", "FedAv", cwd=tmp_path, expect=2
     )
-    assert '"learning_rate"' in clientwise("schema")
+    assert '"learning_rate"' in clientwise("list", "--schema")
 
 
 def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any]) -> None:
@@ -140,7 +146,7 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
     assert "unknown kind or part 'scoers'; did you mean 'scores'" in clientwise(
         "list", "scoers", expect=2
     )
-    assert "'local'" in clientwise("run", config, "--engine", "flwr", expect=2, cwd=tmp_path)
+    assert "'local'" in clientwise("check", config, "--set", "engine=flwr", expect=2)
     output = clientwise(
         "run", config, "--set", "data=mnist", expect=2, cwd=tmp_path, CLIENTWISE_DATA=""
     )
@@ -157,8 +163,8 @@ def test_errors_say_what_to_do(config: Path, tmp_path: Path, tiny: dict[str, Any
     )
     assert "put the four files of the MNIST database there" in output
     assert "nowhere is not a folder" in output
-    assert "ends in .png or .svg" in clientwise("data", config, "--out", "picture.pdf", expect=2)
-    output = clientwise("data", config, "--set", "evaluation.official_test=server", expect=2)
+    assert "ends in .png or .svg" in clientwise("check", config, "--figure", "a.pdf", expect=2)
+    output = clientwise("check", config, "--set", "evaluation.official_test=server", expect=2)
     assert "tiny.toml: evaluation.official_test = 'server': must be \"pooled\"" in output
     assert "this dataset has no official test split" in output
 
@@ -202,7 +208,7 @@ def test_a_preset_is_named(config: Path, tmp_path: Path) -> None:
 
 
 def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
-    output = clientwise("data", config, "--out", tmp_path / "who.png", "--seed", 3)
+    output = clientwise("check", config, "--figure", tmp_path / "who.png", "--seeds", "3-4")
     data, _ = build_data(cw.load(config), digits(None), 3)
     assert "digits, dirichlet, 6 clients, seed 3" in output
     sizes = data.train.sizes
@@ -234,7 +240,7 @@ model = "linear"
 methods = ["FedAvg"]
 """
     )
-    clientwise("data", config, "--out", tmp_path / "who.svg")
+    clientwise("check", config, "--figure", tmp_path / "who.svg")
     picture = (tmp_path / "who.svg").read_text(encoding="utf-8")
     for name in ("$no", "maybe", "yes"):
         assert f"class: {name};" in picture
@@ -441,3 +447,24 @@ def test_damaged_runs_and_unwritable_places_are_one_line(config: Path, tmp_path:
             assert reason in clientwise(command, tmp_path / "run", expect=2)
     for wrong in ("1-3-5", "3-1", "x"):
         assert "write 1,2,3 or 1-5" in clientwise("run", config, "--seeds", wrong, expect=2)
+
+
+def test_a_new_config_runs(tmp_path: Path) -> None:
+    written = clientwise("new", cwd=tmp_path)
+    assert "check experiment.toml --data" in written
+    assert "ok: experiment.toml" in clientwise("check", "experiment.toml", "--data", cwd=tmp_path)
+    assert "experiment.toml: exists already" in clientwise("new", cwd=tmp_path, expect=2)
+    rows = [f"{n % 3},p{n},{n / 7},{'ab'[n % 2]},{'yes' if n % 5 else 'no'}" for n in range(120)]
+    (tmp_path / "rows.csv").write_text("\n".join(["site,id,age,sex,ill", *rows]))
+    words = ("new", "rows.csv", "--out", "own.toml")
+    assert "name the column to predict" in clientwise(*words, cwd=tmp_path, expect=2)
+    assert "--target il: no such column; did you mean 'ill'" in clientwise(
+        *words, "--target", "il", cwd=tmp_path, expect=2
+    )
+    clientwise(*words, "--target", "ill", "--client", "site", cwd=tmp_path)
+    data = load_experiment(tmp_path / "own.toml").to_dict()["data"]
+    assert (data["categories"], data["ignore"], data["client"]) == (["sex"], ["id"], "site")
+    run = ("run", "own.toml", "--rounds", "1", "--seeds", "1")
+    assert "Recommended" in clientwise(*run, cwd=tmp_path)
+    clientwise("new", "rows.csv", "--out", "age.toml", "--target", "age", cwd=tmp_path)
+    assert "regression" in clientwise("check", "age.toml", cwd=tmp_path)

@@ -102,7 +102,7 @@ def test_the_script_for_a_cluster_runs_and_resumes(
         assert done.exit_code == 0, done.output
     exec(program, {})
     assert "FedAvg" in capsys.readouterr().out
-    assert [cw.Run(f"runs/mine-seed{seed}").seeds("FedAvg") for seed in (1, 2)] == [[1], [2]]
+    assert [cw.Run(f"runs/mine-seed{seed}").lanes["seed"].tolist() for seed in (1, 2)] == [[1], [2]]
 
 
 @pytest.mark.slow  # a kernel that imports PyTorch; test_results.py shows runs as a notebook does
@@ -158,7 +158,7 @@ def test_the_page_on_hugging_face_is_true(tmp_path: Path, monkeypatch: pytest.Mo
     exec("\n".join([program, saved, sharing]), scope)
     assert scope["run"].frame("rounds")["residual"].notna().tolist() == [True] * 2
     inputs, _ = scope["texts"](3)
-    expected = scope["run"].model("FedAvg", module=scope["network"])(**inputs).logits
+    expected = cw.load(scope["run"].folder, module=scope["network"]).module(**inputs).logits
     assert numpy.allclose(
         scope["trained"].eval()(**inputs).logits.detach(), expected.detach(), atol=1e-6
     )

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.data.folder import DataError
-from clientwise.errors import ClientwiseError, RunError
+from clientwise.errors import ClientwiseError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.prediction import load_predictor
 from clientwise.report.about import about
@@ -103,7 +103,7 @@ def test_predictions_are_those_of_the_runs_evaluation(
     (path,) = run.export("FedAvg", 1, tmp_path)
     found = cw.load(path).predict(rows)
     assert found.index.equals(rows.index)
-    assert run.predictor("FedAvg").predict(rows).equals(found)
+    assert run.predict(rows).equals(found)
     if kind == "classification":
         wanted = torch.sigmoid(outputs[:, 0])  # of the second class
         numpy.testing.assert_allclose(found["probability of gut"], wanted, rtol=1e-6)
@@ -119,12 +119,12 @@ def test_predictions_are_those_of_the_runs_evaluation(
 
 def test_a_resumed_run_and_a_file_in_another_dress_predict_the_same(tmp_path: Path) -> None:
     config = config_of("classification", tmp_path)
-    whole = cw.Run(cw.run(config, tmp_path / "whole")).predictor("FedAvg")
+    whole = cw.Run(cw.run(config, tmp_path / "whole"))
     cw.run(config | {"rounds": 2}, tmp_path / "part")
     run = cw.Run(cw.run(config, tmp_path / "part", resume=True))
     rows = rows_of("classification").drop(columns=["y", "site"])
     wanted = whole.predict(rows)
-    assert run.predictor("FedAvg").predict(rows).equals(wanted)
+    assert run.predict(rows).equals(wanted)
     (path,) = run.export("FedAvg", 1, tmp_path)
     other = tmp_path / "other.csv"  # as a spreadsheet in German writes it, columns reversed
     rows.iloc[:, ::-1].to_csv(other, index=False, sep=";", decimal=",", encoding="utf-8-sig")
@@ -276,17 +276,15 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
     tmp_path: Path, rows: pandas.DataFrame
 ) -> None:
     config = config_of("classification", tmp_path)
-    run = cw.Run(cw.run(config, tmp_path / "own", model=Net))
+    run = cw.run(config, tmp_path / "own", model=Net)
     (path,) = run.export("FedAvg", 1, tmp_path / "models")
     with pytest.raises(ClientwiseError, match=r"network Net is not part of .*module=Net"):
         cw.load(path)
     found = cw.load(path, module=Net).predict(rows)
-    assert found.equals(run.predictor("FedAvg", module=Net).predict(rows))
+    assert found.equals(run.predict(rows))
     assert cw.load(path, module=NetWithLogits).predict(rows).equals(found)
     digits = {"name": "d", "rounds": 1, "data": "digits", "model": "linear", "methods": ["FedAvg"]}
     run = cw.Run(cw.run(digits | {"partition": {"name": "iid", "clients": 2}}, tmp_path / "digits"))
-    with pytest.raises(RunError, match="its inputs are not the columns of a table"):
-        run.predictor("FedAvg")
     (path,) = run.export("FedAvg", 1, tmp_path / "models")
     with pytest.raises(ClientwiseError, match="its inputs are not the columns of a table"):
         cw.load(path)
@@ -338,7 +336,7 @@ def test_onnx_takes_the_columns_as_they_are(model: Path, tmp_path: Path) -> None
     run = cw.Run(cw.run(config, tmp_path / "run"))
     _, path = run.export("FedAvg", 1, tmp_path, onnx=True)
     rows = rows_of("classification").head(5)
-    predictor = run.predictor("FedAvg")
+    predictor = cw.load(run.export("FedAvg", 1, tmp_path)[0])
     session = runtime.InferenceSession(path)
     described = session.get_modelmeta().custom_metadata_map
     columns = json.loads(described["table"])["columns"]

@@ -66,22 +66,20 @@ def accuracy(network: nn.Module) -> float:
 
 
 def test_a_network_of_ones_own_comes_back_trained(run: cw.Run) -> None:
+    own = cw.load(run.folder, module=Net)
     for seed in (1, 2):
-        network = run.model("FedAvg", seed, module=Net)
+        network = own.model("FedAvg", seed)
         assert accuracy(network) == last(run, "metric", seed)["FedAvg"]
         assert not network.training
-    filled = Net()
-    assert run.model("FedAvg", 2, module=filled) is filled
     with pytest.raises(
-        RunError, match=r"given a network of your own: run.model\(..., module=Net\) fills it"
+        RunError, match=r"given a network of your own: open it with cw.load\(.*=Net"
     ):
-        run.model("FedAvg")
+        cw.Run(run.folder).model("FedAvg")
     with pytest.raises(RunError, match="alone has no model: every client keeps one of its own"):
-        run.model("alone", module=Net)
-    with pytest.raises(RunError, match="does not fit this network"):
-        run.model("FedAvg", module=nn.Linear(5, 3))
-    with pytest.raises(RunError, match="does not fit this network"):
-        run.model("FedAvg", module=Net(9))
+        run.model("alone")
+    for other in (nn.Linear(5, 3), Net(9)):
+        with pytest.raises(RunError, match="does not fit this network"):
+            cw.load(run.folder, module=other).model("FedAvg")
 
 
 def test_a_terminal_shows_the_result(run: cw.Run, tmp_path: Path) -> None:
@@ -103,7 +101,7 @@ def test_the_metric_is_what_was_asked_for(
     config = CONFIG | {"rounds": 2, "seeds": [1], "evaluation": {"metric": metric, "target": 0.01}}
     run = cw.Run(cw.run(config, tmp_path / "run", data=data, model=Net))
     inputs, targets = share(70)
-    scores = run.model("FedAvg", module=Net)(inputs).detach()
+    scores = cw.load(run.folder, module=Net).model("FedAvg")(inputs).detach()
     expected = {
         "balanced_accuracy": lambda: reference.balanced_accuracy_score(targets, scores.argmax(1)),
         "macro_f1": lambda: reference.f1_score(targets, scores.argmax(1), average="macro"),
@@ -114,7 +112,7 @@ def test_the_metric_is_what_was_asked_for(
     local = rows(run, "local", "FedAvg", 1, 2)["metric"].iloc[0]
     inputs, targets = share(20)
     if metric == "balanced_accuracy":  # of every client, too
-        predictions = run.model("FedAvg", module=Net)(inputs).argmax(1)
+        predictions = cw.load(run.folder, module=Net).model("FedAvg")(inputs).argmax(1)
         assert local == pytest.approx(reference.balanced_accuracy_score(targets, predictions))
 
 
@@ -197,7 +195,8 @@ def test_a_module_begins_with_its_own_numbers(data: cw.FederatedData, tmp_path: 
     run = cw.Run(cw.run(still, tmp_path / "run", data=data, model=network))
     for seed in (1, 2):
         assert torch.equal(
-            run.model("FedAvg", seed, module=Net).body[0].weight, network.body[0].weight
+            cw.load(run.folder, module=Net).model("FedAvg", seed).body[0].weight,
+            network.body[0].weight,
         )
 
 
@@ -259,7 +258,7 @@ def test_a_class_of_a_plugin_is_a_model_with_options(
 import clientwise as cw
 from torch import nn
 
-@cw.MODELS.register("my_net")
+@cw.parts.MODELS.register("my_net")
 class MyNet(nn.Module):
     """Two layers."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -188,14 +187,12 @@ def test_commands_take_such_runs(fitted: tuple[Kind, cw.Run], tmp_path: Path) ->
     assert kind.metric in CliRunner().invoke(app, ["show", str(run.folder)]).output
 
 
-def test_what_fit_says(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "clientwise"):
-        for kind in KINDS.values():
-            cw.fit(**kind.fitted | {"rounds": 1}, progress=False)
-    said = [one.getMessage() for one in caplog.records]
+def test_what_fit_says(capsys: pytest.CaptureFixture[str]) -> None:
     for kind in KINDS.values():
-        assert [line for line in said if line.endswith(f"; {kind.described}.")]
-        assert f"Metric: {kind.metric} (the default); {kind.better} is better." in said
+        run = cw.fit(**kind.fitted | {"rounds": 1}, progress=True)
+        assert f"; {kind.described}.\n" in capsys.readouterr().err
+        assert run.facts.metric == kind.metric
+        assert run.facts.higher_is_better == (kind.better == "higher")
 
 
 @pytest.mark.parametrize("name", ["multilabel", "three"])
@@ -305,9 +302,8 @@ def test_values_are_searched_by_the_metric(tmp_path: Path) -> None:
         assert run.facts.metric == kind.metric
         file = tmp_path / f"{name}.toml"
         file.write_text(tomli_w.dumps(config))
-        for command in ("check", "data"):
-            done = CliRunner().invoke(app, [command, str(file)])
-            assert done.exit_code == 0, done.output
+        done = CliRunner().invoke(app, ["check", str(file), "--data"])
+        assert done.exit_code == 0, done.output
 
 
 # Regression ----------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_a_criterion_that_compares_clients_must_say_so() -> None:
 )
 def test_criteria_that_cannot_be_right(value: Callable[[Any], Tensor], message: str) -> None:
     @cw.criterion("wrong", measured_by="client", high=1.0)
-    def wrong(clients: cw.ClientFacts) -> Tensor:
+    def wrong(clients: cw.parts.ClientFacts) -> Tensor:
         """Wrong in one way or another."""
         return value(clients)
 
@@ -126,28 +126,28 @@ def test_every_attack_passes(name: str) -> None:
 @pytest.mark.parametrize(
     ("value", "declared", "message"),
     [
-        (lambda counts: counts.sum((-2, -1)), cw.needs(), "must declare what is predicted"),
+        (lambda counts: counts.sum((-2, -1)), cw.parts.needs(), "must declare what is predicted"),
         (
             lambda counts: counts.diagonal(dim1=-2, dim2=-1).sum(-1),
-            cw.measure("classes"),
+            cw.parts.measure("classes"),
             r"not in \[0, 1\].*is_share=False",
         ),
         (
             lambda counts: counts[..., 0, 0] / counts[..., 0].sum(-1),
-            cw.measure("classes", is_error=True),
+            cw.parts.measure("classes", is_error=True),
             "must have the lowest",
         ),
-        (lambda counts: counts.sum(), cw.measure("classes"), "one value per model"),
+        (lambda counts: counts.sum(), cw.parts.measure("classes"), "one value per model"),
         (
             lambda counts: counts[..., 0, 0] / counts.sum((-2, -1)),
-            cw.measure("classes"),
+            cw.parts.measure("classes"),
             "finite without samples",
         ),
-        (lambda counts: 0.5, cw.measure("classes"), "must return a tensor"),
+        (lambda counts: 0.5, cw.parts.measure("classes"), "must return a tensor"),
     ],
 )
 def test_metrics_that_cannot_be_right(value: Any, declared: Any, message: str) -> None:
-    @cw.METRICS.register("wrong", declared)
+    @cw.parts.METRICS.register("wrong", declared)
     def wrong(counts: Tensor) -> Tensor:
         """Wrong in one way or another."""
         return value(counts)
@@ -156,35 +156,35 @@ def test_metrics_that_cannot_be_right(value: Any, declared: Any, message: str) -
         check_metric("wrong")
 
 
-class InPlace(cw.Attack):
+class InPlace(cw.parts.Attack):
     """Changes the model that it is given."""
 
-    def forge(self, known: cw.Knowledge) -> Tensor:
+    def forge(self, known: cw.parts.Knowledge) -> Tensor:
         return known.model.mul_(-1)
 
 
-class Peeking(cw.Attack):
+class Peeking(cw.parts.Attack):
     """Looks at the others without declaring it."""
 
-    def forge(self, known: cw.Knowledge) -> Tensor:
+    def forge(self, known: cw.parts.Knowledge) -> Tensor:
         return known.global_model + known.honest.mean
 
 
-class Drawing(cw.Attack):
+class Drawing(cw.parts.Attack):
     """Draws from PyTorch's generator."""
 
-    def forge(self, known: cw.Knowledge) -> Tensor:
+    def forge(self, known: cw.parts.Knowledge) -> Tensor:
         return torch.randn_like(known.model)
 
 
-class Relabelling(cw.Attack):
+class Relabelling(cw.parts.Attack):
     """Invents a class."""
 
     def relabel(self, targets: Tensor, problem: Any, random: Any) -> Tensor:
         return targets + 1
 
 
-class Flattering(cw.Attack):
+class Flattering(cw.parts.Attack):
     """Judges without declaring it."""
 
     def judge(self, truth: Any, own: Tensor, problem: Any) -> Any:
@@ -202,6 +202,6 @@ class Flattering(cw.Attack):
     ],
 )
 def test_attacks_that_cannot_be_right(attack: Any, message: str) -> None:
-    cw.ATTACKS.register("wrong")(attack)
+    cw.parts.ATTACKS.register("wrong")(attack)
     with pytest.raises(AssertionError, match=message):
         check_attack("wrong")

@@ -28,8 +28,8 @@ Curves = dict[str, list[tuple[int, float]]]
 @pytest.fixture(autouse=True)
 def _leave_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the MLflow tracker sets, and the trackers of these tests, are gone after each."""
-    monkeypatch.setattr(cw.TRACKERS, "_parts", dict(cw.TRACKERS._parts))
-    cw.TRACKERS.register("faulty")(faulty)
+    monkeypatch.setattr(cw.parts.TRACKERS, "_parts", dict(cw.parts.TRACKERS._parts))
+    cw.parts.TRACKERS.register("faulty")(faulty)
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
 
@@ -118,7 +118,7 @@ def assert_same(found: Curves, expected: Curves, but_for: tuple[str, ...] = ()) 
 
 
 def interrupt_after(rounds: int) -> Any:
-    def on_round(progress: Progress) -> None:
+    def on_round(_: cw.Run, progress: Progress) -> None:
         if progress.done == rounds:
             raise KeyboardInterrupt
 
@@ -193,7 +193,7 @@ def test_other_places(tiny: dict[str, Any], tmp_path: Path) -> None:
 CRASH = """
 import os, sys
 import clientwise as cw
-cw.run(sys.argv[1], sys.argv[2], on_round=lambda progress: progress.done == 3 and os._exit(77))
+cw.run(sys.argv[1], sys.argv[2], on_round=lambda _, progress: progress.done == 3 and os._exit(77))
 """
 
 
@@ -213,7 +213,7 @@ def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(
         config,
         folder,
         resume=True,
-        on_round=lambda progress: seen.append(progress.record.round_num),
+        on_round=lambda _, progress: seen.append(progress.record.round_num),
     )
     assert seen == [1, 2, 3, 4, 5]
     expected = stored(folder, "FedAvg")
@@ -282,7 +282,7 @@ CALLS: list[tuple[str, str, int, object]] = []
 
 
 @contextmanager
-def noting(lane: cw.LaneInfo) -> Iterator[Log]:
+def noting(lane: cw.parts.LaneInfo) -> Iterator[Log]:
     """Notes what it is told."""
     CALLS.append(("begin", lane.method, lane.seed, lane.rounds_done))
     yield lambda record, _: CALLS.append(("round", lane.method, lane.seed, record.round_num))
@@ -290,7 +290,7 @@ def noting(lane: cw.LaneInfo) -> Iterator[Log]:
 
 
 def test_lanes_that_are_followed_run_side_by_side(tiny: dict[str, Any], tmp_path: Path) -> None:
-    cw.TRACKERS.register("noting")(noting)
+    cw.parts.TRACKERS.register("noting")(noting)
     CALLS.clear()
     cw.run({**tiny, "seeds": [1, 2], "trackers": ["noting"]}, tmp_path / "run")
     lanes = [(method, seed) for seed in (1, 2) for method in ("FedAvg", "all of it")]
@@ -302,7 +302,7 @@ def test_lanes_that_are_followed_run_side_by_side(tiny: dict[str, Any], tmp_path
 
 
 @contextmanager
-def faulty(lane: cw.LaneInfo, *, where: str) -> Iterator[Log]:
+def faulty(lane: cw.parts.LaneInfo, *, where: str) -> Iterator[Log]:
     """Raises somewhere."""
 
     def raise_in(place: str) -> None:
@@ -351,7 +351,7 @@ def test_what_is_wrong_before_the_run_begins_is_said_then(
 
 
 def test_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
-    """--tracker switches on; one that fails is one line on stderr."""
+    """Trackers of the command; one that fails is one line on stderr."""
     (tmp_path / "blocked").write_text("a file where a folder should be")
     tiny["trackers"] = [{"name": "tensorboard", "log_dir": "blocked"}]
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
@@ -368,7 +368,7 @@ def test_the_page_on_trackers_runs_as_printed(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs" / "trackers.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code, hook = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     first, online, own = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "online.toml").write_text(online + tomli_w.dumps(tiny))
     assert [part.name for part in cw.load(tmp_path / "online.toml").trackers] == ["wandb"]
@@ -387,3 +387,6 @@ def test_the_page_on_trackers_runs_as_printed(
         assert [(line["round"], line["accuracy"]) for line in mine] == stored(folder, method)[
             "accuracy"
         ]
+    (tmp_path / "my_hook.py").write_text(hook)
+    stopped = cw.run({**tiny, "plugins": ["my_hook"], "rounds": 100}, tmp_path / "stopped")
+    assert 1 < stopped.lanes["rounds"].sum() < 200

@@ -13,7 +13,7 @@ import clientwise as cw
 ADAPTED = ["word_embeddings", "query", "value"]
 
 
-@cw.MODELS.register("bert_lora")
+@cw.parts.MODELS.register("bert_lora")
 class BertLora(nn.Module):
     """A small BERT with random weights, of which LoRA adapters and the classifier are trained."""
 

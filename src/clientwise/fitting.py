@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import logging
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from inspect import signature
 from os import PathLike
 from pathlib import Path
@@ -37,6 +38,7 @@ from .report.progress import show_progress, somebody_watches
 from .results import Run
 
 log = logging.getLogger("clientwise")
+OnRound = Callable[[Run, Progress], object]
 # Tables whose keys are no keywords, since some of them have the same name
 TABLES: dict[str, type[ConfigTable]] = {
     "federation": Cohorts,
@@ -44,12 +46,16 @@ TABLES: dict[str, type[ConfigTable]] = {
     "evaluation": EvaluationSettings,
 }
 HOW = {  # to register a function in a plugin, by the kind of part
-    "loss": "cw.LOSSES.register",
-    "optimizer": "cw.OPTIMIZERS.register",
-    "schedule": "cw.SCHEDULES.register",
-    "transform": "cw.TRANSFORMS.register",
+    "loss": "cw.parts.LOSSES.register",
+    "optimizer": "cw.parts.OPTIMIZERS.register",
+    "schedule": "cw.parts.SCHEDULES.register",
+    "transform": "cw.parts.TRANSFORMS.register",
 }
 ALIASES = {"lr": "learning_rate"}  # words too short to be found by their likeness
+
+
+class StopRun(Exception):  # noqa: N818
+    """Raised by `on_round`, it stops the run after this round. What has run is there, and can be resumed."""
 
 
 def fit(
@@ -121,7 +127,9 @@ def fit(
         raise ConfigError("config", [(key, hint)])
     config = {"rounds": rounds, **options}
     if isinstance(config.get("attributes"), Mapping):
-        config["attributes"] = _in_order(config["attributes"], clients)
+        config["attributes"] = {
+            fact: _in_order(fact, values, clients) for fact, values in config["attributes"].items()
+        }
     passed = {key: config.pop(key) for key in _ARGUMENTS if key in config}
     if isinstance(model, str | Mapping):
         config["model"] = model
@@ -137,25 +145,25 @@ def fit(
         problem=problem,
     )
     experiment = _without_tests_of_clients(experiment, own)
-    lines = [_described(own), _scored(own, experiment)]
+    lines = [_described(own)]
     data, said = _data(own, experiment)
     lines.append(said)
     lines.append(f"Optimizer: {optimizers_in_words(experiment)}.")
-    if not {"method", "methods"} & options.keys():
-        weigh = data.weigh if isinstance(data, FederatedData) else data
-        lines.append(f"Method: {experiment.for_data(weigh).methods[0].name} (the default).")
     if out is None:
         if options.get("resume"):
             raise ClientwiseError("resume=True: out= must name the run folder to resume")
         out = _temporary(experiment.name)
         lines.append(f"Run folder: {out}, which is removed at exit; out='runs/mine' keeps it.")
-    _say(lines, progress)
+    console = Console(stderr=True, highlight=False)
+    if somebody_watches(console) if progress is None else progress:
+        console.print("\n".join(lines), markup=False, soft_wrap=True)
     network = None if isinstance(model, str | Mapping) else model
     try:
-        return run(experiment, out, data=data, model=network, progress=progress, **passed)
+        folder = _launched(experiment, out, data=data, model=network, progress=progress, **passed)
     except runner.Stopped:
         hint = "with out='runs/mine', call it again with resume=True to go on"
         raise KeyboardInterrupt(f"stopped; {hint}") from None
+    return Run(folder, module=network)
 
 
 def run(
@@ -167,7 +175,7 @@ def run(
     resume: bool = False,
     accept_changes: bool = False,
     progress: bool | None = None,
-    on_round: Callable[[Progress], None] | None = None,
+    on_round: OnRound | None = None,
     engines: runner.EngineFactory | None = None,
     **options: Any,
 ) -> Run:
@@ -186,9 +194,11 @@ def run(
             those of a run that was not interrupted.
         accept_changes: resume although the data, the code of plugins or versions have changed; the
             run records what changed. Without it, such a run is refused.
-        progress: whether to show progress; by default in a terminal or notebook, unless
-            `on_round` is given.
-        on_round: called after every round.
+        progress: whether to show progress; by default in a terminal or notebook.
+        on_round: called as `on_round(run, round)` after every round of every method and seed. `run` has the results
+            so far; `round` has the `method`, the `seed`, the `record` of the round and how far the run is (`done` of
+            `total`). If it raises `cw.StopRun`, the run stops, and can be resumed. A plugin of the config may have a
+            function of this name, too.
         engines: for clients that are reached in another way: a context whose value takes the engine
             of a lane and its seed, and returns the engine to use.
         options: keys of the config, which change it: `rounds=5`, `method="FedAvg"`, `learning_rate=0.05`; see `fit`.
@@ -207,74 +217,68 @@ def run(
     """
     if isinstance(config, nn.Module):
         raise ClientwiseError("the config comes first: cw.run(config, model=network, data=...)")
-    if out is not None and not isinstance(out, str | PathLike):
-        message = f"out = {shortened(repr(out), 40)}: must be the path of a folder"
-        raise ClientwiseError(message)
-    experiment = _experiment(config, options)
-    experiment.register_given()
-    if model is not None:
-        experiment = experiment.with_model(OwnModel(model))
-        _refuse_other_processes(experiment, "your model", "cw.MODELS.register")
-    for function in experiment.functions:
-        kind, name = function.split(" ", 1)
-        how = HOW.get(kind, "cw.criterion")
-        _refuse_other_processes(experiment, f"your {kind} {name}", how)
-    if data is not None and experiment.data is not None:
-        log.warning(
-            "warning: data = %s of the config is not used, since data=... was passed; remove one of them",
-            experiment.data.name,
-        )
-    if isinstance(data, Samples):
-        experiment = experiment.with_samples(data)
-        _refuse_other_processes(experiment, "your samples", "cw.DATASETS.register")
-        data = None
-    if data is not None and not isinstance(data, FederatedData):
-        raise ClientwiseError(
-            f"data: must be FederatedData or Samples, got {type(data).__name__}. "
-            "Of your own clients, pass cw.Samples.from_clients(clients); a dataset by name is part of the config."
-        )
-    if engines is None and experiment.engine == "flower":
-        engines = _flower_simulation(experiment, data)
-    console = Console(stderr=True, highlight=False)
-    showing: AbstractContextManager[Callable[[Progress], None] | None] = nullcontext(on_round)
-    if on_round is None and (somebody_watches(console) if progress is None else progress):
-        showing = show_progress(console)
-    with showing as told:
-        folder = runner.run(
-            experiment,
-            out,
-            data=data,
-            resume=resume,
-            accept_changes=accept_changes,
-            on_round=told,
-            engines=engines,
-        )
+    folder = _launched(
+        _experiment(config, options),
+        out,
+        data=data,
+        model=model,
+        resume=resume,
+        accept_changes=accept_changes,
+        progress=progress,
+        on_round=on_round,
+        engines=engines,
+    )
     return Run(folder, module=model)
+
+
+def _launched(
+    experiment: Experiment,
+    out: str | Path | None,
+    *,
+    model: OwnNetwork | None,
+    on_round: OnRound | None = None,
+    **arguments: Any,
+) -> Path:
+    """Run an experiment; the folder, also of a run that `on_round` has stopped."""
+    plugins = [sys.modules[name] for name in experiment.plugins]
+    hooks: list[OnRound] = [one.on_round for one in plugins if hasattr(one, "on_round")]
+    if on_round is not None:
+        hooks.append(on_round)
+    is_stopped = False
+
+    def tell(step: Progress) -> None:
+        nonlocal is_stopped
+        found = Run._later(step.folder, model)
+        try:
+            for hook in hooks:
+                hook(found, step)
+        except StopRun:
+            is_stopped = True
+            raise KeyboardInterrupt from None
+
+    try:
+        return _run_folder(
+            experiment, out, model=model, on_round=tell if hooks else None, **arguments
+        )
+    except runner.Stopped as stopped:
+        if not is_stopped:
+            raise
+        return stopped.folder
 
 
 _ARGUMENTS = ("resume", "accept_changes", "on_round", "engines")  # of `run`, not of the config
 
 
-def _in_order(attributes: Mapping[str, Any], clients: object) -> dict[str, Any]:
-    """Facts about clients as lists in the clients' order, where they are given by client."""
-    names = [str(name) for name in clients] if isinstance(clients, Mapping) else []
-    found: dict[str, Any] = {}
-    for fact, values in attributes.items():
-        if not isinstance(values, Mapping):
-            found[fact] = values
-            continue
-        if not names:
-            raise ClientwiseError(f"attributes.{fact}: clients have no names: give a list")
-        given = {str(name): value for name, value in values.items()}
-        for name in given.keys() - set(names):
-            raise ClientwiseError(
-                f"attributes.{fact}: no client is called {name!r}{suggest(name, names)}"
-            )
-        missing = [name for name in names if name not in given]
-        if missing:
-            raise ClientwiseError(f"attributes.{fact}: has no value for {', '.join(missing)}")
-        found[fact] = [given[name] for name in names]
-    return found
+def _in_order(fact: str, values: Any, clients: object) -> Any:
+    """A fact about clients as a list in the clients' order, where it is given by client."""
+    if not isinstance(values, Mapping):
+        return values
+    if not isinstance(clients, Mapping):
+        raise ClientwiseError(f"attributes.{fact}: clients have no names: give a list")
+    if values.keys() != clients.keys():
+        given, names = ", ".join(map(str, values)), ", ".join(map(str, clients))
+        raise ClientwiseError(f"attributes.{fact}: has values of {given}; the clients are {names}")
+    return [values[name] for name in clients]
 
 
 def _experiment(
@@ -282,13 +286,10 @@ def _experiment(
 ) -> Experiment:
     """The experiment of a config that options change."""
     if isinstance(config, Experiment):
-        if not options:
-            return config
-        loaded = config
-        loaded.register_given()
-        config = loaded.to_dict()
-        if loaded.training.has_default_rate:  # another optimizer may have another
-            del config["training"]["learning_rate"]
+        if options:
+            key = next(iter(options))
+            raise ClientwiseError(f"{key}: changes a file or dictionary, not a loaded experiment")
+        return config
     changes = dict(_as_config(options))
     tables = {key: value for key, value in changes.items() if isinstance(value, Mapping)}
     others = {key: value for key, value in changes.items() if key not in tables}
@@ -354,15 +355,6 @@ def _described(own: OwnData) -> str:
     clients = int(samples.ids[own.num_samples - 1]) + 1
     size = f"{counted(clients, 'client')}, {counted(own.num_samples, 'sample')}"
     return f"Data: {size}; {samples.problem.described}."
-
-
-def _scored(own: OwnData, experiment: Experiment) -> str:
-    """The metric, and where more of it is better."""
-    metric = experiment.evaluation.metric
-    problem = own.samples.problem.by(metric)
-    better = "higher" if problem.higher_is_better else "lower"
-    by = "" if metric else " (the default)"
-    return f"Metric: {problem.metric}{by}; {better} is better."
 
 
 def _without_tests_of_clients(experiment: Experiment, own: OwnData) -> Experiment:
@@ -434,15 +426,55 @@ def _temporary(name: str) -> Path:
     return parent / plain_name(name)
 
 
-def _say(lines: list[str], progress: bool | None) -> None:
-    """Print lines where progress is shown; log them otherwise."""
+def _run_folder(
+    experiment: Experiment,
+    out: str | Path | None,
+    *,
+    data: FederatedData | Samples | None = None,
+    model: OwnNetwork | None = None,
+    progress: bool | None = None,
+    on_round: Callable[[Progress], None] | None = None,
+    engines: runner.EngineFactory | None = None,
+    **options: Any,
+) -> Path:
+    """Run an experiment in this process, or on the nodes of Flower's simulation, as its config says."""
+    if out is not None and not isinstance(out, str | PathLike):
+        message = f"out = {shortened(repr(out), 40)}: must be the path of a folder"
+        raise ClientwiseError(message)
+    experiment.register_given()
+    if model is not None:
+        experiment = experiment.with_model(OwnModel(model))
+        _refuse_other_processes(experiment, "your model", "cw.parts.MODELS.register")
+    for function in experiment.functions:
+        kind, name = function.split(" ", 1)
+        how = HOW.get(kind, "cw.criterion")
+        _refuse_other_processes(experiment, f"your {kind} {name}", how)
+    if data is not None and experiment.data is not None:
+        log.warning(
+            "warning: data = %s of the config is not used, since data=... was passed; remove one of them",
+            experiment.data.name,
+        )
+    if isinstance(data, Samples):
+        experiment = experiment.with_samples(data)
+        _refuse_other_processes(experiment, "your samples", "cw.parts.DATASETS.register")
+        data = None
+    if data is not None and not isinstance(data, FederatedData):
+        raise ClientwiseError(
+            f"data: must be FederatedData or Samples, got {type(data).__name__}. "
+            "Of your own clients, pass cw.Samples.from_clients(clients); a dataset by name is part of the config."
+        )
+    if engines is None and experiment.engine == "flower":
+        engines = _flower_simulation(experiment, data)
     console = Console(stderr=True, highlight=False)
-    is_shown = somebody_watches(console) if progress is None else progress
-    for line in lines:
-        if is_shown:
-            console.print(line, markup=False, soft_wrap=True)
-        else:
-            log.info("%s", line)
+    shows = somebody_watches(console) if progress is None else progress
+    with show_progress(console) if shows else nullcontext() as show:
+
+        def tell(step: Progress) -> None:
+            for one in (show, on_round):
+                if one is not None:
+                    one(step)
+
+        return runner.run(experiment, out, data=data, on_round=tell, engines=engines, **options)
 
 
 def _refuse_other_processes(experiment: Experiment, what: str, how: str) -> None:

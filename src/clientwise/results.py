@@ -1,15 +1,16 @@
-"""A run in Python: what `record/run.py` reads, figures too, and the trained network."""
+"""A run in Python: its frames, figures and trained networks. `cw.load` opens it, and what else a path may name."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property, partial
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import pandas
 import torch
 from torch import Tensor, nn
 
@@ -19,20 +20,53 @@ from .experiment.load import load_experiment
 from .models.flat import fill
 from .models.modules import OwnModel, OwnNetwork
 from .models.networks import MODELS, initialised
-from .prediction import Predictor, predict_samples, predictor
+from .prediction import load_predictor, predict_samples, predictor
+from .record.facts import RunFacts
 from .record.files import plain_name
-from .record.models import (
-    ENDING,
-    ModelHeader,
-    metadata_of,
-    write_model,
-)
+from .record.models import ENDING, ModelHeader, metadata_of, write_model
 from .record.run import RunFolder
 from .registry import listed, suggest
 from .writing import make_folder, replacing
 
 if TYPE_CHECKING:
     import altair
+
+
+def load(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    replaced: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    *,
+    module: OwnNetwork | None = None,
+) -> Any:
+    """Open what is at a path: a run folder (`Run`), a trained model (`Predictor`) or a config (for `cw.run`).
+
+    Args:
+        source: a run folder, a file that `clientwise export` wrote, a TOML file, or a dictionary of its shape.
+        overrides: of a config, texts `key=value` as in `--set`.
+        replaced: of a config, values for keys of the top level. They win over `overrides`.
+        preset: of a config, one of its presets.
+        module: of a run or a model, your own network: a module, or a function that makes one.
+
+    Example:
+        >>> import clientwise as cw
+        >>> config = {"data": "digits", "partition": {"name": "iid", "clients": 5}, "model": "linear"}
+        >>> cw.load({**config, "rounds": 3}).rounds
+        3
+    """
+    if isinstance(source, Mapping):
+        return load_experiment(source, overrides, replaced, preset)
+    path = Path(source)
+    if path.is_dir():
+        return Run(path, module=module)
+    if path.suffix == ENDING:
+        return load_predictor(path, module)
+    if path.suffix == ".toml":
+        return load_experiment(path, overrides, replaced, preset)
+    raise ClientwiseError(
+        f"{path}: must be a run folder, a config (.toml) or a trained model ({ENDING})"
+    )
 
 
 class Sentences(str):
@@ -42,47 +76,115 @@ class Sentences(str):
         return str(self)
 
 
-class Run(RunFolder):
+class Run:
     """The results of a run: of `cw.fit`, of `cw.run`, or of a run folder. They are read-only.
 
-    - `run.weights`: a frame with the weight of every client in every round.
-    - `run.why("west")`: why a client has its weight, in words.
-    - `run.module`: the trained network; `run.predict(x)`: its predictions.
-    - `run.report()`: one HTML page with figures and tables beside it.
-    - `run.model("AdaFed")`: the trained network of one of several methods.
-    - `run.predictor("AdaFed").predict(frame)`: predictions for new rows of a table.
-    - `run.frame("rounds")`: everything that was recorded, as pandas frames (docs/frames.md).
-    - `run.facts`, `run.lanes`, `run.methods`, `run.config`: about the whole run.
-    - `run.figure()`: a figure. A notebook shows a run as a table and a figure, a Python session
-      as text.
+    A notebook shows a run as a table and a figure, a Python session as text. The examples are of a run of
+    `cw.fit` with the clients north, east, south and west; the labels of west are wrong.
+
+    Attributes:
+        folder: the run folder.
     """
 
-    def __init__(
-        self,
-        folder: str | PathLike[str],
-        name: str | None = None,
-        *,
-        module: OwnNetwork | None = None,
-    ) -> None:
+    def __init__(self, folder: str | PathLike[str], *, module: OwnNetwork | None = None) -> None:
         """Open a run folder.
 
         Args:
             folder: the folder. The run may still be going.
-            name: what pages and comparisons call it; by default the folder's name.
             module: your own network, where the run was given one: a module, or a function that makes one.
         """
-        super().__init__(Path(folder), name)
+        self.folder = Path(folder)
         self._own = None if module is None else OwnModel(module)
+        _ = self._record  # an error at once where there is no run
+
+    @classmethod
+    def _later(cls, folder: Path, module: OwnNetwork | None) -> Run:
+        """A run whose folder is read when it is first asked for something: `on_round` may not ask."""
+        run = cls.__new__(cls)
+        run.folder = folder
+        run._own = None if module is None else OwnModel(module)
+        return run
+
+    @cached_property
+    def _record(self) -> RunFolder:
+        return RunFolder(self.folder)
 
     def __fspath__(self) -> str:
         return str(self.folder)
 
     @property
-    def weights(self) -> Any:
-        """The weights as a pandas frame: a row per client, a column per round; the mean over the seeds.
+    def facts(self) -> RunFacts:
+        """What holds for the whole run; docs/frames.md.
+
+        Example:
+            >>> run.facts.metric, run.facts.rounds
+            ('accuracy', 5)
+        """
+        return self._record.facts
+
+    @property
+    def methods(self) -> list[str]:
+        """The methods in the order they ran.
+
+        Example:
+            >>> run.methods
+            ['Recommended']
+        """
+        return self._record.methods
+
+    @property
+    def lanes(self) -> pandas.DataFrame:
+        """How far every method and seed is.
+
+        Example:
+            >>> run.lanes[["method", "seed", "rounds"]].to_numpy().tolist()
+            [['Recommended', 1, 5]]
+        """
+        return self._record.lanes
+
+    @property
+    def finished(self) -> bool:
+        """Whether all methods have ended with all seeds.
+
+        Example:
+            >>> run.finished
+            True
+        """
+        return self._record.finished
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The config with every default; empty where it cannot be read.
+
+        Example:
+            >>> run.config["training"]["epochs"]
+            1
+        """
+        return self._record.config
+
+    def frame(self, name: str) -> pandas.DataFrame:
+        """What was recorded, as a pandas frame; docs/frames.md lists the columns.
+
+        Args:
+            name: "rounds", "weights", "criteria", "local", "refusals", "clients", "steps" or "other_weights".
+
+        Example:
+            >>> rounds = run.frame("rounds")
+            >>> len(rounds), bool(rounds["metric"].iloc[-1] > 0.8)
+            (5, True)
+        """
+        return self._record.frame(name)
+
+    @property
+    def weights(self) -> pandas.DataFrame:
+        """The weights: a row per client, a column per round; the mean over the seeds.
 
         A client that did not take part in a round has no value, one whose update was refused has 0. Of
         several methods, the rows are (method, client).
+
+        Example:
+            >>> run.weights[5].round(2).to_dict()
+            {'north': 0.33, 'east': 0.33, 'south': 0.33, 'west': 0.0}
         """
         rows = self.frame("weights")
         rows.loc[rows["refusal"].notna(), "weight"] = 0.0
@@ -95,9 +197,8 @@ class Run(RunFolder):
         client: str | int,
         method: str | None = None,
         seed: int | None = None,
-        round_num: int | None = None,
-        *,
         round: int | None = None,
+        *,
         details: bool = False,
     ) -> Sentences:
         """Why a client has its share of a round's model, in at most six lines per method, the answer first.
@@ -106,24 +207,57 @@ class Run(RunFolder):
             client: its name, or its number.
             method: the method; by default all of them.
             seed: the seed; by default the first one.
-            round_num: the round; by default the last one in which the client took part.
-            round: another name for `round_num`.
+            round: the round; by default the last one in which the client took part.
             details: whether to add how weights are computed, with all parameters.
+
+        Example:
+            >>> print(run.why("west").splitlines()[0])
+            west has 0.0% of round 5's model; an equal share is 25.0%.
         """
         from .report.audit import why
 
-        methods = self.methods if method is None else [method]
-        chosen = round_num if round is None else round
         texts = []
-        for one in methods:
-            number = self.first_seed(one) if seed is None else seed
-            texts.append(why(self, client, one, number, chosen, details=details))
+        for one in self.methods if method is None else [method]:
+            number = self._first_seed(one) if seed is None else seed
+            texts.append(why(self._record, client, one, number, round, details=details))
         return Sentences("\n".join(texts))
 
     @property
     def module(self) -> nn.Module:
-        """The trained network, in eval mode; of several seeds, the first one's."""
+        """The trained network, in eval mode; of several seeds, the first one's.
+
+        Example:
+            >>> run.module.weight.shape
+            torch.Size([10, 64])
+        """
         return self.model(self._only_method("module"))
+
+    def model(self, method: str, seed: int | None = None, *, after: int | None = None) -> nn.Module:
+        """The network that a method has trained, in eval mode.
+
+        It is made as the run's config says: the plugins that the config names are imported. A network of your own
+        must be given when the run is opened: `cw.load(folder, module=Net)`. What `cw.fit` and `cw.run` return has it.
+
+        Args:
+            method: the method.
+            seed: the seed; by default the first one.
+            after: the round whose model to load, or "best" (see `keep` and `keep_every` in the config); by
+                default the last one, or the best with `keep = "best"`.
+
+        Example:
+            >>> torch.equal(run.model("Recommended", seed=1).weight, run.module.weight)
+            True
+        """
+        if seed is None:
+            seed = self._first_seed(method)
+        _, tensors = self._trained(method, seed, after)
+        about = self._record.model_facts(seed)
+        network = self._untrained(seed)
+        try:
+            return fill(network, tensors, about.frozen).eval()
+        except ValueError as error:
+            message = f"{self._record.id}: its model does not fit this network ({error})"
+            raise RunError(message) from None
 
     def predict(self, inputs: Any, method: str | None = None, seed: int | None = None) -> Any:
         """Predictions of a trained network for new samples.
@@ -136,138 +270,20 @@ class Run(RunFolder):
 
         Returns:
             A NumPy array: the classes [N], or the numbers or risks. Of a table, a frame; see `Predictor.predict`.
+
+        Example:
+            >>> run.predict(torch.zeros(3, 64)).shape
+            (3,)
         """
         if method is None:
             method = self._only_method("predict")
         if seed is None:
-            seed = self.first_seed(method)
+            seed = self._first_seed(method)
         network = self.model(method, seed)
-        about = self.model_facts(seed)
-        if about.table is not None:
-            return self.predictor(method, seed).predict(inputs)
-        return predict_samples(network, inputs, about)
-
-    def report(
-        self, out: str | Path | None = None, figures: Collection[Literal["pdf", "png", "svg"]] = ()
-    ) -> Path:
-        """Write the report: one HTML page, and beside it tables (CSV, Markdown, LaTeX).
-
-        Args:
-            out: the folder; by default `report` in the run folder.
-            figures: the formats in which all figures are drawn as files, too.
-
-        Returns:
-            The page.
-        """
-        from .report.audit import last_audits
-        from .report.page import write_report
-
-        target = Path(out or self.folder / "report")
-        return write_report([self], target, [*figures], last_audits)
-
-    def _only_method(self, what: str) -> str:
-        """The method, where there is one."""
-        if len(self.methods) != 1:
-            names = listed(self.methods)
-            raise RunError(
-                f"{self.id}: run.{what} needs one method, and there are {len(self.methods)} ({names}): "
-                "run.model(METHOD) is the network of one, and run.predict takes method="
-            )
-        return self.methods[0]
-
-    def figure(self, chart: str | None = None) -> altair.TopLevelMixin:
-        """A chart of the report as an Altair chart, which you can change, and save as PNG, SVG or PDF.
-
-        Args:
-            chart: its name, "loss" say; by default the metric over the rounds.
-        """
-        with needing("report", "run.figure"):
-            import altair
-
-        from .report.charts import figure
-        from .report.items import Chart
-        from .report.page import report_sections
-        from .report.results import Results
-
-        chosen = chart or "metric"
-        results = Results([self])
-        items = [item for found in report_sections(results).values() for item in found]
-        charts = {item.id: item for item in items if isinstance(item, Chart)}
-        if chosen not in charts:
-            raise ClientwiseError(
-                f"{self.id}: there is no chart {chosen!r}{suggest(chosen, charts)}"
-            )
-        methods = [one.label for one in results.methods]
-        return altair.Chart.from_dict(figure(charts[chosen], methods))
-
-    def __repr__(self) -> str:
-        from .report.terminal import run_text
-
-        try:
-            return run_text(self)
-        except RunError:
-            return f"Run({str(self.folder)!r}): cannot be read"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the result in words, as a table and as a figure."""
-        from .report.terminal import run_html
-
-        return run_html(self)
-
-    def model(
-        self,
-        method: str,
-        seed: int | None = None,
-        module: OwnNetwork | None = None,
-        *,
-        after: int | None = None,
-    ) -> nn.Module:
-        """The network that a method has trained.
-
-        The network is made as the run's config says. The plugins it names are imported.
-
-        Args:
-            method: the method.
-            seed: the seed; by default the first one.
-            module: your own network, where the run was given one: a module, which is filled with
-                the trained numbers, or a function that makes one. What `cw.fit` and `cw.run` return has it.
-            after: the round whose model to load (see `keep_every` in the config); by default the last one,
-                or the best with `keep = "best"`.
-        """
-        if seed is None:
-            seed = self.first_seed(method)
-        _, tensors = self._trained(method, seed, after)
-        network = self._made(seed, module)
-        try:
-            return fill(network, tensors, self.model_facts(seed).frozen).eval()
-        except ValueError as error:
-            message = f"{self.id}: its model does not fit this network ({error})"
-            raise RunError(message) from None
-
-    def predictor(
-        self,
-        method: str,
-        seed: int | None = None,
-        module: OwnNetwork | None = None,
-        *,
-        after: int | None = None,
-    ) -> Predictor:
-        """The trained network with the columns, categories and classes of the table it was trained on.
-
-        Args:
-            method: as for `model`, like the other arguments.
-            seed: the seed; by default the first one.
-            module: your own network, where the run was given one.
-            after: the round.
-        """
-        if seed is None:
-            seed = self.first_seed(method)
-        about = self.model_facts(seed)
-        network = self.model(method, seed, module, after=after)
-        try:
-            return predictor(network, about.kind, about.table, about.outputs)
-        except ValueError as error:
-            raise RunError(f"{self.id}: cannot be used to predict: {error}") from None
+        about = self._record.model_facts(seed)
+        if about.table is None:
+            return predict_samples(network, inputs, about)
+        return predictor(network, about.kind, about.table, about.outputs).predict(inputs)
 
     def export(
         self,
@@ -276,7 +292,6 @@ class Run(RunFolder):
         folder: str | Path,
         *,
         onnx: bool = False,
-        module: OwnNetwork | None = None,
         after: int | None = None,
     ) -> list[Path]:
         """Write a method's trained model as named tensors (safetensors), and as ONNX.
@@ -290,17 +305,23 @@ class Run(RunFolder):
             seed: the seed.
             folder: where the files are written.
             onnx: whether to write ONNX too.
-            module: as for `model`; only ONNX needs it.
             after: as for `model`.
 
         Returns:
             The files.
+
+        Example:
+            >>> [file.name for file in run.export("Recommended", 1, run.folder / "models")]
+            ['Recommended-seed1.safetensors']
         """
         if onnx:
             with needing("onnx", "ONNX"):
                 import_module("onnxscript")  # PyTorch needs it to write ONNX
         round_num, tensors = self._trained(method, seed, after)
-        name = self._file_name(method, seed)
+        plain = plain_name(method)
+        alike = [one for one in self.methods if plain_name(one) == plain]
+        number = f"-{alike.index(method) + 1}" if len(alike) > 1 else ""
+        name = f"{plain}{number}-seed{seed}"
         if after is not None:
             name += f"-round{round_num}"
         path = Path(folder) / f"{name}{ENDING}"
@@ -309,54 +330,115 @@ class Run(RunFolder):
         write_model(path, tensors, header)
         if not onnx:
             return [path]
-        network = self.model(method, seed, module, after=after)
+        network = self.model(method, seed, after=after)
         return [path, _write_onnx(network, header, path.with_suffix(".onnx"))]
 
-    def first_seed(self, method: str) -> int:
-        """The seed that a method ran first."""
-        self._refuse_unknown(method)
-        return self.seeds(method)[0]
+    def report(
+        self, out: str | Path | None = None, figures: Collection[Literal["pdf", "png", "svg"]] = ()
+    ) -> Path:
+        """Write the report: one HTML page, and beside it tables (CSV, Markdown, LaTeX).
 
-    def has_model(self, method: str) -> bool:
-        """Whether a method trains one model for all clients, not one for each."""
-        return self.about(method).control != "alone"
+        Args:
+            out: the folder; by default `report` in the run folder.
+            figures: the formats in which all figures are drawn as files, too.
+
+        Returns:
+            The page.
+
+        Example:
+            >>> run.report().name
+            'report.html'
+        """
+        from .report.audit import last_audits
+        from .report.page import write_report
+
+        target = Path(out or self.folder / "report")
+        return write_report([self._record], target, [*figures], last_audits)
+
+    def figure(self, chart: str = "metric") -> altair.TopLevelMixin:
+        """A chart of the report as an Altair chart, which you can change, and save as PNG, SVG or PDF.
+
+        Args:
+            chart: its name: "metric" over the rounds, "loss" ...
+
+        Example:
+            >>> run.figure().save(run.folder / "metric.png")
+        """
+        with needing("report", "run.figure"):
+            import altair
+
+        from .report.charts import figure
+        from .report.items import Chart
+        from .report.page import report_sections
+        from .report.results import Results
+
+        results = Results([self._record])
+        items = [item for found in report_sections(results).values() for item in found]
+        charts = {item.id: item for item in items if isinstance(item, Chart)}
+        if chart not in charts:
+            raise ClientwiseError(
+                f"{self._record.id}: there is no chart {chart!r}{suggest(chart, charts)}"
+            )
+        methods = [one.label for one in results.methods]
+        spec = figure(charts[chart], methods)
+        # Altair moves what one points at to the top, and loses whose points those are
+        spec["params"] = [
+            {**one, "views": [layer["name"]]}
+            for layer in spec["layer"]
+            for one in layer.pop("params", [])
+        ]
+        return altair.Chart.from_dict(spec)
+
+    def __repr__(self) -> str:
+        from .report.terminal import run_text
+
+        try:
+            return run_text(self._record)
+        except RunError:
+            return f"Run({str(self.folder)!r}): cannot be read"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the result in words, as a table and as a figure."""
+        from .report.terminal import run_html
+
+        return run_html(self._record)
+
+    def _only_method(self, what: str) -> str:
+        """The method, where there is one."""
+        if len(self.methods) != 1:
+            names = listed(self.methods)
+            raise RunError(
+                f"{self._record.id}: run.{what} needs one method, and there are {len(self.methods)} ({names}): "
+                "run.model(METHOD) is the network of one, and run.predict takes method="
+            )
+        return self.methods[0]
+
+    def _first_seed(self, method: str) -> int:
+        self._record.about(method)  # an unknown method is an error
+        return self._record.seeds(method)[0]
 
     def _trained(self, method: str, seed: int, after: int | None) -> tuple[int, dict[str, Tensor]]:
-        if not self.has_model(method):
+        if self._record.about(method).control == "alone":
             message = f"{method} has no model: every client keeps one of its own"
-            raise RunError(f"{self.id}: {message}")
-        return self.trained(method, seed, after)
+            raise RunError(f"{self._record.id}: {message}")
+        return self._record.trained(method, seed, after)
 
-    def _made(self, seed: int, module: OwnNetwork | None) -> nn.Module:
+    def _untrained(self, seed: int) -> nn.Module:
         """The network, with frozen parameters as in the run: those of its first seed."""
-        if isinstance(module, nn.Module):
-            return module
+        about = self._record.model_facts(seed)
+        make_network: Any = self._own
+        if make_network is None:
+            part = load_experiment(self.folder / "config.toml").model
+            if part is None:
+                hint = f"open it with cw.load({str(self.folder)!r}, module={about.name})"
+                raise RunError(f"{self._record.id}: was given a network of your own: {hint}")
+            make_network = make(MODELS, part)
         (first, *_) = self.config.get("seeds") or [seed]
-        return initialised(self._network(seed, module), first).float()  # as it was trained
-
-    def _network(self, seed: int, own: Callable[..., nn.Module] | None) -> Callable[[], nn.Module]:
-        """A function that makes the network that was trained."""
-        about = self.model_facts(seed)
-        made = self._own if own is None else OwnModel(own)
-        if made is not None:
-            return partial(made, about.network_shape, about.outputs)
-        part = load_experiment(self.folder / "config.toml").model
-        if part is None:
-            fills = f"run.model(..., module={about.name}) fills it, cw.Run(..., module={about.name}) keeps it"
-            raise RunError(f"{self.id}: was given a network of your own: {fills}")
-        return partial(make(MODELS, part), about.network_shape, about.outputs)
-
-    def _file_name(self, method: str, seed: int) -> str:
-        """The name of an exported model, with a number where methods have the same plain name."""
-        plain = plain_name(method)
-        alike = [name for name in self.methods if plain_name(name) == plain]
-        if len(alike) > 1:
-            plain = f"{plain}-{alike.index(method) + 1}"
-        return f"{plain}-seed{seed}"
+        made = partial(make_network, about.network_shape, about.outputs)
+        return initialised(made, first).float()  # as it was trained
 
     def _model_header(self, method: str, seed: int, round_num: int) -> ModelHeader:
-        facts = self.model_facts(seed)
-        network = self.config.get("model")
+        facts = self._record.model_facts(seed)
         return ModelHeader(
             run=self.facts.name,
             method=method,
@@ -366,7 +448,7 @@ class Run(RunFolder):
             input_shape=facts.input_shape,
             outputs=facts.outputs,
             input_scale=facts.scale,
-            network=network,
+            network=self.config.get("model"),
             kind=facts.kind,
             table=facts.table,
             named_shapes=facts.named_shapes,

@@ -122,7 +122,7 @@ def check_score(score: Score, names: Sequence[str] = ("a", "b", "c")) -> None:
 
     Example:
         >>> import clientwise as cw
-        >>> check_score(cw.weighted_mean({"size": 2.0, "age": 1.0}), ["size", "age"])
+        >>> check_score(cw.parts.weighted_mean({"size": 2.0, "age": 1.0}), ["size", "age"])
     """
     label = type(score).__name__
     score.check(names)
@@ -220,7 +220,7 @@ def check_metric(name: str) -> None:
     """
     declared = measured(name)
     predicted = [need for need in PREDICTED if need in declared.needs]
-    hint = f"cw.METRICS.register({name!r}, cw.measure('classes')), or one of {', '.join(PREDICTED)}"
+    hint = f"cw.parts.METRICS.register({name!r}, cw.parts.measure('classes')), or one of {', '.join(PREDICTED)}"
     said = f"{name}: must declare what is predicted: {hint}; it declares {sorted(declared.needs)}"
     assert len(predicted) == 1, said
     kind, targets, outputs = _predictions(predicted[0])
@@ -250,11 +250,13 @@ def check_metric(name: str) -> None:
     is_better = values[0] < values[3] if declared.is_error else values[0] > values[3]
     direction = "lowest" if declared.is_error else "highest"
     said = f"the perfect model must have the {direction} value, got {shown} from perfect to worst"
-    assert is_better, f"{name}: {said}; errors are declared with cw.measure(..., is_error=True)"
+    assert is_better, (
+        f"{name}: {said}; errors are declared with cw.parts.measure(..., is_error=True)"
+    )
     if declared.is_share and not declared.is_error:
         said = f"{name}: {shown} is not in [0, 1], and would be printed as percentages; declare it"
         fits = (values >= 0) & (values <= 1 + EXACT)
-        assert bool(fits.all()), f"{said} with cw.measure(..., is_share=False)"
+        assert bool(fits.all()), f"{said} with cw.parts.measure(..., is_share=False)"
     assert bool(without_samples.isfinite().all()), f"{name}: must be finite without samples"
 
 

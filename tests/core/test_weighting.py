@@ -20,8 +20,8 @@ cohorts = st.lists(st.tuples(positive, positive), min_size=1, max_size=8)
 SCORES = [
     cw.prioritized("a", "b"),
     cw.mean(),
-    cw.weighted_mean({"a": 1.0, "b": 3.0}),
-    cw.owa([0.7, 0.3]),
+    cw.parts.weighted_mean({"a": 1.0, "b": 3.0}),
+    cw.parts.owa([0.7, 0.3]),
     cw.product(),
 ]
 
@@ -125,7 +125,7 @@ def test_weigh_refuses_what_it_cannot_weigh(criteria, reason: str) -> None:
 
 @pytest.mark.parametrize("value", [-0.5, float("nan"), float("inf")])
 def test_an_own_score_that_is_no_weight_is_named(value: float) -> None:
-    class Odd(cw.Score):
+    class Odd(cw.parts.Score):
         def __call__(self, names, values):
             return torch.where(values[:, 0] > 0.5, value, values[:, 0])
 

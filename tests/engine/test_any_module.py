@@ -97,7 +97,7 @@ def test_several_inputs_by_name(network: type[nn.Module], tmp_path: Any) -> None
     run = cw.Run(cw.run(config, tmp_path / "run", data=named_texts(), model=network))
     assert last_metric(run) > 0.8
     assert "cannot be stacked: it takes several inputs" in run.facts.computed
-    assert isinstance(run.model("FedAvg", 1, network), network)
+    assert isinstance(cw.load(run.folder, module=network).module, network)
 
 
 def test_a_function_that_makes_the_network_is_given_the_shapes_by_name(tmp_path: Any) -> None:
@@ -108,7 +108,7 @@ def test_a_function_that_makes_the_network_is_given_the_shapes_by_name(tmp_path:
         return Attending()
 
     run = cw.Run(cw.run(CONFIG, tmp_path / "run", data=named_texts(), model=make))
-    run.model("FedAvg", 1, make)
+    assert isinstance(cw.load(run.folder, module=make).module, Attending)
     assert all(one == ({"input_ids": (6,), "attention_mask": (6,)}, 3) for one in seen)
     with pytest.raises(ConfigError, match=r"several inputs \(input_ids, attention_mask\)"):
         cw.run(CONFIG | {"model": "mlp"}, tmp_path / "other", data=named_texts())
@@ -228,7 +228,7 @@ def test_frozen_layers_stay_and_others_learn(training: dict[str, Any], tmp_path:
     network[0].requires_grad_(False)
     config = CONFIG | {"training": {"batch_size": 8, **training}}
     run = cw.Run(cw.run(config, tmp_path / "run", data=rows([16, 16]), model=network))
-    after: Any = run.model("FedAvg", 1, copy.deepcopy(network))
+    after: Any = cw.load(run.folder, module=network).module
     assert torch.equal(after[0].weight, network[0].weight)
     assert not torch.equal(after[2].weight, network[2].weight)
 

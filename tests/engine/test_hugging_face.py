@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import clientwise as cw
+from clientwise.record.run import RunFolder
 
 # Imported where they are used: they take seconds, and every test process collects this file.
 pytestmark = pytest.mark.skipif(
@@ -68,13 +69,13 @@ def adapted(**options: Any) -> Any:
 def test_adapters_are_trained_and_loaded_by_peft(tmp_path: Path) -> None:
     import peft
 
-    run = cw.Run(cw.run(CONFIG, tmp_path / "run", data=texts(), model=adapted))
-    sent = [name for name, _ in run.model_facts(1).tensors]
+    run = cw.run(CONFIG, tmp_path / "run", data=texts(), model=adapted)
+    sent = [name for name, _ in RunFolder(run.folder).model_facts(1).tensors]
     assert all("lora_" in name or "classifier" in name for name in sent)
     assert len(sent) == 6
     assert run.frame("rounds")["residual"].notna().tolist() == [True] * 3
 
-    trained: Any = run.model("FedAvg", module=adapted)
+    trained: Any = run.module
     trained.save_pretrained(tmp_path / "adapter")
     loaded = peft.PeftModel.from_pretrained(base(), tmp_path / "adapter").eval()
     ids = torch.randint(2, WORDS, (4, LENGTH))
@@ -88,13 +89,13 @@ def test_adapters_are_trained_and_loaded_by_peft(tmp_path: Path) -> None:
 
 
 def test_an_exported_model_is_where_another_run_begins(tmp_path: Path) -> None:
-    run = cw.Run(cw.run(CONFIG, tmp_path / "run", data=texts(), model=adapted))
+    run = cw.run(CONFIG, tmp_path / "run", data=texts(), model=adapted)
     (path,) = run.export("FedAvg", 1, tmp_path)
     config = CONFIG | {"rounds": 1, "initial_model": str(path)}
     config["training"] = {"learning_rate": 1e-9}
-    more = cw.Run(cw.run(config, tmp_path / "more", data=texts(), model=adapted))
-    before: Any = run.model("FedAvg", module=adapted)
-    after: Any = more.model("FedAvg", module=adapted)
+    more = cw.run(config, tmp_path / "more", data=texts(), model=adapted)
+    before: Any = run.module
+    after: Any = more.module
     ids = torch.randint(2, WORDS, (4, LENGTH))
     with torch.no_grad():
         torch.testing.assert_close(
@@ -107,7 +108,9 @@ def test_dropout_of_adapters_is_reproducible(tmp_path: Path) -> None:
         return adapted(lora_dropout=0.3)
 
     one, other = (
-        cw.Run(cw.run(CONFIG, tmp_path / name, data=texts(), model=dropping)).trained("FedAvg", 1)
+        RunFolder(cw.run(CONFIG, tmp_path / name, data=texts(), model=dropping).folder).trained(
+            "FedAvg", 1
+        )
         for name in ("one", "other")
     )
     assert all(torch.equal(one[1][name], other[1][name]) for name in one[1])

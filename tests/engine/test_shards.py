@@ -249,7 +249,7 @@ def test_a_machine_that_dies_in_mid_round_changes_no_bit(
         killed.append(time.monotonic())
         cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
 
-    def on_round(_: object) -> None:
+    def on_round(*_: object) -> None:
         ends.append(time.monotonic())
         if len(ends) == 1:
             threading.Timer(0.5, kill).start()

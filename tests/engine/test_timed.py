@@ -19,6 +19,7 @@ from clientwise.errors import ClientwiseError, ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.build.engine import build_engine, build_executor, build_plan
 from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.lanes import Progress
 from engine_contract import check_engine
 
 pytestmark = pytest.mark.bits
@@ -168,7 +169,7 @@ def test_who_drops_out_is_refused_and_sends_nothing(config: dict[str, Any]) -> N
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(
     config: dict[str, Any], tmp_path: Path
 ) -> None:
-    def stop(progress: cw.Progress) -> None:
+    def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == 17:  # all lanes are somewhere in the middle, with updates in flight
             raise KeyboardInterrupt
 
@@ -205,7 +206,7 @@ def test_however_it_is_computed_the_same_updates_come_at_the_same_time(
 
 
 def test_a_late_model_of_another_size_is_refused_like_any_other(config: dict[str, Any]) -> None:
-    cw.ATTACKS.register("half")(_Half)
+    cw.parts.ATTACKS.register("half")(_Half)
     config["hostile"] = [{"clients": 6, "attack": "half"}]
     reasons = {
         refusal.reason
@@ -216,7 +217,7 @@ def test_a_late_model_of_another_size_is_refused_like_any_other(config: dict[str
     assert reasons.pop().startswith("model of the wrong size")
 
 
-class _Half(cw.Attack):
+class _Half(cw.parts.Attack):
     """Sends half of a model."""
 
     def forge(self, known: Any) -> torch.Tensor:

@@ -20,6 +20,7 @@ from clientwise.experiment.checks import against_data
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.models.modules import OwnModel
+from clientwise.record.run import RunFolder
 from recorded import curve
 from reported import items_of
 
@@ -130,9 +131,9 @@ def test_products_are_averaged_and_all_other_values_as_ever() -> None:
 
 def test_only_what_is_trained_is_sent(tmp_path: Path) -> None:
     run = cw.Run(cw.run(CONFIG, tmp_path / "run", data=samples(), model=network))
-    names = [name for name, _ in run.model_facts(1).tensors]
+    names = [name for name, _ in RunFolder(run.folder).model_facts(1).tensors]
     assert names == ["lora_A.weight", "lora_B.weight", "head.weight", "head.bias"]
-    assert run.model_facts(1).frozen
+    assert RunFolder(run.folder).model_facts(1).frozen
     assert run.facts.model_bytes == 4 * (2 * 6 + 8 * 2 + 8 * 3 + 3)
     experiment = load_experiment(CONFIG).with_model(OwnModel(network))
     lines = describe(experiment, samples())
@@ -143,7 +144,8 @@ def test_only_what_is_trained_is_sent(tmp_path: Path) -> None:
 def test_the_trained_network_has_the_frozen_parameters_of_the_run(tmp_path: Path) -> None:
     config = CONFIG | {"seeds": [5, 6]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=network))
-    first, second = (run.model("FedAvg", seed, network) for seed in (5, 6))
+    own = cw.load(run.folder, module=network)
+    first, second = (own.model("FedAvg", seed) for seed in (5, 6))
     assert torch.equal(first.base.weight, second.base.weight)
     assert not torch.equal(first.lora_A.weight, second.lora_A.weight)
     data = samples()
@@ -153,7 +155,7 @@ def test_the_trained_network_has_the_frozen_parameters_of_the_run(tmp_path: Path
     metric = curve(run, "metric", "FedAvg", 5)[4]
     assert float(right) == pytest.approx(metric)
     with pytest.raises(RunError, match="its frozen parameters are not those of the run"):
-        run.model("FedAvg", 5, Adapted(seed=7))
+        cw.load(run.folder, module=Adapted(seed=7)).model("FedAvg", 5)
 
 
 @pytest.mark.bits
@@ -166,7 +168,7 @@ def test_a_run_goes_on_to_the_bit_and_not_with_another_base(tmp_path: Path) -> N
         cw.run(config, tmp_path / "part", resume=True, data=samples(), model=Adapted(seed=9))
     part = cw.Run(cw.run(config, tmp_path / "part", resume=True, **data))
     for method in ("FedAvg", "momentum"):
-        one, other = (run.trained(method, 1)[1] for run in (whole, part))
+        one, other = (RunFolder(run.folder).trained(method, 1)[1] for run in (whole, part))
         assert all(torch.equal(one[name], other[name]) for name in one)
         assert curve(whole, "residual", method) == curve(part, "residual", method)
 
@@ -186,7 +188,7 @@ def test_one_factor_for_all_needs_no_products(tmp_path: Path) -> None:
     config = CONFIG | {"methods": ["FedAvg", {"name": "median", "rule": "median"}]}
     run = cw.Run(cw.run(config, tmp_path / "run", data=samples(), model=sharing))
     assert "residual" not in run.frame("rounds")
-    assert "lora_A.weight" not in dict(run.model_facts(1).tensors)
+    assert "lora_A.weight" not in dict(RunFolder(run.folder).model_facts(1).tensors)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ import clientwise as cw
 from clientwise.core.aggregation.server_step import BestOf, adam_step, momentum_step
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.lanes import Progress
+from clientwise.record.run import RunFolder
 from clientwise.registry import Part
 from clientwise.report.audit import audit
 from recorded import everything
@@ -78,14 +80,14 @@ def test_the_record_and_the_audit_say_which_step_was_used(
     run = cw.run(config, tmp_path / "run")
     steps = run.frame("steps")
     assert len(steps) == 5 * 2
-    (seed,) = run.seeds("best")
+    seed = run.lanes["seed"].item()
     sums = [0.0, 0.0]
     for round_num in range(1, 6):
         tried = steps[steps["round"] == round_num]
         sums = [0.9 * before + loss for before, loss in zip(sums, tried["loss"], strict=True)]
         lowest = min(range(2), key=lambda index: sums[index])
         assert tried["used"].tolist() == [index == lowest for index in range(2)]
-        found = audit(run, "best", seed, round_num, details=True)
+        found = audit(RunFolder(run.folder), "best", seed, round_num, details=True)
         said = " ".join(item for item in found if isinstance(item, str))
         assert f"The server tried 2 steps and used {tried['step'].iloc[lowest]}." in said
 
@@ -95,7 +97,7 @@ def test_it_differs_from_either_step_and_resumes_to_the_bit(
 ) -> None:
     whole = cw.run(config, tmp_path / "whole")
 
-    def stop(progress: cw.Progress) -> None:
+    def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == 3:
             raise KeyboardInterrupt
 

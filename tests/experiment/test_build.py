@@ -175,7 +175,7 @@ def test_a_criterion_that_cannot_work_is_found_before_the_run(
 
 def test_an_attribute_that_no_client_has_is_named(tiny: dict[str, Any]) -> None:
     @cw.criterion("charge", measured_by="client", high=1.0)
-    def charge(clients: cw.ClientFacts) -> torch.Tensor:
+    def charge(clients: cw.parts.ClientFacts) -> torch.Tensor:
         """Needs an attribute."""
         return clients.attributes["battery"]
 
@@ -194,10 +194,10 @@ def test_an_attribute_that_no_client_has_is_named(tiny: dict[str, Any]) -> None:
 def test_a_rule_that_cannot_work_is_found_before_the_run(
     tiny: dict[str, Any], result: Any, message: str
 ) -> None:
-    @cw.RULES.register("wrong", cw.needs("models"))
-    def wrong(updates: torch.Tensor, weights: torch.Tensor, state: Any) -> cw.Ruled:
+    @cw.parts.RULES.register("wrong", cw.parts.needs("models"))
+    def wrong(updates: torch.Tensor, weights: torch.Tensor, state: Any) -> cw.parts.Ruled:
         """Wrong in one way or another."""
-        return cw.Ruled(result(updates), weights)
+        return cw.parts.Ruled(result(updates), weights)
 
     tiny["methods"] = [{"name": "mine", "rule": "wrong"}]
     with pytest.raises(ConfigError, match=rf"methods\[0\]: .*{message}"):
@@ -214,7 +214,7 @@ def test_networks_and_data_that_are_none_are_one_line(tiny: dict[str, Any]) -> N
 
 
 def test_labels_beyond_the_classes_are_one_line(tiny: dict[str, Any]) -> None:
-    @cw.DATASETS.register("four labels")
+    @cw.parts.DATASETS.register("four labels")
     def four_labels(folder: Any) -> cw.Samples:
         """Four labels where three classes are declared."""
         return cw.Samples(torch.zeros(40, 3), torch.arange(40) % 4, Classification(3))

@@ -14,6 +14,8 @@ import clientwise as cw
 from clientwise.core.sampling import ByScore
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
+from clientwise.experiment.running.lanes import Progress
+from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
 from recorded import rows
 
@@ -44,7 +46,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(config: dict[str, Any], tmp_path: 
     whole = tmp_path / "whole"
     cw.run(config, whole)
 
-    def stop(progress: cw.Progress) -> None:
+    def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == 5:
             raise KeyboardInterrupt
 
@@ -62,7 +64,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(config: dict[str, Any], tmp_path: 
 def test_drawn_clients_weigh_the_same(config: dict[str, Any], tmp_path: Path) -> None:
     run = cw.run(config, tmp_path / "run")
     assert run.frame("weights")["weight"].tolist() == pytest.approx([1 / 3] * 36)
-    text = str([*audit(run, "drawn", 1, 12, details=True)])
+    text = str([*audit(RunFolder(run.folder), "drawn", 1, 12, details=True)])
     assert "Clients were drawn by their score, so their weights are equal." in text
 
 

@@ -16,6 +16,7 @@ import tomli_w
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.experiment.running import origin
+from clientwise.experiment.running.lanes import Progress
 from clientwise.experiment.running.origin import versions
 from clientwise.record.files import read_table
 
@@ -29,7 +30,7 @@ def config(tiny: dict[str, Any]) -> dict[str, Any]:
 def stopped(config: dict[str, Any], tmp_path: Path) -> Path:
     """A run with half of its rounds done."""
 
-    def stop(progress: cw.Progress) -> None:
+    def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == 2:
             raise KeyboardInterrupt
 

@@ -227,7 +227,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_an_error_of_an_own_dataset_is_one_line(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @cw.DATASETS.register("lost")
+    @cw.parts.DATASETS.register("lost")
     def lost(data_dir: Path) -> cw.Samples:
         """Wants a folder."""
         return cw.Samples(data_dir / "images.npy")
@@ -322,7 +322,7 @@ def test_plugins_lie_beside_the_file(tmp_path: Path) -> None:
         "from __future__ import annotations\nfrom typing import TYPE_CHECKING\nimport clientwise as cw\n"
         "if TYPE_CHECKING:\n    from torch import Tensor\n"
         "@cw.criterion('battery', measured_by='client', high=1.0)\n"
-        "def battery(clients: cw.ClientFacts, *, level: float = 0.5) -> Tensor:\n"
+        "def battery(clients: cw.parts.ClientFacts, *, level: float = 0.5) -> Tensor:\n"
         "    '''A constant, for a test.'''\n    return clients.num_samples * 0 + level\n"
     )
     (tmp_path / "broken_test_plugin.py").write_text("1 / 0\n")

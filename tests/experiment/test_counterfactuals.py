@@ -164,7 +164,7 @@ def test_too_many_clients_are_refused(tmp_path: Path) -> None:
 def test_a_whole_run_without_a_client_is_paired_and_resumed(folder: Path) -> None:
     runner = CliRunner()
     target = folder.with_name("run-without-2")
-    done = runner.invoke(app, ["counterfactual", str(folder), "--without", "2"])
+    done = runner.invoke(app, ["run", str(folder), "--without", "2"])
     assert done.exit_code == 0, done.output
     other = RunFolder(target)
     for method in ("FedAvg", "tuned", "Median"):
@@ -178,7 +178,7 @@ def test_a_whole_run_without_a_client_is_paired_and_resumed(folder: Path) -> Non
     assert "FedAvg: accuracy is" in done.output
     assert "points worse" in done.output
     before = everything(other)
-    again = runner.invoke(app, ["counterfactual", str(folder), "--without", "2"])
+    again = runner.invoke(app, ["run", str(folder), "--without", "2"])
     assert again.exit_code == 0
     assert everything(RunFolder(target)) == before
 
@@ -187,7 +187,7 @@ def test_a_whole_run_with_equal_weights_and_under_another_policy(
     folder: Path, tmp_path: Path
 ) -> None:
     done = CliRunner().invoke(
-        app, ["counterfactual", str(folder), "--uniform", "--out", str(tmp_path / "equal")]
+        app, ["run", str(folder), "--uniform", "--out", str(tmp_path / "equal")]
     )
     assert done.exit_code == 0, done.output
     for method in ("FedAvg", "Median"):
@@ -212,5 +212,5 @@ def test_runs_that_cannot_be_run_again(folder: Path, tmp_path: Path) -> None:
     own = cw.run(config, tmp_path / "own", data=samples).folder
     with pytest.raises(RunError, match="its samples are not here"):
         without_client(own, "a")
-    done = CliRunner().invoke(app, ["counterfactual", str(folder)])
-    assert done.exit_code != 0
+    for words in (["--uniform", "--without", "2"], ["--uniform", "--seeds", "1"]):
+        assert CliRunner().invoke(app, ["run", str(folder), *words]).exit_code == 2

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.errors import RunError
+from clientwise.record.run import RunFolder
 
 SETTINGS: dict[str, Any] = {"rounds": 1, "device": "cpu", "learning_rate": 1e-6, "seeds": [1, 2]}
 REMARK = "goes on with the initial parameters that it began with, not those of the given network"
@@ -36,7 +37,7 @@ def fit(network: Any, folder: Path, *methods: str, **changes: Any) -> cw.Run:
 
 
 def first_layer(run: cw.Run, method: str, seed: int = 1) -> Tensor:
-    return run.trained(method, seed)[1]["0.weight"]
+    return RunFolder(run.folder).trained(method, seed)[1]["0.weight"]
 
 
 @pytest.mark.parametrize("again", [net(), net], ids=["module", "function"])
@@ -58,7 +59,7 @@ def test_methods_that_are_added_begin_with_the_same_parameters(
 def test_a_run_that_was_killed_goes_on_with_a_module_that_is_made_anew(tmp_path: Path) -> None:
     begun = net()
 
-    def kill(progress: Any) -> None:
+    def kill(_: cw.Run, progress: Any) -> None:
         if progress.record.round_num == 2:
             raise KeyboardInterrupt
 

@@ -44,7 +44,7 @@ def test_an_engine_that_finds_no_time_loses_no_round(tiny: dict[str, Any], tmp_p
         alone(tiny),
         tmp_path / "run",
         engines=engines,
-        on_round=lambda one: told.append(one.record.round_num),
+        on_round=lambda _, one: told.append(one.record.round_num),
     )
     assert rounds(tmp_path / "run") == told == [1, 2, 3, 4, 5]
 
@@ -66,7 +66,7 @@ def test_what_fails_in_a_round_leaves_those_before_it(
     monkeypatch.setattr(LocalEngine, "evaluate_server", fail)
     with pytest.raises(OSError, match="out of luck"):
         cw.run(
-            alone(tiny), tmp_path / "run", on_round=lambda one: told.append(one.record.round_num)
+            alone(tiny), tmp_path / "run", on_round=lambda _, one: told.append(one.record.round_num)
         )
     assert rounds(tmp_path / "run") == told == [1, 2, 3]
     monkeypatch.setattr(LocalEngine, "evaluate_server", original)
@@ -106,7 +106,7 @@ def test_the_time_of_a_round_and_of_its_clients_is_theirs(
     monkeypatch.setattr(lanes, "SHORT", 60.0)
     clock, spent = time.perf_counter, 0.0
 
-    def look(progress: Progress) -> None:
+    def look(_: cw.Run, progress: Progress) -> None:
         nonlocal spent
         spent += 1000.0  # as if looking took so long
 

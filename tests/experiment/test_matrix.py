@@ -33,6 +33,7 @@ from clientwise.experiment.matrix.grid import (
     open_matrix,
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, run_matrix
+from clientwise.experiment.running.lanes import Progress
 from clientwise.record.run import is_finished
 from clientwise.report.files import as_csv
 from clientwise.report.items import Chart, Table
@@ -95,10 +96,8 @@ def test_every_cell_is_an_experiment(config: dict[str, Any]) -> None:
         "sign_flip",
     )
     assert len({cell.folder for cell in matrix.cells}) == len(matrix.cells) == 10
-    assert isinstance(
-        make(*read_config({key: one for key, one in config.items() if key != "matrix"})),
-        cw.Experiment,
-    )
+    alone = {key: one for key, one in config.items() if key != "matrix"}
+    assert not isinstance(make(*read_config(alone)), Matrix)
     with pytest.raises(ConfigError, match="matrix: is more than one experiment"):
         cw.load(config)
 
@@ -245,7 +244,7 @@ def test_three_methods_by_three_columns_grow_to_four_by_four(
     more["methods"] = [*table["methods"], "Uniform"]
     rounds: list[str] = []
 
-    def on_round(step: cw.Progress) -> None:
+    def on_round(step: Progress) -> None:
         if (step.seed, step.record.round_num) == (1, 1):
             rounds.append(step.method)
 
@@ -269,7 +268,7 @@ def test_seeds_shares_and_rounds_are_added_as_to_plain_runs(finished: Path, tmp_
     assert len(resumed(grown, folder)) == 5, "the new seed in old cells, and two new cells"
     run = cw.Run(door)
     assert curve(run, "metric", "Median", 2) == before
-    assert run.seeds("Median") == [1, 2, 3]
+    assert run.lanes.query("method == 'Median'")["seed"].tolist() == [1, 2, 3]
     assert open_matrix(folder).oracle == "KnowsHonest"
     assert read_results(folder).missing == 0
     longer = load_matrix({**open_matrix(folder).table, "rounds": 3})
@@ -354,19 +353,20 @@ def edit_origin(folder: Path, change: Callable[[dict[str, Any]], object]) -> Non
 FAULTY = """
 import os
 import clientwise as cw
+from clientwise.experiment.running.lanes import Progress
 
 class Own(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} and {two}")
 
-@cw.ATTACKS.register("dies")
-class Dies(cw.Attack):
+@cw.parts.ATTACKS.register("dies")
+class Dies(cw.parts.Attack):
     '''The process is killed, as on a machine that is out of memory.'''
     def relabel(self, targets, problem, random):
         os._exit(9)
 
-@cw.ATTACKS.register("raises")
-class Raises(cw.Attack):
+@cw.parts.ATTACKS.register("raises")
+class Raises(cw.parts.Attack):
     '''A plugin may raise anything, also what cannot be pickled.'''
     def relabel(self, targets, problem, random):
         raise Own("this", "that")

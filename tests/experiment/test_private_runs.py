@@ -21,6 +21,7 @@ from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config_file import merge
 from clientwise.experiment.running import lanes
+from clientwise.experiment.running.lanes import Progress
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part
 from recorded import curve, rows
@@ -251,8 +252,8 @@ def test_a_run_stops_before_it_exceeds_its_budget(tmp_path: Path) -> None:
     accountant = Accountant(1.5, 0.01, 20, probability=0.5)
     budget = accountant.epsilon(2) + 1e-6
     limited = config(changed(privacy={"epsilon": budget}))
-    steps: list[cw.Progress] = []
-    cw.run(limited, tmp_path / "run", on_round=steps.append)
+    steps: list[Progress] = []
+    cw.run(limited, tmp_path / "run", on_round=lambda _, one: steps.append(one))
     assert (steps[-1].done, steps[-1].is_last) == (steps[-1].total, True)  # a bar ends at 100%
     run = RunFolder(tmp_path / "run")
     assert run.finished
@@ -272,7 +273,7 @@ def test_an_early_stop_does_not_say_that_the_budget_is_spent(tmp_path: Path) -> 
 
 
 def stop_after(given: dict[str, Any], folder: Path, rounds: int) -> None:
-    def stop(progress: cw.Progress) -> None:
+    def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == rounds:
             raise KeyboardInterrupt
 

@@ -25,6 +25,7 @@ from clientwise.errors import RunError
 from clientwise.experiment.running import resume, runner
 from clientwise.record.database import reading
 from clientwise.record.files import locked
+from clientwise.record.run import RunFolder
 from locales import in_turkish
 from recorded import curve, everything, rows
 
@@ -140,7 +141,7 @@ def test_what_only_the_data_can_tell(
 def test_a_criterion_that_compares_clients_is_found_before_the_first_round(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:
-    def shared(arrivals: cw.Arrivals) -> Tensor:
+    def shared(arrivals: cw.parts.Arrivals) -> Tensor:
         """A model's share of all distances."""
         return torch.full((len(arrivals.client_ids),), 1 / len(arrivals.client_ids))
 
@@ -170,7 +171,7 @@ def test_the_best_round_of_the_honest_is_kept_bit_by_bit(
     }
     tiny["hostile"] = [{"clients": [0], "attack": "wrong_labels"}]
     run = cw.Run(cw.run(tiny, tmp_path / "run"))
-    round_num, right = run.right("FedAvg", 1)
+    round_num, right = RunFolder(run.folder).right("FedAvg", 1)
     clients = run.frame("clients")
     assert len(right) == clients.loc[clients["hostile"].isna(), "num_test"].sum()
     metrics = curve(run, "metric", "FedAvg")
@@ -339,7 +340,7 @@ def test_interrupted_it_says_how_to_go_on(
     before = rounds_done(folder)
     seen: list[int] = []
     cw.run(
-        folder / "config.toml", folder, resume=True, on_round=lambda step: seen.append(step.done)
+        folder / "config.toml", folder, resume=True, on_round=lambda _, step: seen.append(step.done)
     )
     assert (
         before - 1 <= seen[0] - 1 <= before
@@ -427,7 +428,7 @@ def test_a_finished_run_goes_on_to_what_it_had_been_from_the_start(
     folder = cw.run(first, tmp_path / "grown").folder
     assert len(rows(cw.Run(folder), "local", round_num=1)) == 12  # the last one, so far
     seen: list[tuple[int, int]] = []
-    cw.run(tiny, folder, resume=True, on_round=lambda step: seen.append((step.done, step.total)))
+    cw.run(tiny, folder, resume=True, on_round=lambda _, step: seen.append((step.done, step.total)))
     assert (len(seen), seen[-1]) == (16, (18, 18))  # what was there is not computed again
     assert grown(folder) == expected
     fewer = first | {"rounds": 3}
@@ -457,7 +458,9 @@ def test_two_that_begin_at_once_do_not_meet_in_one_folder(
     def start(name: str) -> str:
         try:
             cw.run(
-                tiny | {"name": name}, tmp_path / "run", on_round=lambda progress: refused.wait(60)
+                tiny | {"name": name},
+                tmp_path / "run",
+                on_round=lambda _, progress: refused.wait(60),
             )
         except RunError as error:
             refused.set()

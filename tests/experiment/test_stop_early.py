@@ -13,6 +13,7 @@ import clientwise as cw
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.running.lanes import HeldOut, is_watched
+from clientwise.record.run import RunFolder
 from clientwise.report.about import about
 from recorded import curve
 from reported import headline_of, printed, results_of
@@ -89,7 +90,13 @@ def test_a_lane_that_runs_all_its_rounds_has_not_stopped_early(tmp_path: Path) -
         assert ("stopped early" in page) is stopped
     told: list[Any] = []
     config["seeds"] = [1, 2]
-    cw.run(config, tmp_path / "run", resume=True, progress=False, on_round=told.append)
+    cw.run(
+        config,
+        tmp_path / "run",
+        resume=True,
+        progress=False,
+        on_round=lambda _, one: told.append(one),
+    )
     assert told[-1].done == told[-1].total == 6
 
 
@@ -101,14 +108,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def vector(run: cw.Run, after: Any = None) -> torch.Tensor:
-    _, tensors = run.trained("FedAvg", 1, after)
+    _, tensors = RunFolder(run.folder).trained("FedAvg", 1, after)
     return torch.cat([one.flatten() for one in tensors.values()])
 
 
 @pytest.mark.bits
 def test_the_kept_model_is_that_of_the_best_round(stopped: Path, tmp_path: Path) -> None:
     run = cw.Run(stopped)
-    best, _ = run.trained("FedAvg", 1)
+    best, _ = RunFolder(run.folder).trained("FedAvg", 1)
     last = len(run.frame("rounds"))
     assert last == best + 3 < 60
     plain = cw.run({**CONFIG, "rounds": best}, tmp_path / "best", progress=False)
@@ -124,7 +131,7 @@ def test_the_kept_model_is_that_of_the_best_round(stopped: Path, tmp_path: Path)
 
 def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
     run = cw.Run(stopped)
-    best, _ = run.trained("FedAvg", 1)
+    best, _ = RunFolder(run.folder).trained("FedAvg", 1)
     last = best + 3
     assert run.finished
     rounds = run.frame("rounds")
@@ -149,7 +156,7 @@ def test_the_record_and_the_page_say_it(stopped: Path, tmp_path: Path) -> None:
 def test_clients_that_train_alone_have_no_model_to_keep(tmp_path: Path) -> None:
     config = {**STOPS, "methods": ["FedAvg", "Alone"]}
     run = cw.run(config, tmp_path / "run", progress=False)
-    assert [run.has_model(method) for method in run.methods] == [True, False]
+    assert [RunFolder(run.folder).about(name).control for name in run.methods] == [None, "alone"]
     assert not any("Alone: predictions" in line for line in headline_of(run))
 
 
@@ -158,7 +165,9 @@ def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:
     told: list[Any] = []
     for rounds in (60, 75):
         config = {**STOPS, "rounds": rounds}
-        cw.run(config, stopped, resume=True, progress=False, on_round=told.append)
+        cw.run(
+            config, stopped, resume=True, progress=False, on_round=lambda _, one: told.append(one)
+        )
         after = cw.Run(stopped)
         assert after.finished
         assert after.frame("rounds").equals(before)
@@ -168,7 +177,7 @@ def test_a_stopped_run_has_nothing_to_resume(stopped: Path) -> None:
 @pytest.mark.bits
 def test_a_resumed_run_stops_in_the_same_round(stopped: Path, tmp_path: Path) -> None:
     whole = cw.Run(stopped)
-    best, _ = whole.trained("FedAvg", 1)
+    best, _ = RunFolder(whole.folder).trained("FedAvg", 1)
     for rounds in (best - 1, best + 1, 60):
         config = {**STOPS, "rounds": rounds}
         cw.run(config, tmp_path / "run", resume=rounds >= best, progress=False)
@@ -180,7 +189,7 @@ def test_a_resumed_run_stops_in_the_same_round(stopped: Path, tmp_path: Path) ->
 def test_lanes_side_by_side_stop_on_their_own(tmp_path: Path) -> None:
     config = {**STOPS, "seeds": [1, 2], "methods": ["FedAvg", "FedYogi"]}
     told: list[Any] = []
-    run = cw.run(config, tmp_path / "run", progress=False, on_round=told.append)
+    run = cw.run(config, tmp_path / "run", progress=False, on_round=lambda _, one: told.append(one))
     counts = run.frame("rounds").groupby(["method", "seed"]).size().to_dict()
     assert len({*counts.values()}) > 1
     assert run.finished
@@ -224,6 +233,6 @@ def test_best_is_by_the_held_out_loss_whatever_else_is_kept(
     keep_every: int, tmp_path: Path
 ) -> None:
     run = cw.Run(cw.run({**STOPS, "keep_every": keep_every}, tmp_path / "run", progress=False))
-    kept, _ = run.trained("FedAvg", 1)
+    kept, _ = RunFolder(run.folder).trained("FedAvg", 1)
     metrics = curve(run, "metric", "FedAvg")
     assert max(metrics, key=metrics.__getitem__) != kept  # otherwise nothing is tested

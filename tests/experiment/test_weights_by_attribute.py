@@ -50,10 +50,8 @@ def test_weights_by_the_clients_names() -> None:
     assert run.weights[4].to_dict() == pytest.approx(
         {"site-0": 0.5, "site-1": 0.25, "site-2": 0.125, "site-3": 0.125}
     )
-    with pytest.raises(ClientwiseError, match="weight: has no value for site-2, site-3"):
-        fit(method=STATED, attributes={"weight": {"site-0": 1.0, "site-1": 1.0}})
-    with pytest.raises(ClientwiseError, match=r"no client is called 'site-9'; did you mean"):
-        fit(method=STATED, attributes={"weight": by_name | {"site-9": 1.0}})
+    with pytest.raises(ClientwiseError, match=r"of site-0, site-9; the clients are site-0, site-1"):
+        fit(method=STATED, attributes={"weight": {"site-0": 1.0, "site-9": 1.0}})
     several = list(clients().values())
     with pytest.raises(ClientwiseError, match="clients have no names: give a list"):
         cw.fit(nn.Linear(4, 2), several, method=STATED, attributes={"weight": by_name})

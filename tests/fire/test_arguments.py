@@ -13,24 +13,25 @@ ODD = [
     *(["run", "{config}", "--workers", cores] for cores in ("²", "-1", "1e3", "9" * 30, DIGITS, "", "1025")),
     *(["run", "{config}", "--rounds", rounds] for rounds in ("99999999999999999999", "-1", DIGITS, "²")),
     *(["show", "{run}", "--round", number] for number in ("99999999999999999999", "-99999999999999999999", "0")),
-    *(["data", "{config}", "--seed", seed] for seed in ("99999999999999999999", "-1", DIGITS)),
     *(
         ["tune", "{config}", "--set", f"tune.over={{training={{learning_rate={rates}}}}}"]
         for rates in ("[1e308]", "[1e-400]", "[nan]", "[]", "{low=1}", "[1", LONG)
     ),
-    *([command, path] for command in ("run", "check", "tune", "data", "show", "report", "new", "serve", "list")
+    *([command, path] for command in ("run", "check", "tune", "show", "report", "new", "list")
       for path in (LONG, "\udcff", "{config}/x")),
-    *([command, "/dev/zero"] for command in ("check", "data", "tune")),
+    *([command, "/dev/zero"] for command in ("check", "new", "tune")),
     *(["check", "{config}", "--set", "data=mnist", "--data-dir", folder] for folder in (LONG, "/dev/null", "\udcff")),
     *(["check", "{config}", "--set", change] for change in ("=", "a", "rounds=" + "[" * 3_000, "rounds=" + DIGITS,
       "a." * 5_000 + "b=1", "methods.99999999999999999999.name=1", "seeds.0.0=1", f"name={LONG}", f"{LONG}=1",
       f"plugins=['{LONG}']", "plugins=['..x']", f"data_dir={LONG}")),
-    *([command, "{config}", "--out", "{config}/x"] for command in ("run", "data")),
-    *(["run", "{config}", option, LONG] for option in ("--device", "--engine", "--tracker", "--preset", "--out")),
-    ["show", "{run}", "--round", "1", "--method", LONG],
+    *([*words, "{config}/x"] for words in (["run", "{config}", "--out"], ["check", "{config}", "--data", "--figure"],
+      ["new", "--out"])),
+    *(["run", "{config}", option, LONG] for option in ("--preset", "--out")),
+    *(["run", "{run}", *words] for words in (["--without", LONG], ["--policy", LONG], ["--policy", "/dev/zero"])),
+    *(["show", "{run}", *words] for words in (["--round", "1", "--method", LONG], ["--client", LONG],
+      ["--client", "0", "--round", DIGITS])),
     ["report", "{run}", "--out", "{config}/x"],
     ["demo", "--out", "{config}/x"],
-    *(["note", "{run}", *words] for words in ([], [LONG], ["\udcff"], ["--tag", LONG], ["--tag", "\udcff"])),
     *(["export", "{run}", *words] for words in (["--seed", "9" * 20], ["--method", LONG], ["--out", "{config}/x"],
       *(["--round", which] for which in ("9" * 20, "-1", "²", "", LONG)))),
     *(["check", "{config}", "--server-data", path] for path in (LONG, "/dev/zero", "\udcff", "{config}")),

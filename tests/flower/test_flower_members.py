@@ -23,6 +23,7 @@ from clientwise.flower import write_parts
 from clientwise.hosts.flower.data import server_side
 from clientwise.hosts.flower.server_app import connector
 from clientwise.hosts.flower.wire import ARRAYS, unpack
+from clientwise.record.run import RunFolder
 from clientwise.report.about import about
 
 NAMES = ["a", "b", "c", "d"]
@@ -126,7 +127,7 @@ def test_a_run_begins_with_a_model_that_only_the_server_has(
         torch.cat(
             [
                 tensor.flatten()
-                for tensor in cw.Run(tmp_path / "run").trained("trust", 1)[1].values()
+                for tensor in RunFolder(tmp_path / "run").trained("trust", 1)[1].values()
             ]
         ),
     )

@@ -1,4 +1,4 @@
-"""Flower's simulation, by `clientwise run --engine flower`: the local engine's numbers, resumable.
+"""Flower's simulation, by `clientwise run --set engine=flower`: the local engine's numbers, resumable.
 
 Time limits are those of an ordinary idle machine; a slower one gets more (`processes.pace`).
 """
@@ -59,7 +59,7 @@ def test_a_simulation_that_was_stopped_goes_on_to_the_local_engines_numbers(
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "clientwise", "run"]
     with (tmp_path / "log").open("w") as log:
-        start = [*command, str(config), "--engine", "flower", "--out", str(theirs)]
+        start = [*command, str(config), "--set", "engine=flower", "--out", str(theirs)]
         process = subprocess.Popen(
             start, stdout=subprocess.PIPE, stderr=log, text=True, env=environment
         )

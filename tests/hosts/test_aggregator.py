@@ -120,7 +120,7 @@ def test_the_record_is_a_run_folder(tmp_path: Path) -> None:
     clients = run.frame("clients")
     assert clients["name"].tolist() == ["north", "south", "east"]
     assert clients["num_train"].tolist() == [30, 10, 0]
-    assert run.about("FedAvg").criteria == ("dataset_size",)
+    assert RunFolder(run.folder).about("FedAvg").criteria == ("dataset_size",)
     shown = CliRunner().invoke(app, ["show", str(folder), "--round", "2"]).output
     assert "0 north" in shown
     assert "75.0%" in shown

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import clientwise as cw
 from clientwise.cli import app
 from clientwise.errors import ConfigError, RunError
+from clientwise.record.run import RunFolder
 
 pytestmark = pytest.mark.bits
 
@@ -35,7 +36,7 @@ def metrics(run: cw.Run) -> pandas.Series[float]:
 def tensors(run: cw.Run, after: Any = None) -> dict[str, bytes]:
     return {
         name: tensor.numpy().tobytes()
-        for name, tensor in run.trained("FedAvg", 1, after)[1].items()
+        for name, tensor in RunFolder(run.folder).trained("FedAvg", 1, after)[1].items()
     }
 
 

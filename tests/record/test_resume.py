@@ -17,6 +17,7 @@ import clientwise as cw
 import processes
 from clientwise.errors import RunError
 from clientwise.experiment.running import origin
+from clientwise.experiment.running.lanes import Progress
 from clientwise.experiment.running.origin import versions
 
 pytestmark = pytest.mark.bits
@@ -40,7 +41,7 @@ def stopped(config: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def stop_halfway(config: dict[str, Any], folder: Path) -> Path:
-    def stop(progress: cw.Progress) -> None:
+    def stop(_: cw.Run, progress: Progress) -> None:
         if progress.done == 3:
             raise KeyboardInterrupt
 
@@ -99,11 +100,12 @@ def test_a_checkpoint_that_was_changed(
 PLUGIN = """
 from dataclasses import replace
 import clientwise as cw
+from clientwise.experiment.running.lanes import Progress
 
-@cw.DATASETS.register("scaled_digits")
+@cw.parts.DATASETS.register("scaled_digits")
 def scaled_digits(data_dir):
     'Digits, made larger.'
-    samples = cw.DATASETS.get("digits")(data_dir)
+    samples = cw.parts.DATASETS.get("digits")(data_dir)
     return replace(samples, inputs=samples.inputs * FACTOR)
 """
 
@@ -191,6 +193,7 @@ POWERLESS = f"{WITHOUT_POWER}from clientwise.cli import main\nmain()\n"
 READS_POWERLESS = f"""{WITHOUT_POWER}
 import sys
 import clientwise as cw
+from clientwise.experiment.running.lanes import Progress
 assert len(cw.Run(sys.argv[1]).frame("weights"))
 """
 

@@ -20,9 +20,10 @@ import torch
 import clientwise as cw
 from clientwise.core.types import RoundRecord
 from clientwise.errors import NotBegunError, RunError
+from clientwise.experiment.running.lanes import Progress
 from clientwise.record.database import VERSION, recorded_fact
 from clientwise.record.files import locked
-from clientwise.record.run import COLUMNS, is_finished
+from clientwise.record.run import COLUMNS, RunFolder, is_finished
 from clientwise.record.store import Store
 from clientwise.record.tables import VALUES
 
@@ -37,7 +38,7 @@ def recorded(
     """A run, and the records of its rounds as they came."""
     seen: dict[tuple[str, int, int], RoundRecord] = {}
 
-    def see(step: cw.Progress) -> None:
+    def see(_: cw.Run, step: Progress) -> None:
         seen[step.method, step.seed, step.record.round_num] = step.record
 
     more = {"evaluation": {"counterfactuals": True, "shapley": True}}
@@ -137,15 +138,15 @@ def test_a_run_says_what_it_is(recorded: tuple[cw.Run, Any]) -> None:
     assert sorted(run.facts.data) == [1, 2]
     assert [one.method for one in run.facts.steps] == run.methods
     assert run.config["rounds"] == 3
-    about = run.about("Recommended")
+    about = RunFolder(run.folder).about("Recommended")
     assert (about.evidence, about.threshold, about.has_rule) == ("significance", 4.0, False)
     assert about.trains_on_server
     assert not about.is_control
     criteria = ("server_performance", "label_diversity", "dataset_size")
-    assert run.about(ADJUSTED).criteria == criteria
+    assert RunFolder(run.folder).about(ADJUSTED).criteria == criteria
     with pytest.raises(RunError, match="no method 'FedAgv'; did you mean 'FedAvg'"):
-        run.about("FedAgv")
-    round_num, right = run.right("FedAvg", 2) or (0, None)
+        RunFolder(run.folder).about("FedAgv")
+    round_num, right = RunFolder(run.folder).right("FedAvg", 2) or (0, None)
     rounds = run.frame("rounds").query("method == 'FedAvg' and seed == 2").set_index("round")
     assert round_num == rounds["metric"].idxmax()
     assert right.mean() == pytest.approx(rounds["metric"].max())
@@ -196,8 +197,8 @@ def read_all(folder: Path) -> None:
     for name in COLUMNS:
         assert isinstance(run.frame(name), pandas.DataFrame)
     for method in run.methods:
-        run.right(method, 1)
-        run.trained(method, 1)
+        RunFolder(run.folder).right(method, 1)
+        RunFolder(run.folder).trained(method, 1)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -233,7 +234,7 @@ def test_what_is_no_run_is_said_to_be_none(finished: Path, altered: Any, tmp_pat
     for use in (cw.Run, Store):
         with pytest.raises(RunError, match="its database cannot be read"):
             use(begun)
-    assert cw.Run(finished, "finished~2").id == "finished~2"
+    assert RunFolder(finished, "finished~2").id == "finished~2"
 
 
 @pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])

@@ -110,7 +110,7 @@ def test_a_folder_that_was_removed_is_not_said_to_be_kept(
     folder = tmp_path / "run"
     tiny["checkpoint_seconds"] = 0.0
     with pytest.raises(RunError, match=f"^{folder}: was removed during the run; run the exp"):
-        cw.run(tiny, folder, on_round=lambda _: shutil.rmtree(folder, ignore_errors=True))
+        cw.run(tiny, folder, on_round=lambda *_: shutil.rmtree(folder, ignore_errors=True))
 
 
 def test_a_lock_is_waited_for(tmp_path: Path) -> None:
@@ -148,8 +148,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 def test_a_run_is_read_while_it_is_written(tiny: dict[str, Any], tmp_path: Path) -> None:
     seen = []
 
-    def look(_: cw.Progress) -> None:
-        run = cw.Run(tmp_path / "run")
+    def look(run: cw.Run, _: object) -> None:
         seen.append((run.finished, len(run.frame("rounds")), run.frame("weights")["round"].max()))
 
     cw.run(tiny | {"methods": ["FedAvg"]}, tmp_path / "run", on_round=look)

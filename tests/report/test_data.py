@@ -1,4 +1,4 @@
-"""How samples are divided among clients, as `clientwise data` shows it."""
+"""How samples are divided among clients, as `clientwise check --data` shows it."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 
 from ..errors import ClientwiseError
+from .configs import check, list_parts, new
 from .console import fail, out, print_in_any_locale, reason
-from .experiments import check, counterfactual, demo, run, tune
-from .parts import data, list_parts, schema
-from .results import diff, export, predict, report, runs, show
+from .experiments import demo, run, tune
+from .results import export, predict, report, show
 
 __all__ = ["app", "main"]
 
@@ -21,27 +21,18 @@ app = typer.Typer(
     help="Federated learning that weighs every client by what it brings.",
     epilog="Start with `clientwise demo`.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (  # in the order of --help
-    run,
-    check,
-    tune,
-    data,
-    schema,
-    list_parts,
-    show,
-    runs,
-    diff,
-    report,
-    counterfactual,
-    export,
-    predict,
-    demo,
-):
-    app.command(_command.__name__.removesuffix("_parts"))(_command)
+_PANELS = {  # in the order of --help
+    "Begin": (demo, new),
+    "Experiments": (check, run, tune, list_parts),
+    "Results": (show, report, export, predict),
+}
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        _name = _command.__name__.removesuffix("_parts")
+        app.command(_name, rich_help_panel=_panel)(_command)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Run, check and tune experiments: `clientwise run`, `check`, `tune`, `counterfactual`, `demo`."""
+"""Run experiments: `clientwise run`, `tune`, `demo`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from .console import (
 from .options import (
     ConfigArgument,
     DataDirOption,
-    DeviceOption,
     MethodsOption,
     NewRunOption,
     PresetOption,
@@ -35,17 +34,15 @@ from .options import (
     SeedsOption,
     SetOption,
     load,
-    load_single,
-    try_data,
     values_of,
 )
 from .results import print_matrix, print_results
 
 if TYPE_CHECKING:
-    from ..data.federated import FederatedData
     from ..experiment.config.schema import Experiment
     from ..experiment.matrix.grid import Matrix, MatrixCell
 
+CHANGED = "A run with one thing changed"
 INTRODUCTION = """\
 Twenty clients hold unequal, skewed shares of real handwritten digits. Two of them are
 hostile: their labels are wrong and they ignore the global model. Every method meets the
@@ -54,9 +51,10 @@ same data and the same clients in every round.
 
 
 def run(
-    file: Annotated[Path, Argument(help="A TOML file; with --resume also a run folder.")],
-    engine: Annotated[str | None, Option(help="Where the clients run: local or flower.")] = None,
-    device: DeviceOption = None,
+    file: Annotated[
+        Path,
+        Argument(help="A TOML file; with --resume, --without, --uniform or --policy a run folder."),
+    ],
     workers: Annotated[
         str | None,
         Option(help="CPU cores to train on, or ray: distribute methods and seeds over Ray."),
@@ -86,23 +84,47 @@ def run(
             max=256,
         ),
     ] = 1,
-    trackers: Annotated[
-        list[str] | None,
+    without: Annotated[
+        str | None,
         Option(
-            "--tracker",
-            metavar="NAME",
-            help="Also log to tensorboard, mlflow or wandb; replaces the trackers of the config.",
+            metavar="CLIENT",
+            help="Repeat a run without this client, by its name or number, and compare.",
+            rich_help_panel=CHANGED,
+        ),
+    ] = None,
+    uniform: Annotated[
+        bool,
+        Option(
+            "--uniform",
+            help="Repeat a run with equal weights, and compare.",
+            rich_help_panel=CHANGED,
+        ),
+    ] = False,
+    policy: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Repeat a run with the bounds of this TOML file (keys of methods.bounds), and compare.",
+            rich_help_panel=CHANGED,
         ),
     ] = None,
     changes: SetOption = None,
 ) -> None:
     """Run an experiment: every method with every seed.
 
-    A config with a matrix runs every attack on every federation.
+    A config with a matrix runs every attack on every federation. A run folder is continued, or repeated with one
+    thing changed: same seeds, data and batches, in a folder beside it.
 
-    Example: clientwise run my.toml --seeds 1-5 --rounds 50
+    Examples: clientwise run my.toml --seeds 1-5, clientwise run runs/mine --without Basel
     """
     is_folder = file.is_dir()
+    changed = [without is not None, uniform, policy is not None].count(True)
+    if changed:
+        others = [workers, seeds, rounds, methods, preset, data_dir, changes, resume, jobs > 1]
+        if changed > 1 or not is_folder or any(others):
+            fail(f"{file}: --without, --uniform or --policy takes a run folder, and --out alone")
+        _repeat(file, without, policy, out_folder)
+        return
     if is_folder and not resume:
         fail(f"{file}: is a folder. To continue the run in it, add --resume.")
     folder = out_folder or (file if is_folder else None)
@@ -112,13 +134,10 @@ def run(
             _config_in(file) if is_folder else file,
             changes,
             preset,
-            engine=engine,
-            device=device,
             workers=workers,
             seeds=seeds,
             rounds=rounds,
             methods=methods,
-            trackers=trackers,
             data_dir=data_dir,
         )
         from ..experiment.matrix.grid import Matrix
@@ -133,49 +152,28 @@ def run(
         _run_and_show(loaded, folder, resume, accept_changes)
 
 
-def check(
-    file: ConfigArgument,
-    seeds: SeedsOption = None,
-    methods: MethodsOption = None,
-    preset: PresetOption = None,
-    data_dir: DataDirOption = None,
-    server_data: Annotated[
-        Path | None, Option(help="For a deployment: the samples of the server (.npz).")
-    ] = None,
-    changes: SetOption = None,
+def _repeat(
+    folder: Path, without: str | None, policy: Path | None, out_folder: Path | None
 ) -> None:
-    """Check a config and its presets, and describe what it would run and cost.
+    """Run an experiment again with one thing changed, and compare. A repetition that was begun goes on."""
+    from ..experiment.running.resume import with_equal_weights, with_policy, without_client
+    from ..fitting import run as run_experiment
+    from ..record.files import plain_name
+    from ..record.run import RunFolder
+    from ..report.terminal import comparison, print_items
 
-    Example: clientwise check my.toml --seeds 1-5
-    """
-    from ..errors import Problems
-    from ..experiment.config_file import presets_of
-
-    keys = {"seeds": seeds, "methods": methods, "data_dir": data_dir}
-    problems = Problems()
-    loaded = None
-    with problems.noted():
-        loaded = load(file, changes, preset, **keys)
-    presets: list[str] = []
-    with problems.noted():
-        presets = [] if preset else presets_of(file)
-    for name in presets:
-        with problems.noted():
-            load(file, changes, name)
-    if loaded is None:
-        with problems.noted():
-            try_data(file, changes, preset, **keys)
-    problems.refuse()
-    from ..experiment.checks.describe import describe
-    from ..experiment.matrix.grid import Matrix
-
-    if isinstance(loaded, Matrix):
-        _check_matrix(loaded)
-        return
-    assert loaded is not None, "what is wrong was refused"
-    print_lines(describe(loaded, _deployed_data(loaded, server_data)))
-    others = f" (and its presets: {', '.join(presets)})" if presets else ""
-    out.print(f"[green]ok:[/] {escape(f'{file}{others}')}", soft_wrap=True)
+    if without is not None:
+        experiment, change = without_client(folder, without), f"without-{without}"
+    elif policy is not None:
+        experiment, change = with_policy(folder, policy), f"policy-{policy.stem}"
+    else:
+        experiment, change = with_equal_weights(folder), "uniform"
+    target = out_folder or folder.with_name(f"{folder.resolve().name}-{plain_name(change)}")
+    with stop_politely():
+        resume = (target / "config.toml").exists()
+        run_experiment(experiment, target, resume=resume, progress=True)
+    print_items(out, comparison(RunFolder(folder), RunFolder(target)))
+    print_lines([f"\nRun folder  {target}"])
 
 
 def tune(
@@ -183,7 +181,6 @@ def tune(
     out_file: Annotated[
         Path | None, Option("--out", help="The config to write. Default: NAME-tuned.toml.")
     ] = None,
-    device: DeviceOption = None,
     methods: MethodsOption = None,
     preset: PresetOption = None,
     data_dir: DataDirOption = None,
@@ -203,7 +200,7 @@ def tune(
     from ..report.terminal import print_items, trials_table
     from ..writing import write_atomically
 
-    values = values_of({"device": device, "methods": methods, "data_dir": data_dir})
+    values = values_of({"methods": methods, "data_dir": data_dir})
     experiment, settings, table = load_tuning(file, changes or [], values, preset)
     path = out_file or Path(f"{file.stem}-tuned.toml")
     if path.exists():
@@ -223,89 +220,29 @@ def tune(
     print_lines([f"Written to {path}. Run it with: {command_name()} run {path}"])
 
 
-def counterfactual(
-    folder: Annotated[Path, Argument(metavar="RUN", help="A run folder.")],
-    without: Annotated[
-        str | None,
-        Option(metavar="CLIENT", help="Never ask this client, by its name or number."),
-    ] = None,
-    uniform: Annotated[bool, Option("--uniform", help="Give all clients equal weights.")] = False,
-    policy: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE", help="Use the bounds of this TOML file: the keys of methods.bounds."
-        ),
-    ] = None,
-    out_folder: Annotated[
-        Path | None,
-        Option(
-            "--out",
-            help="Run folder. Default: beside RUN, named after the change. A run there is resumed.",
-        ),
-    ] = None,
-) -> None:
-    """Run an experiment again with one thing changed, and compare: same seeds, data and batches.
-
-    Example: clientwise counterfactual runs/mine --without Basel
-    """
-    from ..experiment.running.resume import with_equal_weights, with_policy, without_client
-    from ..fitting import run as run_experiment
-    from ..record.files import plain_name
-    from ..record.run import RunFolder
-    from ..report.progress import show_progress
-    from ..report.terminal import comparison, print_items
-
-    if [without is not None, uniform, policy is not None].count(True) != 1:
-        fail("give one of --without CLIENT, --uniform and --policy FILE")
-    if without is not None:
-        experiment, change = without_client(folder, without), f"without-{without}"
-    elif policy is not None:
-        experiment, change = with_policy(folder, policy), f"policy-{policy.stem}"
-    else:
-        experiment, change = with_equal_weights(folder), "uniform"
-    target = out_folder or folder.with_name(f"{folder.resolve().name}-{plain_name(change)}")
-    resume = (target / "config.toml").exists()
-    with stop_politely(), show_progress(out) as on_round:
-        finished = run_experiment(experiment, target, resume=resume, on_round=on_round)
-    print_items(out, comparison(RunFolder(folder), finished))
-    print_lines([f"\nRun folder  {target}"])
-
-
-def demo(out_folder: NewRunOption = None, changes: SetOption = None) -> None:
+def demo(out_folder: NewRunOption = None) -> None:
     """Compare methods on real handwritten digits with two hostile clients, in half a minute.
 
     Example: clientwise demo
     """
+    from ..experiment.load import load_experiment
+
     with as_file(files("clientwise") / "demo.toml") as file:
-        experiment = load_single(file, changes)
+        experiment = load_experiment(file)
     out.print(INTRODUCTION)
     folder = _run_and_show(experiment, out_folder)
     command, where = command_name(), shlex.quote(str(folder))
-    audit = f"{command} show {where} --round {experiment.rounds} --method AdaFedSquared"
+    audit = f"{command} show {where} --round {experiment.rounds} --method Recommended"
     steps = {
         f"{command} report {where}": "a page with all figures and tables",
         audit: "the weight of every client in a round, and why",
         f"{command} run {where}/config.toml --seeds 1-5": "confidence intervals over 5 seeds",
         f"{command} list criteria": "all criteria that clients can be weighed by",
-        "docs/tutorial.md": "your own experiment in ten minutes",
+        f"{command} new patients.csv --target ill": "a config for your own table",
     }
     out.print("\n[bold]Next[/]")
     for step, purpose in steps.items():
         out.print(f"  {escape(step)}\n      [dim]{escape(purpose)}[/]", soft_wrap=True)
-
-
-def _deployed_data(experiment: Experiment, server: Path | None) -> FederatedData | None:
-    """The data to check a deployment with; None where the config describes no deployment.
-
-    These are the samples of the `server`; the participants keep theirs.
-    """
-    from ..errors import needing
-
-    if server is None and (experiment.data is not None or not experiment.flower.clients):
-        return None
-    with needing("flower", "Flower"):
-        from ..hosts.flower.data import server_side
-    return server_side(experiment, str(server or ""))
 
 
 def _run_and_show(
@@ -317,20 +254,17 @@ def _run_and_show(
     """Run an experiment with progress, then print its results; returns the run folder."""
     from ..errors import MissingPackageError
     from ..fitting import run as run_experiment
+    from ..record.run import RunFolder
     from ..report.charts import draw
-    from ..report.progress import show_progress
     from ..report.results import Results
     from ..report.sections import metric_chart
 
-    with stop_politely(folder if resume else None), show_progress(out) as on_round:
-        finished = run_experiment(
-            experiment,
-            folder,
-            resume=resume,
-            accept_changes=accept_changes,
-            on_round=on_round,
+    with stop_politely(folder if resume else None):
+        done = run_experiment(
+            experiment, folder, resume=resume, accept_changes=accept_changes, progress=True
         )
-    folder = finished.folder
+    folder = done.folder
+    finished = RunFolder(folder)
     picture = str(folder / "curves.png")
     try:
         draw(metric_chart(Results([finished])), Path(picture), finished.methods)
@@ -369,7 +303,7 @@ def _run_matrix(
             print_error(line if cell.name in line else f"{cell.name}: {line}")
 
     try:
-        with stop_politely(folder if resume else None), show_progress(out) as on_round:
+        with stop_politely(folder if resume else None), show_progress(err) as on_round:
             folder = run_matrix(
                 matrix,
                 folder,
@@ -387,30 +321,6 @@ def _run_matrix(
     with err.status("Writing the report"):
         page = write_matrix(folder, folder / "report")
     print_lines([f"\nFolder  {folder}", f"Report  {page}"])
-
-
-def _check_matrix(matrix: Matrix) -> None:
-    """Describe every federation, and check every attack on it."""
-    from ..errors import Problems
-    from ..experiment.checks.against_data import validate
-    from ..experiment.checks.describe import describe
-    from ..report.items import counted
-
-    problems = Problems()
-    for name in matrix.federations:
-        first, *others = [cell for cell in matrix.cells if cell.data == name]
-        shares = {cell.column: cell.share for cell in (first, *others)}
-        with problems.noted(first.source):
-            print_lines(describe(first.experiment, columns=shares))
-        one_per_attack = {cell.attack: cell for cell in others}
-        with err.status(f"Checking the columns of {escape(name)}"):
-            for cell in one_per_attack.values():
-                with problems.noted(cell.source):
-                    validate(cell.experiment, None)
-    problems.refuse()
-    cells = counted(len(matrix.cells), "cell")
-    federations = counted(len(matrix.federations), "federation")
-    out.print(f"[green]ok:[/] {cells}, each as above, on {federations}", soft_wrap=True)
 
 
 @contextmanager

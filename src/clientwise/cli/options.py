@@ -42,7 +42,6 @@ DataDirOption = Annotated[
     Path | None,
     Option(help="Folder with the datasets in their published layouts. Default: $CLIENTWISE_DATA."),
 ]
-DeviceOption = Annotated[str | None, Option(help="cpu, cuda or auto.")]
 SeedsOption = Annotated[str | None, Option(help="Seeds: 1,2,3 or 1-5.")]
 RoundsOption = Annotated[int | None, Option(help="Rounds per method and seed.")]
 NewRunOption = Annotated[
@@ -86,18 +85,6 @@ def try_data(file: Path, changes: Sequence[str] | None, preset: str | None, **ke
     if experiment is not None:
         with suppress(OSError):
             load_samples(experiment)
-
-
-def load_single(
-    file: Path, changes: Sequence[str] | None, preset: str | None = None, **keys: Any
-) -> Experiment:
-    """The experiment of a config file, for commands that do not take a matrix; see `load`."""
-    from ..experiment.matrix.grid import Matrix
-
-    loaded = load(file, changes, preset, **keys)
-    if isinstance(loaded, Matrix):
-        fail(f"{file}: has a matrix of experiments; this command takes a config without one")
-    return loaded
 
 
 def values_of(keys: dict[str, Any]) -> dict[str, Any]:

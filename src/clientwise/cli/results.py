@@ -1,4 +1,4 @@
-"""Look at runs and take models away: `clientwise show`, `runs`, `diff`, `report`, `export`, `predict`."""
+"""Look at runs and take models away: `clientwise show`, `report`, `export`, `predict`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ MOST_ROWS = 20  # of predictions in the terminal
 
 
 def show(
-    folder: RunArgument = None,
+    folders: Annotated[
+        list[Path] | None,
+        Argument(
+            metavar="[RUN]...",
+            help="A run folder, by default the newest in runs/. A folder of runs: they are listed. "
+            "Several runs: how they differ.",
+        ),
+    ] = None,
     round_num: Annotated[
         int | None,
         Option(
@@ -34,50 +41,68 @@ def show(
             max=10**9,
         ),
     ] = None,
-    method: Annotated[str | None, Option(help="With --round: only this method.")] = None,
-    seed: Annotated[
-        int | None, Option(help="With --round: only this seed. Default: all seeds.")
+    client: Annotated[
+        str | None,
+        Option(help="Why this client, by its name or number, has its weight. Default: last round."),
     ] = None,
+    method: Annotated[str | None, Option(help="Of a round or client: only this method.")] = None,
+    seed: Annotated[int | None, Option(help="Of a round or client: only this seed.")] = None,
     details: Annotated[
         bool,
-        Option("--details", help="With --round: also how weights are computed."),
+        Option("--details", help="Of a round or client: also how weights are computed."),
     ] = False,
-    fairness: Annotated[
-        bool,
-        Option("--fairness", help="Show how the clients' results differ, method by method."),
-    ] = False,
+    containing: Annotated[
+        str,
+        Option("--with", help="List the runs that contain this word: a method, a dataset."),
+    ] = "",
+    sort: Annotated[
+        str | None,
+        Option(help="List runs, sorted by a column: data, best. Default: the newest first."),
+    ] = None,
 ) -> None:
-    """Show the results of a run, finished or running, in the terminal.
+    """Show the results of a run, finished or running, in the terminal; list runs, or compare them.
 
-    Example: clientwise show runs/mine --round 10 --method FedAvg --seed 2
+    Examples: clientwise show runs/mine --round 10, clientwise show runs --sort best, clientwise show RUN RUN
     """
     from ..experiment.matrix.grid import is_matrix
     from ..record.files import newest_run
     from ..record.run import RunFolder
-    from ..report.about import about
-    from ..report.audit import audits
-    from ..report.results import Results
-    from ..report.sections import fairness_table
-    from ..report.terminal import print_items
+    from ..report.about import about, differences
+    from ..report.audit import audits, why
+    from ..report.terminal import list_runs, print_items
 
+    asks_why = round_num is not None or client is not None
     for name, value in {"method": method, "seed": seed, "details": details or None}.items():
-        if value is not None and round_num is None:
-            fail(f"--{name} goes with --round; add the number of a round")
-    folder = folder or newest_run()
-    if is_matrix(folder):
-        if round_num is not None:
-            fail(f"{folder}: is a matrix; --round goes with one of the runs in it")
-        print_matrix(folder)
+        if value is not None and not asks_why:
+            fail(f"--{name} goes with --round or --client")
+    is_list = bool(containing or sort is not None)
+    every = folders or [Path("runs") if is_list else newest_run()]
+    for folder in every:
+        if not folder.is_dir():
+            fail(f"{folder}: no such folder; `clientwise show runs` lists the runs")
+    first = every[0]
+    is_list = is_list or (len(every) == 1 and holds_runs(first))
+    if asks_why and (is_list or len(every) > 1 or is_matrix(first)):
+        fail(f"{first}: --round and --client go with one run")
+    if is_list:
+        found = list_runs(every, containing, sort)
+        print_items(out, [found if len(found.frame) else "No run found."])
         return
-    run = RunFolder(folder)
-    if round_num is not None:
-        print_items(out, audits(run, round_num, method, seed, details=details))
-    elif fairness:
-        table = fairness_table(Results([run]))
-        print_items(
-            out, [table or "Fewer than two clients have test data: there is nothing to compare."]
-        )
+    if len(every) > 1:
+        found = differences(_opened(every))
+        print_items(out, [found if len(found.frame) else found.note])
+    elif is_matrix(first):
+        print_matrix(first)
+    elif client is not None:
+        run = RunFolder(first)
+        for one in run.methods if method is None else [method]:
+            run.about(one)  # an unknown method is an error
+            number = run.seeds(one)[0] if seed is None else seed
+            print_lines([why(run, client, one, number, round_num, details=details)])
+    elif round_num is not None:
+        print_items(out, audits(RunFolder(first), round_num, method, seed, details=details))
     else:
+        run = RunFolder(first)
         facts = list(about(run))
         width = max(len(what) for what, _ in facts) + 2
         for what, text in facts:
@@ -85,50 +110,14 @@ def show(
         print_results(run)
 
 
-def runs(
-    folders: Annotated[
-        list[Path] | None,
-        Argument(metavar="[RUNS]...", help="Folders of runs. Default: runs/"),
-    ] = None,
-    containing: Annotated[
-        str,
-        Option(
-            "--with",
-            help="List only runs that contain this word: a tag, a method, a dataset.",
-        ),
-    ] = "",
-    sort: Annotated[
-        str | None,
-        Option(help="Sort by a column, for example data or best. Default: the newest first."),
-    ] = None,
-) -> None:
-    """List runs with data, methods, seeds, rounds, date and best result.
+def holds_runs(folder: Path) -> bool:
+    """Whether a folder holds runs, and is neither a run nor a matrix itself."""
+    from ..experiment.matrix.grid import is_matrix
+    from ..record.database import DATABASE
 
-    Example: clientwise runs --with FedAvg --sort best
-    """
-    from ..report.terminal import list_runs, print_items
-
-    for folder in folders or ():
-        if not folder.is_dir():
-            fail(f"{folder}: no such folder")
-    found = list_runs(folders or [Path("runs")], containing, sort)
-    print_items(out, [found if len(found.frame) else "No run found."])
-
-
-def diff(
-    folders: Annotated[list[Path], Argument(metavar="RUN RUN", help="Two or more run folders.")],
-) -> None:
-    """Show how runs differ: config, versions, data.
-
-    Example: clientwise diff runs/one runs/two
-    """
-    from ..report.about import differences
-    from ..report.terminal import print_items
-
-    if len(folders) < 2:
-        fail("name two or more run folders")
-    found = differences(_opened(folders))
-    print_items(out, [found if len(found.frame) else found.note])
+    if (folder / DATABASE).exists() or is_matrix(folder):
+        return False
+    return any(folder.glob(f"*/{DATABASE}"))
 
 
 def report(
@@ -150,10 +139,6 @@ def report(
             help="Also draw all figures as files: pdf (for papers), png, svg.",
         ),
     ] = "",
-    wide: Annotated[
-        bool,
-        Option("--wide", help="PDF figures for two columns: 6.8 in wide instead of 3.3 in."),
-    ] = False,
     watch: Annotated[
         bool,
         Option("--watch", help="Write the report anew every few seconds while a run goes on."),
@@ -166,7 +151,7 @@ def report(
     from ..experiment.matrix.grid import is_matrix
     from ..record.files import newest_run
     from ..report.audit import last_audits
-    from ..report.charts import COLUMN, FORMATS, PAGE
+    from ..report.charts import FORMATS
     from ..report.files import older_files
     from ..report.items import counted
     from ..report.matrix import write_matrix
@@ -175,7 +160,7 @@ def report(
     wanted = [word.strip().lower() for word in figures.split(",") if word.strip()]
     if not {*wanted} <= {*FORMATS}:
         fail(f"--figures {figures}: write one or several of {', '.join(FORMATS)}")
-    formats = [one for one in FORMATS if one in (wanted or ["pdf"] * wide)]
+    formats = [one for one in FORMATS if one in wanted]
     every = folders or [newest_run()]
     for folder in every:
         if len(every) > 1 and is_matrix(folder):
@@ -185,14 +170,13 @@ def report(
     default = every[0] / "report" if len(every) == 1 else Path("report")
     target = out_folder or default
     page = target / "report.html"
-    width = PAGE if wide else COLUMN
 
     def write() -> None:
         with err.status("Writing the report"):
             if is_matrix(every[0]):
-                write_matrix(every[0], target, formats, width)
+                write_matrix(every[0], target, formats)
             else:
-                write_report(_opened(every), target, formats, last_audits, width)
+                write_report(_opened(every), target, formats, last_audits)
 
     with writing_to(target):
         if watch:
@@ -241,10 +225,13 @@ def export(
     from ..results import Run
 
     run = Run(folder or newest_run())
-    lanes = _opened([run.folder])[0].lanes
-    known = {f"{one.method} seed {one.seed}": one for one in lanes.itertuples()}
+    known = {f"{one.method} seed {one.seed}": one for one in run.lanes.itertuples()}
+    alone = [one.name for one in run.facts.methods if one.control == "alone"]  # a model per client
     chosen = [
-        one for one in known.values() if method in (None, one.method) and seed in (None, one.seed)
+        one
+        for one in known.values()
+        if (one.method == method or (method is None and one.method not in alone))
+        and seed in (None, one.seed)
     ]
     if not chosen:
         wanted = f"{method or run.methods[0]} seed {seed or 1}" if known else "any method"
@@ -252,9 +239,8 @@ def export(
     target = out_folder or run.folder / "models"
     with writing_to(target), err.status("Writing the models"):
         for one in chosen:
-            if method is not None or run.has_model(one.method):
-                paths = run.export(one.method, one.seed, target, onnx=onnx, after=after)
-                print_lines(str(path) for path in paths)
+            paths = run.export(one.method, one.seed, target, onnx=onnx, after=after)
+            print_lines(str(path) for path in paths)
 
 
 def predict(

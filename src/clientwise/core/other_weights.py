@@ -7,7 +7,7 @@
   same bounds.
 
 Evidence is not judged anew: its weights are those of the round. What a run without a client would
-have learned is another run (`clientwise counterfactual`).
+have learned is another run (`clientwise run RUN --without CLIENT`).
 Contributions are Shapley values of a game whose players are the clients. The worth v(S) of a coalition S is
 a number; v(∅) is that of nobody. The Shapley value of player a is its marginal gain v(S ∪ a) − v(S),
 averaged over all orders in which the players can join (Shapley, 1953).

@@ -240,7 +240,7 @@ class RunFolder:
             is_folder = self.folder.is_dir()
             has_database = (self.folder / DATABASE).exists()
         if not is_folder:
-            raise RunError(f"{self.folder}: no such folder")
+            raise RunError(f"{self.folder}: no such folder; `clientwise show runs` lists the runs")
         if not has_database:
             if is_locked(self.folder):
                 raise NotBegunError(f"{self.folder}: the run is just beginning")

@@ -162,7 +162,8 @@ def _lines(chart: Chart, methods: list[str]) -> list[Layer]:
         "name": "pick",
         "select": {"type": "point", "fields": [chart.colour], "on": "pointerover"},
     }
-    layers.append({"mark": {"type": "point", "size": 90}, "encoding": touched, "params": [picked]})
+    point = {"type": "point", "size": 90}
+    layers.append({"name": "points", "mark": point, "encoding": touched, "params": [picked]})
     if chart.low:  # the range of the line that one points at
         always = 0.15 if len(names) <= MOST_BANDS else 0.0
         shown = {"condition": {"param": "pick", "empty": False, "value": 0.25}, "value": always}

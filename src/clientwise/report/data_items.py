@@ -1,4 +1,4 @@
-"""How samples are divided among clients: what `clientwise data` prints and draws."""
+"""How samples are divided among clients: what `clientwise check --data` prints and draws."""
 
 from __future__ import annotations
 

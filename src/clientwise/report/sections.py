@@ -924,7 +924,7 @@ OTHER_WEIGHTS_NOTE = (
     "leaves one client out and brings the other weights within the same bounds. Differences are to the chosen "
     "weights. The mean is over all rounds in which the candidate could be computed. "
     "Every round starts from the model of the run itself: these are effects of single rounds, which do not add "
-    "up to a run with other weights (`clientwise counterfactual`)."
+    "up to a run with other weights (`clientwise run RUN --without CLIENT`)."
 )
 
 

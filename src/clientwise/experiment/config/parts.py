@@ -376,5 +376,5 @@ def _measurement(function: Callable[..., Any]) -> CriterionDeclaration:
         return CriterionDeclaration(measured_by="client")
     if first == "arrivals":  # it may evaluate models: what a function reads is not known
         return CriterionDeclaration(frozenset({"server_set"}), measured_by="server")
-    how = "`clients` (the client measures it, cw.ClientFacts) or `arrivals` (the server does, cw.Arrivals)"
+    how = "`clients` (the client measures it, cw.parts.ClientFacts) or `arrivals` (the server does, cw.parts.Arrivals)"
     refuse([("", f"{function.__name__}({first}): call its first argument {how}")])

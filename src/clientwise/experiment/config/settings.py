@@ -91,11 +91,6 @@ class Training(_OwnKeys):
             self.__dict__["learning_rate"] = _default_rate(self.optimizer)  # frozen
         return self
 
-    @property
-    def has_default_rate(self) -> bool:
-        """Whether the learning rate is that of the optimizer, not the user's."""
-        return "learning_rate" not in self.model_fields_set
-
     def build(self, *changes: TrainingOverride) -> LocalTraining:
         """These options with changes, of which later ones win."""
         options = self.changed(*changes)

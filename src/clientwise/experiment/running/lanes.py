@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Progress:
     total: int  # rounds of all lanes; fewer where a lane has ended early
     is_last: bool = False  # whether the lane ends with this round
     is_share: bool = True  # whether the metric is shown in percent
+    folder: Path = Path()  # of the run
 
 
 @dataclass(frozen=True)

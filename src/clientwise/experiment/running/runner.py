@@ -370,5 +370,6 @@ class _Session:
             self._total,
             is_last=lane.is_done,
             is_share=lane.engine.problem.is_share,
+            folder=self._store.folder,
         )
         self._on_round(step)
