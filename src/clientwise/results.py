@@ -153,7 +153,7 @@ class Run(RunFolder):
     def report(
         self, out: str | Path | None = None, figures: Collection[Literal["pdf", "png", "svg"]] = ()
     ) -> Path:
-        """Write the report: one HTML page, and beside it tables (CSV, Markdown, LaTeX).
+        """Write the report: one HTML page, and beside it tables (CSV, LaTeX).
 
         Args:
             out: the folder; by default `report` in the run folder.
@@ -162,11 +162,10 @@ class Run(RunFolder):
         Returns:
             The page.
         """
-        from .report.audit import last_audits
         from .report.page import write_report
 
         target = Path(out or self.folder / "report")
-        return write_report([self], target, [*figures], last_audits)
+        return write_report([self], target, [*figures])
 
     def _only_method(self, what: str) -> str:
         """The method, where there is one."""

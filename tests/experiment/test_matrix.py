@@ -37,17 +37,19 @@ from clientwise.experiment.matrix.grid import (
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, find_unfinished_matrix, run_matrix
 from clientwise.record.database import is_finished
-from clientwise.report.files import as_csv
+from clientwise.report.page import as_csv
 from clientwise.report.items import Chart, Table
-from clientwise.report.matrix import MatrixReport, matrix_report, write_matrix
 from clientwise.report.standings import (
     Federation,
+    MatrixReport,
     Results,
     critical_difference,
+    matrix_report,
     mean_differences,
     rank,
     read_results,
     standings,
+    write_matrix,
 )
 from recorded import curve, everything
 

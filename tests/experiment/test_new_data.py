@@ -13,7 +13,7 @@ from clientwise.errors import ConfigError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load_matrix
-from clientwise.report.audit.explanation import explain
+from clientwise.report.explanation import explain
 from recorded import curve, everything, rows
 
 CONFIG: dict[str, Any] = {

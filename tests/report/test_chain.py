@@ -20,7 +20,7 @@ from clientwise.errors import RunError
 from clientwise.record.run import RunFolder
 from clientwise.report import audit as audits_of
 from clientwise.report.audit import audit, audits, last_audits, why
-from clientwise.report.audit.explanation import Explanation, explain
+from clientwise.report.explanation import Explanation, explain
 from clientwise.report.items import Chart, Table
 from clientwise.report.terminal import print_items
 
@@ -102,8 +102,8 @@ def test_the_picture_leads_step_by_step_to_what_the_record_holds(
         first, last = own.iloc[0], own.iloc[-1]
         assert first["from"] == 1 / len(stored)
         assert own["from"].tolist()[1:] == own["to"].tolist()[:-1]
-        assert first["to"] == stored[int(client)].prior
-        assert last["to"] == stored[int(client)].influence
+        assert first["to"] == stored[int(client.split()[0])].prior
+        assert last["to"] == stored[int(client.split()[0])].influence
 
 
 def test_the_parameters_name_all_that_moves_weights(frames: RunFolder) -> None:

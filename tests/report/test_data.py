@@ -14,8 +14,8 @@ from clientwise.data.division import federate
 from clientwise.data.federated import FederatedData, Samples
 from clientwise.data.partition import Pool, iid, shards, table
 from clientwise.data.summary import DataSummary, summarise
+from clientwise.report.about import data_chart, data_items
 from clientwise.report.charts import draw
-from clientwise.report.data_items import data_chart, data_items
 from clientwise.report.items import Table
 
 COUNTS = [[30, 0, 5] + [0] * 7, [30, 40, 0] + [0] * 7, [100] + [0] * 9]

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 import clientwise as cw
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit, why
-from clientwise.report.audit.explanation import Explanation, explain
+from clientwise.report.explanation import Explanation, explain
 from clientwise.report.items import Table
 
 SEED = 3

@@ -50,18 +50,13 @@ def test_every_number_of_the_result_is_in_its_frame() -> None:
 
 
 def test_fairness_by_hand() -> None:
-    run = Made(
-        {"A": seeds([0.9])},
-        config={"attributes": {"age": [30.0, 40.0, 50.0, 60.0], "role": ["a", "b", "a", "b"]}},
-    )
+    run = Made({"A": seeds([0.9])})
     found = items(run)["fairness"].frame.iloc[0]
     values = numpy.array([0.9, 0.8, 0.7, 0.6])
     assert found["mean"] == pytest.approx(values.mean())
     assert found["standard deviation"] == pytest.approx(values.std())
     assert found["Jain's index"] == pytest.approx(values.sum() ** 2 / (4 * (values**2).sum()))
     assert (found["worst 10%"], found["best 10%"]) == (pytest.approx(0.6), pytest.approx(0.9))
-    assert found["gap by role"] == pytest.approx(0.1)  # 0.8 and 0.7
-    assert found["gap by age"] == pytest.approx(0.2)  # 0.85 and 0.65
 
 
 def test_hostile_clients_measure_nothing() -> None:
@@ -121,7 +116,7 @@ def test_rounds_until_clients_reach_a_target() -> None:
     assert found["B"]["average gain"].startswith("+1.1 [")
     assert "target-0.3" not in items(run)
     shorter = Made({"A": {1: [0.9] * 9}, "B": {1: [0.9] * 4}}, client_targets=[0.7])
-    assert rows(items(shorter)["target-0.7"])["B"]["average gain"] == "+0.0 (one seed)"
+    assert rows(items(shorter)["target-0.7"])["B"]["average gain"] == "+0.0"
 
 
 def test_survivors_do_not_win() -> None:
@@ -183,13 +178,10 @@ def test_contributions_and_other_weights() -> None:
         "rounds": "2",
     }
     assert weighed["without Oslo"]["rounds"] == "0"
+    assert weighed["without Bern"]["mean difference"] == "-5.0"
     gave = rows(found["contributions-A"])
-    assert gave["Bern"]["leave-one-out, all rounds"] == "+10.0"  # twice 0.05
-    assert (gave["Bern"]["Shapley, last round"], gave["Bern"]["Shapley, all rounds"]) == (
-        "+40.0",
-        "+80.0",
-    )
-    assert gave["Bern"]["± error of Shapley, all rounds"] == "+4.2"  # √2 · 3
+    assert (gave["Bern"]["last round"], gave["Bern"]["all rounds"]) == ("+40.0", "+80.0")
+    assert gave["Bern"]["± error, all rounds"] == "+4.2"  # √2 · 3
 
 
 def test_loops_refusals_privacy_and_cost() -> None:
@@ -206,7 +198,7 @@ def test_loops_refusals_privacy_and_cost() -> None:
     )
     found = items(run)
     assert (
-        "most often size > trust (3 of 4 rounds), changed 1 times, 4 testing rounds"
+        "Most often size > trust (3 of 4 rounds), changed 1 times, 4 testing rounds"
         in found["priority-A"].alt
     )
     assert rows(found["privacy"])["A"]["ε so far"] == "5.000"

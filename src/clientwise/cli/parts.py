@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ..report.output.markup import escape
+from ..report import escape
 from .console import (
     fail,
     out,
@@ -50,7 +50,7 @@ def data(
     from ..data.summary import column_hints, summarise
     from ..experiment.build.data import build_data, load_samples
     from ..report.charts import draw
-    from ..report.data_items import data_chart, data_items
+    from ..report.about import data_chart, data_items
     from ..report.terminal import print_items
 
     if picture is not None and picture.suffix not in (".png", ".svg"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from ..report.output.markup import escape
+from ..report import escape
 from .console import (
     err,
     fail,
@@ -42,10 +42,6 @@ def show(
         bool,
         Option("--details", help="With --round: also how weights are computed."),
     ] = False,
-    fairness: Annotated[
-        bool,
-        Option("--fairness", help="Show how the clients' results differ, method by method."),
-    ] = False,
 ) -> None:
     """Show the results of a run, finished or running, in the terminal.
 
@@ -56,8 +52,6 @@ def show(
     from ..record.run import RunFolder
     from ..report.about import about
     from ..report.audit import audits
-    from ..report.results import Results
-    from ..report.sections import fairness_table
     from ..report.terminal import print_items
 
     for name, value in {"method": method, "seed": seed, "details": details or None}.items():
@@ -72,11 +66,6 @@ def show(
     run = RunFolder(folder)
     if round_num is not None:
         print_items(out, audits(run, round_num, method, seed, details=details))
-    elif fairness:
-        table = fairness_table(Results([run]))
-        print_items(
-            out, [table or "Fewer than two clients have test data: there is nothing to compare."]
-        )
     else:
         facts = list(about(run))
         width = max(len(what) for what, _ in facts) + 2
@@ -150,32 +139,26 @@ def report(
             help="Also draw all figures as files: pdf (for papers), png, svg.",
         ),
     ] = "",
-    wide: Annotated[
-        bool,
-        Option("--wide", help="PDF figures for two columns: 6.8 in wide instead of 3.3 in."),
-    ] = False,
     watch: Annotated[
         bool,
         Option("--watch", help="Write the report anew every few seconds while a run goes on."),
     ] = False,
 ) -> None:
-    """Write a report: one HTML file, all tables (CSV, Markdown, LaTeX), and figures if asked for.
+    """Write a report: one HTML file, all tables (CSV, LaTeX), and figures if asked for.
 
     Example: clientwise report runs/one runs/two --figures pdf,svg
     """
     from ..experiment.matrix.grid import is_matrix
     from ..record.files import newest_run
-    from ..report.audit import last_audits
-    from ..report.charts import COLUMN, FORMATS, PAGE
-    from ..report.files import older_files
+    from ..report.charts import FORMATS
     from ..report.items import counted
-    from ..report.matrix import write_matrix
-    from ..report.page import write_report, write_while_running
+    from ..report.page import older_files, write_report, write_while_running
+    from ..report.standings import write_matrix
 
     wanted = [word.strip().lower() for word in figures.split(",") if word.strip()]
     if not {*wanted} <= {*FORMATS}:
         fail(f"--figures {figures}: write one or several of {', '.join(FORMATS)}")
-    formats = [one for one in FORMATS if one in (wanted or ["pdf"] * wide)]
+    formats = [one for one in FORMATS if one in wanted]
     every = folders or [newest_run()]
     for folder in every:
         if len(every) > 1 and is_matrix(folder):
@@ -185,14 +168,13 @@ def report(
     default = every[0] / "report" if len(every) == 1 else Path("report")
     target = out_folder or default
     page = target / "report.html"
-    width = PAGE if wide else COLUMN
 
     def write() -> None:
         with err.status("Writing the report"):
             if is_matrix(every[0]):
-                write_matrix(every[0], target, formats, width)
+                write_matrix(every[0], target, formats)
             else:
-                write_report(_opened(every), target, formats, last_audits, width)
+                write_report(_opened(every), target, formats)
 
     with writing_to(target):
         if watch:
@@ -204,7 +186,7 @@ def report(
         return  # stopped before the first round
     drawn = f"figures ({', '.join(formats).upper()}) and " if formats else ""
     hint = "" if formats else "; --figures pdf draws figures for a paper"
-    beside = f"{drawn}tables (CSV, Markdown, LaTeX){hint}"
+    beside = f"{drawn}tables (CSV, LaTeX){hint}"
     print_lines([f"Report       {page}", f"Beside it    {beside}"])
     for folder, count in older_files(page).items():
         older = f"{counted(count, 'file')} in {folder}, older than this report"
@@ -319,7 +301,7 @@ def print_results(run: RunFolder) -> None:
 
 def print_matrix(folder: Path) -> None:
     """A matrix's tables, and what they show in a few sentences."""
-    from ..report.matrix import matrix_report
+    from ..report.standings import matrix_report
     from ..report.terminal import print_items
 
     found = matrix_report(folder)

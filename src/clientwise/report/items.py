@@ -1,7 +1,7 @@
 """What a report consists of: tables, charts and texts, and the sections that yield them.
 
 An item is made from a tidy frame: a row for each thing, a column for each of its values. `page.py` shows items on the
-page, `files.py` writes them (CSV, LaTeX, Markdown, PDF, SVG, PNG), `terminal.py` prints them.
+page and writes them (CSV, LaTeX, PDF, SVG, PNG), `terminal.py` prints them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import pandas
 
-Kind = Literal["lines", "dots", "bars", "cells"]
+Kind = Literal["lines", "bars", "cells"]
 Text = str  # a paragraph
 Format = Callable[..., str]
 
@@ -243,20 +243,21 @@ class Chart:
     """A chart of a tidy frame.
 
     - "lines": `y` over `x`, one line for each `colour`, with a band from `low` to `high`.
-    - "dots": `x` for each `y` (a name), with an interval from `low` to `high`.
     - "bars": a bar for each `y` (a name): its length is `x`, or it goes from `low` to `high`.
     - "cells": a heat map: a cell at `x` and `y`, whose colour is the value of `colour`.
+
+    Columns that the frame lacks are not drawn.
     """
 
     id: str
     title: str
     frame: pandas.DataFrame
-    kind: Kind
-    x: str
-    y: str
-    colour: str = ""
-    low: str = ""
-    high: str = ""
+    kind: Kind = "lines"
+    x: str = "round"
+    y: str = "value"
+    colour: str = "method"
+    low: str = "low"
+    high: str = "high"
     format: str = ".3~g"  # of the values, as d3-format has it
     logarithmic: bool = False
     limits: tuple[float, float] | None = None  # of the colours of cells
@@ -266,14 +267,3 @@ class Chart:
 
 Item = Table | Chart | Text
 Section = Callable[[Any], Iterator[Item]]
-SECTIONS: dict[str, Section] = {}
-
-
-def section(title: str) -> Callable[[Section], Section]:
-    """Decorator: a section of the report, in the order of their definition; left out where it yields nothing."""
-
-    def register(function: Section) -> Section:
-        SECTIONS[title] = function
-        return function
-
-    return register

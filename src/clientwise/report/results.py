@@ -7,6 +7,7 @@ them, and for each method its rounds, its clients and what was measured of both.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,6 @@ from .statistics import Difference, holm, paired_difference
 DIVERGED = 100  # times the lowest loss
 RUINED_LOSS = 1e9  # of a model that has learned anything
 SHARES = (*range(10, 100, 10), 75)  # percent of the clients: what each share reaches is recorded
-MANY_CLIENTS = 20  # from here on, a tenth of the clients is more than one or two
 NOT_AVAILABLE = "†"
 NOT_AVAILABLE_MEANS = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
@@ -35,6 +35,17 @@ TRAINS_ON_SERVER = "‡"
 TRAINS_ON_SERVER_MEANS = (
     f"{TRAINS_ON_SERVER} Trains on the server's samples, which the other methods do not."
 )
+
+
+def marked(label: str, is_unavailable: bool, is_on_server: bool) -> str:
+    """The name of a method, with marks where it is not available or trains on the server's samples."""
+    marks = NOT_AVAILABLE * is_unavailable + TRAINS_ON_SERVER * is_on_server
+    return f"{label}\u00a0{marks}" if marks else label
+
+
+def marks_in_words(is_unavailable: bool, is_on_server: bool) -> list[str]:
+    """What the marks of methods mean, where there are any."""
+    return [NOT_AVAILABLE_MEANS] * is_unavailable + [TRAINS_ON_SERVER_MEANS] * is_on_server
 
 
 @dataclass(frozen=True)
@@ -54,11 +65,7 @@ class Method:
     @property
     def marked(self) -> str:
         """The label, with marks where it is not available or trains on the server's samples."""
-        marks = (
-            NOT_AVAILABLE * (not self.about.is_available)
-            + TRAINS_ON_SERVER * self.about.trains_on_server
-        )
-        return f"{self.label}\u00a0{marks}" if marks else self.label
+        return marked(self.label, not self.about.is_available, self.about.trains_on_server)
 
     def frame(self, name: str) -> Frame:
         """Its rows of a frame of the run, of the seeds that it is compared on."""
@@ -71,30 +78,30 @@ class Method:
         return self.frame("rounds")
 
     @cached_property
+    def lanes(self) -> Frame:
+        """Its seeds: whether each is finished, and the rounds that it has run."""
+        lanes = self.run.lanes.set_index("seed")
+        return lanes[(lanes["method"] == self.name) & lanes.index.isin(self.seeds)]
+
+    @property
     def done(self) -> dict[int, int]:
         """By seed, the rounds that it has run."""
-        lanes = self.run.lanes
-        own = lanes[(lanes["method"] == self.name) & lanes["seed"].isin(self.seeds)]
-        return dict(zip(own["seed"].tolist(), own["rounds"].tolist(), strict=True))
+        found: dict[int, int] = self.lanes["rounds"].to_dict()
+        return found
 
     @cached_property
     def stopped(self) -> dict[int, int]:
         """The seeds with which training stopped early, and after which round."""
-        lanes = self.run.lanes
-        ended = set(lanes[(lanes["method"] == self.name) & lanes["finished"].astype(bool)]["seed"])
-        return {
-            seed: last
-            for seed, last in self.done.items()
-            if seed in ended and last < self.run.facts.rounds
-        }
+        is_early = self.lanes["rounds"] < self.run.facts.rounds
+        found: dict[int, int] = self.lanes[self.lanes["finished"].astype(bool) & is_early][
+            "rounds"
+        ].to_dict()
+        return found
 
     @cached_property
     def ended(self) -> dict[int, int]:
         """By seed, the round that its results stand for: where training stopped early, the model stays."""
-        return {
-            seed: self.run.facts.rounds if seed in self.stopped else last
-            for seed, last in self.done.items()
-        }
+        return self.done | dict.fromkeys(self.stopped, self.run.facts.rounds)
 
     @property
     def last_round(self) -> int:
@@ -115,13 +122,6 @@ class Method:
         """Its rows of a frame of the run, of its first seed: what cannot be shown for all seeds at once."""
         found = self.frame(name)
         return found[found["seed"] == self.seeds[0]]
-
-    @property
-    def names(self) -> dict[int, str]:
-        """What the clients of its first seed are called, by number."""
-        clients = self.run.frame("clients")
-        own = clients[clients["seed"] == self.seeds[0]]
-        return dict(zip(own["client"], client_names(own), strict=True))
 
     def curve(self, column: str, place: int | None = None) -> Frame:
         """A column of its rounds, or a place in its lists [rounds, seeds]; a model that stays keeps its value."""
@@ -163,26 +163,17 @@ class Method:
     @property
     def notes(self) -> list[str]:
         """The notes of its rounds; without that training stopped early, the last note of its round."""
-        if "notes" not in self.rounds:
-            return []
+        known = self.rounds.reindex(columns=["seed", "round", "notes"]).dropna(subset=["notes"])
         found: list[str] = []
-        columns = (self.rounds[name] for name in ("seed", "round", "notes"))
-        for seed, number, notes in zip(*columns, strict=True):
-            if isinstance(notes, list):
-                found += notes[:-1] if self.stopped.get(seed) == number else notes
+        for seed, number, notes in known.itertuples(index=False):
+            found += notes[:-1] if self.stopped.get(seed) == number else notes
         return found
-
-    def by_seed(self, column: str) -> Series:
-        """A column of the rounds: its mean over the rounds, by seed."""
-        return (
-            self.rounds.groupby("seed")[column].mean()
-            if column in self.rounds
-            else Series(dtype=float)
-        )
 
     def mean(self, column: str) -> float:
         """A column of the rounds: its mean over the rounds, and then over the seeds."""
-        return float(self.by_seed(column).mean())
+        if column not in self.rounds:
+            return math.nan
+        return float(self.rounds.groupby("seed")[column].mean().mean())
 
     @cached_property
     def clients(self) -> Frame:
@@ -195,14 +186,12 @@ class Method:
     def by_client(self) -> Frame:
         """The metric of the clients [names, seeds]; empty where none can be followed over the seeds.
 
-        Without names, a client's number means the same client only where seeds have the same data. Of sampled clients,
-        every seed has others.
+        Without names, a client's number means the same client only where seeds have the same data.
         """
         several = len(self.seeds) > 1
-        is_sampled = "sampled" in self.run.frame("rounds")
         has_names = bool(self.clients["name"].notna().all())
         data = {self.run.facts.data.get(seed) for seed in self.seeds}
-        if several and (is_sampled or not (has_names or len(data) == 1)):
+        if several and not (has_names or len(data) == 1):
             return Frame()
         named = self.clients.assign(client=client_names(self.clients))
         return named.pivot_table(index="client", columns="seed", values="metric", sort=False)
@@ -222,12 +211,10 @@ class Method:
     def arrived(self) -> int:
         """How many updates arrived, over all its seeds."""
         rounds = self.run.frame("rounds")
-        every = (
-            int(rounds.loc[rounds["method"] == self.name, "participants"].sum())
-            if len(rounds)
-            else 0
+        invited = (
+            rounds.loc[rounds["method"] == self.name, "participants"].sum() if len(rounds) else 0
         )
-        return every - (len(self.missing) - len(self.refusals))
+        return int(invited) - (len(self.missing) - len(self.refusals))
 
     @property
     def learned(self) -> bool:
@@ -237,13 +224,12 @@ class Method:
     @cached_property
     def diverged(self) -> dict[int, float]:
         """The seeds in which the last loss is far above the lowest and the first, or beyond all use; with that loss."""
-        found = {}
-        losses = self.curve("loss")
-        for seed in losses:
-            own = losses[seed].dropna()
-            last = own.iloc[-1]
-            if last > RUINED_LOSS or last > max(own.iloc[0], DIVERGED * own.min()):
-                found[seed] = float(last)
+        losses = self.curve("loss").astype(float)
+        if losses.empty:
+            return {}
+        last = losses.ffill().iloc[-1]
+        usual = (DIVERGED * losses.min()).clip(lower=losses.bfill().iloc[0])
+        found: dict[int, float] = last[last > usual.clip(upper=RUINED_LOSS)].to_dict()
         return found
 
 
@@ -349,7 +335,7 @@ def _methods(runs: Sequence[RunFolder]) -> list[Method]:
     for run in runs:
         for name in run.methods:
             label = f"{run.id}: {name}" if len(runs) > 1 else name
-            methods.append(Method(label, run, name, tuple(seeds_of(run, name))))
+            methods.append(Method(label, run, name, tuple(run.seeds(name))))
     farthest = _farthest(methods)
     shared = _shared(farthest)
     if not shared:
@@ -372,12 +358,6 @@ def _shared(methods: Sequence[Method]) -> set[int]:
     """The seeds that all have run equally far, on the same data."""
     done = [{(seed, one.run.facts.data.get(seed)) for seed in one.farthest} for one in methods]
     return {seed for seed, _ in set.intersection(*done)} if done else set()
-
-
-def seeds_of(run: RunFolder, method: str) -> list[int]:
-    """The seeds of a method in a run."""
-    found: list[int] = run.lanes[run.lanes["method"] == method]["seed"].tolist()
-    return found
 
 
 def has_hostile(run: RunFolder) -> bool:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import pandas
 
-from ...errors import RunError
-from ...registry import suggest
-from ..about import in_words
-from ..items import Chart, Item, Table, Unit, counted, fixed, percent
+from ..errors import RunError
+from ..registry import suggest
+from .about import in_words
 from .explanation import Explanation, Round, explain, lane_rows, records
+from .items import Chart, Item, Table, Unit, counted, fixed, percent
 
 if TYPE_CHECKING:
-    from ...record.run import RunFolder
+    from ..record.run import RunFolder
 
 MOST_CLIENTS = 500  # in the tables of a round
 MOST_BARS = 20  # clients in its picture
@@ -98,7 +98,8 @@ def last_audits(run: RunFolder) -> Iterator[tuple[str, list[Item]]]:
 
     Each has a title. `clientwise show RUN --round N` and `Run.why` have all rounds.
     """
-    for method, seed in run.lanes.groupby("method", sort=False)["seed"].first().items():
+    for method in run.methods:
+        seed = run.seeds(method)[0]
         own = lane_rows(run, "weights", method, seed)
         refused = own.dropna(subset=["refusal"]).groupby("refusal")["round"].min()
         for round_num in sorted({*refused, *own["round"].tail(1)}):
@@ -115,16 +116,12 @@ def audits(
     details: bool = False,
 ) -> Iterator[Item]:
     """A round in the terminal, under every method and seed that has run it, or under one; see `audit`."""
-    asked = [
-        one
-        for one in run.lanes.itertuples()
-        if method in (None, one.method) and seed in (None, one.seed)
-    ]
-    if not asked:
-        lane_rows(
-            run, "rounds", method or run.methods[0], -1 if seed is None else seed
-        )  # says what there is
-    for one in [one for one in asked if one.rounds >= round_num] or asked[:1]:
+    lanes = run.lanes[run.lanes["method"].eq(method) | (method is None)]
+    lanes = lanes[lanes["seed"].eq(seed) | (seed is None)]
+    if lanes.empty:  # says what there is
+        lane_rows(run, "rounds", method or run.methods[0], -1 if seed is None else seed)
+    there = lanes[lanes["rounds"] >= round_num]
+    for one in (lanes[:1] if there.empty else there).itertuples():
         yield from audit(run, one.method, one.seed, round_num, details=details)
 
 
