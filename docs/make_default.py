@@ -35,9 +35,7 @@ from clientwise.report.standings import (
     Results,
     by_mean,
     complete_methods,
-    leads_significantly,
     mean_differences,
-    significant_leads,
     standings,
 )
 from clientwise.report.statistics import (
@@ -911,12 +909,21 @@ def _significant_leads(results: Results) -> dict[str, bool]:
     complete = complete_methods(results, results.federations)
     rivals = [results.methods.index(one) for one in complete if one not in results.unavailable]
     clean = [one.goodness[rivals, one.columns.index(CLEAN)] for one in results.federations]
-    mean, worst, _ = significant_leads(results, results.federations)
+    good = numpy.concatenate([one.goodness for one in results.federations], 1)[rivals]
+    worst = good[numpy.arange(len(rivals)), good.mean(2).argmin(1)]
     return {
-        "mean over cells": mean,
-        "worst cell": worst,
-        "clean": leads_significantly(numpy.mean(clean, axis=0)),
+        "mean over cells": _leads_significantly(good.mean(1)),
+        "worst cell": _leads_significantly(worst),
+        "clean": _leads_significantly(numpy.mean(clean, axis=0)),
     }
+
+
+def _leads_significantly(goodness: numpy.ndarray) -> bool:
+    """Whether the best method [methods, seeds] is significantly better than every other, paired by seed (Holm)."""
+    best = int(goodness.mean(1).argmax())
+    others = [row for index, row in enumerate(goodness) if index != best]
+    leads = holm([_paired(goodness[best] - row) for row in others])
+    return bool(leads) and all(one.is_significant for one in leads)
 
 
 def _paired(paired: numpy.ndarray) -> Difference:

@@ -353,8 +353,8 @@ def _run_matrix(
 ) -> None:
     """Run the cells of a matrix with progress, then print and report their results."""
     from ..experiment.matrix.runs import CellsFailedError, run_matrix
-    from ..report.standings import write_matrix
     from ..report.progress import show_progress
+    from ..report.standings import write_matrix
 
     def on_cell(cell: MatrixCell, number: int, count: int) -> None:
         print_lines([f"{number} of {count}: {cell.name}"])

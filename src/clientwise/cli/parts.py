@@ -49,8 +49,8 @@ def data(
     """
     from ..data.summary import column_hints, summarise
     from ..experiment.build.data import build_data, load_samples
-    from ..report.charts import draw
     from ..report.about import data_chart, data_items
+    from ..report.charts import draw
     from ..report.terminal import print_items
 
     if picture is not None and picture.suffix not in (".png", ".svg"):

@@ -176,7 +176,6 @@ class Table:
     title: str
     frame: pandas.DataFrame  # the index is not shown
     note: str = ""
-    lower: tuple[str, ...] = ()  # columns in which less is better
     # The texts of a column, or the function that makes one from a value; without it, `plain`
     formats: Mapping[str, Format | Sequence[str]] = field(default_factory=dict)
     within: tuple[str, ...] = ()  # columns that stand in the texts of others: only a CSV has them
@@ -206,7 +205,6 @@ class Column:
     values: Any  # a list, an array or a series
     text: Format | Sequence[str] = plain
     within: Mapping[str, Any] = field(default_factory=dict)  # what its texts say, too, by name
-    lower: bool = False
     secondary: bool = False
 
 
@@ -230,7 +228,6 @@ def table(
         title,
         pandas.DataFrame(values),
         note,
-        lower=tuple(name for name, one in found.items() if one.lower),
         formats=texts,
         within=tuple(name for name in values if name not in found),
         bold=bold,

@@ -7,7 +7,6 @@ them, and for each method its rounds, its clients and what was measured of both.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +25,12 @@ from .statistics import Difference, holm, paired_difference
 DIVERGED = 100  # times the lowest loss
 RUINED_LOSS = 1e9  # of a model that has learned anything
 SHARES = (*range(10, 100, 10), 75)  # percent of the clients: what each share reaches is recorded
+OPTIONAL = (  # columns of the rounds: what a run measures, and what its methods do
+    *("metric", "loss", "macro_f1", "per_class_f1", "held_out_loss", "attack_success", "reached"),
+    *("hostile_influence", "epsilon", "clip", "deviation", "residual", "ended", "models_moved"),
+    *("priority", "testing_rounds", "loss_state", "kept", "notes", "no_effect"),
+    *("seconds", "evaluations", "participants"),
+)
 NOT_AVAILABLE = "†"
 NOT_AVAILABLE_MEANS = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
@@ -74,8 +79,9 @@ class Method:
 
     @cached_property
     def rounds(self) -> Frame:
-        """Its rounds."""
-        return self.frame("rounds")
+        """Its rounds; a column that the run has not is empty."""
+        found = self.frame("rounds")
+        return found.reindex(columns=[*found, *(name for name in OPTIONAL if name not in found)])
 
     @cached_property
     def lanes(self) -> Frame:
@@ -92,10 +98,8 @@ class Method:
     @cached_property
     def stopped(self) -> dict[int, int]:
         """The seeds with which training stopped early, and after which round."""
-        is_early = self.lanes["rounds"] < self.run.facts.rounds
-        found: dict[int, int] = self.lanes[self.lanes["finished"].astype(bool) & is_early][
-            "rounds"
-        ].to_dict()
+        ended = self.lanes.loc[self.lanes["finished"].astype(bool), "rounds"]
+        found: dict[int, int] = ended[ended < self.run.facts.rounds].to_dict()
         return found
 
     @cached_property
@@ -125,8 +129,6 @@ class Method:
 
     def curve(self, column: str, place: int | None = None) -> Frame:
         """A column of its rounds, or a place in its lists [rounds, seeds]; a model that stays keeps its value."""
-        if column not in self.rounds:
-            return Frame()
         known = self.rounds.dropna(subset=[column])
         if place is not None:
             known = known.assign(**{column: known[column].str[place]})
@@ -145,8 +147,6 @@ class Method:
 
     def last(self, column: str) -> Series:
         """The last known value of a column of the rounds, by seed; of the seeds that are as far as any."""
-        if column not in self.rounds:
-            return Series(dtype=float)
         known = self.rounds.dropna(subset=[column])
         return known.groupby("seed")[column].last().reindex(self.farthest).dropna()
 
@@ -156,23 +156,17 @@ class Method:
         found = self.last("metric")
         return float(found.mean()) if len(found) else None
 
-    def sum(self, column: str) -> float:
-        """A column of the rounds, summed up over rounds and seeds."""
-        return float(self.rounds[column].sum()) if column in self.rounds else 0.0
-
     @property
     def notes(self) -> list[str]:
         """The notes of its rounds; without that training stopped early, the last note of its round."""
-        known = self.rounds.reindex(columns=["seed", "round", "notes"]).dropna(subset=["notes"])
+        known = self.rounds.dropna(subset=["notes"])
         found: list[str] = []
-        for seed, number, notes in known.itertuples(index=False):
+        for seed, number, notes in known[["seed", "round", "notes"]].itertuples(index=False):
             found += notes[:-1] if self.stopped.get(seed) == number else notes
         return found
 
     def mean(self, column: str) -> float:
         """A column of the rounds: its mean over the rounds, and then over the seeds."""
-        if column not in self.rounds:
-            return math.nan
         return float(self.rounds.groupby("seed")[column].mean().mean())
 
     @cached_property
@@ -210,10 +204,8 @@ class Method:
     @cached_property
     def arrived(self) -> int:
         """How many updates arrived, over all its seeds."""
-        rounds = self.run.frame("rounds")
-        invited = (
-            rounds.loc[rounds["method"] == self.name, "participants"].sum() if len(rounds) else 0
-        )
+        rounds = self.run.frame("rounds").reindex(columns=["method", "participants"])
+        invited = rounds.loc[rounds["method"] == self.name, "participants"].sum()
         return int(invited) - (len(self.missing) - len(self.refusals))
 
     @property
@@ -271,7 +263,7 @@ class Results:
     @cached_property
     def has_clock(self) -> bool:
         """Whether clients take time."""
-        return any("ended" in one.rounds for one in self.methods)
+        return any(one.rounds["ended"].notna().any() for one in self.methods)
 
     @cached_property
     def is_unmeasured(self) -> bool:

@@ -70,14 +70,14 @@ def result(results: Results) -> Iterator[Item]:
 
 def result_table(results: Results) -> Table:
     """The main table: one row per method, the best first."""
-    rows, unit, lower = results.ranked, results.unit, not results.facts.higher_is_better
+    rows, unit, higher = results.ranked, results.unit, results.facts.higher_is_better
     leads = [results.differences.get((results.best.label, one.label)) for one in results.rivals[1:]]
     is_ahead = bool(leads) and all(one is not None and one.is_significant for one in leads)
     is_marked = is_ahead and len(results.comparable) == len(results.methods)
     values = [one.last("metric") for one in rows]
     against = [results.differences.get((one.label, results.baseline.label)) for one in rows]
     spread = {"deviation": [own.std() for own in values], "seeds": [len(own) for own in values]}
-    worst = [_over_seeds(one, lambda own: worst_tenth(own, not lower)) for one in rows]
+    worst = [_over_seeds(one, lambda own: worst_tenth(own, higher)) for one in rows]
     columns = [
         Column("method", [one.label for one in rows], [one.marked for one in rows]),
         Column(
@@ -85,10 +85,9 @@ def result_table(results: Results) -> Table:
             [own.mean() for own in values],
             [_metric_text(one, results) for one in rows],
             spread,
-            lower,
         ),
         difference_column(
-            "against the baseline", against, unit.signed, rows.index(results.baseline), lower
+            "against the baseline", against, unit.signed, rows.index(results.baseline)
         ),
         Column("macro F1", [one.last("macro_f1").mean() for one in rows], fixed(3), secondary=True),
         Column("worst 10%", worst, unit.text),
@@ -98,10 +97,10 @@ def result_table(results: Results) -> Table:
         "hostile influence": [one.mean("hostile_influence") for one in rows],
         "backdoor success": [one.last("attack_success").mean() for one in rows],
     }
-    columns += [Column(name, own, percent, lower=True) for name, own in shares.items()]
+    columns += [Column(name, own, percent) for name, own in shares.items()]
     if has_search(results):
         tests = [one.rounds["testing_rounds"].sum() / len(one.seeds) for one in rows]
-        columns.append(Column("testing rounds", tests, fixed(0), lower=True))
+        columns.append(Column("testing rounds", tests, fixed(0)))
     note = result_notes(results)
     if is_marked:
         note.append("Bold: the lead over every other method is statistically significant.")
@@ -122,7 +121,6 @@ def difference_column(
     found: Sequence[Difference | None],
     signed: Callable[[float], str],
     baseline: int | None = None,
-    lower: bool = False,
 ) -> Column:
     """Differences with their intervals, which a CSV has apart.
 
@@ -131,7 +129,6 @@ def difference_column(
         found: the differences; None where there is none.
         signed: how a difference is written.
         baseline: the row that others are compared with.
-        lower: whether less is better.
     """
     texts = [one.text(signed) if one else "–" for one in found]
     if baseline is not None:
@@ -144,7 +141,7 @@ def difference_column(
         "p": [one and one.p_value for one in found],
         "pairs": [one and one.pairs for one in found],
     }
-    return Column(name, means, texts, inner, lower)
+    return Column(name, means, texts, inner)
 
 
 def _over_seeds(one: Method, measure: Callable[[Series], float]) -> float:
@@ -227,11 +224,7 @@ def evaluated_clients(results: Results) -> str:
 
 def has_search(results: Results) -> bool:
     """Whether a method tries several orders of priority."""
-    return any(
-        one.rounds["testing_rounds"].any()
-        for one in results.methods
-        if "testing_rounds" in one.rounds
-    )
+    return any(one.rounds["testing_rounds"].any() for one in results.methods)
 
 
 # Curves -------------------------------------------------------------------------------------------
@@ -333,7 +326,6 @@ def privacy(results: Results) -> Iterator[Item]:
                 "ε so far": spent["epsilon"],
                 "δ": settings.get("delta"),
                 "budget ε": settings.get("epsilon"),
-                "clipping norm": spent["clip"],
                 "deviation of the noise": spent["deviation"],
                 "neighbours": "replace one client" if replaced else "add or remove one client",
                 "noise by": "clients" if by_clients else "server",
@@ -372,9 +364,8 @@ def scales(results: Results) -> list[Scale]:
 
 def bytes_sent(one: Method) -> Frame:
     """The bytes of models sent until every round ended, both ways together; of a control nothing is known."""
-    if "ended" not in one.rounds:
-        return Frame()
-    return one.curve("models_moved").cumsum() * one.run.facts.model_bytes
+    moved = one.curve("models_moved").cumsum() * one.run.facts.model_bytes
+    return moved.where(one.curve("ended").notna()).dropna(how="all")
 
 
 def first_rounds(one: Method, curves: Frame, target: float) -> Series:
@@ -412,7 +403,7 @@ def reached_column(name: str, by_seed: Sequence[Series], text: Callable[[float],
     missed = [count - own for count, own in zip(seeds, reached, strict=True)]
     inner = {"reached": reached, "not reached": missed}
     known = [own if math.isfinite(own) else math.nan for own in medians]
-    return Column(name, known, texts, inner, lower=True)
+    return Column(name, known, texts, inner)
 
 
 def reached_text(median: float, reached: int, seeds: int, text: Callable[[float], str]) -> str:
@@ -430,7 +421,7 @@ def reached_text(median: float, reached: int, seeds: int, text: Callable[[float]
 def targets(results: Results) -> Iterator[Item]:
     """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
     facts, baseline = results.facts, results.baseline
-    known = [one for one in results.methods if "reached" in one.rounds]
+    known = [one for one in results.methods if one.rounds["reached"].notna().any()]
     wanted = facts.client_targets or [facts.target] * (facts.target is not None)
     for target in wanted if known else ():
         reached = {one.label: until_clients_reach(one, target) for one in known}
@@ -528,8 +519,7 @@ def best_rounds(results: Results) -> Iterator[Item]:
             "corrected for all rows (Holm). Seeds in which the two have run different numbers of rounds are left out."
         )
         title = f"Right and wrong, against {baseline.label}"
-        lower = ("both wrong", "only the baseline", "p")
-        yield Table("contingency", title, frame, note, lower, formats={"p": p_number})
+        yield Table("contingency", title, frame, note, formats={"p": p_number})
 
 
 # Clients ------------------------------------------------------------------------------------------
@@ -560,7 +550,6 @@ def clients(results: Results) -> Iterator[Item]:
             f"Client by client, the worst under {means.columns[0]} first",
             shown.rename_axis("client").reset_index(),
             f"{note}.",
-            lower=() if higher else tuple(shown.columns),
             formats=dict.fromkeys(shown.columns, results.unit.text),
         )
 
@@ -571,17 +560,17 @@ def fairness_table(results: Results) -> Table | None:
     if not any(size > 1 for size in sizes):
         return None
     higher, unit = results.facts.higher_is_better, results.unit
-    measures: dict[str, tuple[Callable[[Series], float], Callable[[float], str], bool]] = {
-        "mean": (Series.mean, unit.text, not higher),
-        "worst 10%": (lambda own: worst_tenth(own, higher), unit.text, not higher),
-        "best 10%": (lambda own: worst_tenth(own, not higher), unit.text, not higher),
-        "standard deviation": (lambda own: own.std(ddof=0), unit.size, True),
-        "Jain's index": (jain_index, fixed(3), False),
+    measures: dict[str, tuple[Callable[[Series], float], Callable[[float], str]]] = {
+        "mean": (Series.mean, unit.text),
+        "worst 10%": (lambda own: worst_tenth(own, higher), unit.text),
+        "best 10%": (lambda own: worst_tenth(own, not higher), unit.text),
+        "standard deviation": (lambda own: own.std(ddof=0), unit.size),
+        "Jain's index": (jain_index, fixed(3)),
     }
     columns = [Column("method", [one.label for one in results.methods])]
-    for name, (measure, text, is_lower) in measures.items():
+    for name, (measure, text) in measures.items():
         values = [_over_seeds(one, measure) for one in results.methods]
-        columns.append(Column(name, values, text, lower=is_lower))
+        columns.append(Column(name, values, text))
     note = (
         f"{results.facts.metric} of the {evaluated_clients(results)} on their own test data in the last round, "
         f"each client with equal weight; mean over the seeds{unit.in_points and '; deviations in points'}. "
@@ -791,10 +780,9 @@ CONTRIBUTIONS_NOTE = (
 def priority(results: Results) -> Iterator[Item]:
     """P2's loop: the order of priority over time, with its testing rounds."""
     for one in results.methods:
-        own = one.of_first_seed("rounds")
-        if "priority" not in own or not own["testing_rounds"].any():
+        own = one.rounds[one.rounds["seed"] == one.seeds[0]].dropna(subset=["priority"])
+        if not own["testing_rounds"].any():
             continue
-        own = own.dropna(subset=["priority"])
         orders = own["priority"].map(" > ".join)
         frame = Frame({"order": orders, "round": own["round"], "tests": own["testing_rounds"]})
         common = orders.mode()[0]
@@ -817,10 +805,10 @@ def classes(results: Results) -> Iterator[Item]:
     }
     for column, words in titles.items():
         for one in results.methods:
-            own = one.of_first_seed("rounds")
-            if "loss_state" in own:
-                own["class_weights"] = own["loss_state"].str.get("class_weights")
-            long = own.reindex(columns=["round", column]).dropna().explode(column).dropna()
+            own = one.rounds[one.rounds["seed"] == one.seeds[0]]
+            weights = own["loss_state"].astype(object).str.get("class_weights")
+            own = own.assign(class_weights=weights)
+            long = own[["round", column]].dropna().explode(column).dropna()
             if long.empty:
                 continue
             long["number"] = long.groupby("round").cumcount()
@@ -853,29 +841,29 @@ def refusals(results: Results) -> Iterator[Item]:
         yield Table("refused", title, frame[[name for name in order if name in frame]])
 
 
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {  # by column of the rounds
+    "ended": ("time on the clients' clock per round", in_time),
+    "seconds": ("seconds per round", fixed(3)),
+    "models_moved": ("bytes over the wire per round", in_bytes),
+    "evaluations": ("evaluations per round", fixed(1)),
+    "testing_rounds": ("testing rounds per round", fixed(2)),
+}
+
+
 def cost(results: Results) -> Iterator[Item]:
     """Costs per round, and the seconds of all rounds."""
     known = [one for one in results.methods if len(one.rounds)]
     if not known:
         return
-    rounds = [one.rounds.mean(numeric_only=True) for one in known]
-    ends = [one.curve("ended").max().sum() / len(one.rounds) or math.nan for one in known]
-    moved = [
-        own.get("models_moved", math.nan) * one.run.facts.model_bytes
-        for one, own in zip(known, rounds, strict=True)
-    ]
-    per_round: dict[str, tuple[Sequence[float], Callable[[float], str]]] = {
-        "time on the clients' clock": (ends, in_time),
-        "seconds": ([own.get("seconds", math.nan) for own in rounds], fixed(3)),
-        "bytes over the wire": (moved, in_bytes),
-        "evaluations": ([own.get("evaluations", math.nan) for own in rounds], fixed(1)),
-        "testing rounds": ([own.get("testing_rounds", math.nan) for own in rounds], fixed(2)),
-    }
-    columns = [Column("method", [one.label for one in known])]
-    for name, (values, text) in per_round.items():
-        columns.append(Column(f"{name} per round", values, text, lower=True))
+    means = Frame([one.rounds[[*COSTS]].astype(float).mean() for one in known])
+    means["models_moved"] *= [one.run.facts.model_bytes for one in known]
+    if results.has_clock:  # which goes on from round to round
+        means["ended"] = [one.curve("ended").max().sum() / len(one.rounds) for one in known]
+        means["ended"] = means["ended"].replace(0.0, math.nan)
     total = [one.rounds["seconds"].sum() for one in known]
-    columns.append(Column("seconds in total", total, fixed(1), lower=True))
+    columns = [Column("method", [one.label for one in known])]
+    columns += [Column(name, means[key], text) for key, (name, text) in COSTS.items()]
+    columns.append(Column("seconds in total", total, fixed(1)))
     note = (
         "Bytes are models of four bytes a parameter, both ways, as a real federation would send "
         "them. Evaluations are those the method needs, by a client or by the server; evaluations "

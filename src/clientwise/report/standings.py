@@ -272,34 +272,6 @@ def mean_differences(
     return [MeanDifference(*row) for row in zip(others, *found, strict=True)]
 
 
-def leads_significantly(goodness: Values) -> bool:
-    """Whether the best method is significantly better than every other, paired by seed (Holm).
-
-    Args:
-        goodness: [methods, seeds], the higher the better.
-    """
-    best = int(goodness.mean(1).argmax())
-    others = [row for index, row in enumerate(goodness) if index != best]
-    leads = holm([_interval(goodness[best] - row) for row in others])
-    return bool(leads) and all(one.is_significant for one in leads)
-
-
-def significant_leads(results: Results, federations: Sequence[Federation]) -> tuple[bool, ...]:
-    """Whether the lead of the best available method is significant: in the mean over cells, in the
-    worst cell (both over seeds, by `leads_significantly`) and in the mean rank (Nemenyi).
-    """
-    complete = complete_methods(results, federations)
-    rivals = [results.methods.index(one) for one in complete if one not in results.unavailable]
-    if len(rivals) < 2:
-        return False, False, False
-    good = _cells(federations)[rivals]  # [methods, cells, seeds]
-    worst = good[numpy.arange(len(rivals)), good.mean(2).argmin(1)]
-    ranks = rank(results, federations)
-    first, second, *_ = sorted(ranks.means.values())
-    is_apart = ranks.critical_difference is not None and second - first > ranks.critical_difference
-    return leads_significantly(good.mean(1)), leads_significantly(worst), is_apart
-
-
 def worst_cell_difference(
     results: Results, federations: Sequence[Federation], ours: str, theirs: str
 ) -> Difference:
@@ -488,7 +460,7 @@ def by_mean(lines: Sequence[MethodStanding], federation: Federation) -> list[Met
 def _standings(results: Results, metric: str, federations: Sequence[Federation]) -> Iterator[Item]:
     """All methods on the federations that share a metric, and against the one with the best mean."""
     lines = standings(results, federations)
-    unit, lower = federations[0].unit, not federations[0].higher_is_better
+    unit = federations[0].unit
     regrets = {
         "regret": [one.regret for one in lines],
         "largest regret": [one.worst_regret for one in lines],
@@ -500,15 +472,15 @@ def _standings(results: Results, metric: str, federations: Sequence[Federation])
     ranks = numpy.array([one.rank for one in lines], dtype=float)
     columns = [
         _method_column(results, [one.method for one in lines]),
-        Column(f"mean {metric}", [one.mean for one in lines], unit.text, lower=lower),
-        Column("worst cell", [one.worst for one in lines], unit.text, lower=lower),
+        Column(f"mean {metric}", [one.mean for one in lines], unit.text),
+        Column("worst cell", [one.worst for one in lines], unit.text),
         Column("worst at", [one.worst_at for one in lines]),
-        Column("mean rank", ranks, fixed(1), lower=True),
+        Column("mean rank", ranks, fixed(1)),
     ]
     for name, own in regrets.items():
-        columns.append(difference_column(name, own, unit.signed, lower=True))
+        columns.append(difference_column(name, own, unit.signed))
     for name, values in rates.items():
-        columns.append(Column(name, numpy.array(values, dtype=float), percent, lower=True))
+        columns.append(Column(name, numpy.array(values, dtype=float), percent))
     title = f"All methods on {counted(len(federations), 'federation')}"
     yield table(f"standings-{metric}", title, columns, _standings_note(results, federations, lines))
     usable = by_mean([one for one in lines if one.is_available], federations[0])
@@ -542,14 +514,6 @@ def _standings_note(
     sentences = [
         f"A cell is a federation with a column. Mean and worst cell are over {cells}, each the mean of {seeds}."
     ]
-    leads = significant_leads(results, federations)
-    measures = zip(("mean", "worst cell", "mean rank"), leads, strict=True)
-    if any(leads):
-        sentences.append(
-            "The best available method is significantly better than every other in: "
-            f"{', '.join(what for what, is_ahead in measures if is_ahead)} "
-            "(over the seeds, Holm; mean ranks by Nemenyi's critical difference)."
-        )
     sentences += _footnotes(results, [one.method for one in lines])
     if results.oracle:
         sentences.append(
@@ -634,16 +598,13 @@ def _federation(results: Results, one: Federation) -> Iterator[Item]:
     )
     columns = [named]
     for name, own in zip(one.columns, means.T, strict=True):
-        columns.append(Column(name, own, one.unit.text, lower=not one.higher_is_better))
-    columns.append(Column("false alarms", one.false_alarms[order], percent, lower=True))
+        columns.append(Column(name, own, one.unit.text))
+    columns.append(Column("false alarms", one.false_alarms[order], percent))
     note = f"{one.metric}, mean of {counted(results.seeds, 'seed')}; the best worst cell first."
     notes = " ".join([note, *_footnotes(results, methods)])
     yield table(f"{one.name}-values", f"{one.name}: {one.metric}", columns, notes)
     if not numpy.isnan(rates).all():
-        doors = [
-            Column(name, own, percent, lower=True)
-            for name, own in zip(one.columns, rates.T, strict=True)
-        ]
+        doors = [Column(name, own, percent) for name, own in zip(one.columns, rates.T, strict=True)]
         note = "How often samples with the trigger get the attacker's label; accuracy does not show it."
         title = f"{one.name}: backdoor success rate"
         yield table(f"{one.name}-backdoors", title, [named, *doors], note)

@@ -100,8 +100,7 @@ def run_items(run: RunFolder) -> Iterator[Item]:
     yield from privacy(results)
     for one in results.methods:
         every = counted(len(one.rounds), "round")
-        lists = one.rounds["no_effect"].dropna() if "no_effect" in one.rounds else ()
-        for name, count in Counter(text for texts in lists for text in texts).items():
+        for name, count in one.rounds["no_effect"].dropna().explode().value_counts().items():
             yield f"{one.label}: {name} was constant across clients in {count} of {every} and had no effect there."
         for note, count in Counter(one.notes).items():
             yield f"{one.label}: {note} ({counted(count, 'round')})"
@@ -142,12 +141,11 @@ def sparkline(values: Sequence[float]) -> str:
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
     """
-    count = min(SPARK_WIDTH, len(values))
-    picked = [values[index * (len(values) - 1) // max(1, count - 1)] for index in range(count)]
-    low = min(picked, default=0.0)
-    span = max(picked, default=0.0) - low or 1.0
-    levels = [(value - low) / span * len(BARS) for value in picked]
-    return "".join(BARS[min(len(BARS) - 1, int(level))] for level in levels if level >= 0)
+    known = pandas.Series(values, dtype=float).dropna()
+    step = max(1, -(-len(known) // SPARK_WIDTH))
+    picked = known.iloc[::-step].iloc[::-1]  # the last value is among them
+    levels = (picked - picked.min()) / (picked.max() - picked.min() or 1.0) * (len(BARS) - 1)
+    return "".join(BARS[round(level)] for level in levels)
 
 
 def run_text(run: RunFolder) -> str:

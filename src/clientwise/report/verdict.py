@@ -63,15 +63,14 @@ def _different_runs(results: Results) -> Iterator[str]:
 def _stayed(results: Results) -> Iterator[str]:
     """Methods whose model stayed in most rounds, or because of the bounds; the usual reason."""
     for one in results.methods:
-        rounds = one.run.frame("rounds")
-        own = rounds[rounds["method"] == one.name].reindex(columns=["kept"])
-        found = [Kept(*kept) for kept in own["kept"].dropna()]
-        is_most = one.learned and 2 * len(found) > len(own)
+        found = [Kept(*kept) for kept in one.rounds["kept"].dropna()]
+        is_most = one.learned and 2 * len(found) > len(one.rounds)
         if not is_most:
             found = [kept for kept in found if kept.cause == "bounds"]
         for reason, times in Counter(kept.sentence for kept in found).most_common(1):
             often = f"in {times} of them: " if times < len(found) else ""
-            text = f"{one.label}: the model did not change in {len(found)} of {len(own)} rounds ({often}{reason})."
+            rounds = f"{len(found)} of {len(one.rounds)} rounds"
+            text = f"{one.label}: the model did not change in {rounds} ({often}{reason})."
             yield f"{text} Its metric is not that of a trained model." if is_most else text
 
 
