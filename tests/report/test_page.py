@@ -15,7 +15,6 @@ from made import Made, around
 
 import clientwise as cw
 from clientwise.record.run import RunFolder
-from clientwise.report import page as pages
 from clientwise.report.items import Table
 from clientwise.report.page import write_page, write_report
 
@@ -198,26 +197,3 @@ def test_a_report_prints_whole_as_soon_as_it_is_loaded(
     command = [CHROMIUM, *QUIET, profile, f"--print-to-pdf={paper}", report.as_uri()]
     subprocess.run(command, check=True, capture_output=True, timeout=200)
     assert paper.stat().st_size > 100_000
-
-
-def test_a_page_is_small_and_its_script_is_made_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    curves = {
-        f"method {number}": {seed: [0.5] * 300 for seed in range(1, 6)} for number in range(5)
-    }
-    path = write_report([Made(curves)], tmp_path / "report")
-    assert path.stat().st_size < 5_000_000
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    pages.chart_script.cache_clear()
-    made = pages.chart_script()
-    (cached,) = (tmp_path / "cache").rglob("*.js")
-    assert cached.read_text("utf-8") == made
-    pages.chart_script.cache_clear()
-
-
-def test_a_page_of_several_runs_has_no_audits(open_page: Any, tmp_path: Path) -> None:
-    runs = [Made({"FedAvg": around(0.7, 0, 1)}, id=name) for name in ("one", "two")]
-    page = open_page(write_report(runs, tmp_path))
-    assert page.locator("details").count() == 0
-    assert page.get_by_text("two: FedAvg").count() > 0

@@ -12,11 +12,10 @@ from made import Made, around, seeds
 
 import clientwise as cw
 from clientwise.record.run import RunFolder
-from clientwise.report import sections
 from clientwise.report.items import Chart, Table
 from clientwise.report.page import report_sections
 from clientwise.report.results import Results
-from clientwise.report.sections import average_gain, reached_text
+from clientwise.report.sections import average_gain
 
 BASE = around(0.7, 0, 1, -1, 2, -2, 0)
 RISING = {1: [0.5, 0.6, 0.7, 0.8], 2: [0.5, 0.7, 0.8, 0.9]}
@@ -117,14 +116,6 @@ def test_rounds_until_clients_reach_a_target() -> None:
     assert "target-0.3" not in items(run)
     shorter = Made({"A": {1: [0.9] * 9}, "B": {1: [0.9] * 4}}, client_targets=[0.7])
     assert rows(items(shorter)["target-0.7"])["B"]["average gain"] == "+0.0"
-
-
-def test_survivors_do_not_win() -> None:
-    assert reached_text(7.0, 6, 10, "{:g}".format) == "6/10: 7"
-    two_lucky = sections.reached_column(
-        "x", [pandas.Series([3, 4] + [None] * 8, dtype=float)], "{:g}".format
-    )
-    assert (list(two_lucky.text), two_lucky.within["not reached"]) == (["2/10: –"], [8])
 
 
 def test_time_and_bytes_are_those_of_the_round_that_got_there() -> None:

@@ -14,9 +14,17 @@ from made import Made, around
 
 import clientwise as cw
 from clientwise.record.run import RunFolder
+from clientwise.report import charts, page
 from clientwise.report.charts import FORMATS, draw, specification
 from clientwise.report.items import Chart, Column, Table, fixed, table
-from clientwise.report.page import as_csv, as_latex, older_files, report_sections, write_items
+from clientwise.report.page import (
+    as_csv,
+    as_latex,
+    older_files,
+    report_sections,
+    write_items,
+    write_report,
+)
 from clientwise.report.results import Results
 from clientwise.results import Run
 
@@ -116,3 +124,41 @@ def test_reading_and_reporting_load_no_torch(shown: cw.Run, tmp_path: Path) -> N
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
     assert RunFolder(shown.folder).finished
+
+
+def test_a_page_is_small_and_the_script_of_its_charts_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    curves = {
+        f"method {number}": {seed: [0.5] * 300 for seed in range(1, 6)} for number in range(5)
+    }
+    path = write_report([Made(curves)], tmp_path / "report")
+    assert path.stat().st_size < 5_000_000
+    assert "No charts" not in path.read_text("utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    page.chart_script.cache_clear()
+    made = page.chart_script()
+    (cached,) = (tmp_path / "cache").rglob("*.js")
+    assert cached.read_text("utf-8") == made
+    page.chart_script.cache_clear()
+
+
+def test_where_charts_cannot_be_drawn_a_page_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where there is too little memory: then the program that draws ends its process."""
+    monkeypatch.setattr(charts, "PROGRAM", "import os; os.abort()")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    page.chart_script.cache_clear()
+    text = write_report([Made({"A": around(0.7, 0, 1)})], tmp_path).read_text("utf-8")
+    assert "No charts: charts cannot be drawn: too little memory?" in text
+    assert "<table>" in text
+    with pytest.raises(cw.ClientwiseError, match="charts cannot be drawn"):
+        write_report([Made({"A": around(0.7, 0, 1)})], tmp_path, ["pdf"])
+
+
+def test_a_page_of_several_runs_has_no_audits(shown: cw.Run, tmp_path: Path) -> None:
+    runs = [RunFolder(shown.folder, name) for name in ("one", "two")]
+    alone, both = (write_report(own, tmp_path).read_text("utf-8") for own in (runs[:1], runs))
+    assert (alone.count("<details"), both.count("<details")) == (6, 0)
+    assert "two: FedAvg" in both
