@@ -198,7 +198,6 @@ def test_commands_that_read_runs_import_nothing_slow(runs: Path) -> None:
     commands = [
         ["show", "one"],
         ["show", "one", "--round", "2"],
-        ["show", "one", "--fairness"],
         ["show", "matrix"],
         ["runs", "."],
         ["diff", "one", "two"],

@@ -18,7 +18,7 @@ ODD = [
         ["tune", "{config}", "--set", f"tune.over={{training={{learning_rate={rates}}}}}"]
         for rates in ("[1e308]", "[1e-400]", "[nan]", "[]", "{low=1}", "[1", LONG)
     ),
-    *([command, path] for command in ("run", "check", "tune", "data", "show", "report", "new", "serve", "list")
+    *([command, path] for command in ("run", "check", "tune", "data", "show", "report", "list")
       for path in (LONG, "\udcff", "{config}/x")),
     *([command, "/dev/zero"] for command in ("check", "data", "tune")),
     *(["check", "{config}", "--set", "data=mnist", "--data-dir", folder] for folder in (LONG, "/dev/null", "\udcff")),
@@ -28,9 +28,9 @@ ODD = [
     *([command, "{config}", "--out", "{config}/x"] for command in ("run", "data")),
     *(["run", "{config}", option, LONG] for option in ("--device", "--engine", "--tracker", "--preset", "--out")),
     ["show", "{run}", "--round", "1", "--method", LONG],
+    ["report", "{run}"],
     ["report", "{run}", "--out", "{config}/x"],
     ["demo", "--out", "{config}/x"],
-    *(["note", "{run}", *words] for words in ([], [LONG], ["\udcff"], ["--tag", LONG], ["--tag", "\udcff"])),
     *(["export", "{run}", *words] for words in (["--seed", "9" * 20], ["--method", LONG], ["--out", "{config}/x"],
       *(["--round", which] for which in ("9" * 20, "-1", "²", "", LONG)))),
     *(["check", "{config}", "--server-data", path] for path in (LONG, "/dev/zero", "\udcff", "{config}")),
@@ -38,8 +38,6 @@ ODD = [
       "initial_model=''", "keep_every=-1", f"keep_every={DIGITS}", "flower.left=['x']")),
     *(["diff", *folders] for folders in ([], ["{run}"], ["{run}", LONG], ["{run}", "\udcff"])),
     *(["runs", "{run}", *words] for words in (["--sort", "["], ["--sort", ""], ["--with", "\udcff"])),
-    *(["serve", "{run}", "--host", host, "--port", port] for host, port in (("999.999.999.999", "0"), (LONG, "0"),
-      ("127.0.0.1", "99999999"))),
 ]  # fmt: skip
 
 

@@ -84,7 +84,7 @@ def test_who_gains_is_paired_by_client() -> None:
         "difference": "+10.0 [+10.0, +10.0]",
         "remark": "gains",
     }
-    assert [one for one in items(run) if one.startswith("map-")] == ["map-A"], (
+    assert [one for one in items(run) if one.startswith("weights-")] == ["weights-A"], (
         "controls have no weights"
     )
 
@@ -226,7 +226,7 @@ def test_a_heat_map_has_so_many_cells() -> None:
         [run.frame("weights").assign(client=client, name=None) for client in range(450)]
     )
     run.frames["weights"] = many
-    frame = items(run)["map-A"].frame
+    frame = items(run)["weights-A"].frame
     assert (frame["round"].nunique(), frame["client"].nunique()) == (100, 90)
     assert frame["client"].iloc[0] == "from 0"
 
@@ -265,6 +265,6 @@ def test_a_real_run_has_every_section(shown: cw.Run) -> None:
     assert all(chart.alt and len(chart.frame) for chart in charts)
     tables = [item for own in found.values() for item in own if isinstance(item, Table)]
     assert all(len(table.texts()) for table in tables)
-    maps = [chart.limits for chart in charts if chart.id.startswith("map-")]
+    maps = [chart.limits for chart in charts if chart.id.startswith("weights-")]
     assert len(maps) == 3
     assert len({*maps}) == 1, "the same weight has the same colour everywhere"

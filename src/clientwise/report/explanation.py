@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..core.reasons import Kept
 from ..errors import RunError
-from ..registry import listed, suggest
 from .about import in_words
 from .items import counted, percent
 
@@ -170,13 +169,6 @@ class Explanation:
         """Whether its update would raise the loss in this round, significantly and beyond the margin."""
         found = self.evidence
         return found is not None and self.is_significant and found.witness == "loss"
-
-    @property
-    def lost(self) -> float:
-        """The share of its weight that evidence took, which copies have no part in."""
-        if self.evidence is None or not self.prior:
-            return 0.0
-        return max(0.0, 1 - self.evidence.after * self.copies / self.prior)
 
     @property
     def cause(self) -> Cause:
@@ -476,11 +468,7 @@ def explain(
 
 def lane_rows(run: RunFolder, frame: str, method: str, seed: int) -> pandas.DataFrame:
     """The rows of a method and a seed; an error that says which there are where the run has no such lane."""
-    if method not in run.methods:
-        raise RunError(f"{run.id}: no method {method!r}{suggest(method, run.methods)}")
-    if seed not in run.seeds(method):
-        known = listed(run.seeds(method))
-        raise RunError(f"{run.id}: no seed {seed} of {method}; known: {known}")
+    run.lane(method, seed)
     rows = run.frame(frame)
     return rows[(rows["method"] == method) & (rows["seed"] == seed)]
 

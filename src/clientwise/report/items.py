@@ -45,10 +45,10 @@ def percent(value: float | None) -> str:
 def fixed(digits: int) -> Format:
     """A number with that many decimals.
 
-    >>> fixed(2)(0.127), fixed(2)(None)
-    ('0.13', '–')
+    >>> fixed(2)(0.127)
+    '0.13'
     """
-    return lambda value: "–" if value is None or value != value else f"{value:,.{digits}f}"
+    return f"{{:,.{digits}f}}".format
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def in_bytes(size: float) -> str:
         if size < 1000:
             return f"{size:.1f} {unit}"
         size /= 1000
-    return "–" if size != size else f"{size:.1f} TB"
+    return f"{size:.1f} TB"
 
 
 def in_time(seconds: float) -> str:
@@ -155,7 +155,7 @@ def in_time(seconds: float) -> str:
             return f"{seconds / size:.0f} {unit}"
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
-    return "–" if seconds != seconds else f"{seconds:.3g} s"
+    return f"{seconds:.3g} s"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -164,8 +164,10 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def read(text: Format | Sequence[str], values: Iterable[Any]) -> list[str]:
-    """The texts of a column."""
-    return [text(value) for value in values] if callable(text) else list(text)
+    """The texts of a column; a dash for what is absent."""
+    if not callable(text):
+        return list(text)
+    return ["–" if value is None or value != value else text(value) for value in values]
 
 
 @dataclass(frozen=True)

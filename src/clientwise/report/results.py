@@ -395,12 +395,8 @@ def shared_seeds(one: Method, other: Method) -> list[int]:
 
 def difference_between(one: Method, other: Method) -> Difference | None:
     """One minus the other in the last round both have; None where they share no seed."""
-    seeds = [
-        seed for seed in shared_seeds(one, other) if seed in one.metric and seed in other.metric
-    ]
-    both = (one.metric.reindex(columns=seeds) - other.metric.reindex(columns=seeds)).dropna(
-        how="all"
-    )
+    seeds = shared_seeds(one, other)
+    both = (one.metric - other.metric).reindex(columns=seeds).dropna(how="all")
     if both.empty:
         return None
     last = int(both.index[-1])

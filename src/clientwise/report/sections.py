@@ -310,7 +310,7 @@ def ends_in_words(frame: Frame, text: Callable[[float], str]) -> str:
     return f"{'; '.join(said) or 'Nothing recorded yet'}."
 
 
-def privacy(results: Results) -> Iterator[Item]:
+def privacy(results: Results) -> Iterator[Table]:
     """What each method with differential privacy has spent, and promises."""
     rows = []
     for one in results.methods:
@@ -675,7 +675,7 @@ def weights(results: Results) -> Iterator[Item]:
     highest = max((float(grid["weight"].max()) for grid in grids.values()), default=1.0)
     for one, grid in grids.items():
         title = f"{one.label}: weight of every client, seed {one.seeds[0]}"
-        yield _heat_map(f"map-{one.label}", title, grid, ".2%", highest)
+        yield _heat_map(f"weights-{one.label}", title, grid, ".2%", highest)
 
 
 def cells(frame: Frame, rows: str, value: str) -> Frame:
@@ -709,18 +709,14 @@ def other_weights(results: Results) -> Iterator[Item]:
             continue
         clients = one.run.frame("clients")
         own = clients[clients["seed"] == one.seeds[0]]
-        gone = "without " + rows["without"].map(
-            dict(zip(own["client"], client_names(own), strict=True))
-        )
-        kinds = rows["kind"].replace(OTHER_WEIGHTS)
-        named = rows.assign(weights=gone.where(rows["kind"] == "without", kinds))
-        values = named.astype({"metric": float}).pivot_table(
+        names = dict(zip(own["client"], client_names(own), strict=True))
+        gone = "without " + rows["without"].map(names)
+        named = rows["kind"].replace(OTHER_WEIGHTS).where(rows["kind"] != "without", gone)
+        values = rows.assign(weights=named, metric=rows["metric"].astype(float)).pivot_table(
             "metric", "weights", "round", sort=False, dropna=False
         )
-        chosen = OTHER_WEIGHTS["chosen"]
-        values = values.sort_index(key=lambda index: index != chosen, kind="stable")
         last = values.columns[-1]
-        differences = values - values.loc[chosen]
+        differences = values - values.loc[OTHER_WEIGHTS["chosen"]]
         columns = [
             Column("weights", values.index),
             Column(results.facts.metric, values[last], text),
@@ -745,23 +741,21 @@ def contributions(results: Results) -> Iterator[Item]:
     """The Shapley values of every method that has them, for its first seed."""
     signed = results.unit.signed
     for one in results.methods:
-        own = one.of_first_seed("weights").reindex(
-            columns=["client", "name", "round", "shapley", "shapley_error"]
-        )
-        own = own.assign(name=client_names(own)).dropna(subset=["shapley"])
-        if own.empty:
+        own = one.of_first_seed("weights")
+        known = own.reindex(columns=["shapley", "shapley_error"]).astype(float)
+        known = known.assign(name=client_names(own), round=own["round"]).dropna(subset=["shapley"])
+        if known.empty:
             continue
-        by_client = own.astype({"shapley": float}).groupby("name", sort=False)
-        last = own[own["round"] == one.done[one.seeds[0]]].set_index("name")["shapley"]
-        total = by_client["shapley"].sum()
+        total = known.groupby("name", sort=False)["shapley"].sum()
+        last = known[known["round"] == one.done[one.seeds[0]]].set_index("name")["shapley"]
+        squares = known["shapley_error"].pow(2).groupby(known["name"], sort=False).sum()
         columns = [
             Column("client", total.index),
             Column("last round", last.reindex(total.index), signed),
             Column("all rounds", total, signed),
         ]
-        error = own["shapley_error"].astype(float).pow(2).groupby(own["name"], sort=False).sum()
-        if error.any():  # 0: all coalitions were evaluated
-            columns.append(Column("± error, all rounds", error.pow(0.5), signed))
+        if squares.any():  # 0: all coalitions were evaluated
+            columns.append(Column("± error, all rounds", squares.pow(0.5), signed))
         title = f"{one.label}: contributions to {one.run.facts.metric} (Shapley values)"
         yield table(f"contributions-{one.label}", title, columns, CONTRIBUTIONS_NOTE)
 

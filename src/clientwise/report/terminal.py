@@ -97,7 +97,10 @@ def run_items(run: RunFolder) -> Iterator[Item]:
     yield replace(found, title=title, note="", frame=shown, secondary=(*found.secondary, "curve"))
     yield from headline(results)
     yield from brief_notes(results)
-    yield from privacy(results)
+    for promises in privacy(results):
+        for row in promises.frame.to_dict("records"):
+            spent = f"ε = {row['ε so far']:.3f} at δ = {row['δ']} after all rounds so far"
+            yield f"{row['method']}: {spent} ({row['neighbours']}; noise: {row['noise']})."
     for one in results.methods:
         every = counted(len(one.rounds), "round")
         for name, count in one.rounds["no_effect"].dropna().explode().value_counts().items():
