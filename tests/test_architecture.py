@@ -376,7 +376,7 @@ IN_PLACE = {
     ("data/folder.py", "open"): "in a folder that is renamed when it is whole",
     ("data/folder.py", "open_memmap"): "in a folder that is renamed when it is whole",
     ("data/folder.py", "save"): "in a folder that is renamed when it is whole",
-    ("report/files.py", "to_csv"): "into a text",
+    ("report/page.py", "to_csv"): "into a text",
     ("record/files.py", "open"): "the content of the lock does not matter",
 }
 

@@ -317,5 +317,4 @@ def data_chart(summary: DataSummary, title: str) -> Chart:
     mixture = summary.classes / summary.classes.sum(1, keepdim=True).clamp(min=1)
     wide = Frame(mixture.tolist(), index=clients, columns=summary.class_names)
     frame = wide.rename_axis("client").reset_index().melt("client", None, "class", "share")
-    places = {"x": "class", "y": "client", "colour": "share"}
-    return Chart("mixture", title, frame, "cells", **places, format=".0%")
+    return Chart("mixture", title, frame, "cells", "class", "client", "share", format=".0%")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -148,10 +149,10 @@ def _asset(name: str) -> str:
 def chart_script() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, 0.9 MB; it takes seconds to make, so the user's cache keeps it."""
     with needing("report", "a chart"):
-        import vl_convert
+        import vl_convert  # noqa: F401
 
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clientwise"
-    cached = folder / f"charts-{vl_convert.__version__}.js"
+    cached = folder / f"charts-{version('vl-convert-python')}.js"
     with suppress(OSError):
         return cached.read_text(encoding="utf-8")
     (script,) = converted([("javascript_bundle", "window.vegaEmbed = vegaEmbed;", {})])

@@ -787,8 +787,16 @@ def priority(results: Results) -> Iterator[Item]:
             f"times, {frame['tests'].sum()} testing rounds."
         )
         thin = frame.iloc[:: -(-len(frame) // MOST_POINTS)]
-        places = ("cells", "round", "order", "tests")
-        yield Chart(f"priority-{one.label}", title, thin, *places, format="~g", alt=alt)
+        yield Chart(
+            f"priority-{one.label}",
+            title,
+            thin,
+            "cells",
+            y="order",
+            colour="tests",
+            format="~g",
+            alt=alt,
+        )
 
 
 def classes(results: Results) -> Iterator[Item]:

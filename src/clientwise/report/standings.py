@@ -153,10 +153,12 @@ def _read_federation(
             # As numbers: NaN is what is absent
             found[:, *place] = numpy.array([*values, alarms.get((method, seed))], dtype=float)
     columns = tuple(cell.column for cell in cells)
+    values, success, false = found
     if facts is None:
-        return Federation(name, "accuracy", True, columns, *found)
-    metric = (facts.metric, facts.higher_is_better)
-    return Federation(name, *metric, columns, *found, is_share=facts.is_share)
+        return Federation(name, "accuracy", True, columns, values, success, false)
+    return Federation(
+        name, facts.metric, facts.higher_is_better, columns, values, success, false, facts.is_share
+    )
 
 
 def false_alarms(run: RunFolder) -> Iterable[tuple[tuple[str, int], float]]:
