@@ -37,8 +37,8 @@ from clientwise.experiment.matrix.grid import (
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, find_unfinished_matrix, run_matrix
 from clientwise.record.database import is_finished
-from clientwise.report.page import as_csv
 from clientwise.report.items import Chart, Table
+from clientwise.report.page import as_csv
 from clientwise.report.standings import (
     Federation,
     MatrixReport,
