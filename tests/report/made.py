@@ -95,6 +95,9 @@ class Made:
     def seeds(self, method: str) -> list[int]:
         return self.lanes.loc[self.lanes["method"] == method, "seed"].tolist()
 
+    def lane(self, method: str, seed: int) -> int:
+        return int(self.lanes.query("method == @method and seed == @seed")["lane"].iloc[0])
+
     def model_facts(self, seed: int) -> Any:
         return SimpleNamespace(table=None)
 
