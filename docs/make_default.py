@@ -27,13 +27,13 @@ from PIL import Image
 
 from clientwise.experiment.matrix.grid import MatrixCell, look_at
 from clientwise.record.run import RunFolder
-from clientwise.report.matrix import by_mean
 from clientwise.report.results import NOT_AVAILABLE, NOT_AVAILABLE_MEANS
 from clientwise.report.standings import (
     Federation,
     MeanDifference,
     MethodStanding,
     Results,
+    by_mean,
     complete_methods,
     mean_differences,
     standings,

@@ -133,7 +133,7 @@ def between(run: RunFolder, other: RunFolder) -> Table:
             raise ValueError(
                 f"{run.facts.name} and {other.facts.name}: the seeds of {one.label} differ"
             )
-        hostile = interval(against.by_seed("hostile_influence"))
+        hostile = interval(against.rounds.groupby("seed")["hostile_influence"].mean())
         rows.append([one.label, change(metric, 100), change(macro_f1, digits=3), hostile])
     head = [
         "method",
@@ -167,7 +167,7 @@ def results(series: list[Method], losses: dict[str, float] | None = None) -> Tab
         head.append(f"rounds to {facts.target:.0%}")
     if losses:
         head += ["loss, published", f"loss, round {last}", "loss vs. baseline"]
-    if any(one.sum("testing_rounds") for one in series):
+    if any(one.rounds["testing_rounds"].any() for one in series):
         head.append("testing rounds")
     rows = []
     for one in series:

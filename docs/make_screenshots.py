@@ -11,7 +11,6 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 from clientwise.record.run import RunFolder
-from clientwise.report.audit import last_audits
 from clientwise.report.page import write_report
 
 DOCS = Path(__file__).parent
@@ -45,9 +44,7 @@ def audit(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
 
 def shoot(folder: Path, out: Path, scheme: str, pictures: list[tuple[str, int, int, str]]) -> None:
     """Photograph places of a run's page: name, width and height in pixels, and the heading of the place."""
-    address = (
-        write_report([RunFolder(folder)], folder / "report", audit=last_audits).resolve().as_uri()
-    )
+    address = write_report([RunFolder(folder)], folder / "report").resolve().as_uri()
     with chromium() as browser:
         for name, width, height, place in pictures:
             context = browser.new_context(
@@ -70,9 +67,7 @@ def shoot(folder: Path, out: Path, scheme: str, pictures: list[tuple[str, int, i
 
 def board(folder: Path, out: Path = DOCS) -> None:
     """What a board reads of a run."""
-    address = (
-        write_report([RunFolder(folder)], folder / "report", audit=last_audits).resolve().as_uri()
-    )
+    address = write_report([RunFolder(folder)], folder / "report").resolve().as_uri()
     with chromium() as browser:
         page = browser.new_page(viewport={"width": 1000, "height": 900}, reduced_motion="reduce")
         page.goto(address)

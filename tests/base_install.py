@@ -92,7 +92,7 @@ def in_the_base_install() -> Path:
     own = write("own.toml", 'data = { name = "arrays", folder = "own" }')
     assert "ok:" in command("check", own)
     ran = command("run", own, "--out", "from-file")
-    assert 'Picture     none: a figure needs vl_convert: pip install "clientwise[report]"' in ran
+    assert 'Picture     none: a chart needs vl_convert: pip install "clientwise[report]"' in ran
     assert "class_weights" in command("list")
     assert "FedAvg" in command("show", "run")
     assert "report.html" in command("report", "run")

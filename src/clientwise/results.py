@@ -336,7 +336,7 @@ class Run:
     def report(
         self, out: str | Path | None = None, figures: Collection[Literal["pdf", "png", "svg"]] = ()
     ) -> Path:
-        """Write the report: one HTML page, and beside it tables (CSV, Markdown, LaTeX).
+        """Write the report: one HTML page, and beside it tables (CSV, LaTeX).
 
         Args:
             out: the folder; by default `report` in the run folder.
@@ -349,11 +349,10 @@ class Run:
             >>> run.report().name
             'report.html'
         """
-        from .report.audit import last_audits
         from .report.page import write_report
 
         target = Path(out or self.folder / "report")
-        return write_report([self._record], target, [*figures], last_audits)
+        return write_report([self._record], target, [*figures])
 
     def figure(self, chart: str = "metric") -> altair.TopLevelMixin:
         """A chart of the report as an Altair chart, which you can change, and save as PNG, SVG or PDF.

@@ -62,7 +62,7 @@ def test_the_report_says_who_contributes_and_who_is_better_off_alone(run: RunFol
     table = shown["contributions-FedAvg"].frame.set_index("client")
     weights = rows(run, "weights", "FedAvg", 1)
     odd = weights.loc[weights["name"] == "Odd", "shapley"].sum()
-    assert table["Shapley, all rounds"]["Odd"] == pytest.approx(odd)
+    assert table["all rounds"]["Odd"] == pytest.approx(odd)
     found = texts_of(shown["gains-FedAvg"])
     assert [*found["Odd"]] == ["FedAvg", "Alone", "Pooled", "difference", "remark"]
     assert found["Odd"]["remark"] == "better off alone"

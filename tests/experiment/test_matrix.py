@@ -35,17 +35,19 @@ from clientwise.experiment.matrix.grid import (
 from clientwise.experiment.matrix.runs import CellsFailedError, run_matrix
 from clientwise.experiment.running.lanes import Progress
 from clientwise.record.run import is_finished
-from clientwise.report.files import as_csv
 from clientwise.report.items import Chart, Table
-from clientwise.report.matrix import MatrixReport, matrix_report, write_matrix
+from clientwise.report.page import as_csv
 from clientwise.report.standings import (
     Federation,
+    MatrixReport,
     Results,
     critical_difference,
+    matrix_report,
     mean_differences,
     rank,
     read_results,
     standings,
+    write_matrix,
 )
 from recorded import curve, everything
 

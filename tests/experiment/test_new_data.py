@@ -14,7 +14,7 @@ from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.load import load_experiment
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.record.run import RunFolder
-from clientwise.report.audit.explanation import explain
+from clientwise.report.explanation import explain
 from recorded import curve, everything, rows
 
 CONFIG: dict[str, Any] = {

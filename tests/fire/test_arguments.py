@@ -39,8 +39,6 @@ ODD = [
       "initial_model=''", "keep_every=-1", f"keep_every={DIGITS}")),
     *(["diff", *folders] for folders in ([], ["{run}"], ["{run}", LONG], ["{run}", "\udcff"])),
     *(["runs", "{run}", *words] for words in (["--sort", "["], ["--sort", ""], ["--with", "\udcff"])),
-    *(["serve", "{run}", "--host", host, "--port", port] for host, port in (("999.999.999.999", "0"), (LONG, "0"),
-      ("127.0.0.1", "99999999"))),
 ]  # fmt: skip
 
 

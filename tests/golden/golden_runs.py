@@ -14,7 +14,7 @@ import pandas
 import clientwise as cw
 from clientwise.experiment.matrix.grid import load_matrix
 from clientwise.experiment.matrix.runs import run_matrix
-from clientwise.report.matrix import matrix_report
+from clientwise.report.standings import matrix_report
 from reported import headline_of
 
 FOLDER = Path(__file__).parent

@@ -30,7 +30,6 @@ FACTS: dict[str, Any] = {
     "weigh_samples": None,
     "num_classes": None,
     "changes": [],
-    "machines": [],
     "begun": "",
     "computed": "",
     "warnings": [],
@@ -38,6 +37,7 @@ FACTS: dict[str, Any] = {
     "initial_model": "",
     "same_start": False,
     "functions": {},
+    "new_data": {},
 }
 
 
@@ -91,6 +91,12 @@ class Made:
 
     def right(self, method: str, seed: int) -> tuple[int, Any] | None:
         return self.best.get((method, seed))
+
+    def seeds(self, method: str) -> list[int]:
+        return self.lanes.loc[self.lanes["method"] == method, "seed"].tolist()
+
+    def lane(self, method: str, seed: int) -> int:
+        return int(self.lanes.query("method == @method and seed == @seed")["lane"].iloc[0])
 
     def model_facts(self, seed: int) -> Any:
         return SimpleNamespace(table=None)

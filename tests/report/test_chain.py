@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import shutil
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pandas
@@ -20,7 +17,7 @@ from clientwise.errors import RunError
 from clientwise.record.run import RunFolder
 from clientwise.report import audit as audits_of
 from clientwise.report.audit import audit, audits, last_audits, why
-from clientwise.report.audit.explanation import Explanation, explain
+from clientwise.report.explanation import Explanation, explain
 from clientwise.report.items import Chart, Table
 from clientwise.report.terminal import print_items
 
@@ -120,25 +117,6 @@ def test_the_parameters_name_all_that_moves_weights(frames: RunFolder) -> None:
         "Final share: the client's part of the aggregate after clip (times 1.0) and then the rule "
         "multi_krum (hostile 0.3)."
     )
-
-
-def test_since_when_evidence_lowers_a_weight(frames: RunFolder) -> None:
-    rounds = [rows(frames, "evidence alone", number) for number in range(1, 6)]
-    found = by_client(frames, "evidence alone", 5)
-    for client, last in rounds[-1].items():
-        evidence = found[client].evidence
-        assert evidence is not None
-        lowered = [row[client].posterior < row[client].prior * (1 - 1e-9) for row in rounds]
-        significant = [number for number, row in enumerate(rounds, 1) if row[client].z > 2]
-        since = max((number for number, low in enumerate(lowered, 1) if not low), default=0) + 1
-        assert evidence.since == (since if lowered[-1] else None)
-        assert evidence.last == (significant[-1] if significant else None)
-        if significant:
-            row = rounds[significant[-1] - 1][client]
-            assert (evidence.harm, evidence.error, evidence.z) == (row.harm, row.harm_error, row.z)
-        assert found[client].is_significant == (last.z > 2)
-    clients = frames.frame("clients")
-    assert all(found[one].is_lowered for one in clients.loc[clients["hostile"].notna(), "client"])
 
 
 class Changed:
@@ -277,26 +255,6 @@ def test_a_harm_is_stated_only_where_it_is_known_what_is_significant(
     assert (found.since, found.witness, found.loss) == (3, witness, loss)
     assert own[0].is_harmful == (witness == "loss")
     assert ("would raise" in own[0].by_evidence()) == (witness == "loss")
-
-
-@pytest.mark.parametrize("content", ["x = " + "[" * 50_000, "methods = 3\nserver_set = 'x'", None])
-def test_a_config_that_cannot_be_read_takes_only_the_parameters(
-    moved: cw.Run, frames: RunFolder, tmp_path: Path, content: str | None
-) -> None:
-    folder = tmp_path / "odd"
-    shutil.copytree(moved.folder, folder)
-    (folder / "config.toml").unlink()
-    if content is None:
-        os.mkfifo(folder / "config.toml")  # which has no end, and not even a beginning
-    else:
-        (folder / "config.toml").write_text(content)
-    odd = RunFolder(folder)
-    items = [*audit(odd, "all of it", 1, 5, details=True)]
-    assert any(
-        "are unknown: the config cannot be read" in item for item in items if type(item) is str
-    )
-    weights = [one.weight for one in explain(frames, "all of it", 1, 5)]
-    assert [one.weight for one in explain(odd, "all of it", 1, 5)] == weights
 
 
 def test_the_terminal_shows_the_chain(frames: RunFolder) -> None:

@@ -15,9 +15,7 @@ from made import Made, around
 
 import clientwise as cw
 from clientwise.record.run import RunFolder
-from clientwise.report import page as pages
-from clientwise.report.audit import last_audits
-from clientwise.report.items import Chart, Table
+from clientwise.report.items import Table
 from clientwise.report.page import write_page, write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -79,9 +77,7 @@ def open_page(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def report(shown: cw.Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(
-        [RunFolder(shown.folder)], tmp_path_factory.mktemp("report"), audit=last_audits
-    )
+    return write_report([RunFolder(shown.folder)], tmp_path_factory.mktemp("report"))
 
 
 def column(page: Any, number: int) -> list[str]:
@@ -136,7 +132,6 @@ def test_words_and_tables_need_no_script(open_page: Any, report: Path) -> None:
     page = open_page(report, java_script_enabled=False)
     assert page.locator(".lead p").count() > 1
     assert page.locator(f"{FIRST_TABLE} >> tbody tr").count() == 3
-    assert page.locator(".curve polyline").count() == 3
     assert "Charts need JavaScript" in page.locator("body").inner_text()
 
 
@@ -154,9 +149,6 @@ def test_the_first_screen_has_data_and_verdict_and_nothing_scrolls_sideways(
         r"held-out samples: \d+ to weigh by, \d+ to report on",
         page.locator(".data").inner_text(),
     )
-    key = page.locator(".curve .key").inner_text()
-    assert "FedAvg" in key
-    assert "1 other" in key
     for figure in page.locator("main section > .items > figure").all():
         figure.scroll_into_view_if_needed()
         figure.locator("svg").wait_for()
@@ -205,30 +197,3 @@ def test_a_report_prints_whole_as_soon_as_it_is_loaded(
     command = [CHROMIUM, *QUIET, profile, f"--print-to-pdf={paper}", report.as_uri()]
     subprocess.run(command, check=True, capture_output=True, timeout=200)
     assert paper.stat().st_size > 100_000
-
-
-def test_a_page_is_small_and_its_script_is_made_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    curves = {
-        f"method {number}": {seed: [0.5] * 300 for seed in range(1, 6)} for number in range(5)
-    }
-    path = write_report([Made(curves)], tmp_path / "report")
-    assert path.stat().st_size < 5_000_000
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    pages.chart_script.cache_clear()
-    made = pages.chart_script()
-    (cached,) = (tmp_path / "cache").rglob("*.js")
-    assert cached.read_text("utf-8") == made
-    pages.chart_script.cache_clear()
-
-
-def test_audits_and_charts_of_several_runs(open_page: Any, tmp_path: Path) -> None:
-    runs = [Made({"FedAvg": around(0.7, 0, 1)}, id=name) for name in ("one", "two")]
-    frame = pandas.DataFrame({"x": [1], "y": ["a"]})
-    audit = [("Round 1", ["words", Chart("c", "A chart", frame, "bars", "x", "y")])]
-    page = open_page(write_report(runs, tmp_path, audit=lambda run: audit))
-    assert page.locator("details").count() == 2
-    page.locator("details summary").first.click()
-    page.locator("details svg").first.wait_for()
-    assert page.get_by_text("two: FedAvg").count() > 0

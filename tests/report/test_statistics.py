@@ -34,12 +34,6 @@ def test_pairs_need_both_values_and_a_claim_five_of_them() -> None:
     assert few.significance().endswith("no significance is claimed with fewer than 5 seeds")
 
 
-def test_holm_by_hand() -> None:
-    found = holm([Difference(1, 1, 9, p_value=p) for p in (0.04, None, 0.01, 0.03)])
-    assert [one.p_value for one in found] == [pytest.approx(0.06), None, 0.03, pytest.approx(0.06)]
-    assert [one.tests for one in found] == [3, 1, 3, 3]
-
-
 def test_an_interval_excludes_zero_if_and_only_if_its_p_is_below_five_percent() -> None:
     generator = numpy.random.default_rng(1)
     verdicts = set()

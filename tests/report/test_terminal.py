@@ -21,7 +21,6 @@ from clientwise.report.terminal import (
     run_html,
     run_items,
     run_text,
-    sparkline,
 )
 
 
@@ -90,12 +89,6 @@ def test_a_run_in_the_terminal_and_in_python(frames: RunFolder) -> None:
     assert "<b>AdaFed" not in page
     assert "&lt;b&gt;AdaFed&lt;/b&gt; &amp; co" in page
     assert page.count("<tr") == 4
-
-
-def test_a_line_of_bars() -> None:
-    assert sparkline([]) == ""
-    assert sparkline([1.0, 1.0]) == "▁▁"
-    assert len(sparkline([float(value) for value in range(100)])) == 10
 
 
 def test_a_counterfactual_is_compared_client_by_client(moved: cw.Run) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
-import pandas
 import pytest
 from made import Made, around, seeds
 
-import clientwise as cw
 from clientwise.errors import RunError
-from clientwise.record.run import RunFolder
 from clientwise.report.items import Table
 from clientwise.report.page import describe
 from clientwise.report.results import Results
@@ -165,12 +161,10 @@ def test_what_went_wrong_comes_before_any_verdict() -> None:
         warnings=["no sample of class 3"],
     )
     assert describe(Results([run]))["lead"][-1] == "Warning: no sample of class 3"
-    assert lead(run)[:2] == [
+    assert lead(run)[0] == (
         "No better than a constant prediction (10.0%): flat (10.0%). Try another training.learning_rate, more rounds, "
-        "or another evaluation.metric.",
-        "accuracy is the same in all rounds: flat (10.0%). Try a larger training.learning_rate, more rounds, or "
-        "another evaluation.metric.",
-    ]
+        "or another evaluation.metric."
+    )
     wild = Made({"good": good, "wild": good}).set("loss", [0.5] * 8 + [2.3, 0.1, 1.0, 9.5e34] * 2)
     assert lead(wild)[:2] == [
         "wild diverged (seed 1, 2): the loss in the last round is 9.5e+34. Its metric says nothing else.",
@@ -258,23 +252,6 @@ def test_an_undertrained_baseline_is_said() -> None:
     )
 
 
-def test_equal_decisions_and_unequal_tuning_are_said() -> None:
+def test_unequal_tuning_is_said() -> None:
     run = Made({"A": BASE, "B": BASE}, about={"B": {"tuned": {"trials": 8}}})
-    right = numpy.array([True, False] * 4)
-    run.best = {(method, seed): (1, right) for method in "AB" for seed in BASE}
     assert lead(run)[0].startswith("Methods were not tuned alike (not tuned: A; 8 trials: B)")
-    assert any(line.startswith("B: same predictions as A") for line in lead(run))
-
-
-def test_a_real_run_names_hostile_clients_and_the_classes_that_samples_lack(
-    tmp_path: Path, tiny: dict[str, Any]
-) -> None:
-    hostile = {"hostile": [{"clients": 1, "attack": "broken"}]}
-    run = RunFolder(
-        cw.run(tiny | hostile | {"methods": ["FedAvg", "Median"]}, tmp_path / "run").folder
-    )
-    assert any(
-        line.startswith("Updates were refused only from hostile clients: FedAvg")
-        for line in lead(run)
-    )
-    assert pandas.notna(run.frame("refusals")["hostile"]).all()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
-from ..report.output.markup import escape
+from ..report import escape
 from .console import command_name, err, fail, out, print_lines, writing_to
 from .options import (
     ConfigArgument,
@@ -173,8 +173,8 @@ def _show_data(experiment: Experiment, figure: Path | None) -> None:
     """Which samples every client would hold with the first seed: sizes, classes, columns, the server's set."""
     from ..data.summary import summarise
     from ..experiment.build.data import build_data, load_samples
+    from ..report.about import data_chart, data_items
     from ..report.charts import draw
-    from ..report.data_items import data_chart, data_items
     from ..report.terminal import print_items
 
     assert experiment.data is not None

@@ -18,7 +18,7 @@ from typing import NoReturn
 from rich.console import Console
 
 from ..errors import shortened
-from ..report.output.markup import escape
+from ..report import escape
 
 LONGEST_LINE = 1_500  # of an error message
 out = Console(highlight=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from ..report.output.markup import escape
+from ..report import escape
 from .console import (
     command_name,
     err,
@@ -252,7 +252,7 @@ def _run_and_show(
     accept_changes: bool = False,
 ) -> Path:
     """Run an experiment with progress, then print its results; returns the run folder."""
-    from ..errors import MissingPackageError
+    from ..errors import ClientwiseError
     from ..fitting import run as run_experiment
     from ..record.run import RunFolder
     from ..report.charts import draw
@@ -268,7 +268,7 @@ def _run_and_show(
     picture = str(folder / "curves.png")
     try:
         draw(metric_chart(Results([finished])), Path(picture), finished.methods)
-    except MissingPackageError as error:
+    except ClientwiseError as error:
         picture = f"none: {error}"
     print_results(finished)
     print_lines([f"\nRun folder  {folder}", f"Picture     {picture}"])
@@ -292,8 +292,8 @@ def _run_matrix(
 ) -> None:
     """Run the cells of a matrix with progress, then print and report their results."""
     from ..experiment.matrix.runs import CellsFailedError, run_matrix
-    from ..report.matrix import write_matrix
     from ..report.progress import show_progress
+    from ..report.standings import write_matrix
 
     def on_cell(cell: MatrixCell, number: int, count: int) -> None:
         print_lines([f"{number} of {count}: {cell.name}"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from ..report.output.markup import escape
+from ..report import escape
 from .console import (
     err,
     fail,
@@ -144,18 +144,16 @@ def report(
         Option("--watch", help="Write the report anew every few seconds while a run goes on."),
     ] = False,
 ) -> None:
-    """Write a report: one HTML file, all tables (CSV, Markdown, LaTeX), and figures if asked for.
+    """Write a report: one HTML file, all tables (CSV, LaTeX), and figures if asked for.
 
     Example: clientwise report runs/one runs/two --figures pdf,svg
     """
     from ..experiment.matrix.grid import is_matrix
     from ..record.files import newest_run
-    from ..report.audit import last_audits
     from ..report.charts import FORMATS
-    from ..report.files import older_files
     from ..report.items import counted
-    from ..report.matrix import write_matrix
-    from ..report.page import write_report, write_while_running
+    from ..report.page import older_files, write_report, write_while_running
+    from ..report.standings import write_matrix
 
     wanted = [word.strip().lower() for word in figures.split(",") if word.strip()]
     if not {*wanted} <= {*FORMATS}:
@@ -176,7 +174,7 @@ def report(
             if is_matrix(every[0]):
                 write_matrix(every[0], target, formats)
             else:
-                write_report(_opened(every), target, formats, last_audits)
+                write_report(_opened(every), target, formats)
 
     with writing_to(target):
         if watch:
@@ -188,7 +186,7 @@ def report(
         return  # stopped before the first round
     drawn = f"figures ({', '.join(formats).upper()}) and " if formats else ""
     hint = "" if formats else "; --figures pdf draws figures for a paper"
-    beside = f"{drawn}tables (CSV, Markdown, LaTeX){hint}"
+    beside = f"{drawn}tables (CSV, LaTeX){hint}"
     print_lines([f"Report       {page}", f"Beside it    {beside}"])
     for folder, count in older_files(page).items():
         older = f"{counted(count, 'file')} in {folder}, older than this report"
@@ -298,7 +296,7 @@ def print_results(run: RunFolder) -> None:
 
 def print_matrix(folder: Path) -> None:
     """A matrix's tables, and what they show in a few sentences."""
-    from ..report.matrix import matrix_report
+    from ..report.standings import matrix_report
     from ..report.terminal import print_items
 
     found = matrix_report(folder)

@@ -1,38 +1,44 @@
-"""What was run, and how several runs differ. All of it is read from the run folder, which may be anybody's."""
+"""What was run, how several runs differ, and how samples are divided. A run folder may be anybody's."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy
 from pandas import DataFrame as Frame
 
+from ..errors import shortened
 from ..record.facts import steps_in_words
 from ..record.files import VERSIONS, dotted_keys, read_whole
 from ..record.run import RunFolder
 from ..registry import listed
-from .items import Item, Table, counted, section
-from .results import Method, Results, encoding, seeds_of, stated
-from .verdict import best_rounds, keeps_best
+from .items import Chart, Item, Table, counted, percent
+from .results import Results, encoding, stated
+
+if TYPE_CHECKING:
+    from ..data.summary import DataSummary
 
 MOST_BYTES = 2**16  # of versions.json
 MOST_TEXT = 300  # characters of a value
+MOST_ROWS = 24  # clients or columns of the data
+MOST_CLASSES = 12  # with more of them, a client has only how many classes it holds
 NO_DIFFERENCE = "No differences: config, versions and data are the same."
 
 
-@section("What was run")
+# A run --------------------------------------------------------------------------------------------
+
+
 def what_was_run(results: Results) -> Iterator[Item]:
     """What was run; of several runs, how they differ."""
     if len(results.runs) > 1:
         yield differences(results.runs)
     else:
-        yield Table(
-            "run", "What was run", Frame(about(results.runs[0]), columns=["setting", "value"])
-        )
+        rows = Frame(about(results.runs[0]), columns=["setting", "value"])
+        yield Table("run", "What was run", rows)
 
 
-@section("Config")
 def config(results: Results) -> Iterator[Item]:
     """Every key of the resolved config, where there is one run."""
     if len(results.runs) == 1:
@@ -43,47 +49,39 @@ def config(results: Results) -> Iterator[Item]:
 
 def about(run: RunFolder) -> Iterator[tuple[str, str]]:
     """What was run, line by line: (setting, value)."""
-    facts = run.facts
-    yield (
-        "data",
-        "; ".join(
-            in_words(run.config[key])
-            for key in ("data", "features", "partition")
-            if run.config.get(key)
-        )
-        or data_name(run),
-    )
-    found = encoding(run)
-    if found is not None:
-        yield "columns", in_words([_column(one) for one in found.columns])
-        yield "target", in_words(f"{found.target}: {', '.join(found.classes)}".removesuffix(": "))
-    yield "clients", _clients(run)
-    yield (
-        "model",
-        f"{in_words(run.config.get('model') or _absent(run))}, {facts.model_bytes // 4:,} values",
-    )
-    yield "training", in_words(stated(run, "training")) or _absent(run)
-    yield "methods", listed(run.methods)
+    facts, given = run.facts, run.config
+    data = [in_words(given[key]) for key in ("data", "features", "partition") if given.get(key)]
+    table = encoding(run)
+    columns = target = ""
+    if table is not None:
+        columns = in_words([_column(one) for one in table.columns])
+        target = in_words(f"{table.target}: {', '.join(table.classes)}".removesuffix(": "))
+    model = in_words(given.get("model") or _absent(run))
+    lines: list[tuple[str, Any]] = [
+        ("data", "; ".join(data) or data_name(run)),
+        ("columns", columns),
+        ("target", target),
+        ("clients", _clients(run)),
+        ("model", f"{model}, {facts.model_bytes // 4:,} values"),
+        ("training", in_words(stated(run, "training")) or _absent(run)),
+        ("methods", listed(run.methods)),
+    ]
     for name, module in facts.functions.items():
-        yield "function", in_words(f"{name} was given in Python as a function of {module}")
-    yield "seeds", _ranges(sorted(set(run.lanes["seed"].tolist())))
-    yield "rounds", f"{facts.rounds:,}"
-    for name in run.methods:
-        one = Method(name, run, name, tuple(seeds_of(run, name)))
-        for seed, number in best_rounds(one).items() if keeps_best(one) else ():
-            yield "model kept", f"{name}, seed {seed}: that of round {number}, by its held-out loss"
-    yield "metric", f"{facts.metric} on {facts.reported_on}"
-    optional = {
-        "warm start": facts.initial_model,
-        "devices": stated(run, "devices"),
-        "steps a round": steps_in_words(facts.steps),
-        "tuning": tuning_in_words(run),
-        "started": facts.begun,
-        "backend": facts.computed,
-        "versions": _versions(run),
-    }
-    yield from ((name, in_words(value)) for name, value in optional.items() if value)
-    yield from (("warning", in_words(warning)) for warning in facts.warnings)
+        lines.append(("function", f"{name} was given in Python as a function of {module}"))
+    lines += [
+        ("seeds", _ranges(sorted(set(run.lanes["seed"].tolist())))),
+        ("rounds", f"{facts.rounds:,}"),
+        ("metric", f"{facts.metric} on {facts.reported_on}"),
+        ("warm start", facts.initial_model),
+        ("devices", stated(run, "devices")),
+        ("steps a round", steps_in_words(facts.steps)),
+        ("tuning", tuning_in_words(run)),
+        ("started", facts.begun),
+        ("backend", facts.computed),
+        ("versions", _versions(run)),
+        *(("warning", warning) for warning in facts.warnings),
+    ]
+    yield from ((name, in_words(value)) for name, value in lines if value)
 
 
 def in_words(value: object) -> str:
@@ -93,13 +91,9 @@ def in_words(value: object) -> str:
     ('krum (hostile 0.3)', '1, 2', 'epochs 1')
     """
     if isinstance(value, Mapping):
-        stated = {
-            key: in_words(one)
-            for key, one in value.items()
-            if key != "name" and one not in (False, "", [], {})
-        }
-        options = ", ".join(f"{key} {text}" for key, text in stated.items())
-        name = value.get("name")
+        known = {key: one for key, one in value.items() if one not in (False, "", [], {})}
+        name = known.pop("name", None)
+        options = ", ".join(f"{key} {in_words(one)}" for key, one in known.items())
         text = options if name is None else f"{name} ({options})" if options else str(name)
     else:
         text = ", ".join(map(in_words, value)) if isinstance(value, list) else str(value)
@@ -123,16 +117,12 @@ def _absent(run: RunFolder) -> str:
 def data_line(run: RunFolder) -> str:
     """The data in one line: clients, samples, classes, and what is held out."""
     clients, facts = _of_first_seed(run), run.facts
-    sizes = {
-        "client": len(clients),
-        "training sample": int(clients["num_train"].fillna(0).sum()),
-        "class": facts.num_classes or 0,
-    }
-    known = [
-        counted(size, noun, "classes" if noun == "class" else "")
-        for noun, size in sizes.items()
-        if size
-    ]
+    samples = int(clients["num_train"].fillna(0).sum())
+    known = [counted(len(clients), "client")]
+    if samples:
+        known.append(counted(samples, "training sample"))
+    if facts.num_classes:
+        known.append(counted(facts.num_classes, "class", "classes"))
     held_out = {"to weigh by": facts.weigh_samples, "to report on": facts.report_samples}
     said = [f"{size:,} {purpose}" for purpose, size in held_out.items() if size]
     line = f"Data ({data_name(run)}): {', '.join(known)}"
@@ -147,17 +137,15 @@ def _of_first_seed(run: RunFolder) -> Frame:
 def _clients(run: RunFolder) -> str:
     clients, federation = _of_first_seed(run), stated(run, "federation")
     sizes, hostile = clients["num_train"].fillna(0), int(clients["hostile"].notna().sum())
-    held = (
-        f"{sizes.min():,.0f} to {sizes.max():,.0f} training samples each"
-        if sizes.sum()
-        else "local data"
-    )
-    drawn = {
-        key: value
-        for key, value in federation.items()
-        if key in ("clients_per_round", "fraction") and value != 1
+    held = "local data"
+    if sizes.sum():
+        held = f"{sizes.min():,.0f} to {sizes.max():,.0f} training samples each"
+    cohort = {
+        key: federation[key]
+        for key in ("clients_per_round", "fraction")
+        if federation.get(key, 1) != 1
     }
-    text = f"{len(clients)} with {held}; cohort: {in_words(drawn) or 'all clients'}"
+    text = f"{len(clients)} with {held}; cohort: {in_words(cohort) or 'all clients'}"
     return f"{text}; {hostile} hostile" if hostile else text
 
 
@@ -179,11 +167,11 @@ def tuning_in_words(run: RunFolder) -> str:
 def differences(runs: Sequence[RunFolder]) -> Table:
     """The keys of config, versions and data in which runs differ, with each run's value."""
     values = [_all_values(run) for run in runs]
-    shared = set.intersection(*(set(run.methods) for run in runs))
-    for run, own in zip(runs, values, strict=True):
-        for method in {
-            name for one in runs for name in one.methods
-        } - shared:  # one line, not one for each option
+    every = dict.fromkeys(name for run in runs for name in run.methods)
+    for method in every:
+        if all(method in run.methods for run in runs):
+            continue
+        for run, own in zip(runs, values, strict=True):  # one line, not one for each option
             for key in [key for key in own if key.startswith(f"methods.{method}.")]:
                 del own[key]
             own[f"methods.{method}"] = "present" if method in run.methods else "–"
@@ -207,10 +195,10 @@ def _all_values(run: RunFolder) -> dict[str, object]:
 def _flat(run: RunFolder) -> dict[str, Any]:
     """Every value of the config by its dotted key; methods by name, so that their order does not matter."""
     methods = run.config.get("methods")
-    listed_ones = (
+    tables = (
         [one for one in methods if isinstance(one, Mapping)] if isinstance(methods, list) else []
     )
-    named = {"methods": {str(one.get("name")): one for one in listed_ones}} if listed_ones else {}
+    named = {"methods": {str(one.get("name")): one for one in tables}} if tables else {}
     return dotted_keys({**run.config, **named}, in_lists=True)
 
 
@@ -220,11 +208,8 @@ def _versions(run: RunFolder) -> dict[str, str]:
         found: object = json.loads(read_whole(run.folder / VERSIONS, MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
-    return (
-        {str(name): in_words(value) for name, value in found.items()}
-        if isinstance(found, dict)
-        else {}
-    )
+    known = found if isinstance(found, dict) else {}
+    return {str(name): in_words(value) for name, value in known.items()}
 
 
 def _ranges(seeds: Sequence[int]) -> str:
@@ -232,3 +217,103 @@ def _ranges(seeds: Sequence[int]) -> str:
     if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
         return f"{seeds[0]}–{seeds[-1]}"
     return ", ".join(map(str, seeds))
+
+
+# How samples are divided among clients ------------------------------------------------------------
+
+
+def data_items(
+    summary: DataSummary, title: str, weighs_by_report: bool, hostile: Sequence[int]
+) -> Iterator[Item]:
+    """Sizes, the server's samples, classes by client, and the columns of a table."""
+    num_classes = summary.classes.shape[1]
+    sizes = {"training samples": summary.train, "test samples": summary.test}
+    totals = [int(summary.train.sum()), int(summary.test.sum())]
+    if num_classes:
+        sizes["classes"] = summary.classes_per_client
+        totals.append(num_classes)
+    rows = [
+        (name, *numpy.quantile(values, [0.0, 0.5, 1.0]).astype(int).tolist(), total)
+        for (name, values), total in zip(sizes.items(), totals, strict=True)
+    ]
+    columns = ["per client", "minimum", "median", "maximum", "total"]
+    yield Table("sizes", title, Frame(rows, columns=columns))
+    yield from _remarks(summary, weighs_by_report, hostile)
+    if num_classes:
+        yield _classes(summary)
+    if summary.table is not None:
+        named = [
+            (shortened(one.name, 40), _values(one), one.missing)
+            for one in summary.table.columns[:MOST_ROWS]
+        ]
+        frame = Frame(named, columns=["column", "values", "missing"])
+        more = len(summary.table.columns) - MOST_ROWS
+        note = f"{more:,} more columns." if more > 0 else ""
+        name = f"Columns to predict {summary.table.target} from"
+        yield Table("columns", name, frame, note, formats={"missing": percent})
+
+
+def _values(column: Any) -> str:
+    if column.categories:
+        return shortened(f"categories: {', '.join(column.categories)}", 60)
+    return f"numbers, mean {column.fill:.4g}"
+
+
+def _remarks(summary: DataSummary, weighs_by_report: bool, hostile: Sequence[int]) -> Iterator[str]:
+    weigh, report = int(summary.weigh.sum()), int(summary.report.sum())
+    if weighs_by_report and report:
+        yield f"Server: {report:,} samples, for weighting and for reporting."
+    elif weigh or report:
+        yield f"Server: {weigh:,} samples for weighting, {report:,} for reporting."
+    else:
+        yield "Server: no samples. The metric is reported on the clients' pooled test samples."
+    if summary.shared:
+        yield f"Not disjoint: {summary.shared:,} training samples are held by more than one client."
+    if summary.unused:
+        yield f"Not used: {summary.unused:,} of {summary.num_samples:,} samples."
+    if not int(summary.test.sum()):
+        yield "The clients have no test sets."
+    if hostile:
+        few = ", ".join(map(str, hostile[:10])) + " …" * (len(hostile) > 10)
+        yield f"Hostile: {counted(len(hostile), 'client')} ({few}). The table shows their true classes."
+
+
+def _classes(summary: DataSummary) -> Table:
+    """Training samples by client and class; of many clients, some at even distances in the order of their size."""
+    frame = Frame({"client": _names(summary), "samples": summary.train.tolist()})
+    if len(summary.class_names) > MOST_CLASSES:
+        frame["classes"] = summary.classes_per_client.tolist()
+    else:
+        frame[list(summary.class_names)] = summary.classes.tolist()
+    note = ""
+    if len(frame) > MOST_ROWS:
+        note = f"{MOST_ROWS} of the {len(frame):,} clients, from the largest to the smallest."
+        ranks = numpy.linspace(0, len(frame) - 1, MOST_ROWS).round().astype(int)
+        frame = frame.sort_values("samples", ascending=False, kind="stable").iloc[ranks]
+        frame = frame.reset_index(drop=True)
+    if "classes" not in frame:
+        every = [int(summary.train.sum()), *summary.classes.sum(0).tolist()]
+        frame.loc[len(frame)] = ["all", *every]
+        if server := int(summary.report.sum()):
+            frame.loc[len(frame)] = ["server", server, *summary.report.tolist()]
+    formats = dict.fromkeys(frame.columns[2:], lambda number: f"{number:,}" if number else "·")
+    return Table("classes", "Training samples of each class", frame, note, formats=formats)
+
+
+def _names(summary: DataSummary) -> list[str]:
+    numbers = [str(client) for client in range(len(summary.train))]
+    if not summary.names:
+        return numbers
+    return [f"{number} {name}" for number, name in zip(numbers, summary.names, strict=True)]
+
+
+def data_chart(summary: DataSummary, title: str) -> Chart:
+    """Every client's mixture of classes; its size, where there are no classes."""
+    clients = [str(client) for client in range(len(summary.train))]
+    if not summary.classes.shape[1]:
+        frame = Frame({"samples": summary.train.tolist(), "client": clients})
+        return Chart("sizes", title, frame, "bars", x="samples", y="client")
+    mixture = summary.classes / summary.classes.sum(1, keepdim=True).clamp(min=1)
+    wide = Frame(mixture.tolist(), index=clients, columns=summary.class_names)
+    frame = wide.rename_axis("client").reset_index().melt("client", None, "class", "share")
+    return Chart("mixture", title, frame, "cells", "class", "client", "share", format=".0%")

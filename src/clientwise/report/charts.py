@@ -5,12 +5,16 @@ What comes from a run stands in the data of a chart, never in its markup or its 
 
 from __future__ import annotations
 
+import base64
+import json
 import math
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ..errors import needing
+from ..errors import ClientwiseError, needing
 from ..writing import make_folder, write_atomically
 from .items import Chart
 
@@ -33,6 +37,13 @@ COLOURS = (
 )
 DASHES = ([1, 0], [6, 2], [6, 2, 1, 2], [2, 2], [10, 3], [10, 3, 2, 3])
 MOST_BANDS = 2  # that can overlap and still be read
+# What charts are drawn by ends its whole process where it lacks memory: it has one of its own.
+PROGRAM = """
+import base64, json, sys, vl_convert
+for name, given, options in json.load(sys.stdin):
+    made = getattr(vl_convert, name)(given, **options)
+    print(base64.b64encode(made.encode() if isinstance(made, str) else made).decode())
+"""
 TEXT = {"labelColor": "currentColor", "titleColor": "currentColor"}
 CONFIG: dict[str, Any] = {
     "font": "system-ui, sans-serif",
@@ -40,6 +51,7 @@ CONFIG: dict[str, Any] = {
     "view": {"stroke": None},
     "axis": {
         **TEXT,
+        "labelLimit": 320,
         "gridColor": "#88888840",
         "domainColor": "#88888880",
         "tickColor": "#88888880",
@@ -60,17 +72,15 @@ CONFIG: dict[str, Any] = {
 
 def specification(
     chart: Chart, methods: Sequence[str] = (), width: float | Literal["container"] = "container"
-) -> Any:
-    """A chart as Vega-Lite.
+) -> dict[str, Any]:
+    """A chart as Vega-Lite, without its data.
 
     Args:
         chart: the chart.
         methods: all methods of a report, so that each has its colour in all charts.
         width: in points; by default that of the page.
     """
-    layers = {"lines": _lines, "dots": _dots, "bars": _bars, "cells": _cells}[chart.kind](
-        chart, list(methods)
-    )
+    layers = {"lines": _lines, "bars": _bars, "cells": _cells}[chart.kind](chart, list(methods))
     if chart.reference is not None:
         across = {"datum": chart.reference}
         rule = {"type": "rule", "strokeDash": [4, 4], "color": "currentColor", "opacity": 0.6}
@@ -81,7 +91,6 @@ def specification(
     return {
         "$schema": "https://vega.github.io/schema/vega-lite/v6.json",
         "description": chart.alt or chart.title,
-        "data": {"values": _rows(chart)},
         "width": width,
         "height": 240 if chart.kind == "lines" else min(40 + 18 * count, 700),
         "autosize": {"type": "fit-x", "contains": "padding"},
@@ -90,57 +99,55 @@ def specification(
     }
 
 
-def _rows(chart: Chart) -> list[dict[str, Any]]:
+def rows(chart: Chart) -> Any:
     """The frame as JSON has it: five digits of a number, and null for what is absent."""
-    columns = {}
-    for name in chart.frame:
-        values = chart.frame[name].tolist()
-        known = [
-            None if value != value or value in (math.inf, -math.inf) else value for value in values
-        ]
-        columns[name] = [
-            float(f"{value:.5g}") if isinstance(value, float) else value for value in known
-        ]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def packed(spec: dict[str, Any]) -> dict[str, Any]:
-    """A chart whose data name every column once: as the page carries it, whose script unpacks them."""
-    rows = spec["data"]["values"]
-    return {
-        **spec,
-        "data": {
-            "columns": {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
-        },
-    }
+    known = chart.frame.replace([math.inf, -math.inf], math.nan)
+    short = known.map(lambda value: float(f"{value:.5g}") if isinstance(value, float) else value)
+    return short.astype(object).where(known.notna(), None)
 
 
 def figure(
     chart: Chart, methods: Sequence[str] = (), width: float = POINTS * PAGE
 ) -> dict[str, Any]:
     """A chart with its title, as it stands alone: in a notebook, or in a paper."""
-    spec: dict[str, Any] = specification(chart, methods, width)
-    return {**spec, "title": {"text": chart.title, "fontSize": 11}, "background": "white"}
+    spec = specification(chart, methods, width)
+    title = {"text": chart.title, "fontSize": 11}
+    data = {"values": rows(chart).to_dict("records")}
+    return {**spec, "data": data, "title": title, "background": "white"}
 
 
-def picture(
-    chart: Chart, format: Format, methods: Sequence[str] = (), width: float = COLUMN
-) -> bytes:
-    """A chart as a file for a paper."""
-    with needing("report", "a figure"):
-        import vl_convert
-    spec = figure(chart, methods, POINTS * width)
-    if format == "png":
-        return bytes(vl_convert.vegalite_to_png(spec, ppi=200))
-    if format == "svg":
-        return str(vl_convert.vegalite_to_svg(spec)).encode()
-    return bytes(vl_convert.vegalite_to_pdf(spec))
+def packed(chart: Chart, methods: Sequence[str] = ()) -> dict[str, Any]:
+    """A chart as the page carries it, whose script unpacks the data: a column is named once, not in every row."""
+    return {**specification(chart, methods), "data": {"columns": rows(chart).to_dict("list")}}
+
+
+def pictures(
+    charts: Sequence[Chart], format: Format, methods: Sequence[str] = (), width: float = COLUMN
+) -> list[bytes]:
+    """Charts as files for a paper."""
+    options = {"ppi": 200} if format == "png" else {}
+    specs = [figure(chart, methods, POINTS * width) for chart in charts]
+    return converted((f"vegalite_to_{format}", spec, options) for spec in specs)
 
 
 def draw(chart: Chart, path: Path, methods: Sequence[str] = (), width: float = PAGE) -> None:
     """Write a chart in the format that the file's name ends in."""
+    (made,) = pictures([chart], path.suffix[1:], methods, width)  # type: ignore[arg-type]
     make_folder(path.parent)
-    write_atomically(path, picture(chart, path.suffix[1:], methods, width))  # type: ignore[arg-type]
+    write_atomically(path, made)
+
+
+def converted(calls: Iterable[tuple[str, Any, dict[str, Any]]]) -> list[bytes]:
+    """What functions of vl-convert return: their names, their argument and their options."""
+    with needing("report", "a chart"):
+        import vl_convert  # noqa: F401
+    command = [sys.executable, "-P", "-c", PROGRAM]
+    done = subprocess.run(command, input=json.dumps([*calls]).encode(), capture_output=True)
+    if done.returncode:
+        reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        said = f" ({reason[0]})" if reason and done.returncode > 0 else ": too little memory?"
+        raise ClientwiseError(f"charts cannot be drawn{said}")
+    return [base64.b64decode(line) for line in done.stdout.split()]
 
 
 def _lines(chart: Chart, methods: list[str]) -> list[Layer]:
@@ -150,80 +157,60 @@ def _lines(chart: Chart, methods: list[str]) -> list[Layer]:
     y = _field(chart.y, scale=scale, title=None, axis={"format": chart.format})
     colour = _colour(chart, methods)
     names = colour["scale"]["domain"]
+    place = {"x": x, "y": y, "color": colour}
     dash = {**colour, "scale": {"domain": names, "range": [*DASHES]}}
-    layers = [
-        {
-            "mark": {"type": "line", "strokeWidth": 2},
-            "encoding": {"x": x, "y": y, "color": colour, "strokeDash": dash},
-        }
-    ]
-    touched = {"x": x, "y": y, "color": colour, "opacity": {"value": 0}, "tooltip": _tips(chart)}
-    picked = {
-        "name": "pick",
-        "select": {"type": "point", "fields": [chart.colour], "on": "pointerover"},
+    line = {"mark": {"type": "line", "strokeWidth": 2}, "encoding": {**place, "strokeDash": dash}}
+    touched = {**place, "opacity": {"value": 0}, "tooltip": _tips(chart)}
+    select = {"type": "point", "fields": [chart.colour], "on": "pointerover"}
+    point = {
+        "name": "points",
+        "mark": {"type": "point", "size": 90},
+        "encoding": touched,
+        "params": [{"name": "pick", "select": select}],
     }
-    point = {"type": "point", "size": 90}
-    layers.append({"name": "points", "mark": point, "encoding": touched, "params": [picked]})
-    if chart.low:  # the range of the line that one points at
-        always = 0.15 if len(names) <= MOST_BANDS else 0.0
-        shown = {"condition": {"param": "pick", "empty": False, "value": 0.25}, "value": always}
-        band = {
-            "x": x,
-            "y": {**y, "field": chart.low},
-            "y2": {"field": chart.high},
-            "color": colour,
-            "opacity": shown,
-        }
-        layers.insert(0, {"mark": "area", "encoding": band})
-    return layers
-
-
-def _dots(chart: Chart, methods: list[str]) -> list[Layer]:
-    encoding = _by_name(chart, methods)
-    encoding["x"]["scale"] = {"zero": False}
-    encoding["color"]["legend"] = None
-    median = {**encoding, "x": {**encoding["x"], "aggregate": "median"}, "tooltip": None}
-    tick = {"type": "tick", "thickness": 3, "size": 16}
-    return [
-        {"mark": {"type": "circle", "opacity": 0.4}, "encoding": encoding},
-        {"mark": tick, "encoding": median},
-    ]
+    if chart.low not in chart.frame:
+        return [line, point]
+    # The range of the line that one points at
+    always = 0.15 if len(names) <= MOST_BANDS else 0.0
+    shown = {"condition": {"param": "pick", "empty": False, "value": 0.25}, "value": always}
+    ends = {"y": {**y, "field": chart.low}, "y2": {"field": chart.high}, "opacity": shown}
+    return [{"mark": "area", "encoding": {**place, **ends}}, line, point]
 
 
 def _bars(chart: Chart, methods: list[str]) -> list[Layer]:
-    encoding = _by_name(chart, methods)
-    if chart.low:
+    encoding: dict[str, Any] = {
+        "x": _field(chart.x, title=None, axis={"format": chart.format}),
+        "y": _field(chart.y, "nominal", sort=None, title=None),
+        "tooltip": _tips(chart),
+    }
+    if chart.low in chart.frame:
         encoding |= {"x": {**encoding["x"], "field": chart.low}, "x2": {"field": chart.high}}
-    if chart.colour:  # side by side: steps may go back and forth
+    if chart.colour in chart.frame:  # side by side: steps may go back and forth
         encoding["yOffset"] = _field(chart.colour, "nominal", sort=None)
+        encoding["color"] = _colour(chart, methods)
         encoding["color"]["legend"]["symbolType"] = "square"
     return [{"mark": "bar", "encoding": encoding}]
 
 
-def _by_name(chart: Chart, methods: list[str]) -> dict[str, Any]:
-    """Values beside names."""
-    x = _field(chart.x, title=None, axis={"format": chart.format})
-    colour = {"color": _colour(chart, methods)} if chart.colour else {}
-    return {
-        "x": x,
-        "y": _field(chart.y, "nominal", sort=None, title=None),
-        "tooltip": _tips(chart),
-        **colour,
-    }
-
-
 def _cells(chart: Chart, methods: list[str]) -> list[Layer]:
-    scale = {"scheme": "cividis"} | (
-        {"domain": [*chart.limits], "clamp": True} if chart.limits else {}
-    )
+    scale: dict[str, Any] = {"scheme": "cividis"}
+    if chart.limits:
+        scale |= {"domain": [*chart.limits], "clamp": True}
     legend = {"format": chart.format, "gradientLength": 120, "orient": "right", "title": None}
+    order = "ascending" if chart.x in _numbers(chart) else None
+    axis = {"labelOverlap": True, "labelAngle": 0}
     encoding = {
-        "x": _field(chart.x, "ordinal", sort=None, axis={"labelOverlap": True, "labelAngle": 0}),
+        "x": _field(chart.x, "ordinal", sort=order, axis=axis),
         "y": _field(chart.y, "nominal", sort=None, title=None, axis={"labelOverlap": True}),
         "color": _field(chart.colour, scale=scale, legend=legend),
         "tooltip": _tips(chart),
     }
     return [{"mark": "rect", "encoding": encoding}]
+
+
+def _numbers(chart: Chart) -> list[str]:
+    """The columns that have numbers."""
+    return [name for name in chart.frame if chart.frame[name].dtype.kind in "iuf"]
 
 
 def _field(name: str, kind: str = "quantitative", **options: Any) -> dict[str, Any]:
@@ -246,14 +233,8 @@ def _colour(chart: Chart, methods: list[str]) -> dict[str, Any]:
 def _tips(chart: Chart) -> list[dict[str, Any]]:
     """What is shown beside the pointer."""
     precise = {".0%": ".1%", "~g": ".4~g"}.get(chart.format, chart.format)
-    values = {
-        chart.low,
-        chart.high,
-        chart.y if chart.kind == "lines" else chart.colour if chart.kind == "cells" else chart.x,
-    }
-    found = []
-    for name in chart.frame.columns:
-        is_number = chart.frame[name].dtype.kind in "iuf"
-        format = {"format": precise if name in values else "~g"} if is_number else {}
-        found.append(_field(name, "quantitative" if is_number else "nominal", **format))
-    return found
+    shown = {"lines": chart.y, "bars": chart.x, "cells": chart.colour}[chart.kind]
+    formats = dict.fromkeys(_numbers(chart), "~g")
+    formats |= dict.fromkeys({shown, chart.low, chart.high} & {*formats}, precise)
+    numbers = {name: _field(name, format=text) for name, text in formats.items()}
+    return [numbers.get(name) or _field(name, "nominal") for name in chart.frame]

@@ -1,7 +1,7 @@
 """What a report consists of: tables, charts and texts, and the sections that yield them.
 
 An item is made from a tidy frame: a row for each thing, a column for each of its values. `page.py` shows items on the
-page, `files.py` writes them (CSV, LaTeX, Markdown, PDF, SVG, PNG), `terminal.py` prints them.
+page and writes them (CSV, LaTeX, PDF, SVG, PNG), `terminal.py` prints them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import pandas
 
-Kind = Literal["lines", "dots", "bars", "cells"]
+Kind = Literal["lines", "bars", "cells"]
 Text = str  # a paragraph
 Format = Callable[..., str]
 
@@ -45,10 +45,10 @@ def percent(value: float | None) -> str:
 def fixed(digits: int) -> Format:
     """A number with that many decimals.
 
-    >>> fixed(2)(0.127), fixed(2)(None)
-    ('0.13', '–')
+    >>> fixed(2)(0.127)
+    '0.13'
     """
-    return lambda value: "–" if value is None or value != value else f"{value:,.{digits}f}"
+    return f"{{:,.{digits}f}}".format
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def in_bytes(size: float) -> str:
         if size < 1000:
             return f"{size:.1f} {unit}"
         size /= 1000
-    return "–" if size != size else f"{size:.1f} TB"
+    return f"{size:.1f} TB"
 
 
 def in_time(seconds: float) -> str:
@@ -155,7 +155,7 @@ def in_time(seconds: float) -> str:
             return f"{seconds / size:.0f} {unit}"
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
-    return "–" if seconds != seconds else f"{seconds:.3g} s"
+    return f"{seconds:.3g} s"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -164,8 +164,10 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def read(text: Format | Sequence[str], values: Iterable[Any]) -> list[str]:
-    """The texts of a column."""
-    return [text(value) for value in values] if callable(text) else list(text)
+    """The texts of a column; a dash for what is absent."""
+    if not callable(text):
+        return list(text)
+    return ["–" if value is None or value != value else text(value) for value in values]
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,6 @@ class Table:
     title: str
     frame: pandas.DataFrame  # the index is not shown
     note: str = ""
-    lower: tuple[str, ...] = ()  # columns in which less is better
     # The texts of a column, or the function that makes one from a value; without it, `plain`
     formats: Mapping[str, Format | Sequence[str]] = field(default_factory=dict)
     within: tuple[str, ...] = ()  # columns that stand in the texts of others: only a CSV has them
@@ -206,7 +207,6 @@ class Column:
     values: Any  # a list, an array or a series
     text: Format | Sequence[str] = plain
     within: Mapping[str, Any] = field(default_factory=dict)  # what its texts say, too, by name
-    lower: bool = False
     secondary: bool = False
 
 
@@ -230,7 +230,6 @@ def table(
         title,
         pandas.DataFrame(values),
         note,
-        lower=tuple(name for name, one in found.items() if one.lower),
         formats=texts,
         within=tuple(name for name in values if name not in found),
         bold=bold,
@@ -243,20 +242,21 @@ class Chart:
     """A chart of a tidy frame.
 
     - "lines": `y` over `x`, one line for each `colour`, with a band from `low` to `high`.
-    - "dots": `x` for each `y` (a name), with an interval from `low` to `high`.
     - "bars": a bar for each `y` (a name): its length is `x`, or it goes from `low` to `high`.
     - "cells": a heat map: a cell at `x` and `y`, whose colour is the value of `colour`.
+
+    Columns that the frame lacks are not drawn.
     """
 
     id: str
     title: str
     frame: pandas.DataFrame
-    kind: Kind
-    x: str
-    y: str
-    colour: str = ""
-    low: str = ""
-    high: str = ""
+    kind: Kind = "lines"
+    x: str = "round"
+    y: str = "value"
+    colour: str = "method"
+    low: str = "low"
+    high: str = "high"
     format: str = ".3~g"  # of the values, as d3-format has it
     logarithmic: bool = False
     limits: tuple[float, float] | None = None  # of the colours of cells
@@ -266,14 +266,3 @@ class Chart:
 
 Item = Table | Chart | Text
 Section = Callable[[Any], Iterator[Item]]
-SECTIONS: dict[str, Section] = {}
-
-
-def section(title: str) -> Callable[[Section], Section]:
-    """Decorator: a section of the report, in the order of their definition; left out where it yields nothing."""
-
-    def register(function: Section) -> Section:
-        SECTIONS[title] = function
-        return function
-
-    return register

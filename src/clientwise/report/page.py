@@ -1,132 +1,107 @@
-"""The report as one HTML page that loads nothing from the network, and what is written beside it."""
+"""The report as one HTML page that loads nothing from the network, and the files beside it: tables and figures."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..errors import MissingPackageError, NotBegunError, needing
+from ..errors import ClientwiseError, NotBegunError, needing
 from ..record.database import DATABASE
 from ..record.files import is_locked
 from ..record.run import RunFolder
 from ..registry import listed
-from ..writing import make_folder, write_atomically
-from . import about as _about
-from . import sections as _sections
-from .charts import COLOURS, COLUMN, Format, packed, specification
-from .files import write_items
-from .items import SECTIONS, Chart, Item, Table, counted
+from ..writing import ENDING, make_folder, write_atomically
+from . import about, sections
+from .audit import last_audits
+from .charts import Format, converted, packed, pictures
+from .items import Chart, Item, Section, Table, counted
 from .results import Results, run_state
 from .verdict import headline
 
-FIRST, LAST = (
-    ["Result", "What was run"],
-    ["Config"],
-)  # the others stand between, as they are defined
+SECTIONS: dict[str, Section] = {  # by title, in the order of the page
+    "Result": sections.result,
+    "What was run": about.what_was_run,
+    "Over the rounds": sections.curves,
+    "Privacy": sections.privacy,
+    "Rounds to target": sections.targets,
+    "Best rounds, sample by sample": sections.best_rounds,
+    "Clients": sections.clients,
+    "Who gains": sections.gains,
+    "Weights": sections.weights,
+    "Other weights": sections.other_weights,
+    "Contributions": sections.contributions,
+    "Order of priority": sections.priority,
+    "Classes": sections.classes,
+    "Refusals": sections.refusals,
+    "Cost": sections.cost,
+    "Config": about.config,
+}
 SECONDS = 3.0  # between two looks at a run that goes on
 REST = 10  # times as long as writing took: reading must not slow the run
-Audit = Callable[
-    [RunFolder], Iterable[tuple[str, Sequence[Item]]]
-]  # titles, and what can be opened beneath each
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how a text begins that a spreadsheet computes
+LATEX = str.maketrans(
+    {letter: f"\\{letter}" for letter in "&%$#_{}"}
+    | {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "\n": " "}
+)
 
 
-def write_report(
-    runs: Sequence[RunFolder],
-    out: Path,
-    figures: Sequence[Format] = (),
-    audit: Audit | None = None,
-    width: float = COLUMN,
-) -> Path:
+def write_report(runs: Sequence[RunFolder], out: Path, figures: Sequence[Format] = ()) -> Path:
     """Write the report on one run, or several compared, and return the path of its page.
 
     Args:
-        runs: at least one.
+        runs: at least one. The page on one run has audits of its weights.
         out: the folder of the report; tables and figures stand beside the page.
         figures: the formats in which figures are drawn.
-        audit: what the page says of single rounds.
-        width: of figures, in inches.
     """
     results = Results(runs)
-    found = report_sections(results)
-    if audit is not None:
-        found["Weight audit"] = [part for run in runs for part in audit(run)]
-    page = write_page(
-        describe(results), found, out / "report.html", [one.label for one in results.methods]
-    )
-    items = [item for part in found.values() for item in part if isinstance(item, Table | Chart)]
-    write_items(items, out, figures, [one.label for one in results.methods], width)
+    found: dict[str, list[Any]] = dict(report_sections(results))
+    items = [item for own in found.values() for item in own]
+    if len(runs) == 1:
+        found["Weight audit"] = list(last_audits(runs[0]))
+    methods = [one.label for one in results.methods]
+    page = write_page(describe(results), found, out / "report.html", methods)
+    write_items(items, out, figures, methods)
     return page
 
 
-def report_sections(results: Results) -> dict[str, list[Any]]:
+def report_sections(results: Results) -> dict[str, list[Item]]:
     """The items of every section by its title; without the sections that have none."""
     if not results.methods:
         return {}
-    titles = [*FIRST, *(title for title in SECTIONS if title not in FIRST + LAST), *LAST]
-    found = {title: list(SECTIONS[title](results)) for title in titles}
+    found = {title: list(make(results)) for title, make in SECTIONS.items()}
     return {title: items for title, items in found.items() if items}
 
 
 def describe(results: Results) -> dict[str, Any]:
-    """The head of the page: what it is about, in words, and the metric in a few pixels."""
+    """The head of the page: what it is about, in words."""
     first, *others = results.runs
-    rounds = " or ".join(
-        counted(number, "round") for number in sorted({run.facts.rounds for run in results.runs})
-    )
+    lengths = sorted({run.facts.rounds for run in results.runs})
+    rounds = " or ".join(counted(number, "round") for number in lengths)
     methods = listed(dict.fromkeys(one.name for one in results.methods))
-    text = f"{methods}; {counted(len(results.seeds), 'seed')}, {rounds}"
+    subtitle = f"{methods}; {counted(len(results.seeds), 'seed')}, {rounds}"
+    if not others and first.facts.name != first.id:
+        subtitle = f"{first.facts.name}: {subtitle}"
     states = [run_state(run) for run in results.runs]
     state = "running" if "running" in states else states[0]
     done = max((one.last_round for one in results.methods), default=0)
+    warnings = [f"Warning: {text}" for run in results.runs for text in run.facts.warnings]
     return {
         "title": " and ".join(run.id for run in results.runs),
-        "subtitle": text
-        if others or first.facts.name == first.id
-        else f"{first.facts.name}: {text}",
-        "data": None if others or not results.methods else _about.data_line(first),
+        "subtitle": subtitle,
+        "data": about.data_line(first) if results.methods and not others else "",
         "state": state,
         "status": f"{state}, {counted(done, 'round')}",
-        "lead": [
-            *headline(results),
-            *(f"Warning: {text}" for run in results.runs for text in run.facts.warnings),
-        ],
-        "curve": None if results.is_unmeasured or not results.methods else _head_curve(results),
-    }
-
-
-def _head_curve(results: Results) -> dict[str, Any] | None:
-    """The metric over the rounds in a few pixels: the best method and the baseline stand out."""
-    frame = _sections.metric_chart(results).frame
-    if frame.empty:
-        return None
-    named = [results.baseline.label, results.best.label]
-    colours = {
-        one.label: COLOURS[place % len(COLOURS)] for place, one in enumerate(results.methods)
-    }
-    low, high, last = frame["value"].min(), frame["value"].max(), int(frame["round"].max())
-    points = (
-        (frame["round"].astype(str) + "," + (-frame["value"]).astype(str))
-        .groupby(frame["method"])
-        .agg(" ".join)
-    )
-    ordered = sorted(points.index, key=lambda name: named.index(name) if name in named else -1)
-    return {
-        "title": f"{results.facts.metric} on {results.facts.reported_on}, round 1 to {last}",
-        "low": results.unit.text(low),
-        "high": results.unit.text(high),
-        "box": f"1 {-high} {max(last - 1, 1)} {high - low or 1}",
-        "lines": [
-            (name, points[name], colours[name] if name in named else None) for name in ordered
-        ],
-        "others": len(points.index.difference(named)),
+        "lead": headline(results) + warnings,
     }
 
 
@@ -148,26 +123,18 @@ def write_page(
         import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.tests |= {
-        kind.__name__.lower(): lambda item, kind=kind: isinstance(item, kind)
-        for kind in (Table, Chart, tuple)
-    }
-    environment.filters["specification"] = lambda chart: packed(specification(chart, methods))
-    items = [
-        one
-        for part in found.values()
-        for item in part
-        for one in (item[1] if isinstance(item, tuple) else [item])
-    ]
+    environment.filters["specification"] = lambda chart: packed(chart, methods)
     scripts = [_asset("page.js")]
-    if any(isinstance(item, Chart) for item in items):
-        try:
-            scripts.insert(0, chart_script())
-        except MissingPackageError as error:
-            head = {**head, "missing": str(error)}
+    missing = ""
+    try:
+        scripts.insert(0, chart_script())
+    except ClientwiseError as error:
+        missing = f"No charts: {error}"
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
     template = environment.from_string(_asset("page.html"))
-    text = template.render(head=head, sections=found, scripts=scripts, hashes=hashes)
+    text = template.render(
+        head=head, sections=found, scripts=scripts, hashes=hashes, missing=missing
+    )
     make_folder(path.parent)
     write_atomically(path, text.encode())
     return path
@@ -182,23 +149,110 @@ def _asset(name: str) -> str:
 def chart_script() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, 0.9 MB; it takes seconds to make, so the user's cache keeps it."""
     with needing("report", "a chart"):
-        import vl_convert
+        import vl_convert  # noqa: F401
 
-    version = f"{vl_convert.get_vegalite_versions()[-1]}-{vl_convert.get_vega_version()}"
-    cached = (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "clientwise"
-        / f"charts-{version}.js"
-    )
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clientwise"
+    cached = folder / f"charts-{version('vl-convert-python')}.js"
     with suppress(OSError):
         return cached.read_text(encoding="utf-8")
-    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    if "</script" in script.lower() or "<!--" in script:  # it would end too early, or never
-        raise ValueError("the script of the charts cannot stand inside a page")
+    (script,) = converted([("javascript_bundle", "window.vegaEmbed = vegaEmbed;", {})])
     with suppress(OSError):
-        make_folder(cached.parent)
-        write_atomically(cached, script.encode())
-    return script
+        make_folder(folder)
+        write_atomically(cached, script)
+    return script.decode()
+
+
+# Files beside the page ----------------------------------------------------------------------------
+
+
+def write_items(
+    items: Iterable[Item],
+    folder: Path,
+    figures: Sequence[Format] = (),
+    methods: Sequence[str] = (),
+) -> None:
+    """Every table as CSV and LaTeX, and every chart in these formats."""
+    used: set[str] = set()
+    charts: dict[str, Chart] = {}
+    make_folder(folder / "tables")
+    for item in items:
+        if isinstance(item, Table):
+            name = _file_name(item.id, used)
+            write_atomically(folder / "tables" / f"{name}.csv", as_csv(item).encode())
+            write_atomically(folder / "tables" / f"{name}.tex", as_latex(item).encode())
+        elif isinstance(item, Chart):
+            charts[_file_name(item.id, used)] = item
+    for format in figures:
+        make_folder(folder / "figures")
+        drawn = pictures([*charts.values()], format, methods)
+        for name, content in zip(charts, drawn, strict=True):
+            write_atomically(folder / "figures" / f"{name}.{format}", content)
+
+
+def as_csv(table: Table) -> str:
+    """The values of a table, not their wording; every number has its own column."""
+    frame = table.frame.map(_inert)
+    text: str = frame.rename(columns=_inert).to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def _inert(value: object) -> object:
+    """A value that no spreadsheet takes for a formula: members choose their names.
+
+    >>> _inert("=1+1"), _inert(-1.5), _inert("north")
+    ("'=1+1", -1.5, 'north')
+    """
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
+
+
+def as_latex(table: Table) -> str:
+    """A table for a paper, whose author chooses the columns; rows that are marked are bold."""
+    rows = [[text.translate(LATEX) for text in row] for row in table.texts()]
+    for place in table.bold:
+        rows[place] = [f"\\textbf{{{text}}}" for text in rows[place]]
+    head = [name.translate(LATEX) for name in table.columns]
+    first, *others = [f"{' & '.join(row)} \\\\" for row in (head, *rows)]
+    sides = "".join("r" if table.is_numeric(name) else "l" for name in table.columns)
+    lines = [
+        "% \\usepackage{booktabs}",
+        "\\begin{table}",
+        "\\centering",
+        f"\\caption{{{table.title.translate(LATEX)}}}",
+        f"\\label{{tab:{re.sub('[^A-Za-z0-9-]+', '-', table.id)}}}",
+        f"\\begin{{tabular}}{{{sides}}}",
+        *("\\toprule", first, "\\midrule", *others, "\\bottomrule", "\\end{tabular}"),
+    ]
+    if table.note:
+        lines += ["\\par\\smallskip", f"\\parbox{{\\linewidth}}{{{table.note.translate(LATEX)}}}"]
+    return "\n".join([*lines, "\\end{table}\n"])
+
+
+def _file_name(text: str, used: set[str]) -> str:
+    """A name that is valid on every file system and not used yet, whatever its case."""
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", text)[:80].strip("-.")
+    name, number = plain, 1
+    while name.lower() in used:
+        number += 1
+        name = f"{plain}-{number}"
+    used.add(name.lower())
+    return name
+
+
+def older_files(page: Path) -> dict[Path, int]:
+    """By folder, how many files beside a page are of an earlier report: the page is written first."""
+    written = page.stat().st_mtime_ns
+    found = {}
+    for name in ("tables", "figures"):
+        folder = page.with_name(name)
+        # Another process may be writing this report as well
+        whole = (path for path in folder.glob("*") if path.suffix != ENDING)
+        older = [path for path in whole if path.lstat().st_mtime_ns < written]
+        if older:
+            found[folder] = len(older)
+    return found
+
+
+# While a run goes on ------------------------------------------------------------------------------
 
 
 def write_while_running(folders: Sequence[Path], write: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-from .output.markup import escape
+from . import escape
 
 if TYPE_CHECKING:
     from ..experiment.running.lanes import Progress

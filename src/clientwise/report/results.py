@@ -25,7 +25,12 @@ from .statistics import Difference, holm, paired_difference
 DIVERGED = 100  # times the lowest loss
 RUINED_LOSS = 1e9  # of a model that has learned anything
 SHARES = (*range(10, 100, 10), 75)  # percent of the clients: what each share reaches is recorded
-MANY_CLIENTS = 20  # from here on, a tenth of the clients is more than one or two
+OPTIONAL = (  # columns of the rounds: what a run measures, and what its methods do
+    *("metric", "loss", "macro_f1", "per_class_f1", "held_out_loss", "attack_success", "reached"),
+    *("hostile_influence", "epsilon", "clip", "deviation", "residual", "ended", "models_moved"),
+    *("priority", "testing_rounds", "loss_state", "kept", "notes", "no_effect"),
+    *("seconds", "evaluations", "participants"),
+)
 NOT_AVAILABLE = "†"
 NOT_AVAILABLE_MEANS = (
     f"{NOT_AVAILABLE} Not available in practice: uses which clients are honest, or pools the "
@@ -35,6 +40,17 @@ TRAINS_ON_SERVER = "‡"
 TRAINS_ON_SERVER_MEANS = (
     f"{TRAINS_ON_SERVER} Trains on the server's samples, which the other methods do not."
 )
+
+
+def marked(label: str, is_unavailable: bool, is_on_server: bool) -> str:
+    """The name of a method, with marks where it is not available or trains on the server's samples."""
+    marks = NOT_AVAILABLE * is_unavailable + TRAINS_ON_SERVER * is_on_server
+    return f"{label}\u00a0{marks}" if marks else label
+
+
+def marks_in_words(is_unavailable: bool, is_on_server: bool) -> list[str]:
+    """What the marks of methods mean, where there are any."""
+    return [NOT_AVAILABLE_MEANS] * is_unavailable + [TRAINS_ON_SERVER_MEANS] * is_on_server
 
 
 @dataclass(frozen=True)
@@ -54,11 +70,7 @@ class Method:
     @property
     def marked(self) -> str:
         """The label, with marks where it is not available or trains on the server's samples."""
-        marks = (
-            NOT_AVAILABLE * (not self.about.is_available)
-            + TRAINS_ON_SERVER * self.about.trains_on_server
-        )
-        return f"{self.label}\u00a0{marks}" if marks else self.label
+        return marked(self.label, not self.about.is_available, self.about.trains_on_server)
 
     def frame(self, name: str) -> Frame:
         """Its rows of a frame of the run, of the seeds that it is compared on."""
@@ -67,34 +79,33 @@ class Method:
 
     @cached_property
     def rounds(self) -> Frame:
-        """Its rounds."""
-        return self.frame("rounds")
+        """Its rounds; a column that the run has not is empty."""
+        found = self.frame("rounds")
+        return found.reindex(columns=[*found, *(name for name in OPTIONAL if name not in found)])
 
     @cached_property
+    def lanes(self) -> Frame:
+        """Its seeds: whether each is finished, and the rounds that it has run."""
+        lanes = self.run.lanes.set_index("seed")
+        return lanes[(lanes["method"] == self.name) & lanes.index.isin(self.seeds)]
+
+    @property
     def done(self) -> dict[int, int]:
         """By seed, the rounds that it has run."""
-        lanes = self.run.lanes
-        own = lanes[(lanes["method"] == self.name) & lanes["seed"].isin(self.seeds)]
-        return dict(zip(own["seed"].tolist(), own["rounds"].tolist(), strict=True))
+        found: dict[int, int] = self.lanes["rounds"].to_dict()
+        return found
 
     @cached_property
     def stopped(self) -> dict[int, int]:
         """The seeds with which training stopped early, and after which round."""
-        lanes = self.run.lanes
-        ended = set(lanes[(lanes["method"] == self.name) & lanes["finished"].astype(bool)]["seed"])
-        return {
-            seed: last
-            for seed, last in self.done.items()
-            if seed in ended and last < self.run.facts.rounds
-        }
+        ended = self.lanes.loc[self.lanes["finished"].astype(bool), "rounds"]
+        found: dict[int, int] = ended[ended < self.run.facts.rounds].to_dict()
+        return found
 
     @cached_property
     def ended(self) -> dict[int, int]:
         """By seed, the round that its results stand for: where training stopped early, the model stays."""
-        return {
-            seed: self.run.facts.rounds if seed in self.stopped else last
-            for seed, last in self.done.items()
-        }
+        return self.done | dict.fromkeys(self.stopped, self.run.facts.rounds)
 
     @property
     def last_round(self) -> int:
@@ -116,17 +127,8 @@ class Method:
         found = self.frame(name)
         return found[found["seed"] == self.seeds[0]]
 
-    @property
-    def names(self) -> dict[int, str]:
-        """What the clients of its first seed are called, by number."""
-        clients = self.run.frame("clients")
-        own = clients[clients["seed"] == self.seeds[0]]
-        return dict(zip(own["client"], client_names(own), strict=True))
-
     def curve(self, column: str, place: int | None = None) -> Frame:
         """A column of its rounds, or a place in its lists [rounds, seeds]; a model that stays keeps its value."""
-        if column not in self.rounds:
-            return Frame()
         known = self.rounds.dropna(subset=[column])
         if place is not None:
             known = known.assign(**{column: known[column].str[place]})
@@ -145,8 +147,6 @@ class Method:
 
     def last(self, column: str) -> Series:
         """The last known value of a column of the rounds, by seed; of the seeds that are as far as any."""
-        if column not in self.rounds:
-            return Series(dtype=float)
         known = self.rounds.dropna(subset=[column])
         return known.groupby("seed")[column].last().reindex(self.farthest).dropna()
 
@@ -156,33 +156,18 @@ class Method:
         found = self.last("metric")
         return float(found.mean()) if len(found) else None
 
-    def sum(self, column: str) -> float:
-        """A column of the rounds, summed up over rounds and seeds."""
-        return float(self.rounds[column].sum()) if column in self.rounds else 0.0
-
     @property
     def notes(self) -> list[str]:
         """The notes of its rounds; without that training stopped early, the last note of its round."""
-        if "notes" not in self.rounds:
-            return []
+        known = self.rounds.dropna(subset=["notes"])
         found: list[str] = []
-        columns = (self.rounds[name] for name in ("seed", "round", "notes"))
-        for seed, number, notes in zip(*columns, strict=True):
-            if isinstance(notes, list):
-                found += notes[:-1] if self.stopped.get(seed) == number else notes
+        for seed, number, notes in known[["seed", "round", "notes"]].itertuples(index=False):
+            found += notes[:-1] if self.stopped.get(seed) == number else notes
         return found
-
-    def by_seed(self, column: str) -> Series:
-        """A column of the rounds: its mean over the rounds, by seed."""
-        return (
-            self.rounds.groupby("seed")[column].mean()
-            if column in self.rounds
-            else Series(dtype=float)
-        )
 
     def mean(self, column: str) -> float:
         """A column of the rounds: its mean over the rounds, and then over the seeds."""
-        return float(self.by_seed(column).mean())
+        return float(self.rounds.groupby("seed")[column].mean().mean())
 
     @cached_property
     def clients(self) -> Frame:
@@ -219,13 +204,9 @@ class Method:
     @cached_property
     def arrived(self) -> int:
         """How many updates arrived, over all its seeds."""
-        rounds = self.run.frame("rounds")
-        every = (
-            int(rounds.loc[rounds["method"] == self.name, "participants"].sum())
-            if len(rounds)
-            else 0
-        )
-        return every - (len(self.missing) - len(self.refusals))
+        rounds = self.run.frame("rounds").reindex(columns=["method", "participants"])
+        invited = rounds.loc[rounds["method"] == self.name, "participants"].sum()
+        return int(invited) - (len(self.missing) - len(self.refusals))
 
     @property
     def learned(self) -> bool:
@@ -235,13 +216,12 @@ class Method:
     @cached_property
     def diverged(self) -> dict[int, float]:
         """The seeds in which the last loss is far above the lowest and the first, or beyond all use; with that loss."""
-        found = {}
-        losses = self.curve("loss")
-        for seed in losses:
-            own = losses[seed].dropna()
-            last = own.iloc[-1]
-            if last > RUINED_LOSS or last > max(own.iloc[0], DIVERGED * own.min()):
-                found[seed] = float(last)
+        losses = self.curve("loss").astype(float)
+        if losses.empty:
+            return {}
+        last = losses.ffill().iloc[-1]
+        usual = (DIVERGED * losses.min()).clip(lower=losses.bfill().iloc[0])
+        found: dict[int, float] = last[last > usual.clip(upper=RUINED_LOSS)].to_dict()
         return found
 
 
@@ -283,7 +263,7 @@ class Results:
     @cached_property
     def has_clock(self) -> bool:
         """Whether clients take time."""
-        return any("ended" in one.rounds for one in self.methods)
+        return any(one.rounds["ended"].notna().any() for one in self.methods)
 
     @cached_property
     def is_unmeasured(self) -> bool:
@@ -347,7 +327,7 @@ def _methods(runs: Sequence[RunFolder]) -> list[Method]:
     for run in runs:
         for name in run.methods:
             label = f"{run.id}: {name}" if len(runs) > 1 else name
-            methods.append(Method(label, run, name, tuple(seeds_of(run, name))))
+            methods.append(Method(label, run, name, tuple(run.seeds(name))))
     farthest = _farthest(methods)
     shared = _shared(farthest)
     if not shared:
@@ -370,12 +350,6 @@ def _shared(methods: Sequence[Method]) -> set[int]:
     """The seeds that all have run equally far, on the same data."""
     done = [{(seed, one.run.facts.data.get(seed)) for seed in one.farthest} for one in methods]
     return {seed for seed, _ in set.intersection(*done)} if done else set()
-
-
-def seeds_of(run: RunFolder, method: str) -> list[int]:
-    """The seeds of a method in a run."""
-    found: list[int] = run.lanes[run.lanes["method"] == method]["seed"].tolist()
-    return found
 
 
 def has_hostile(run: RunFolder) -> bool:
@@ -421,12 +395,8 @@ def shared_seeds(one: Method, other: Method) -> list[int]:
 
 def difference_between(one: Method, other: Method) -> Difference | None:
     """One minus the other in the last round both have; None where they share no seed."""
-    seeds = [
-        seed for seed in shared_seeds(one, other) if seed in one.metric and seed in other.metric
-    ]
-    both = (one.metric.reindex(columns=seeds) - other.metric.reindex(columns=seeds)).dropna(
-        how="all"
-    )
+    seeds = shared_seeds(one, other)
+    both = (one.metric - other.metric).reindex(columns=seeds).dropna(how="all")
     if both.empty:
         return None
     last = int(both.index[-1])

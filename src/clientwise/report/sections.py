@@ -1,13 +1,12 @@
 """The sections of a report: each is a function of `Results` that yields texts, tables and charts.
 
-A new section is a function here: the page and the files show what it yields.
+A new section is a function here, and a line in `page.SECTIONS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,22 +20,21 @@ from .items import (
     Column,
     Item,
     Table,
+    Unit,
     counted,
     fixed,
     in_bytes,
     in_time,
     percent,
-    section,
     table,
 )
 from .results import (
-    NOT_AVAILABLE_MEANS,
     SHARES,
-    TRAINS_ON_SERVER_MEANS,
     Method,
     Results,
     class_names,
     client_names,
+    marks_in_words,
     shared_seeds,
     stated,
 )
@@ -63,10 +61,11 @@ OTHER_WEIGHTS = {
 # Result -------------------------------------------------------------------------------------------
 
 
-@section("Result")
 def result(results: Results) -> Iterator[Item]:
-    """Every method with its metric, its difference to the baseline and what else was measured."""
+    """Every method with its metric, its difference to the baseline and what else was measured, and the curves."""
     yield result_table(results)
+    if not results.is_unmeasured:
+        yield metric_chart(results)
 
 
 def result_table(results: Results) -> Table:
@@ -77,75 +76,63 @@ def result_table(results: Results) -> Table:
     is_marked = is_ahead and len(results.comparable) == len(results.methods)
     values = [one.last("metric") for one in rows]
     against = [results.differences.get((one.label, results.baseline.label)) for one in rows]
-    signed = [one.text(unit.signed) if one else "–" for one in against]
+    spread = {"deviation": [own.std() for own in values], "seeds": [len(own) for own in values]}
+    worst = [_over_seeds(one, lambda own: worst_tenth(own, higher)) for one in rows]
     columns = [
         Column("method", [one.label for one in rows], [one.marked for one in rows]),
         Column(
             results.facts.metric,
             [own.mean() for own in values],
             [_metric_text(one, results) for one in rows],
-            {"deviation": [own.std() for own in values], "seeds": [len(own) for own in values]},
-            lower=not higher,
+            spread,
         ),
         difference_column(
-            "against the baseline",
-            against,
-            [
-                "baseline" if one is results.baseline else text
-                for one, text in zip(rows, signed, strict=True)
-            ],
-            lower=not higher,
+            "against the baseline", against, unit.signed, rows.index(results.baseline)
         ),
         Column("macro F1", [one.last("macro_f1").mean() for one in rows], fixed(3), secondary=True),
-        Column(
-            "worst 10%",
-            [_over_seeds(one, lambda own: worst_tenth(own, higher)) for one in rows],
-            unit.text,
-        ),
+        Column("worst 10%", worst, unit.text),
         *_to_target(results),
-        Column(
-            "hostile influence",
-            [one.mean("hostile_influence") for one in rows],
-            percent,
-            lower=True,
-        ),
-        Column(
-            "backdoor success",
-            [one.last("attack_success").mean() for one in rows],
-            percent,
-            lower=True,
-        ),
     ]
+    shares = {
+        "hostile influence": [one.mean("hostile_influence") for one in rows],
+        "backdoor success": [one.last("attack_success").mean() for one in rows],
+    }
+    columns += [Column(name, own, percent) for name, own in shares.items()]
     if has_search(results):
-        tests = [one.sum("testing_rounds") / len(one.seeds) for one in rows]
-        columns.append(Column("testing rounds", tests, fixed(0), lower=True))
+        tests = [one.rounds["testing_rounds"].sum() / len(one.seeds) for one in rows]
+        columns.append(Column("testing rounds", tests, fixed(0)))
     note = result_notes(results)
     if is_marked:
         note.append("Bold: the lead over every other method is statistically significant.")
     title = "Methods, best first" if results.comparable else "Methods, not ranked"
-    return table(
-        "summary",
-        title,
-        columns,
-        " ".join(note),
-        bold=(rows.index(results.best),) if is_marked else (),
-    )
+    bold = (rows.index(results.best),) if is_marked else ()
+    return table("summary", title, columns, " ".join(note), bold)
 
 
 def _metric_text(one: Method, results: Results) -> str:
     own = one.last("metric")
     text = results.unit.spread(own.mean(), own.std())
-    return (
-        f"{text} (round {one.last_round})"
-        if results.comparable and one not in results.comparable
-        else text
-    )
+    is_behind = bool(results.comparable) and one not in results.comparable
+    return f"{text} (round {one.last_round})" if is_behind else text
 
 
 def difference_column(
-    name: str, found: Sequence[Difference | None], texts: Sequence[str], lower: bool = False
+    name: str,
+    found: Sequence[Difference | None],
+    signed: Callable[[float], str],
+    baseline: int | None = None,
 ) -> Column:
-    """Differences; in a CSV also interval, p and number of pairs."""
+    """Differences with their intervals, which a CSV has apart.
+
+    Args:
+        name: of the column.
+        found: the differences; None where there is none.
+        signed: how a difference is written.
+        baseline: the row that others are compared with.
+    """
+    texts = [one.text(signed) if one else "–" for one in found]
+    if baseline is not None:
+        texts[baseline] = "baseline"
     means = numpy.array([one and one.mean for one in found], dtype=float)
     intervals = [(one and one.interval) or (None, None) for one in found]
     inner = {
@@ -154,16 +141,14 @@ def difference_column(
         "p": [one and one.p_value for one in found],
         "pairs": [one and one.pairs for one in found],
     }
-    return Column(name, means, texts, inner, lower=lower)
+    return Column(name, means, texts, inner)
 
 
 def _over_seeds(one: Method, measure: Callable[[Series], float]) -> float:
     """Something of the clients' metrics, mean over the seeds."""
-    return (
-        float(one.clients.groupby("seed")["metric"].agg(measure).mean())
-        if len(one.clients)
-        else math.nan
-    )
+    if one.clients.empty:
+        return math.nan
+    return float(one.clients.groupby("seed")["metric"].agg(measure).mean())
 
 
 def worst_tenth(values: Series, higher_is_better: bool) -> float:
@@ -178,12 +163,9 @@ def worst_tenth(values: Series, higher_is_better: bool) -> float:
 
 def result_notes(results: Results) -> list[str]:
     """What the columns of the result mean, sentence by sentence."""
-    spread = (
-        ", mean over the seeds; ± is the standard deviation over the seeds"
-        if results.has_several_seeds
-        else ""
-    )
-    sentences = [f"Values of the last round on {results.facts.reported_on}{spread}."]
+    sentences = [f"Values of the last round on {results.facts.reported_on}."]
+    if results.has_several_seeds:
+        sentences.append("Mean over the seeds; ± is the standard deviation over the seeds.")
     if len(results.methods) > 1:
         sentences.append(
             "Differences are paired by seed on the same data, in the last round that both methods "
@@ -208,7 +190,7 @@ def result_notes(results: Results) -> list[str]:
 def brief_notes(results: Results) -> list[str]:
     """What the terminal says, too: how many samples the values are about, and the marks of methods."""
     sentences = [
-        _reporting_size(run.facts, results) for run in results.runs if run.facts.report_samples
+        _reporting_size(run.facts, results.unit) for run in results.runs if run.facts.report_samples
     ]
     if any(len(one.clients) for one in results.methods):
         who = (
@@ -217,21 +199,20 @@ def brief_notes(results: Results) -> list[str]:
         sentences.append(f"Worst 10%: mean {results.facts.metric} {who}.")
     else:
         sentences.append("No client has results on test data of its own.")
-    if not all(one.about.is_available for one in results.methods):
-        sentences.append(NOT_AVAILABLE_MEANS)
-    if any(one.about.trains_on_server for one in results.methods):
-        sentences.append(TRAINS_ON_SERVER_MEANS)
+    about = [one.about for one in results.methods]
+    is_unavailable = not all(one.is_available for one in about)
+    sentences += marks_in_words(is_unavailable, any(one.trains_on_server for one in about))
     return list(dict.fromkeys(sentences))
 
 
-def _reporting_size(facts: Any, results: Results) -> str:
+def _reporting_size(facts: Any, unit: Unit) -> str:
     """On how many samples results are reported, and what one of them is worth."""
-    details = (
-        [] if facts.report_rarest is None else [f"{facts.report_rarest:,} of the rarest class"]
-    )
+    details = []
+    if facts.report_rarest is not None:
+        details.append(f"{facts.report_rarest:,} of the rarest class")
     worth = 1 / facts.report_samples
     if facts.is_share and facts.higher_is_better and worth >= NOTABLE:
-        details.append(f"one sample is worth about {results.unit.size(worth)} points")
+        details.append(f"one sample is worth about {unit.size(worth)} points")
     said = f"Reported on {counted(facts.report_samples, 'sample')}"
     return f"{said} ({'; '.join(details)})." if details else f"{said}."
 
@@ -243,96 +224,67 @@ def evaluated_clients(results: Results) -> str:
 
 def has_search(results: Results) -> bool:
     """Whether a method tries several orders of priority."""
-    return any(one.sum("testing_rounds") for one in results.methods)
+    return any(one.rounds["testing_rounds"].any() for one in results.methods)
 
 
 # Curves -------------------------------------------------------------------------------------------
 
 
-@section("Over the rounds")
 def curves(results: Results) -> Iterator[Item]:
-    """The curves of all methods; the metric over time and bytes too, where there is a clock."""
-    if results.is_unmeasured:
-        return
+    """The curves of all methods: the metric over time and bytes where there is a clock, losses, what privacy costs."""
     facts = results.facts
-    metric = metric_chart(results)
-    yield metric
     for name, _, so_far, units in scales(results)[1:]:
-        ends = spread(results.methods, [so_far(one) for one in results.methods]).rename(
-            columns={"value": name}
-        )
-        both = metric.frame.merge(ends[["method", "round", name]], on=["method", "round"])
-        unit, size = [
-            pair
-            for place, pair in enumerate(units.items())
-            if not place or both[name].max() >= 2 * pair[1]
-        ][-1]
-        both[unit] = both.pop(name) / size
+        metric = metric_chart(results)
+        ends = spread(results.methods, [so_far(one) for one in results.methods])
+        both = metric.frame.merge(ends[["method", "round", "value"]], on=["method", "round"])
+        most = both["value_y"].max()
+        unit = [one for place, one in enumerate(units) if not place or most >= 2 * units[one]][-1]
+        frame = both.assign(**{unit: both["value_y"] / units[unit]}).drop(columns="value_y")
         yield Chart(
             f"metric-{name}",
             f"{metric.title}, over {name}",
-            both,
-            "lines",
-            unit,
-            "value",
-            "method",
-            "low",
-            "high",
+            frame.rename(columns={"value_x": "value"}),
+            x=unit,
             format=metric.format,
             reference=metric.reference,
         )
     yield from lines(results, "macro_f1", f"macro F1 on {facts.reported_on}", "~g")
     yield from lines(results, "loss", f"loss on {facts.reported_on}", "~g")
+    yield from lines(results, "epsilon", "ε spent", "~g")
+    # The mean of the clients' products of adapters has a higher rank than one adapter
+    yield from lines(results, "residual", "Residual of the mean adapter", ".0%")
 
 
 def metric_chart(results: Results) -> Chart:
     """The metric over the rounds, with the target."""
     facts = results.facts
     frame = spread(results.methods, [one.metric for one in results.methods])
-    alt = ends_in_words(frame, results.unit.text)
-    title = f"{facts.metric} on {facts.reported_on}"
     return Chart(
         "metric",
-        title,
+        f"{facts.metric} on {facts.reported_on}",
         frame,
-        "lines",
-        "round",
-        "value",
-        "method",
-        "low",
-        "high",
         format=results.unit.axis,
         reference=facts.target,
-        alt=alt,
+        alt=ends_in_words(frame, results.unit.text),
     )
 
 
-def lines(
-    results: Results, column: str, title: str, format: str, place: int | None = None
-) -> Iterator[Chart]:
-    """A column of the rounds, or a place in its lists, one line per method; nothing where no round has it."""
-    found = [one.curve(column, place) for one in results.methods]
-    frame = spread(results.methods, found)
-    if len(frame):
-        positive = frame["value"][frame["value"] > 0]
-        is_wide = column == "loss" and len(positive) > 0 and positive.max() > WIDE * positive.min()
-        alt = ends_in_words(frame, percent if "%" in format else "{:.3g}".format)
-        name = column if place is None else f"{column}-{SHARES[place]}"
-        # A method that diverged presses the others flat
-        yield Chart(
-            name,
-            title,
-            frame,
-            "lines",
-            "round",
-            "value",
-            "method",
-            "low",
-            "high",
-            format=format,
-            logarithmic=bool(is_wide),
-            alt=alt,
-        )
+def lines(results: Results, column: str, title: str, format: str) -> Iterator[Chart]:
+    """A column of the rounds, one line per method; nothing where no round has it."""
+    frame = spread(results.methods, [one.curve(column) for one in results.methods])
+    if frame.empty:
+        return
+    positive = frame["value"][frame["value"] > 0]
+    # A method that diverged presses the others flat
+    is_wide = column == "loss" and len(positive) > 0 and positive.max() > WIDE * positive.min()
+    yield Chart(
+        column,
+        title,
+        frame,
+        format=format,
+        logarithmic=bool(is_wide),
+        alt=ends_in_words(frame, percent if "%" in format else "{:.3g}".format),
+    )
 
 
 def spread(methods: Sequence[Method], curves: Sequence[Frame]) -> Frame:
@@ -340,46 +292,25 @@ def spread(methods: Sequence[Method], curves: Sequence[Frame]) -> Frame:
 
     A seed that has only begun is left out: it must not shorten the line of the others.
     """
-    parts = []
+    parts = [Frame(columns=["round", "method", "value"])]
     for one, found in zip(methods, curves, strict=True):
         if len(found):
             whole = found.loc[:, found.iloc[-1].notna()].astype(float)
-            thin = whole.iloc[
-                sorted({*range(0, len(whole), -(-len(whole) // MOST_POINTS)), len(whole) - 1})
-            ]
+            places = {*range(0, len(whole), -(-len(whole) // MOST_POINTS)), len(whole) - 1}
+            thin = whole.iloc[sorted(places)]
             values = {"value": thin.mean(axis=1), "low": thin.min(axis=1), "high": thin.max(axis=1)}
             parts.append(Frame({"round": thin.index, "method": one.label, **values}))
-    return (
-        pandas.concat(parts, ignore_index=True)
-        if parts
-        else Frame(columns=["round", "method", "value"])
-    )
+    return pandas.concat(parts[1:] or parts, ignore_index=True)
 
 
 def ends_in_words(frame: Frame, text: Callable[[float], str]) -> str:
     """Where the lines of a chart begin and end."""
     ends = frame.groupby("method", sort=False)["value"].agg(["first", "last"])
-    said = [
-        f"{name} from {text(row['first'])} to {text(row['last'])}" for name, row in ends.iterrows()
-    ]
+    said = [f"{name} from {text(first)} to {text(last)}" for name, first, last in ends.itertuples()]
     return f"{'; '.join(said) or 'Nothing recorded yet'}."
 
 
-@section("Privacy")
-def privacy(results: Results) -> Iterator[Item]:
-    """ε over the rounds, and the promise of each method."""
-    rows = promises(results)
-    if rows.empty:
-        return
-    yield from lines(results, "epsilon", "ε spent", "~g")
-    note = (
-        "ε at δ of all rounds so far, the largest over the seeds; each seed spends its own. It covers the "
-        "models alone: the run folder and this report show single clients (docs/privacy.md)."
-    )
-    yield Table("privacy", "Privacy spent", rows, note, formats={"ε so far": fixed(3)})
-
-
-def promises(results: Results) -> Frame:
+def privacy(results: Results) -> Iterator[Table]:
     """What each method with differential privacy has spent, and promises."""
     rows = []
     for one in results.methods:
@@ -395,33 +326,19 @@ def promises(results: Results) -> Frame:
                 "ε so far": spent["epsilon"],
                 "δ": settings.get("delta"),
                 "budget ε": settings.get("epsilon"),
-                "clipping norm": spent["clip"],
                 "deviation of the noise": spent["deviation"],
                 "neighbours": "replace one client" if replaced else "add or remove one client",
                 "noise by": "clients" if by_clients else "server",
                 "noise": "secret" if settings.get("secret") is True else SIMULATED,
             }
         )
-    return Frame(rows)
-
-
-def privacy_in_words(results: Results) -> Iterator[str]:
-    """What each method has spent, as the table states it."""
-    for row in promises(results).to_dict("records"):
-        spent = f"ε = {row['ε so far']:.3f} at δ = {row['δ']} after all rounds so far"
-        yield f"{row['method']}: {spent} ({row['neighbours']}; noise: {row['noise']})."
-
-
-@section("Adapters")
-def adapters(results: Results) -> Iterator[Item]:
-    """What the rank of LoRA adapters leaves out of the mean of the clients' products."""
-    for chart in lines(results, "residual", "Residual of the mean adapter", ".0%"):
-        yield (
-            "The clients' products B·A have a mean of a higher rank than one adapter. The residual is the part of its "
-            "Frobenius norm that the nearest matrix of the adapters' rank leaves out, over all adapted layers. If it "
-            "is large, use a larger rank."
+    if rows:
+        note = (
+            "ε at δ of all rounds so far, the largest over the seeds; each seed spends its own. It covers the "
+            "models alone: the run folder and this report show single clients (docs/privacy.md)."
         )
-        yield chart
+        formats = {"ε so far": fixed(3)}
+        yield Table("privacy", "Privacy spent", Frame(rows), note, formats=formats)
 
 
 # Targets and best rounds --------------------------------------------------------------------------
@@ -447,11 +364,8 @@ def scales(results: Results) -> list[Scale]:
 
 def bytes_sent(one: Method) -> Frame:
     """The bytes of models sent until every round ended, both ways together; of a control nothing is known."""
-    return (
-        one.curve("models_moved").cumsum() * one.run.facts.model_bytes
-        if "ended" in one.rounds
-        else Frame()
-    )
+    moved = one.curve("models_moved").cumsum() * one.run.facts.model_bytes
+    return moved.where(one.curve("ended").notna()).dropna(how="all")
 
 
 def first_rounds(one: Method, curves: Frame, target: float) -> Series:
@@ -471,28 +385,25 @@ def used(so_far: Frame, rounds: Series) -> Series:
 
 def _to_target(results: Results) -> Iterator[Column]:
     """Rounds, time and bytes until the reported metric reaches the target."""
-    target: Any = next(
-        (run.facts.target for run in results.runs if run.facts.target is not None), None
-    )
-    for name, text, so_far, _ in scales(results) if target is not None else ():
-        by_seed = [
-            used(so_far(one), first_rounds(one, one.metric, target)) for one in results.ranked
-        ]
-        yield reached_column(f"{name} to {results.unit.target(target)}", by_seed, text)
+    targets = [run.facts.target for run in results.runs if run.facts.target is not None]
+    for target in targets[:1]:
+        for name, text, so_far, _ in scales(results):
+            by_seed = [
+                used(so_far(one), first_rounds(one, one.metric, target)) for one in results.ranked
+            ]
+            yield reached_column(f"{name} to {results.unit.target(target)}", by_seed, text)
 
 
 def reached_column(name: str, by_seed: Sequence[Series], text: Callable[[float], str]) -> Column:
     """How many seeds reached a target, and the median of when; those that did not are slowest."""
-    medians = numpy.array([own.fillna(math.inf).median() for own in by_seed])
+    medians = [own.fillna(math.inf).median() for own in by_seed]
     reached = [int(own.notna().sum()) for own in by_seed]
-    texts = [
-        reached_text(*row, text) for row in zip(medians, reached, map(len, by_seed), strict=True)
-    ]
-    missed = [len(own) - count for own, count in zip(by_seed, reached, strict=True)]
+    seeds = [len(own) for own in by_seed]
+    texts = [reached_text(*row, text) for row in zip(medians, reached, seeds, strict=True)]
+    missed = [count - own for count, own in zip(seeds, reached, strict=True)]
     inner = {"reached": reached, "not reached": missed}
-    return Column(
-        name, numpy.where(numpy.isfinite(medians), medians, math.nan), texts, inner, lower=True
-    )
+    known = [own if math.isfinite(own) else math.nan for own in medians]
+    return Column(name, known, texts, inner)
 
 
 def reached_text(median: float, reached: int, seeds: int, text: Callable[[float], str]) -> str:
@@ -507,42 +418,30 @@ def reached_text(median: float, reached: int, seeds: int, text: Callable[[float]
     return shown if reached else "not reached"
 
 
-@section("Rounds to target")
 def targets(results: Results) -> Iterator[Item]:
     """P1's tables: the first round in which 10 ... 90% of the clients reach a target on their own test data."""
-    facts = results.facts
-    chosen = facts.client_targets or ([facts.target] if facts.target else _own_target(results))
-    known = [one for one in results.methods if "reached" in one.rounds]
-    if not known:
-        return
-    for target in chosen:
+    facts, baseline = results.facts, results.baseline
+    known = [one for one in results.methods if one.rounds["reached"].notna().any()]
+    wanted = facts.client_targets or [facts.target] * (facts.target is not None)
+    for target in wanted if known else ():
         reached = {one.label: until_clients_reach(one, target) for one in known}
-        title = f"{facts.metric} of at {'least' if facts.higher_is_better else 'most'} {results.unit.target(target)}"
+        columns = [Column("method", [one.label for one in known])]
+        for share in PERCENTAGES:
+            by_seed = [reached[one.label][share] for one in known]
+            columns.append(reached_column(share, by_seed, "{:g}".format))
+        if baseline in known:
+            gains = [
+                None
+                if one is baseline
+                else gain_against(one, baseline, reached[one.label], reached[baseline.label])
+                for one in known
+            ]
+            place = known.index(baseline)
+            columns.append(difference_column("average gain", gains, _signed_rounds, place))
+        limit = f"at {'least' if facts.higher_is_better else 'most'} {results.unit.target(target)}"
         who = f"that percentage of the {evaluated_clients(results)} reaches the target on its own test data"
-        for name, text, so_far, _ in scales(results):
-            progress = [so_far(one) for one in known]
-            columns = [Column("method", [one.label for one in known])]
-            for share in PERCENTAGES:
-                own = [
-                    used(frame, reached[one.label][share])
-                    for one, frame in zip(known, progress, strict=True)
-                ]
-                columns.append(reached_column(share, own, text))
-            if name == "rounds":
-                columns.append(_gain_column(results, known, reached))
-                yield table(
-                    f"target-{target:g}",
-                    title,
-                    columns,
-                    f"Rounds until {who}. {CENSORED} {P1_RULE}",
-                )
-            else:
-                yield table(
-                    f"target-{target:g}-{name}",
-                    f"{name} to {title}",
-                    columns,
-                    f"{name.capitalize()} until {who}.",
-                )
+        note = f"Rounds until {who}. {CENSORED} {P1_RULE}"
+        yield table(f"target-{target:g}", f"{facts.metric} of {limit}", columns, note)
 
 
 P1_RULE = (
@@ -552,44 +451,13 @@ P1_RULE = (
 )
 
 
-def _own_target(results: Results) -> list[float]:
-    """What half of the baseline's clients reached, rounded to 5% or two digits."""
-    facts, last = results.facts, results.baseline.last("reached")
-    value = float(numpy.mean([values[4] for values in last])) if len(last) else 0.0
-    if value <= 0 or not math.isfinite(value):
-        return []
-    step = 0.05 if facts.is_share else 10.0 ** (math.floor(math.log10(value)) - 1)
-    target = (int(value / step) + (not facts.higher_is_better)) * step
-    return [] if not target or (facts.is_share and target > 0.999) else [float(f"{target:.6g}")]
-
-
 def until_clients_reach(one: Method, target: float) -> Frame:
     """The first rounds in which 10 ... 90% of the clients reach a target [seeds, percentages]; NaN: never."""
-    return Frame(
-        {
-            name: first_rounds(one, one.curve("reached", place), target)
-            for place, name in enumerate(PERCENTAGES)
-        }
-    )
-
-
-def _gain_column(results: Results, methods: Sequence[Method], reached: dict[str, Frame]) -> Column:
-    baseline = results.baseline
-    found = [
-        gain_against(one, baseline, reached[one.label], reached[baseline.label])
-        if one is not baseline and baseline.label in reached
-        else None
-        for one in methods
-    ]
-    texts = [
-        one.text(_signed_rounds) + ("" if one.interval else " (one seed)") if one else "–"
-        for one in found
-    ]
-    return difference_column(
-        "average gain",
-        found,
-        ["baseline" if one is baseline else text for one, text in zip(methods, texts, strict=True)],
-    )
+    found = {
+        name: first_rounds(one, one.curve("reached", place), target)
+        for place, name in enumerate(PERCENTAGES)
+    }
+    return Frame(found)
 
 
 def _signed_rounds(value: float) -> str:
@@ -623,7 +491,6 @@ def average_gain(baseline: Frame, ours: Frame, last: dict[int, int]) -> Differen
     return paired_difference(before.T.fillna(ends).mean(), after.T.fillna(ends).mean())
 
 
-@section("Best rounds, sample by sample")
 def best_rounds(results: Results) -> Iterator[Item]:
     """P1's Tables 3, 5 and 7: which samples a method and the baseline classified correctly."""
     baseline, text = results.baseline, results.unit.text
@@ -631,27 +498,17 @@ def best_rounds(results: Results) -> Iterator[Item]:
     for one in results.methods[1:]:
         for seed in shared_seeds(one, baseline):
             ours, theirs = one.run.right(one.name, seed), baseline.run.right(baseline.name, seed)
-            # Nothing was kept (regression); other clients were hostile, so samples differ; one has run longer
-            if (
-                ours is None
-                or theirs is None
-                or len(ours[1]) != len(theirs[1])
-                or one.done[seed] != baseline.done[seed]
-            ):
+            if ours is None or theirs is None:  # as in regression
                 continue
-            best = f"{text(one.metric[seed].get(ours[0]))} (round {ours[0]})"
-            other = f"{text(baseline.metric[seed].get(theirs[0]))} (round {theirs[0]})"
+            # Other clients were hostile, so samples differ; or one has run longer
+            if len(ours[1]) != len(theirs[1]) or one.done[seed] != baseline.done[seed]:
+                continue
             counts, p_value = mcnemar(ours[1], theirs[1])
-            rows.append(
-                {
-                    "method": one.label,
-                    "seed": seed,
-                    "best": best,
-                    "baseline's best": other,
-                    **counts,
-                    "p": p_value,
-                }
-            )
+            best = {
+                "best": f"{text(one.metric[seed].get(ours[0]))} (round {ours[0]})",
+                "baseline's best": f"{text(baseline.metric[seed].get(theirs[0]))} (round {theirs[0]})",
+            }
+            rows.append({"method": one.label, "seed": seed, **best, **counts, "p": p_value})
     if rows:
         frame = Frame(rows)
         frame["p"] = holm_p_values(frame["p"].tolist())
@@ -662,28 +519,18 @@ def best_rounds(results: Results) -> Iterator[Item]:
             "corrected for all rows (Holm). Seeds in which the two have run different numbers of rounds are left out."
         )
         title = f"Right and wrong, against {baseline.label}"
-        yield Table(
-            "contingency",
-            title,
-            frame,
-            note,
-            lower=("both wrong", "only the baseline", "p"),
-            formats={"p": p_number},
-        )
+        yield Table("contingency", title, frame, note, formats={"p": p_number})
 
 
 # Clients ------------------------------------------------------------------------------------------
 
 
-@section("Clients")
 def clients(results: Results) -> Iterator[Item]:
-    """Fairness, every client under every method, and how they are spread."""
-    known = [one for one in results.methods if len(one.clients)]
-    if not known:
+    """Fairness, and every client under every method."""
+    if not any(len(one.clients) for one in results.methods):
         return
-    means = Frame(
-        {one.label: one.by_client().mean(axis=1) for one in known if len(one.by_client())}
-    )
+    by_client = {one.label: one.by_client().mean(axis=1) for one in results.methods}
+    means = Frame({name: own for name, own in by_client.items() if len(own)})
     lead = f"{evaluated_clients(results).capitalize()}, each on its own test data."
     if means.empty:
         lead += " Clients have no names and are drawn anew for every seed: none can be followed."
@@ -691,78 +538,44 @@ def clients(results: Results) -> Iterator[Item]:
     fairness = fairness_table(results)
     if fairness is not None:
         yield fairness
-    facts, text = results.facts, results.unit.text
     if len(means):
-        first = means.columns[0]
-        shown = means.sort_values(first, ascending=facts.higher_is_better, kind="stable").head(
-            MOST_LISTED
-        )
+        higher = results.facts.higher_is_better
+        worst_first = means.sort_values(means.columns[0], ascending=higher, kind="stable")
+        shown = worst_first.head(MOST_LISTED)
+        note = f"{results.facts.metric} on the client's own test data in the last round, mean over the seeds"
+        if len(shown) < len(means):
+            note += f"; {len(shown)} of {len(means)} clients"
         yield Table(
             "by-client",
-            f"Client by client, the worst under {first} first",
+            f"Client by client, the worst under {means.columns[0]} first",
             shown.rename_axis("client").reset_index(),
-            f"{facts.metric} on the client's own test data in the last round, mean over the seeds"
-            + ("." if len(shown) == len(means) else f"; {len(shown)} of {len(means)} clients."),
-            lower=() if facts.higher_is_better else tuple(shown.columns),
-            formats=dict.fromkeys(shown.columns, text),
+            f"{note}.",
+            formats=dict.fromkeys(shown.columns, results.unit.text),
         )
-    for place, words in ((4, "half"), (8, "nine of ten")):
-        title = f"{facts.metric} that {words} of the clients reach on their own test data"
-        yield from lines(results, "reached", title, results.unit.axis, place)
-    frame = pandas.concat(
-        [one.clients[["seed", "client", "metric"]].assign(method=one.label) for one in known]
-    )
-    ends = frame.groupby("method", sort=False)["metric"].agg(["median", "min"])
-    said = [
-        f"{name} median {text(row['median'])}, lowest {text(row['min'])}"
-        for name, row in ends.iterrows()
-    ]
-    title = f"{facts.metric} of the clients in the last round"
-    yield Chart(
-        "distribution",
-        title,
-        frame,
-        "dots",
-        "metric",
-        "method",
-        "method",
-        format=results.unit.axis,
-        alt=f"{'; '.join(said)}.",
-    )
 
 
 def fairness_table(results: Results) -> Table | None:
     """How evenly each method serves the clients; None where fewer than two are evaluated."""
-    if not any(
-        one.clients.groupby("seed").size().max() > 1 for one in results.methods if len(one.clients)
-    ):
+    sizes = [one.clients.groupby("seed").size().max() for one in results.methods]
+    if not any(size > 1 for size in sizes):
         return None
     higher, unit = results.facts.higher_is_better, results.unit
-    measures: dict[str, tuple[Callable[[Series], float], Callable[[float], str], bool]] = {
-        "mean": (Series.mean, unit.text, not higher),
-        "worst 10%": (lambda own: worst_tenth(own, higher), unit.text, not higher),
-        "best 10%": (lambda own: worst_tenth(own, not higher), unit.text, not higher),
-        "standard deviation": (lambda own: own.std(ddof=0), unit.size, True),
-        "variance": (lambda own: own.var(ddof=0), "{:.4g}".format, True),
-        "Jain's index": (jain_index, fixed(3), False),
+    measures: dict[str, tuple[Callable[[Series], float], Callable[[float], str]]] = {
+        "mean": (Series.mean, unit.text),
+        "worst 10%": (lambda own: worst_tenth(own, higher), unit.text),
+        "best 10%": (lambda own: worst_tenth(own, not higher), unit.text),
+        "standard deviation": (lambda own: own.std(ddof=0), unit.size),
+        "Jain's index": (jain_index, fixed(3)),
     }
     columns = [Column("method", [one.label for one in results.methods])]
-    for name, (measure, text, is_lower) in measures.items():
-        columns.append(
-            Column(
-                name, [_over_seeds(one, measure) for one in results.methods], text, lower=is_lower
-            )
-        )
-    for name, groups in _groups(results).items():
-        gaps = [_gap(one.clients, groups) for one in results.methods]
-        columns.append(Column(f"gap by {name}", gaps, unit.size, lower=True))
+    for name, (measure, text) in measures.items():
+        values = [_over_seeds(one, measure) for one in results.methods]
+        columns.append(Column(name, values, text))
     note = (
         f"{results.facts.metric} of the {evaluated_clients(results)} on their own test data in the last round, "
-        f"each client with equal weight; mean over the seeds{unit.in_points and '; deviations and gaps in points'}. "
+        f"each client with equal weight; mean over the seeds{unit.in_points and '; deviations in points'}. "
         "Worst and best 10%: mean over a tenth of the clients, rounded up. "
-        "Jain's index: (Σx)²/(n·Σx²), 1 if all clients have the same value. Gap: difference between the groups of "
-        "clients with the highest and the lowest mean, where the config states attributes; numbers are "
-        "divided at their median."
+        "Jain's index: (Σx)²/(n·Σx²), 1 if all clients have the same value."
     )
     return table("fairness", "Fairness among clients", columns, note)
 
@@ -774,49 +587,32 @@ def jain_index(values: Series) -> float:
     (1.0, 0.5)
     """
     squares = float((values**2).sum())
-    return (
-        float(values.sum() ** 2 / (len(values) * squares))
-        if squares and values.min() >= 0
-        else math.nan
-    )
+    if not squares or values.min() < 0:
+        return math.nan
+    return float(values.sum() ** 2 / (len(values) * squares))
 
 
-def _groups(results: Results) -> dict[str, Series]:
-    """By attribute of the config, the group of every client: its value or, of numbers, its half."""
-    found = {}
-    for name, listed in stated(results.baseline.run, "attributes").items():
-        values = Series(listed)
-        if values.dtype.kind == "f" and values.nunique() > 2:
-            values = values >= values.median()
-        found[name] = values
-    return found
-
-
-def _gap(clients: Frame, groups: Series) -> float:
-    """Between the groups of clients with the highest and the lowest mean."""
-    means = clients.groupby(clients["client"].map(groups))["metric"].mean()
-    return float(means.max() - means.min()) if len(means) > 1 else math.nan
-
-
-@section("Who gains")
 def gains(results: Results) -> Iterator[Item]:
     """Every client with the federation, alone and pooled; where a method is the control "alone"."""
     alone, pooled = results.control("alone"), results.control("pooled")
+    if alone is None:
+        return
     sign = 1 if results.facts.higher_is_better else -1
     tables = []
-    for one in results.methods if alone is not None else ():
-        found = (
-            client_differences(sign * one.by_client(), sign * alone.by_client()) if alone else {}
-        )
+    for one in results.methods:
+        found = client_differences(sign * one.by_client(), sign * alone.by_client())
         if one.about.control is None and found:
-            shown = [other for other in (one, alone, pooled) if other is not None]
-            title = f"{one.label} against {alone.label if alone else ''}{results.unit.in_points}"
-            tables.append(_paired_table(f"gains-{one.label}", title, shown, found, results))
+            shown = {other.label: other for other in (one, alone, pooled) if other is not None}
+            title = f"{one.label} against {alone.label}"
+            words = ("better off alone", "gains")
+            tables.append(
+                paired_table(f"gains-{one.label}", title, shown, found, results.unit, words)
+            )
     if tables:
         yield (
             f"{evaluated_clients(results).capitalize()}, each on its own test data: with the federation's model, with "
             "a model that it trained alone, and with one trained on all clients' samples in one place. "
-            "The difference is the federation minus alone, paired by seed; below zero, the client is better off alone."
+            "The difference is the federation minus alone; below zero, the client is better off alone."
         )
         yield from tables
 
@@ -824,47 +620,51 @@ def gains(results: Results) -> Iterator[Item]:
 def client_differences(ours: Frame, theirs: Frame) -> dict[str, Difference]:
     """By client, ours minus theirs [names, seeds], with Holm's correction for the number of clients."""
     both = ours.sub(theirs).loc[ours.index.intersection(theirs.index, sort=False)]
-    found = {
-        str(name): paired_difference(row, [0.0] * len(row))
-        for name, row in zip(both.index, both.to_numpy(), strict=True)
-    }
+    found = {str(name): paired_difference(row, [0.0] * len(row)) for name, row in both.iterrows()}
     known = {name: one for name, one in found.items() if one is not None}
     return dict(zip(known, holm([*known.values()]), strict=True))
 
 
-def _remark(gain: Difference) -> str:
-    if not gain.is_significant:
-        return ""
-    return "gains" if gain.mean > 0 else "better off alone"
-
-
-def _paired_table(
-    id: str, title: str, shown: Sequence[Method], found: dict[str, Difference], results: Results
+def paired_table(
+    id: str,
+    title: str,
+    shown: Mapping[str, Method],
+    found: Mapping[str, Difference],
+    unit: Unit,
+    words: tuple[str, str] = ("", ""),
 ) -> Table:
-    unit = results.unit
-    columns = [Column("client", [*found])]
-    for one in shown:
-        columns.append(Column(one.label, one.by_client().mean(axis=1).reindex([*found]), unit.text))
-    texts = [one.text(unit.signed) for one in found.values()]
-    columns.append(difference_column("difference", [*found.values()], texts))
-    columns.append(Column("remark", [_remark(one) for one in found.values()]))
+    """The clients under several methods, and their differences.
+
+    Args:
+        id: of the table.
+        title: of the table, without the unit.
+        shown: the methods by the names of their columns.
+        found: by client, the difference of two of them.
+        unit: of the metric.
+        words: what is remarked of a difference that is significant, below and above zero.
+    """
+    clients = [*found]
+    columns = [Column("client", clients)]
+    for name, one in shown.items():
+        columns.append(Column(name, one.by_client().mean(axis=1).reindex(clients), unit.text))
+    columns.append(difference_column("difference", [*found.values()], unit.signed))
+    remarks = [words[one.mean > 0] if one.is_significant else "" for one in found.values()]
+    columns.append(Column("remark", remarks))
     note = (
         "Means over the seeds. Differences are paired by seed, with their 95% interval where there are several. "
         "Intervals and significance are corrected for the number of clients (Holm)."
     )
-    return table(id, title, columns, note)
+    return table(id, f"{title}{unit.in_points}", columns, note)
 
 
 # Weights ------------------------------------------------------------------------------------------
 
 
-@section("Weights")
 def weights(results: Results) -> Iterator[Item]:
     """The influence of hostile clients, and the weight of every client in every round; controls have none."""
     if results.has_hostile:
-        yield from lines(
-            results, "hostile_influence", "influence of all hostile clients together", ".0%"
-        )
+        title = "influence of all hostile clients together"
+        yield from lines(results, "hostile_influence", title, ".0%")
     grids = {}
     for one in results.methods:
         own = one.of_first_seed("weights")
@@ -875,7 +675,7 @@ def weights(results: Results) -> Iterator[Item]:
     highest = max((float(grid["weight"].max()) for grid in grids.values()), default=1.0)
     for one, grid in grids.items():
         title = f"{one.label}: weight of every client, seed {one.seeds[0]}"
-        yield _heat_map(f"map-{one.label}", title, grid, ".2%", (0.0, highest))
+        yield _heat_map(f"weights-{one.label}", title, grid, ".2%", highest)
 
 
 def cells(frame: Frame, rows: str, value: str) -> Frame:
@@ -886,26 +686,35 @@ def cells(frame: Frame, rows: str, value: str) -> Frame:
     if size > 1:
         first = kept["number"] // size * size
         kept = kept.assign(number=first, **{rows: "from " + first.astype(str)})
-    return (
-        kept.groupby(["number", rows, "round"], as_index=False)[value].mean().drop(columns="number")
-    )
+    means = kept.groupby(["number", rows, "round"], as_index=False)[value].mean()
+    return means.drop(columns="number")
 
 
-def _heat_map(id: str, title: str, frame: Frame, format: str, limits: tuple[float, float]) -> Chart:
+def _heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Chart:
     rows, x, value = frame.columns
     highest = frame.groupby(rows)[value].mean().nlargest(3)
     alt = f"{title}. Highest on average: {', '.join(highest.index)}."
-    return Chart(id, title, frame, "cells", x, rows, value, format=format, limits=limits, alt=alt)
+    return Chart(
+        id, title, frame, "cells", x, rows, value, format=format, limits=(0.0, most), alt=alt
+    )
 
 
-@section("Other weights")
 def other_weights(results: Results) -> Iterator[Item]:
     """What the updates of every round would have given with other weights, for methods that evaluated them."""
     text, signed = results.unit.text, results.unit.signed
     for one in results.methods:
-        values = _candidates(one)
-        if values.empty:
+        rows = one.of_first_seed("other_weights")
+        rows = rows[rows["tested"] == -1]
+        if rows.empty:
             continue
+        clients = one.run.frame("clients")
+        own = clients[clients["seed"] == one.seeds[0]]
+        names = dict(zip(own["client"], client_names(own), strict=True))
+        gone = "without " + rows["without"].map(names)
+        named = rows["kind"].replace(OTHER_WEIGHTS).where(rows["kind"] != "without", gone)
+        values = rows.assign(weights=named, metric=rows["metric"].astype(float)).pivot_table(
+            "metric", "weights", "round", sort=False, dropna=False
+        )
         last = values.columns[-1]
         differences = values - values.loc[OTHER_WEIGHTS["chosen"]]
         columns = [
@@ -922,110 +731,60 @@ def other_weights(results: Results) -> Iterator[Item]:
 OTHER_WEIGHTS_NOTE = (
     "The same updates with other weights, evaluated in the same pass as the model of the round. “Without” "
     "leaves one client out and brings the other weights within the same bounds. Differences are to the chosen "
-    "weights. The mean is over all rounds in which the candidate could be computed. "
-    "Every round starts from the model of the run itself: these are effects of single rounds, which do not add "
-    "up to a run with other weights (`clientwise run RUN --without CLIENT`)."
+    "weights: below zero, the client's updates raised the metric. The mean is over all rounds in which the candidate "
+    "could be computed. Every round starts from the model of the run itself: these are effects of single rounds, which "
+    "do not add up to a run with other weights (`clientwise run RUN --without CLIENT`)."
 )
 
 
-def _candidates(one: Method) -> Frame:
-    """What the updates of the first seed give on the reported samples with other weights [weights, rounds]."""
-    rows = one.of_first_seed("other_weights")
-    rows = rows[rows["tested"] == -1]
-    gone = "without " + rows["without"].map(one.names)
-    named = rows.assign(
-        weights=gone.where(rows["kind"] == "without", rows["kind"].replace(OTHER_WEIGHTS))
-    )
-    values = named.astype({"metric": float}).pivot_table(
-        "metric", "weights", "round", sort=False, dropna=False
-    )
-    return values.sort_index(key=lambda index: index != OTHER_WEIGHTS["chosen"], kind="stable")
-
-
-@section("Contributions")
 def contributions(results: Results) -> Iterator[Item]:
-    """Leave-one-out and Shapley values of every method that has them, for its first seed."""
+    """The Shapley values of every method that has them, for its first seed."""
     signed = results.unit.signed
-    sign = 1 if results.facts.higher_is_better else -1
-    tables = []
     for one in results.methods:
-        others, own = _candidates(one), one.of_first_seed("weights")
-        gone = others[others.index.str.startswith("without ")].rename(
-            lambda name: name.removeprefix("without ")
-        )
-        found = {"leave-one-out": sign * (others.iloc[0] - gone) if len(gone) else Frame()}
-        for name, column in (("Shapley", "shapley"), ("± error of Shapley", "shapley_error")):
-            known = own.assign(
-                name=client_names(own), **{column: own.get(column, math.nan)}
-            ).astype({column: float})
-            found[name] = known.pivot_table(column, "name", "round", sort=False)
-        if len(gone) or len(found["Shapley"]):
-            tables.append(_contributions_table(one, found, signed))
-    if tables:
-        yield (
-            "A contribution is what a client's updates did to the metric of the model. Clients with the same data "
-            "share one value, and a client whose data others have, too, seems to contribute little. The values depend "
-            "on the server's samples and on the other members. They are not payments."
-        )
-        yield from tables
+        own = one.of_first_seed("weights")
+        known = own.reindex(columns=["shapley", "shapley_error"]).astype(float)
+        known = known.assign(name=client_names(own), round=own["round"]).dropna(subset=["shapley"])
+        if known.empty:
+            continue
+        total = known.groupby("name", sort=False)["shapley"].sum()
+        last = known[known["round"] == one.done[one.seeds[0]]].set_index("name")["shapley"]
+        squares = known["shapley_error"].pow(2).groupby(known["name"], sort=False).sum()
+        columns = [
+            Column("client", total.index),
+            Column("last round", last.reindex(total.index), signed),
+            Column("all rounds", total, signed),
+        ]
+        if squares.any():  # 0: all coalitions were evaluated
+            columns.append(Column("± error, all rounds", squares.pow(0.5), signed))
+        title = f"{one.label}: contributions to {one.run.facts.metric} (Shapley values)"
+        yield table(f"contributions-{one.label}", title, columns, CONTRIBUTIONS_NOTE)
 
 
-def _contributions_table(
-    one: Method, found: dict[str, Frame], signed: Callable[[float], str]
-) -> Table:
-    every = list(dict.fromkeys(name for frame in found.values() for name in frame.index))
-    columns = [Column("client", every)]
-    for name, frame in found.items():
-        values = frame.reindex(every)
-        last = values.get(one.done[one.seeds[0]], Series(math.nan, index=every))
-        total = (
-            values.pow(2).sum(axis=1).pow(0.5)
-            if name.startswith("±")
-            else values.sum(axis=1, min_count=1)
-        )
-        if not name.startswith("±") or total.any():  # 0: all coalitions were evaluated
-            columns += [
-                Column(f"{name}, last round", last, signed),
-                Column(f"{name}, all rounds", total, signed),
-            ]
-    note = (
-        "Leave-one-out: the chosen weights minus without the client. Shapley: the mean gain over all orders in which "
-        "clients can join; the values of a round sum to the gain of the round, before any fine-tuning; ± is the "
-        "standard error of sampling."
-    )
-    return table(
-        f"contributions-{one.label}",
-        f"{one.label}: contributions to {one.run.facts.metric}",
-        columns,
-        note,
-    )
+CONTRIBUTIONS_NOTE = (
+    "The mean gain over all orders in which clients can join; the values of a round sum to the gain of the round, "
+    "before any fine-tuning. ± is the standard error of sampling. Clients with the same data share one value. A client "
+    "whose data others have, too, seems to contribute little. The values depend on the server's samples and on the "
+    "other members. They are not payments."
+)
 
 
 # Loops, refusals, cost ----------------------------------------------------------------------------
 
 
-@section("Order of priority")
 def priority(results: Results) -> Iterator[Item]:
     """P2's loop: the order of priority over time, with its testing rounds."""
     for one in results.methods:
-        own = one.of_first_seed("rounds")
-        if "priority" not in own or not own["testing_rounds"].any():
+        own = one.rounds[one.rounds["seed"] == one.seeds[0]].dropna(subset=["priority"])
+        if not own["testing_rounds"].any():
             continue
-        own = own.dropna(subset=["priority"])
-        frame = Frame(
-            {
-                "order": own["priority"].map(" > ".join),
-                "round": own["round"],
-                "tests": own["testing_rounds"],
-            }
-        )
-        orders = frame["order"].tolist()
-        ((common, times),) = Counter(orders).most_common(1)
+        orders = own["priority"].map(" > ".join)
+        frame = Frame({"order": orders, "round": own["round"], "tests": own["testing_rounds"]})
+        common = orders.mode()[0]
         changes = sum(before != after for before, after in pairwise(orders))
         title = f"{one.label}: order of priority, seed {one.seeds[0]}"
         alt = (
-            f"Order of priority by round under {one.label}, seed {one.seeds[0]}: most often {common} "
-            f"({times} of {len(orders)} rounds), changed {changes} times, {frame['tests'].sum()} testing rounds."
+            f"{title}. Most often {common} ({(orders == common).sum()} of {len(orders)} rounds), changed {changes} "
+            f"times, {frame['tests'].sum()} testing rounds."
         )
         thin = frame.iloc[:: -(-len(frame) // MOST_POINTS)]
         yield Chart(
@@ -1033,15 +792,13 @@ def priority(results: Results) -> Iterator[Item]:
             title,
             thin,
             "cells",
-            "round",
-            "order",
-            "tests",
+            y="order",
+            colour="tests",
             format="~g",
             alt=alt,
         )
 
 
-@section("Classes")
 def classes(results: Results) -> Iterator[Item]:
     """P3's loop: F1 and weight of every class over time."""
     titles = {
@@ -1050,97 +807,68 @@ def classes(results: Results) -> Iterator[Item]:
     }
     for column, words in titles.items():
         for one in results.methods:
-            own = one.of_first_seed("rounds")
-            states = own.get("loss_state", pandas.Series(index=own.index, dtype=object))
-            own = own.assign(
-                class_weights=[
-                    one.get("class_weights") if isinstance(one, dict) else None for one in states
-                ]
-            )
-            long = own[["round", column]].dropna().explode(column) if column in own else Frame()
+            own = one.rounds[one.rounds["seed"] == one.seeds[0]]
+            weights = own["loss_state"].astype(object).str.get("class_weights")
+            own = own.assign(class_weights=weights)
+            long = own[["round", column]].dropna().explode(column).dropna()
             if long.empty:
                 continue
             long["number"] = long.groupby("round").cumcount()
             names = class_names(one.run, int(long["number"].max()) + 1)
-            long["class"], long["value"] = (
-                long["number"].map(dict(enumerate(names))),
-                long[column].astype(float),
-            )
+            long["class"] = long["number"].map(dict(enumerate(names)))
+            long["value"] = long[column].astype(float)
             title = f"{one.label}: {words}, seed {one.seeds[0]}"
             highest = max(1.0, float(long["value"].max()))
-            yield _heat_map(
-                f"{column}-{one.label}", title, cells(long, "class", "value"), ".2f", (0.0, highest)
-            )
+            frame = cells(long, "class", "value")
+            yield _heat_map(f"{column}-{one.label}", title, frame, ".2f", highest)
 
 
-@section("Refusals")
 def refusals(results: Results) -> Iterator[Item]:
     """One row per client and reason, and one per note on a round."""
     parts = []
     for one in results.methods:
-        own = one.run.frame("refusals")
-        own = own[own["method"] == one.name]
-        found = own.assign(client=client_names(own)).groupby(
-            ["client", "seed", "reason"], sort=False
-        )["round"]
-        rows = (
-            found.agg(**{"times": "size", "first in round": "min"})
-            .nlargest(MOST_LISTED, "times")
-            .reset_index()
+        own = one.missing.assign(method=one.label, client=client_names(one.missing))
+        found = own.groupby(["method", "client", "seed", "reason"], sort=False)["round"]
+        rows = found.agg(**{"times": "size", "first in round": "min"}).nlargest(
+            MOST_LISTED, "times"
         )
-        notes = (
-            Series(one.notes, dtype=object)
-            .value_counts(sort=False)
-            .rename_axis("reason")
-            .reset_index(name="times")
-        )
-        parts += [part.assign(method=one.label) for part in (rows, notes) if len(part)]
+        notes = Series(one.notes, dtype=object).value_counts(sort=False)
+        noted = Frame({"method": one.label, "reason": notes.index, "times": notes.to_numpy()})
+        parts += [part for part in (rows.reset_index(), noted) if len(part)]
     if parts:
         yield "An invalid update never ends a run. Refused updates are not part of the aggregate."
+        order = ["method", "client", "seed", "reason", "times", "first in round"]
         frame = pandas.concat(parts, ignore_index=True)
-        order = [
-            name
-            for name in ("method", "client", "seed", "reason", "times", "first in round")
-            if name in frame
-        ]
-        yield Table("refused", "Refused updates, and rounds that changed nothing", frame[order])
+        title = "Refused updates, and rounds that changed nothing"
+        yield Table("refused", title, frame[[name for name in order if name in frame]])
 
 
-COSTS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "clock": ("time on the clients' clock per round", in_time),
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {  # by column of the rounds
+    "ended": ("time on the clients' clock per round", in_time),
     "seconds": ("seconds per round", fixed(3)),
-    "bytes": ("bytes over the wire per round", in_bytes),
+    "models_moved": ("bytes over the wire per round", in_bytes),
     "evaluations": ("evaluations per round", fixed(1)),
     "testing_rounds": ("testing rounds per round", fixed(2)),
-    "total": ("seconds in total", fixed(1)),
 }
 
 
-@section("Cost")
 def cost(results: Results) -> Iterator[Item]:
     """Costs per round, and the seconds of all rounds."""
     known = [one for one in results.methods if len(one.rounds)]
-    rows = []
-    for one in known:
-        means = one.rounds.mean(numeric_only=True)
-        ends = float(one.curve("ended").max().sum()) / len(one.rounds)
-        bytes_moved = means.get("models_moved", math.nan) * one.run.facts.model_bytes
-        rows.append(
-            {**means, "clock": ends or math.nan, "bytes": bytes_moved, "total": one.sum("seconds")}
-        )
-    columns = [
-        Column(name, [row.get(key, math.nan) for row in rows], text, lower=True)
-        for key, (name, text) in COSTS.items()
-    ]
+    if not known:
+        return
+    means = Frame([one.rounds[[*COSTS]].astype(float).mean() for one in known])
+    means["models_moved"] *= [one.run.facts.model_bytes for one in known]
+    if results.has_clock:  # which goes on from round to round
+        means["ended"] = [one.curve("ended").max().sum() / len(one.rounds) for one in known]
+        means["ended"] = means["ended"].replace(0.0, math.nan)
+    total = [one.rounds["seconds"].sum() for one in known]
+    columns = [Column("method", [one.label for one in known])]
+    columns += [Column(name, means[key], text) for key, (name, text) in COSTS.items()]
+    columns.append(Column("seconds in total", total, fixed(1)))
     note = (
         "Bytes are models of four bytes a parameter, both ways, as a real federation would send "
         "them. Evaluations are those the method needs, by a client or by the server; evaluations "
         "for the report are not counted."
     )
-    if known:
-        yield table(
-            "costs",
-            "Cost of each method",
-            [Column("method", [one.label for one in known]), *columns],
-            note,
-        )
+    yield table("costs", "Cost of each method", columns, note)

@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, Any
 import pandas
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table as RichTable
 
-from ..errors import MissingPackageError, RunError
+from ..errors import ClientwiseError, RunError
 from ..record.database import DATABASE
 from ..record.files import CONFIG
 from ..record.run import RunFolder
 from ..registry import listed, suggest
+from . import escape
 from .about import data_name
-from .charts import PAGE, picture
-from .items import Column, Item, Table, Unit, counted, table
-from .output.markup import escape
+from .charts import PAGE, pictures
+from .items import Item, Table, Unit, counted
 from .results import Results, difference_between, run_state
 from .sections import (
     brief_notes,
     client_differences,
-    difference_column,
     metric_chart,
-    privacy_in_words,
+    paired_table,
+    privacy,
     result_table,
 )
 from .verdict import headline, in_words
@@ -38,11 +37,6 @@ from .verdict import headline, in_words
 if TYPE_CHECKING:
     from ..experiment.tune import Trial
 
-PAIRED = (
-    "Paired by seed: same data, cohorts, batches and initial model. Differences are the counterfactual "
-    "run minus the run, with their 95% interval where there are several seeds. Intervals are "
-    "corrected for the number of clients (Holm)."
-)
 BARS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 10
 
@@ -58,23 +52,18 @@ def print_items(console: Console, items: Iterable[Item]) -> None:
 
 
 def _fitting(console: Console, item: Table) -> RichTable:
-    """A table; in a narrow terminal without its secondary columns, and at last with numbers in several lines."""
-    primary = [name for name in item.columns if name not in item.secondary]
-    wide = console.options.update(max_width=10_000)
-    for shown in (item.columns, primary):
-        fitting = _rich(item, shown)
-        if Measurement.get(console, wide, fitting).minimum <= console.width:
-            break
-    else:
-        fitting = _rich(item, primary, breaks_numbers=True)
-    left_out = [name for name in item.columns if name not in shown]
-    if left_out:
-        fitting.caption = escape(f"Not shown in {console.width} columns: {', '.join(left_out)}.")
+    """A table; where it is wider than the terminal, without its secondary columns."""
+    fitting = _rich(item, item.columns)
+    unlimited = console.options.update(max_width=10_000)
+    if item.secondary and console.measure(fitting, options=unlimited).maximum > console.width:
+        fitting = _rich(item, [name for name in item.columns if name not in item.secondary])
+        missing = ", ".join(name for name in item.columns if name in item.secondary)
+        fitting.caption = escape(f"Not shown in {console.width} columns: {missing}.")
         fitting.caption_justify = "left"
     return fitting
 
 
-def _rich(item: Table, shown: Sequence[str], *, breaks_numbers: bool = False) -> RichTable:
+def _rich(item: Table, shown: Sequence[str]) -> RichTable:
     found = RichTable(
         title=escape(item.title),
         title_justify="left",
@@ -86,7 +75,7 @@ def _rich(item: Table, shown: Sequence[str], *, breaks_numbers: bool = False) ->
     for name in shown:
         if item.is_numeric(name):
             head = escape(name).replace(" ", "\n")
-            found.add_column(head, justify="right", overflow="fold", no_wrap=not breaks_numbers)
+            found.add_column(head, justify="right", overflow="fold")
         else:
             found.add_column(escape(name), overflow="fold")
     for number, texts in enumerate(item.texts()):
@@ -101,22 +90,20 @@ def run_items(run: RunFolder) -> Iterator[Item]:
     results = Results([run])
     found = result_table(results)
     curves = [sparkline(one.metric.mean(axis=1).tolist()) for one in results.ranked]
-    rounds = max(one.last_round for one in results.methods)
-    seeds = len(results.seeds)
-    spread = f", mean ± SD of {seeds} seeds" if seeds > 1 else ""
-    yield replace(
-        found,
-        title=f"{run.id}: {counted(rounds, 'round')}{spread}",
-        note="",
-        frame=found.frame.assign(curve=curves),
-        secondary=(*found.secondary, "curve"),
-    )
+    title = f"{run.id}: {counted(max(one.last_round for one in results.methods), 'round')}"
+    if results.has_several_seeds:
+        title += f", mean ± SD of {len(results.seeds)} seeds"
+    shown = found.frame.assign(curve=curves)
+    yield replace(found, title=title, note="", frame=shown, secondary=(*found.secondary, "curve"))
     yield from headline(results)
     yield from brief_notes(results)
-    yield from privacy_in_words(results)
+    for promises in privacy(results):
+        for row in promises.frame.to_dict("records"):
+            spent = f"ε = {row['ε so far']:.3f} at δ = {row['δ']} after all rounds so far"
+            yield f"{row['method']}: {spent} ({row['neighbours']}; noise: {row['noise']})."
     for one in results.methods:
         every = counted(len(one.rounds), "round")
-        for name, count in _counts(one.rounds, "no_effect").items():
+        for name, count in one.rounds["no_effect"].dropna().explode().value_counts().items():
             yield f"{one.label}: {name} was constant across clients in {count} of {every} and had no effect there."
         for note, count in Counter(one.notes).items():
             yield f"{one.label}: {note} ({counted(count, 'round')})"
@@ -126,29 +113,15 @@ def run_items(run: RunFolder) -> Iterator[Item]:
         yield "This run is not finished."
 
 
-def _counts(rounds: pandas.DataFrame, column: str) -> Counter[str]:
-    """How often rounds have each text of a column of lists."""
-    lists = rounds[column].dropna() if column in rounds else ()
-    return Counter(text for texts in lists for text in texts)
-
-
 def comparison(run: RunFolder, other: RunFolder) -> Iterator[Item]:
     """A counterfactual run against the run, method by method and client by client."""
     results = Results([run])
-    unit = results.unit
     for one, theirs in zip(results.methods, Results([other]).methods, strict=False):
         found = client_differences(theirs.by_client(), one.by_client())
-        both = [each.by_client().mean(axis=1).reindex([*found]).tolist() for each in (one, theirs)]
-        texts = [difference.text(unit.signed) for difference in found.values()]
-        columns = [
-            Column("client", [*found]),
-            Column("run", both[0], unit.text),
-            Column("counterfactual", both[1], unit.text),
-            difference_column("difference", [*found.values()], texts),
-        ]
-        title = f"{one.label}: {run.facts.metric} on each client's own test data{unit.in_points}"
         if found:
-            yield table(f"paired-{one.label}", title, columns, PAIRED)
+            title = f"{one.label}: {run.facts.metric} on each client's own test data"
+            shown = {"run": one, "counterfactual": theirs}
+            yield paired_table(f"paired-{one.label}", title, shown, found, results.unit)
         difference = difference_between(theirs, one)
         if difference is not None:
             yield f"{one.label}: {run.facts.metric} is {in_words(difference, results)}."
@@ -171,31 +144,29 @@ def sparkline(values: Sequence[float]) -> str:
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
     """
-    count = min(SPARK_WIDTH, len(values))
-    picked = [values[index * (len(values) - 1) // max(1, count - 1)] for index in range(count)]
-    low = min(picked, default=0.0)
-    span = max(picked, default=0.0) - low or 1.0
-    levels = [(value - low) / span * len(BARS) for value in picked]
-    return "".join(BARS[min(len(BARS) - 1, int(level))] for level in levels if level >= 0)
+    known = pandas.Series(values, dtype=float).dropna()
+    step = max(1, -(-len(known) // SPARK_WIDTH))
+    picked = known.iloc[::-step].iloc[::-1]  # the last value is among them
+    levels = (picked - picked.min()) / (picked.max() - picked.min() or 1.0) * (len(BARS) - 1)
+    return "".join(BARS[round(level)] for level in levels)
 
 
 def run_text(run: RunFolder) -> str:
     """A run in a Python session: its state, its headline, and one line per method."""
-    size = _size(run)
-    lines = [f"Run({str(run.folder)!r}): {run_state(run)}, {size}"]
     results = Results([run])
-    lines += headline(results)
+    sizes = {
+        "method": len(run.methods),
+        "seed": run.lanes["seed"].nunique(),
+        "round": run.facts.rounds,
+    }
+    size = ", ".join(counted(number, noun) for noun, number in sizes.items())
+    lines = [f"Run({str(run.folder)!r}): {run_state(run)}, {size}", *headline(results)]
     width = max((len(one.label) for one in results.methods), default=0)
     for one in results.ranked:
         metric = one.last("metric")
         spread = results.unit.spread(metric.mean(), metric.std())
         lines.append(f"  {one.label:<{width}}  {run.facts.metric} {spread}")
     return "\n".join(lines)
-
-
-def _size(run: RunFolder) -> str:
-    seeds = counted(run.lanes["seed"].nunique(), "seed")
-    return f"{counted(len(run.methods), 'method')}, {seeds}, {counted(run.facts.rounds, 'round')}"
 
 
 def run_html(run: RunFolder) -> str:
@@ -206,13 +177,14 @@ def run_html(run: RunFolder) -> str:
     found = result_table(results)
     lines = [f"<strong>{quoted(f'{run.id}: {run_state(run)}')}</strong>"]
     lines += [f"<div>{quoted(line)}</div>" for line in headline(results)]
-    frame = pandas.DataFrame(found.texts(), columns=found.columns)
+    lines.append(pandas.DataFrame(found.texts(), columns=found.columns).to_html(index=False))
     try:
-        image = b64encode(picture(metric_chart(results), "svg", run.methods, PAGE)).decode()
-        drawn = f'<img src="data:image/svg+xml;base64,{image}">'
-    except MissingPackageError as error:
-        drawn = f"<div>{quoted(str(error))}</div>"
-    return "".join([*lines, frame.to_html(index=False), drawn])
+        (image,) = pictures([metric_chart(results)], "svg", run.methods, PAGE)
+        source = f"data:image/svg+xml;base64,{b64encode(image).decode()}"
+        lines.append(f'<img src="{source}">')
+    except ClientwiseError as error:
+        lines.append(f"<div>{quoted(str(error))}</div>")
+    return "".join(lines)
 
 
 # ------------------------------------------------------------------------ the list of runs

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy
-from pandas import DataFrame as Frame
 
 from ..core.types import Kept, likely_cause
-from ..record.facts import changed_facts, unequal_steps
+from ..record.facts import unequal_steps
 from .items import counted, percent
-from .results import Method, Results, client_names, has_hostile, seeds_of
+from .results import Method, Results, client_names, has_hostile
 from .statistics import MIN_SEEDS, Difference
 
 NOTHING_YET = "No round has been recorded yet."
@@ -28,7 +26,6 @@ TOO_FEW = (
 )
 STILL_IMPROVES = 0.01  # of the metric
 LEAST_ROUNDS = 3  # with fewer, nothing is said about a method that has not learned anything
-FLAT = 1e-4  # of the metric
 LEAST_QUARTER = 2  # rounds: with fewer, nothing is said about the end of a curve
 MOST_LOWERED = 5  # names of clients that evidence took weight from
 NOT_RANKED = "Not ranked: the methods share no seed on the same data at the same round."
@@ -66,44 +63,26 @@ def _different_runs(results: Results) -> Iterator[str]:
 def _stayed(results: Results) -> Iterator[str]:
     """Methods whose model stayed in most rounds, or because of the bounds; the usual reason."""
     for one in results.methods:
-        rounds = one.run.frame("rounds")
-        own = rounds[rounds["method"] == one.name]
-        found = [Kept(*kept) for kept in own["kept"].dropna()] if "kept" in own else []
-        stayed = len(found)
-        if one.learned and 2 * stayed > len(own):
-            ((reason, times),) = Counter(kept.sentence for kept in found).most_common(1)
-            often = f"in {times} of them: " if times < stayed else ""
-            yield (
-                f"{one.label}: the model did not change in {stayed} of {len(own)} rounds ({often}{reason}). "
-                "Its metric is not that of a trained model."
-            )
-            continue
-        unmet = Counter(kept.sentence for kept in found if kept.cause == "bounds")
-        for reason, _ in unmet.most_common(1):
-            yield (
-                f"{one.label}: {unmet.total()} of {len(own)} rounds could not meet the bounds and "
-                f"kept the model ({reason})."
-            )
+        found = [Kept(*kept) for kept in one.rounds["kept"].dropna()]
+        is_most = one.learned and 2 * len(found) > len(one.rounds)
+        if not is_most:
+            found = [kept for kept in found if kept.cause == "bounds"]
+        for reason, times in Counter(kept.sentence for kept in found).most_common(1):
+            often = f"in {times} of them: " if times < len(found) else ""
+            rounds = f"{len(found)} of {len(one.rounds)} rounds"
+            text = f"{one.label}: the model did not change in {rounds} ({often}{reason})."
+            yield f"{text} Its metric is not that of a trained model." if is_most else text
 
 
 def _changes(results: Results) -> Iterator[str]:
     """What changed when a run was resumed."""
     for run in results.runs:
-        done = int(run.lanes["rounds"].sum())
         for change in run.facts.changes:
-            if change.rounds < done:  # otherwise no round followed
+            if change.rounds < run.lanes["rounds"].sum():  # otherwise no round followed
                 yield (
                     f"{run.id} was resumed with changes on {change.date}, after "
                     f"{counted(change.rounds, 'round')} in total: {'; '.join(change.what)}. The "
                     "rounds before and after may not be of one experiment."
-                )
-        for before, now in pairwise(run.facts.machines):
-            changes = changed_facts(before.facts, now.facts)
-            if changes and now.rounds < done:
-                yield (
-                    f"{run.id} was resumed under other conditions on {now.date}, after "
-                    f"{counted(now.rounds, 'round')} in total: {'; '.join(changes)}. Later rounds may differ in "
-                    "their last bits from those of an uninterrupted run; metrics stay comparable."
                 )
 
 
@@ -114,22 +93,16 @@ def _refused(results: Results) -> Iterator[str]:
         honest = one.refusals[one.refusals["hostile"].isna()]
         if honest.empty:
             continue
-        ((reason, kind), _), *_ = Counter(
-            zip(honest["reason"], honest["kind"], strict=True)
-        ).most_common(1)
-        yield f"{one.label}: {_refused_updates(one, len(honest))}: {reason}."
+        reason, kind = honest[["reason", "kind"]].value_counts(dropna=False).index[0]
+        count = len(one.refusals)
+        refused = f"{count:,} of {one.arrived:,} updates were refused"
+        if not one.learned:
+            refused = f"no update was accepted ({count:,} refused); its model is the initial one"
+        elif has_hostile(one.run):  # otherwise which clients are honest is not known
+            refused += f", {len(honest):,} of them from honest clients"
+        yield f"{one.label}: {refused}: {reason}."
         causes[likely_cause(kind)] = None
-    yield from (cause for cause in causes if cause)
-
-
-def _refused_updates(one: Method, honest: int) -> str:
-    count = len(one.refusals)
-    if not one.learned:
-        return f"no update was accepted ({count:,} refused); its model is the initial one"
-    refused = f"{count:,} of {one.arrived:,} updates were refused"
-    if not has_hostile(one.run):  # not simulated: which clients are honest is not known
-        return refused
-    return f"{refused}, {honest:,} of them from honest clients"
+    yield from filter(None, causes)
 
 
 def _diverged(results: Results) -> Iterator[str]:
@@ -179,62 +152,32 @@ def _against_a_constant(one: Method, results: Results) -> str | None:
     return f"{'Worse' if gain < 0 else 'Little better'} than a constant prediction ({text})"
 
 
-def _unchanged(results: Results) -> Iterator[str]:
-    """Methods whose metric is the same in every round of every seed, though their model changed."""
-    found = [
-        f"{one.label} ({results.unit.text(one.mean_metric)})"
-        for one in results.methods
-        if one.learned
-        and not one.run.facts.initial_model
-        and not _has_failed(one)
-        and _is_flat(one.metric)
-    ]
-    if found:
-        yield (
-            f"{results.facts.metric} is the same in all rounds: {', '.join(found)}. Try a larger "
-            "training.learning_rate, more rounds, or another evaluation.metric."
-        )
-
-
-def _has_failed(one: Method) -> bool:
-    """Whether training diverged, updates were refused or the model stayed: other lines have the cause."""
-    return (
-        bool(one.diverged)
-        or len(one.refusals) > 0
-        or ("kept" in one.rounds and bool(one.rounds["kept"].notna().any()))
-    )
-
-
-def _is_flat(curves: Frame) -> bool:
-    """Whether all curves are level lines of several rounds, below the best that there is."""
-    low, high = curves.min(), curves.max()
-    level = (high - low <= FLAT * high.abs()) & (high != 1.0) & (curves.count() >= LEAST_ROUNDS)
-    return len(level) > 0 and bool(level.all())
-
-
 def _best_models(results: Results) -> Iterator[str]:
     """Methods that stopped early, and those whose model is not that of the last round."""
     for one in results.methods:
         best = best_rounds(one)
         if one.stopped:
-            last = ", ".join(f"{number} (seed {seed})" for seed, number in one.stopped.items())
-            lowest = ", ".join(
-                f"{best[seed]} (seed {seed})" for seed in one.stopped if seed in best
+            known = {seed: best[seed] for seed in one.stopped if seed in best}
+            loss = f"was lowest in round {_by_seed(known)}" if known else "was not finite"
+            yield (
+                f"{one.label} stopped early, after round {_by_seed(one.stopped)} of {one.run.facts.rounds}: the "
+                f"held-out loss {loss}."
             )
-            loss = f"was lowest in round {lowest}" if lowest else "was not finite"
-            yield f"{one.label} stopped early, after round {last} of {one.run.facts.rounds}: the held-out loss {loss}."
         kept = {seed: number for seed, number in best.items() if number != one.done[seed]}
         values = [
             one.metric[seed].get(number) for seed, number in kept.items() if seed in one.metric
         ]
-        known = [value for value in values if value is not None]
-        if known and keeps_best(one):
-            rounds = ", ".join(f"{number} (seed {seed})" for seed, number in kept.items())
-            value = results.unit.text(statistics.fmean(known))
+        known_values = [value for value in values if value is not None]
+        if known_values and keeps_best(one):
+            value = results.unit.text(statistics.fmean(known_values))
             yield (
-                f"{one.label}: predictions and exports use the model of round {rounds}, which has the lowest "
+                f"{one.label}: predictions and exports use the model of round {_by_seed(kept)}, which has the lowest "
                 f"held-out loss ({results.facts.metric} {value}). Reported results are of the last round."
             )
+
+
+def _by_seed(rounds: Mapping[int, int]) -> str:
+    return ", ".join(f"{number} (seed {seed})" for seed, number in rounds.items())
 
 
 def best_rounds(one: Method) -> dict[int, int]:
@@ -282,7 +225,6 @@ WARNINGS = (
     _refused,
     _diverged,
     _like_a_constant,
-    _unchanged,
     _best_models,
     _unequal_steps,
     _unequal_tuning,
@@ -301,7 +243,6 @@ def _comparisons(results: Results) -> Iterator[str]:
     yield _verdict(results)
     yield from _left_out(results)
     yield from _compared(results)
-    yield from _same_predictions(results)
     yield from _undertrained(results)
     yield from _significantly_worse(results)
 
@@ -353,7 +294,7 @@ def _left_out(results: Results) -> Iterator[str]:
             "differences are taken in the last round that both have run."
         )
     compared = results.comparable[0].seeds
-    of_all = {seed for one in results.comparable for seed in seeds_of(one.run, one.name)}
+    of_all = {seed for one in results.comparable for seed in one.run.seeds(one.name)}
     if of_all - {*compared}:
         seeds = ", ".join(map(str, compared))
         yield f"Compared on the seeds that all methods have run as far, on the same data: {seeds}."
@@ -390,27 +331,6 @@ def in_words(difference: Difference, results: Results) -> str:
     return f"{text} ({interval}), {difference.significance()}"
 
 
-def _same_predictions(results: Results) -> Iterator[str]:
-    """Methods that decide on every sample as the baseline does, as far as the record shows."""
-    baseline = results.baseline
-    same = [one.label for one in results.methods[1:] if _decides_alike(one, baseline)]
-    if same:
-        yield (
-            f"{', '.join(same)}: same predictions as {baseline.label} (equal {results.facts.metric} in every "
-            "round, and right on the same samples in the best one)."
-        )
-
-
-def _decides_alike(one: Method, other: Method) -> bool:
-    if one.run is not other.run or one.metric.empty or not one.metric.equals(other.metric):
-        return False
-    for seed in one.seeds:
-        ours, theirs = one.run.right(one.name, seed), other.run.right(other.name, seed)
-        if ours is None or theirs is None or not numpy.array_equal(ours[1], theirs[1]):
-            return False
-    return True
-
-
 def _undertrained(results: Results) -> Iterator[str]:
     """Whether the baseline, where another method leads, was still improving at the end."""
     one, unit = results.baseline, results.unit
@@ -431,9 +351,8 @@ def _late_gain(one: Method) -> float:
         values = one.metric[seed].dropna()
         quarter = len(values) // 4
         if quarter >= LEAST_QUARTER:
-            gains.append(
-                values.iloc[-quarter:].mean() - values.iloc[-2 * quarter : -quarter].mean()
-            )
+            before, last = values.iloc[-2 * quarter : -quarter], values.iloc[-quarter:]
+            gains.append(last.mean() - before.mean())
     gain = statistics.fmean(gains) if gains else 0.0
     return gain if one.run.facts.higher_is_better else -gain
 
@@ -455,22 +374,13 @@ def _significantly_worse(results: Results) -> Iterator[str]:
 
 
 def _hostile(results: Results) -> Iterator[str]:
-    """The influence of hostile clients, and which methods refused updates of theirs alone."""
-    if not results.has_hostile:
-        return
+    """The influence of hostile clients under the best method and the baseline."""
     best, baseline = results.rivals[0], results.baseline
-    if best is not baseline:
+    if results.has_hostile and best is not baseline:
         yield (
             f"Hostile clients had {percent(baseline.mean('hostile_influence'))} of the influence on the model "
             f"under {baseline.label} and {percent(best.mean('hostile_influence'))} under {best.label}."
         )
-    refused = [
-        f"{one.label} ({len(one.refusals):,} of {one.arrived:,})"
-        for one in results.methods
-        if len(one.refusals) and one.refusals["hostile"].notna().all()
-    ]
-    if refused:
-        yield f"Updates were refused only from hostile clients: {', '.join(refused)}."
 
 
 def _lowered(results: Results) -> Iterator[str]:
@@ -492,27 +402,22 @@ def _lowered_clients(one: Method) -> str | None:
     if one.about.evidence is None:
         return None
     weights = one.frame("weights")
-    judged = weights[
-        (weights["round"] == weights["seed"].map(one.done)) & weights["posterior"].notna()
-    ]
-    copies = (
-        judged["copies"].astype(float).fillna(1.0).round()
-    )  # which share the weight of one: that is no loss
+    is_last = weights["round"] == weights["seed"].map(one.done)
+    judged = weights[is_last & weights["posterior"].notna()]
+    # Updates that share the weight of one: that is no loss
+    copies = judged["copies"].astype(float).fillna(1.0).round()
     is_lowered = (judged["prior"] > 0) & (judged["posterior"] * copies < 0.5 * judged["prior"])
     lowered = judged[is_lowered].drop_duplicates("client", keep="last")
     if lowered.empty:
         return None
     # Honest ones first: they are what a reader should look at
-    named = lowered.assign(honest_first=lowered["hostile"].notna()).sort_values(
-        ["honest_first", "client"]
-    )
-    names = ", ".join(client_names(named)[:MOST_LOWERED])
-    names += " …" if len(named) > MOST_LOWERED else ""
+    is_hostile = lowered["hostile"].notna()
+    named = lowered.assign(is_hostile=is_hostile).sort_values(["is_hostile", "client"])
+    names = ", ".join(client_names(named)[:MOST_LOWERED]) + " …" * (len(named) > MOST_LOWERED)
     text = f"{one.label} from {len(named)} of {judged['client'].nunique()} ({names})"
     if not has_hostile(one.run):  # outside of simulations, which clients are hostile is not known
         return text
-    hostile = int(named["hostile"].notna().sum())
+    hostile = int(is_hostile.sum())
     were = "was" if hostile == 1 else "were"
-    return (
-        f"{text}; {hostile} of the {counted(len(named), 'client')} that lost weight {were} hostile"
-    )
+    lost = counted(len(named), "client")
+    return f"{text}; {hostile} of the {lost} that lost weight {were} hostile"

@@ -14,23 +14,28 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from ...core.types import Kept
-from ...errors import RunError
-from ...registry import listed, suggest
-from ..about import in_words
-from ..items import counted, percent
+from ..core.types import Kept
+from ..errors import RunError
+from .about import in_words
+from .items import counted, percent
 
 if TYPE_CHECKING:
     import pandas
 
-    from ...record.facts import MethodFacts
-    from ...record.run import RunFolder
+    from ..record.facts import MethodFacts
+    from ..record.run import RunFolder
 
 NOTABLE = 0.1  # relative change of a weight below which nothing is said
+ROUNDING = 1e-9
 LOSSES = {  # by the source of the server set: the loss that evidence is about
     "held_out": "the held-out loss",
     "contributed": "the loss on the clients' contributed samples",
     "clients": "the loss that judging clients measured",
+}
+SIGNIFICANT = {  # by witness, in a few words
+    "loss": "would raise the loss",
+    "past": "points against its own past",
+    "unknown": "significant evidence against it",
 }
 
 Witness = Literal["loss", "past", "unknown"]
@@ -48,18 +53,9 @@ Cause = Literal[
     "nothing",  # about an equal share
 ]
 Row = Mapping[str, Any]  # of a frame, with None for what is absent
-FACTS = ("round", "client", "name", "hostile", "refusal")  # columns of the frame "weights"
-NUMBERS = (
-    "prior",
-    "z",
-    "history_z",
-    "harm",
-    "harm_error",
-    "posterior",
-    "copies",
-    "weight",
-    "influence",
-)
+FACTS = ["round", "client", "name", "hostile", "refusal"]  # columns of the frame "weights"
+WEIGHTS = ["prior", "posterior", "copies", "weight", "influence"]
+NUMBERS = [*WEIGHTS, "z", "history_z", "harm", "harm_error"]
 
 
 @dataclass(frozen=True)
@@ -95,9 +91,8 @@ class Evidence:
     def size(self, *, is_past: bool) -> str:
         """What it was when it was last significant."""
         if self.witness == "past":
-            return (
-                f"its update {'pointed' if is_past else 'points'} against its own earlier updates"
-            )
+            verb = "pointed" if is_past else "points"
+            return f"its update {verb} against its own earlier updates"
         if self.witness == "unknown" or self.harm is None:
             return "its size is not recorded"
         verb = "would have raised" if is_past else "would raise"
@@ -116,8 +111,6 @@ class Explanation:
 
     client: int
     name: str | None
-    method: str
-    seed: int
     round_num: int
     num_accepted: int
     refusal: str | None = None
@@ -178,34 +171,27 @@ class Explanation:
         return found is not None and self.is_significant and found.witness == "loss"
 
     @property
-    def lost(self) -> float:
-        """The share of its weight that evidence took, which copies have no part in."""
-        if self.evidence is None or not self.prior:
-            return 0.0
-        return max(0.0, 1 - self.evidence.after * self.copies / self.prior)
-
-    @property
     def cause(self) -> Cause:
         """What moved its share most, as a factor; a bound that it reached takes the place of all before it."""
         if self.prior is None or self.weight is None or self.influence is None:
             return "refused"
         if self.kept is not None:
             return "kept"
-        steps: dict[Cause, tuple[float, float]] = {"criteria": (self.equal_share, self.prior)}
-        if self.evidence is not None:
-            after = self.evidence.after * self.copies
-            steps[self._cause_of_evidence(self.evidence)] = (self.prior, after)
-            steps["copies"] = (after, self.evidence.after)
-        usual: Cause = "nothing"
-        if self.limit is not None:
-            steps = {}
-            usual = "bounds"
+        steps: dict[Cause, tuple[float, float]] = {}
+        if self.limit is None:
+            steps["criteria"] = (self.equal_share, self.prior)
+            if self.evidence is not None:
+                after = self.evidence.after * self.copies
+                steps[self._cause_of_evidence(self.evidence)] = (self.prior, after)
+                steps["copies"] = (after, self.evidence.after)
         if self.unbounded is not None:
             steps["bounds"] = (self.unbounded, self.weight)
         steps["rule" if self.clipped is None else "clipping"] = (self.weight, self.influence)
         factors = {name: _factor(*step) for name, step in steps.items()}
         largest = max(factors, key=lambda name: factors[name])
-        return largest if factors[largest] > math.log1p(NOTABLE) else usual
+        if factors[largest] > math.log1p(NOTABLE):
+            return largest
+        return "nothing" if self.limit is None else "bounds"
 
     def _cause_of_evidence(self, found: Evidence) -> Cause:
         if not self.is_lowered and not self.is_significant:
@@ -283,10 +269,8 @@ class Explanation:
             return ""
         shares = f"from {percent(self.weight)} to {percent(self.influence)}"
         if self.clipped is not None:
-            return (
-                f"Clipping shortens the update to {percent(self.clipped)} of its length, and the share "
-                f"{shares}."
-            )
+            left = percent(self.clipped)
+            return f"Clipping shortens the update to {left} of its length, and the share {shares}."
         rule = self.rule or "the rule"
         rule = f"{rule[0].upper()}{rule[1:]}"
         if self.influence == 0:
@@ -312,47 +296,31 @@ class Explanation:
         """What moved the weight after the criteria; empty if nothing did."""
         is_moved = self.is_lowered or self.is_significant or self._is_raised
         evidence = self.by_evidence() if is_moved else ""
-        said = (evidence, self.by_copies(), self.by_bounds(), self.by_rule())
-        return tuple(text for text in said if text)
+        return tuple(filter(None, (evidence, self.by_copies(), self.by_bounds(), self.by_rule())))
 
     def reasons(self) -> str:
         """What moved the weight, in a paragraph, and what the simulation knows of the client."""
-        return " ".join(text for text in (*self.moves(), self.known_facts()) if text)
+        return " ".join(filter(None, (*self.moves(), self.known_facts())))
 
     def brief(self) -> str:
         """The cause in about five words, for a table or a chart."""
-        found = self.evidence
-        if self.refusal is not None:
-            return f"refused: {self.refusal}"
-        match self.cause:
-            case "evidence" if found is not None and self.is_significant:
-                return {
-                    "loss": "would raise the loss",
-                    "past": "points against its own past",
-                    "unknown": "significant evidence against it",
-                }[found.witness]
-            case "evidence":
-                return "moved by evidence"
-            case "past evidence" if found is not None and found.last is not None:
-                what = "harmful" if found.witness == "loss" else "evidence against it"
-                return f"{what} until round {found.last}"
-            case "copies":
-                return f"copy of {counted(self.copies - 1, 'other client')}"
-            case "other clients":
-                return "others lost weight"
-            case "bounds":
-                return f"reached the {self.limit}" if self.limit else "moved by the bounds"
-            case "clipping":
-                return f"clipped to {percent(self.clipped)} of its length"
-            case "rule":
-                return "moved by the rule"
-            case "kept":
-                return "the model stayed as it was"
-            case "criteria" if len(self.criteria) == 1:
-                return self.criteria[0].text
-            case "criteria":
-                return "weight by its criteria"
-        return "about an equal share"
+        found = self.evidence or Evidence(0.0, None)
+        criteria = [one.text for one in self.criteria]
+        what = "harmful" if found.witness == "loss" else "evidence against it"
+        words: dict[Cause, str] = {
+            "refused": f"refused: {self.refusal}",
+            "criteria": criteria[0] if len(criteria) == 1 else "weight by its criteria",
+            "evidence": SIGNIFICANT[found.witness] if self.is_significant else "moved by evidence",
+            "past evidence": f"{what} until round {found.last}",
+            "other clients": "others lost weight",
+            "copies": f"copy of {counted(self.copies - 1, 'other client')}",
+            "bounds": f"reached the {self.limit}" if self.limit else "moved by the bounds",
+            "clipping": f"clipped to {percent(self.clipped)} of its length",
+            "rule": "moved by the rule",
+            "kept": "the model stayed as it was",
+            "nothing": "about an equal share",
+        }
+        return words[self.cause]
 
 
 def _factor(before: float, after: float) -> float:
@@ -412,15 +380,16 @@ class Round:
         return self.run.about(self.method)
 
     @cached_property
-    def table(self) -> Mapping[str, Any]:
+    def table(self) -> Row:
         """The method's table in the resolved config; empty where it cannot be read."""
         methods = self.run.config.get("methods")
-        tables = methods if isinstance(methods, list) else []
-        named = (one for one in tables if _table(one).get("name") == self.method)
-        return next(named, {})
+        for table in methods if isinstance(methods, list) else ():
+            if isinstance(table, Mapping) and table.get("name") == self.method:
+                return table
+        return {}
 
     @property
-    def bounds(self) -> Mapping[str, Any]:
+    def bounds(self) -> Row:
         """The bounds in force; empty without any."""
         return self.about.bounds or {}
 
@@ -438,12 +407,6 @@ class Round:
         """The clients of the seed by number."""
         every = self.run.frame("clients")
         return {row["client"]: row for row in records(every[every["seed"] == self.seed])}
-
-    @cached_property
-    def new_data(self) -> dict[int, int]:
-        """The clients whose data have changed so far, and since when."""
-        changes = self.run.facts.new_data.get(self.seed, ())
-        return {one: number for number, own in changes for one in own if number <= self.round_num}
 
 
 def explain(
@@ -468,20 +431,20 @@ def explain(
     criteria = _criteria(at)
     evidence = _evidence(at)
     is_clipping = not at.about.has_rule and _shortens(rows)
+    changes = run.facts.new_data.get(seed, ())
+    new_data = {one: since for since, own in changes for one in own if since <= round_num}
     found = []
     for row in records(rows if clients is None else rows[rows["client"].isin(clients)]):
         client = row["client"]
         one = Explanation(
-            client=client,
-            name=row["name"],
-            method=method,
-            seed=seed,
-            round_num=round_num,
+            client,
+            row["name"],
+            round_num,
             num_accepted=int(rows["refusal"].isna().sum()),
             refusal=row["refusal"],
             attack=row["hostile"],
-            is_simulated=any(one["hostile"] for one in at.clients.values()),
-            new_data_since=at.new_data.get(client),
+            is_simulated=any(known["hostile"] for known in at.clients.values()),
+            new_data_since=new_data.get(client),
         )
         if row["refusal"] is None:
             # What clipping leaves of a share is what it leaves of the update's length
@@ -505,11 +468,7 @@ def explain(
 
 def lane_rows(run: RunFolder, frame: str, method: str, seed: int) -> pandas.DataFrame:
     """The rows of a method and a seed; an error that says which there are where the run has no such lane."""
-    if method not in run.methods:
-        raise RunError(f"{run.id}: no method {method!r}{suggest(method, run.methods)}")
-    seeds = run.lanes.loc[run.lanes["method"] == method, "seed"].tolist()
-    if seed not in seeds:
-        raise RunError(f"{run.id}: no seed {seed} of {method}; known: {listed(seeds)}")
+    run.lane(method, seed)
     rows = run.frame(frame)
     return rows[(rows["method"] == method) & (rows["seed"] == seed)]
 
@@ -523,10 +482,6 @@ def records(frame: pandas.DataFrame) -> list[Row]:
     """The rows of a frame, with None for what is absent."""
     found: list[Row] = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return found
-
-
-def _table(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _criteria(at: Round) -> dict[int, tuple[Criterion, ...]]:
@@ -547,21 +502,21 @@ def _evidence(at: Round) -> dict[int, Evidence]:
     judged = _typed(every[every["round"] <= at.round_num]).dropna(subset=["posterior"])
     copies = judged["copies"].fillna(1).clip(lower=1)
     # By more than rounding; updates that count as one are not lowered by that
-    is_lowered = judged["posterior"] * copies < judged["prior"] * (1 - 1e-9)
+    is_lowered = judged["posterior"] * copies < judged["prior"] * (1 - ROUNDING)
     last_kept = judged["round"].where(~is_lowered, 0).groupby(judged["client"]).transform("max")
     since = judged[judged["round"] > last_kept].groupby("client")["round"].min().to_dict()
     rounds = lane_rows(at.run, "rounds", at.method, at.seed)
     changes = rounds.reindex(columns=["round", "held_out_change"])
     significant = judged[judged["z"] > at.about.threshold].drop_duplicates("client", keep="last")
     last = {row["client"]: row for row in records(significant.merge(changes, on="round"))}
-    source = _table(at.run.config.get("server_set")).get("source")
+    server_set = at.run.config.get("server_set")
+    source = server_set.get("source") if isinstance(server_set, Mapping) else None
     found = {}
     for row in records(judged[judged["round"] == at.round_num]):
-        client = row["client"]
-        found[client] = Evidence(row["posterior"], since.get(client))
-        if worst := last.get(client):
-            found[client] = replace(
-                found[client],
+        one = Evidence(row["posterior"], since.get(row["client"]))
+        if worst := last.get(row["client"]):
+            one = replace(
+                one,
                 last=worst["round"],
                 witness=_witness(worst, at.about.margin),
                 loss=LOSSES.get(str(source), "the loss"),
@@ -570,6 +525,7 @@ def _evidence(at: Round) -> dict[int, Evidence]:
                 error=worst["harm_error"],
                 change=worst["held_out_change"],
             )
+        found[row["client"]] = one
     return found
 
 
@@ -584,7 +540,7 @@ def _witness(row: Row, margin: float) -> Witness:
     return "loss" if by_loss > 0 else "unknown"
 
 
-def _bounded(row: Row, bounds: Mapping[str, Any]) -> dict[str, Any]:
+def _bounded(row: Row, bounds: Row) -> dict[str, Any]:
     """What bounds did to a weight, as fields."""
     before = row["prior"] if row["posterior"] is None else row["posterior"]
     after = row["weight"]
@@ -598,4 +554,5 @@ def _bounded(row: Row, bounds: Mapping[str, Any]) -> dict[str, Any]:
 def _shortens(rows: pandas.DataFrame) -> bool:
     """Whether the steps before a mean shorten some updates and leave the others as they are."""
     left = (rows["influence"] / rows["weight"])[rows["weight"] > 0]
-    return bool(((left - 1).abs() < 1e-9).any() and left.max() < 1 + 1e-9 and left.min() < 1 - 1e-9)
+    is_whole = (left - 1).abs() < ROUNDING
+    return bool(is_whole.any() and left.max() < 1 + ROUNDING and left.min() < 1 - ROUNDING)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pandas
 
-from ...errors import RunError
-from ...registry import suggest
-from ..about import in_words
-from ..items import Chart, Item, Table, Unit, counted, fixed, percent
+from ..errors import RunError
+from ..registry import suggest
+from .about import in_words
 from .explanation import Explanation, Round, explain, lane_rows, records
+from .items import Chart, Item, Table, Unit, counted, fixed, percent
 
 if TYPE_CHECKING:
-    from ...record.run import RunFolder
+    from ..record.run import RunFolder
 
 MOST_CLIENTS = 500  # in the tables of a round
 MOST_BARS = 20  # clients in its picture
@@ -63,13 +62,12 @@ def why(
         details: whether to add how weights are computed, with all parameters, and notes on the round.
     """
     rows = lane_rows(run, "weights", method, seed)
-    at = Round(run, method, seed, rows["round"].max() if round_num is None else round_num)
-    own = rows[rows["client"] == _number(at, client)]
+    own = rows[rows["client"] == _number(run, seed, client)]
     where = f"{method}, seed {seed}: " if len(run.lanes) > 1 else ""
     if own.empty:
         return f"{where}{client} took part in no round."
     last = own["round"].max()
-    at = replace(at, round_num=last if round_num is None else round_num)
+    at = Round(run, method, seed, last if round_num is None else round_num)
     found = explain(run, method, seed, at.round_num, own["client"].unique())
     if not found:
         return f"{where}{client} took no part in round {round_num}; the last was round {last}."
@@ -84,13 +82,15 @@ def why(
     return "\n  ".join([f"{where}{one.answer()}", *filter(None, lines)])
 
 
-def _number(at: Round, client: str | int) -> int:
+def _number(run: RunFolder, seed: int, client: str | int) -> int:
     """The number of a client that is given by its number or name."""
-    names = {number: row["name"] or str(number) for number, row in at.clients.items()}
-    for number, name in names.items():
+    clients = run.frame("clients")
+    own = clients[clients["seed"] == seed]
+    names = own["name"].where(own["name"].notna(), own["client"].astype(str))
+    for number, name in zip(own["client"], names, strict=True):
         if str(client) in (name, str(number), f"client {number}"):
-            return number
-    raise RunError(f"{at.run.id}: no client {client!r}{suggest(str(client), names.values())}")
+            return int(number)
+    raise RunError(f"{run.id}: no client {client!r}{suggest(str(client), names)}")
 
 
 def last_audits(run: RunFolder) -> Iterator[tuple[str, list[Item]]]:
@@ -98,7 +98,8 @@ def last_audits(run: RunFolder) -> Iterator[tuple[str, list[Item]]]:
 
     Each has a title. `clientwise show RUN --round N` and `Run.why` have all rounds.
     """
-    for method, seed in run.lanes.groupby("method", sort=False)["seed"].first().items():
+    for method in run.methods:
+        seed = run.seeds(method)[0]
         own = lane_rows(run, "weights", method, seed)
         refused = own.dropna(subset=["refusal"]).groupby("refusal")["round"].min()
         for round_num in sorted({*refused, *own["round"].tail(1)}):
@@ -115,17 +116,13 @@ def audits(
     details: bool = False,
 ) -> Iterator[Item]:
     """A round in the terminal, under every method and seed that has run it, or under one; see `audit`."""
-    asked = [
-        one
-        for one in run.lanes.itertuples()
-        if method in (None, one.method) and seed in (None, one.seed)
-    ]
-    if not asked:
-        lane_rows(
-            run, "rounds", method or run.methods[0], -1 if seed is None else seed
-        )  # says what there is
-    for one in [one for one in asked if one.rounds >= round_num] or asked[:1]:
-        yield from audit(run, one.method, one.seed, round_num, details=details)
+    wanted = run.methods if method is None else [method]
+    lanes = [(name, own) for name in wanted for own in run.seeds(name) if seed in (None, own)]
+    if not lanes:
+        run.lane(wanted[0], -1 if seed is None else seed)  # an error says what there is
+    done = run.lanes.set_index(["method", "seed"])["rounds"]
+    for lane in [lane for lane in lanes if done[lane] >= round_num] or lanes[:1]:
+        yield from audit(run, *lane, round_num, details=details)
 
 
 def audit(

@@ -1,1 +1,0 @@
-"""The same tables and charts for the terminal, HTML, files and notebooks."""
