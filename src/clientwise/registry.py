@@ -41,7 +41,8 @@ Need = Literal[
     "simulation",  # it is known which clients are hostile
     "clock",  # clients take time: devices are simulated or real
     "single_values",  # it combines single values of several updates: not the factors of adapters
-    "pairs",  # it holds matrices of all pairs of clients [n, n]: memory grows with their square
+    "pairs",  # it holds several matrices of all pairs of clients [n, n]: memory grows with their square
+    "products",  # it holds one such matrix
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])

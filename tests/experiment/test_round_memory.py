@@ -21,13 +21,13 @@ from clientwise.experiment.checks.against_data import (
     BLOCKS,
     DOUBLE_BYTES,
     FACTOR_COPIES,
-    PAIR_COPIES,
     STACKED_COPIES,
     UPDATE_COPIES,
     largest_round,
     round_bytes,
 )
 from clientwise.experiment.checks.describe import describe
+from clientwise.experiment.config.methods import PAIR_MATRICES
 from clientwise.experiment.load import load_experiment
 
 pytestmark = pytest.mark.bits
@@ -110,7 +110,7 @@ def test_scores_that_cannot_be_folded_keep_models() -> None:
 def test_only_a_part_that_declares_pairs_takes_the_square_of_the_clients() -> None:
     copies = UPDATE_COPIES * FLOAT_BYTES * CLIENTS * SPEC.size
     assert foretold("Median") == copies
-    assert foretold("DnC") == copies + PAIR_COPIES * DOUBLE_BYTES * CLIENTS**2
+    assert foretold("DnC") == copies + PAIR_MATRICES["pairs"] * DOUBLE_BYTES * CLIENTS**2
 
 
 def test_too_many_kept_models_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class Method:
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
     privacy: Privacy | None = None  # differential privacy of the clients
     adapters: Adapters = "products"  # what of LoRA adapters is averaged
-    compares_pairs: bool = False  # a part holds matrices of all pairs of clients
+    pair_matrices: int = 0  # of all pairs of clients [n, n], which a part holds at once
     sampling: ByScore | None = None  # how a round's clients are drawn; None: as the plan says
     client_names: tuple[str, ...] = ()  # where they are known, for messages
 

@@ -161,7 +161,7 @@ def meamed(
     return _by_coordinate(around, updates, weights)
 
 
-@RULES.register("geometric_median", needs("models", "pairs"))
+@RULES.register("geometric_median", needs("models", "products"))
 def geometric_median(
     updates: Tensor,
     weights: Tensor,

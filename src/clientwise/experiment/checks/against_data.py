@@ -363,7 +363,6 @@ UPDATE_COPIES = 4
 COUNTERFACTUAL_COPIES = 2  # and the updates that one is made of
 KEPT_COPIES = 3  # between rounds: of the last one, of this one, and while it is renewed
 FACTOR_COPIES = 10  # of the factors of an adapted layer, in float64, with their QR decompositions
-PAIR_COPIES = 7  # matrices [n, n] of a part that declares pairs, in float64
 BLOCKS = 12  # of `robust.AT_ONCE` values that a part works on at once, in float64
 SAMPLE_BYTES = 64  # results of a model on a sample
 
@@ -375,7 +374,7 @@ def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec
 
     - 4·copies·n·d for the models of a round that are kept, or 8·t·d for t sums over them;
     - 4·3·k·K·d for k models that are kept of every client from round to round;
-    - 8·7·n² for a part that holds matrices of all pairs of clients;
+    - 8·p·n² for a part that holds p matrices of all pairs of clients;
     - 64·N·n where n models are judged at once, on the server's samples or by the clients of a round.
 
     Args:
@@ -399,8 +398,7 @@ def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec
     models = copies * clients + KEPT_COPIES * method.client_models * data.num_clients
     needed = spec.size * (FLOAT_BYTES * models + DOUBLE_BYTES * sums)
     needed += FLOAT_BYTES * FACTOR_COPIES * clients * factors
-    if method.compares_pairs:
-        needed += DOUBLE_BYTES * PAIR_COPIES * clients**2
+    needed += DOUBLE_BYTES * method.pair_matrices * clients**2
     judged = data.num_clients if method.control == "alone" else 0
     if method.evidence or (method.needs("server_set") and method.sees_whole_cohort):
         judged = clients

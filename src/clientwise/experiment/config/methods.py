@@ -32,6 +32,10 @@ from .settings import FineTune, Training, TrainingOverride
 from .tables import ConfigTable, Name, TableOf
 
 BOUNDS = TableOf(Bounds)
+PAIR_MATRICES = {
+    "pairs": 7,
+    "products": 1,
+}  # of all pairs of clients, that such a part holds at once
 Criteria = Annotated[
     list[Annotated[Part, PartOf(CRITERIA)]],
     Field(min_length=1, max_length=64),
@@ -162,7 +166,7 @@ class MethodSettings(ConfigTable):
             privacy=self.privacy,
             adapters=self.adapters,
             sampling=make_if_named(SAMPLINGS, self.sampling),
-            compares_pairs=any("pairs" in kind.needs(part) for _, kind, part in self.parts()),
+            pair_matrices=max(map(_pair_matrices, self.parts()), default=0),
         )
 
     def _normaliser(self, normalise: Part) -> Normaliser:
@@ -180,3 +184,8 @@ class MethodSettings(ConfigTable):
         if self.fine_tune is None:
             return None
         return training.build(self.training, self.fine_tune)
+
+
+def _pair_matrices(of: tuple[str, Registry[Any], Part]) -> int:
+    _, registry, part = of
+    return sum(PAIR_MATRICES.get(need, 0) for need in registry.needs(part))
