@@ -139,6 +139,7 @@ def audit(
     """
     at = Round(run, method, seed, round_num)
     told = explain(run, method, seed, round_num)
+    yield shares(run, method, seed, round_num)
     yield from _picture(at, told)
     yield _clients(at, told[:MOST_CLIENTS])
     moved = [(one.label, one.answer() if one.refusal else one.reasons()) for one in told]
@@ -158,6 +159,37 @@ def audit(
 
 def _id(at: Round, what: str) -> str:
     return f"{what}-{at.method}-{at.seed}-{at.round_num}"
+
+
+def shares(run: RunFolder, method: str, seed: int, round_num: int) -> Chart:
+    """A bar for each client of a round: its final share, the largest first, with the reason in brief."""
+    at = Round(run, method, seed, round_num)
+    told = sorted(explain(run, method, seed, round_num), key=lambda one: -(one.share or 0.0))
+    names = [one.attack.replace("_", " ") if one.attack else "honest" for one in told]
+    simulated = "simulated as" if any(one.is_simulated for one in told) else "client is"
+    rows = {
+        "client": [f"{one.label}: {one.brief()}" for one in told],
+        "share": [one.share or 0.0 for one in told],
+        simulated: names,
+    }
+    frame = pandas.DataFrame(rows)
+    least = frame.nsmallest(MOST_BARS, "share").index if len(frame) > MOST_BARS else frame.index
+    equal = told[0].equal_share if told else 0.0
+    return Chart(
+        _id(at, "shares"),
+        f"{at.title}: share of the model and the reason; the line is an equal share",
+        frame.loc[least],
+        "bars",
+        x="share",
+        y="client",
+        colour=simulated,
+        format=".0%",
+        reference=equal,
+        alt="; ".join(
+            f"{name} {percent(share)}"
+            for name, share in zip(rows["client"], rows["share"], strict=True)
+        ),
+    )
 
 
 def _picture(at: Round, told: Sequence[Explanation]) -> Iterator[Chart]:
