@@ -28,8 +28,14 @@ log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr 
 LOCK_SECONDS = 180  # longer than a server app takes to notice that its SuperLink was killed
 
 
-def server_app(config: Config) -> ServerApp:
+def server_app(
+    config: Config, on_round: Callable[[Progress], None] = lambda progress: None
+) -> ServerApp:
     """A Flower `ServerApp` that runs the config's experiment, or resumes it.
+
+    Args:
+        config: an experiment's file or table.
+        on_round: called after every round that is recorded.
 
     Keys of the run config:
 
@@ -40,6 +46,10 @@ def server_app(config: Config) -> ServerApp:
       record says so.
     """
     app = ServerApp()
+
+    def round_done(experiment: Experiment, progress: Progress) -> None:
+        _log_round(experiment, progress)
+        on_round(progress)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -71,7 +81,7 @@ def server_app(config: Config) -> ServerApp:
             data=data,
             resume=resume,
             accept_changes=settings.get("accept-changes") is True,
-            on_round=partial(_log_round, experiment),
+            on_round=partial(round_done, experiment),
             engines=nullcontext(connector(experiment, grid, connected, make_claims)),
         )
         log.info("finished: %s", out.resolve())

@@ -1,0 +1,1 @@
+"""Federated learning in hospitals with clientwise: approvals, a ledger, sealed messages, masked sums, a signed record."""

@@ -1,0 +1,278 @@
+"""What a site's approver signs before its node answers: one approval, for one experiment by one release of the code.
+
+`agree` reads the experiment with `tomllib` and imports nothing that it names. It writes the limits into the approval.
+The node enforces the limits of the approval, whatever the experiment turns out to mean: a wrong reading here can only
+let the node answer less.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .canonical import digest
+from .keys import UntrustedError
+
+TIMES_A_ROUND = 2  # a run that is resumed may ask for a round again, with another model
+USUAL_CELL = 5
+RESULTS_MU = 1.0  # of all evaluations under one approval
+MOST_RESULTS = 100_000
+FOREIGN_CODE = ("plugins", "plugin_dir")
+UNREADABLE = ("like",)  # takes settings from a place that this file does not read
+
+
+class ApprovalError(Exception):
+    """An experiment that cannot be approved as it is, and what to do."""
+
+
+@dataclass(frozen=True)
+class Approval:
+    """The content of `approval.toml`.
+
+    Args:
+        id: of this approval; a new one ends the earlier ones.
+        site: the name of the site.
+        experiment: SHA-256 of `experiment.toml`.
+        lock: SHA-256 of `requirements.lock`, which names the code.
+        cell: the smallest group of patients that a number is about.
+        trainings: most different requests to train, in all.
+        trainings_a_round: for one seed and round.
+        evaluations: most models that are evaluated, in all.
+        mu: most that all trainings together spend of a patient's privacy; None: they have no noise.
+        without_noise: the reason for trainings without noise.
+        masked: whether the site's updates leave it only inside a sum over all members.
+        reason: why the experiment is approved.
+    """
+
+    id: str
+    site: str
+    experiment: str
+    lock: str
+    cell: int
+    trainings: int
+    trainings_a_round: int
+    evaluations: int
+    reason: str
+    mu: float | None = None
+    without_noise: str | None = None
+    masked: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.mu is None) != bool(self.without_noise):
+            raise UntrustedError("an approval has either mu, or a reason in without_noise")
+
+    @staticmethod
+    def read(content: bytes) -> Approval:
+        """From the bytes of a signed file; UntrustedError where they are no approval."""
+        try:
+            return Approval(**tomllib.loads(content.decode()))
+        except (TypeError, ValueError) as error:
+            raise UntrustedError(f"not an approval: {error}") from None
+
+    def text(self) -> str:
+        """As a TOML file; the strings have JSON's escapes, which TOML reads in the same way."""
+        lines = ["# Signed with: ssh-keygen -Y sign -n clientwise-approval -f KEY approval.toml"]
+        for name, value in vars(self).items():
+            if value is not None:
+                lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What an approver must know of an experiment, read from its file alone."""
+
+    digest: str
+    name: str
+    members: tuple[str, ...]
+    rounds: int
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    mu_squared: float | None  # of one training, for the method that spends most; None: no noise
+    masked: bool
+
+    @property
+    def trainings_a_round(self) -> int:
+        """Different requests to train for one seed and round."""
+        times = 1 if self.masked else TIMES_A_ROUND  # a sum is made once
+        return times * len(self.methods)
+
+    @property
+    def trainings(self) -> int:
+        """Different requests to train in all rounds."""
+        return self.trainings_a_round * self.rounds * len(self.seeds)
+
+    @property
+    def mu(self) -> float | None:
+        """What all trainings together spend of a patient's privacy."""
+        if self.mu_squared is None:
+            return None
+        return math.sqrt(self.trainings * self.mu_squared)
+
+    @staticmethod
+    def read(content: bytes) -> Experiment:
+        """From the bytes of `experiment.toml`; ApprovalError for one that this file cannot judge."""
+        table = tomllib.loads(content.decode())
+        methods = table.get("methods", [])
+        for key in (*FOREIGN_CODE, *UNREADABLE):
+            if any(key in one for one in (table, *methods)):
+                raise ApprovalError(
+                    f"{key}: write out what it stands for. An experiment of a consortium names no code and no "
+                    "settings from elsewhere; parts of your own are packages in requirements.lock"
+                )
+        for key in ("rounds", "seeds", "flower"):
+            if key not in table:
+                raise ApprovalError(f"{key} is missing: an experiment of a consortium states it")
+        if not methods:
+            raise ApprovalError("methods is missing: an experiment of a consortium states it")
+        costs = [_cost(table, method) for method in methods]
+        masked = {"secure_aggregation" in method for method in methods}
+        if len(masked) > 1:
+            raise ApprovalError("secure_aggregation: all methods of an experiment have it, or none")
+        return Experiment(
+            digest(content),
+            str(table.get("name", "")),
+            tuple(table["flower"].get("clients", ())),
+            int(table["rounds"]),
+            tuple(str(method.get("name", "")) for method in methods),
+            tuple(table["seeds"]),
+            None if None in costs else max(one for one in costs if one is not None),
+            masked.pop(),
+        )
+
+
+def _cost(table: Mapping[str, Any], method: Mapping[str, Any]) -> float | None:
+    """The μ² that one training by a method spends of a training row; None: no noise hides it."""
+    training = {**table.get("training", {}), **method.get("training", {})}
+    privacy = method.get("privacy", {})
+    costs = []
+    if "sample_noise" in training:
+        costs.append(training.get("epochs", 1) / training["sample_noise"] ** 2)
+    if privacy.get("local") and "noise_multiplier" in privacy:
+        costs.append(1 / privacy["noise_multiplier"] ** 2)
+    return min(costs, default=None)
+
+
+def propose(
+    experiment: Experiment,
+    *,
+    site: str,
+    lock: bytes,
+    reason: str,
+    without_noise: str | None,
+    evaluations: int,
+    cell: int = USUAL_CELL,
+) -> Approval:
+    """The approval to sign; ApprovalError for an experiment without noise and without a reason for it."""
+    if site not in experiment.members:
+        raise ApprovalError(
+            f"{site} is not a member: flower.clients = {list(experiment.members)}"
+        )
+    if experiment.mu is None and not without_noise:
+        raise ApprovalError(
+            "this experiment has no noise: the coordinator can compute patients' rows from the updates. Set "
+            "training.sample_clip and training.sample_noise, or write why you accept this: --without-noise REASON"
+        )
+    if not reason:
+        raise ApprovalError("write why you approve: --reason REASON")
+    if not 0 <= evaluations <= MOST_RESULTS:
+        raise ApprovalError(f"--evaluations must be 0 to {MOST_RESULTS}")
+    return Approval(
+        id=secrets.token_hex(8),
+        site=site,
+        experiment=experiment.digest,
+        lock=digest(lock),
+        cell=cell,
+        trainings=experiment.trainings,
+        trainings_a_round=experiment.trainings_a_round,
+        evaluations=0 if experiment.masked else evaluations,
+        mu=experiment.mu,
+        without_noise=without_noise if experiment.mu is None else None,
+        masked=experiment.masked,
+        reason=reason,
+    )
+
+
+def in_words(
+    approval: Approval, experiment: Experiment, earlier: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """The most that leaves the site, line by line.
+
+    Args:
+        approval: to be signed.
+        experiment: what it approves.
+        earlier: `Ledger.released`, of the runs so far; None: unknown.
+    """
+    methods = ", ".join(experiment.methods)
+    yield f"Experiment {experiment.name or 'without a name'}: {methods}; {experiment.rounds} rounds."
+    yield f"Members: {', '.join(experiment.members)}."
+    yield f"Your site trains at most {approval.trainings} models on its patients' rows."
+    if approval.masked:
+        count = len(experiment.members)
+        yield (
+            f"They leave the site only inside a sum over all {count} members. If the coordinator and "
+            f"{count - 1} members collude, they read yours."
+        )
+    if approval.mu is None:
+        yield "They have NO NOISE: who receives them can compute patients' rows from them."
+        yield f"Your reason: {approval.without_noise}"
+    else:
+        yield from _noise("The trainings of this experiment", approval.mu)
+    if approval.evaluations:
+        yield f"Your site tests at most {approval.evaluations} models on its patients' rows."
+        if approval.cell > 1:
+            yield from _noise("The results of these tests", RESULTS_MU)
+            yield f"Counts are multiples of {approval.cell}."
+        else:
+            yield "The results are EXACT: tests of chosen models can tell patients' rows."
+    else:
+        yield "Your site tests no model."
+    yield from _over_all_runs(approval, earlier)
+
+
+def _over_all_runs(approval: Approval, earlier: Mapping[str, Any] | None) -> Iterator[str]:
+    if earlier is None:
+        yield "Earlier runs: UNKNOWN. Pass the node's summary: --summary FILE."
+        return
+    trained = earlier.get("train", {"requests": 0, "without_noise": 0, "mu": 0.0})
+    tested = earlier.get("evaluate", {"requests": 0})
+    yield f"Earlier runs: {trained['requests']} models trained, {tested['requests']} tested."
+    if trained["without_noise"]:
+        yield f"Of them, {trained['without_noise']} trained models had NO NOISE."
+    if approval.mu is not None and not trained["without_noise"]:
+        total = math.hypot(approval.mu, trained["mu"])
+        yield from _noise("All trainings so far and these together", total)
+
+
+def _noise(subject: str, mu: float) -> Iterator[str]:
+    guess = telling_apart(mu)
+    yield (
+        f"{subject} have noise (μ = {mu:.3g}): who sees everything and knows all other patients, and must say "
+        f"which of two possible rows a patient has, is right in at most {guess:.0%} of the cases (a guess: 50%)."
+    )
+
+
+def telling_apart(mu: float) -> float:
+    """The largest probability of telling two possible rows apart, under μ²/2 of concentrated privacy.
+
+    The KL divergence is at most κ = μ²/2. So the total variation is at most √(κ/2) (Pinsker) and at most √(1 − e^−κ)
+    (Bretagnolle and Huber), and the probability at most half of 1 + total variation.
+
+    Example:
+        >>> telling_apart(1.0)
+        0.75
+    """
+    divergence = mu**2 / 2
+    variation = min(math.sqrt(divergence / 2), math.sqrt(1 - math.exp(-divergence)))
+    return (1 + variation) / 2
+
+
+def read_summary(path: Path | None) -> dict[str, Any] | None:
+    """What the node exported of its ledger; None without a file."""
+    return None if path is None else dict(json.loads(path.read_text(encoding="utf-8")))

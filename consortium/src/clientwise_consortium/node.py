@@ -1,0 +1,263 @@
+"""A site's service: answers sealed instructions with installed code, as far as its approval goes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor
+
+from clientwise.errors import ClientwiseError
+from clientwise.experiment.load import load_experiment
+from clientwise.flower import client_app, load_npz
+from clientwise.hosts.flower.wire import ARRAYS, CRITERION, NUMBERS, REQUEST, unpack
+from clientwise.hosts.protocols import Refused
+from clientwise.writing import write_atomically
+
+from .approval import Approval
+from .approval import Experiment as ReadExperiment
+from .canonical import Row, digest, encode
+from .envelope import sign
+from .gate import SiteGate, begin
+from .keys import APPROVAL, COORDINATOR, MEMBER, UntrustedError, public_keys, read_signed
+from .ledger import Ledger
+from .mailbox import answer_tasks, be_task, from_bytes, to_bytes
+from .masked import CLAIM, Scoring, fixed_bytes
+from .masks import Masker
+from .session import UNKNOWN, SiteSide, join, split
+from .settings import NodeSettings, credential
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict  # after `mailbox`, which switches telemetry off
+
+log = logging.getLogger("clientwise.consortium")
+
+
+@dataclass
+class MaskedRound:
+    """The masked round that a site takes part in: it lives in memory."""
+
+    seed: int
+    round_num: int
+    masker: Masker
+    criteria: list[float] | None = None
+    update: Tensor | None = None  # [d]
+
+
+class Node:
+    """Answers the messages of the mailbox.
+
+    Args:
+        settings: `node.toml`.
+        identity: the site's private key.
+    """
+
+    def __init__(self, settings: NodeSettings, identity: Ed25519PrivateKey) -> None:
+        self._settings = settings
+        self._identity = identity
+        self._members = public_keys(settings.signers, MEMBER)
+        coordinator = public_keys(settings.signers, COORDINATOR)[settings.coordinator]
+        _refuse_other_key(self._members.get(settings.site), identity)
+        self._approval = _approved(settings)
+        content = settings.experiment.read_bytes()
+        read = ReadExperiment.read(content)  # refuses plugins, before the library sees the file
+        if read.digest != self._approval.experiment:
+            raise UntrustedError(f"{settings.experiment}: not the experiment that was approved")
+        self._experiment = load_experiment(settings.experiment)
+        self._ledger = Ledger(settings.state / "ledger.db")
+        begin(self._ledger, self._approval)
+        self._gate = SiteGate(self._experiment, self._approval, self._ledger)
+        self._app = client_app(settings.experiment, load_npz, gate=self._gate)
+        self._session = SiteSide(settings.site, identity, coordinator)
+        self._members = {name: self._members[name] for name in read.members}
+        self._masked: MaskedRound | None = None
+        self._write_summary()
+
+    def answer(self, message: bytes) -> bytes:
+        """The reply to any bytes. What is not sealed for this site is answered without a word about it."""
+        try:
+            header, rest = split(message)
+            if header.get("kind") == "hello":
+                return self._session.here(header)
+            content = self._session.instruction(header, rest)
+        except UntrustedError as error:
+            log.warning("not answered: %s", error)
+            self._ledger.note("strange", self._approval.id, str(error))
+            return join({"kind": UNKNOWN})
+        reply = self._obeyed(str(header["purpose"]), content)
+        return self._session.reply(header, reply)
+
+    def _obeyed(self, purpose: str, content: bytes) -> bytes:
+        """The content of a reply: facts and bytes, or why there are none."""
+        try:
+            asked, rest = split(content)
+            self._gate.note_head(str(asked.get("head")))
+            facts, result = self._act(purpose, asked, rest)
+            noted = {"purpose": purpose, "bytes": len(result), "sha256": digest(result), **facts}
+            self._ledger.note("answered", self._approval.id, noted)
+        except Exception as error:
+            facts, result = {"refused": self._why(purpose, error)}, b""
+        self._write_summary()
+        return join({**facts, "ledger": self._ledger.length}, result)
+
+    def _why(self, purpose: str, error: Exception) -> str:
+        """What the coordinator is told of an error: only a refusal's text tells nothing of the rows."""
+        if isinstance(error, Refused):
+            reason, event = str(error), "refused"
+            log.warning("%s refused: %s", purpose, error)
+        else:
+            reason, event = f"{type(error).__name__}; the site's log says more", "failed"
+            log.exception("%s failed", purpose)
+        self._ledger.note(event, self._approval.id, {"purpose": purpose, "reason": reason})
+        return reason
+
+    def _act(self, purpose: str, asked: Row, rest: bytes) -> tuple[dict[str, Any], bytes]:
+        if purpose in ("train", "evaluate"):
+            if self._approval.masked:
+                raise Refused("this site's updates leave it in masked sums alone")
+            return self._plain(purpose, from_bytes(rest))
+        if not self._approval.masked:
+            raise Refused("masked sums are not approved")
+        step: Callable[[Row, bytes], bytes] = {
+            "key": self._key,
+            "criteria": self._criteria,
+            "update": self._update,
+        }[purpose]
+        return {}, step(asked, rest)
+
+    def _plain(self, purpose: str, request: RecordDict) -> tuple[dict[str, Any], bytes]:
+        reply = self._ask_app(purpose, request)
+        if purpose == "evaluate":
+            return {}, to_bytes(reply)
+        plain = json.loads(str(request.config_records[REQUEST]["json"]))
+        claim = {
+            "experiment": self._approval.experiment,
+            "seed": plain["seed"],
+            "round": plain["task"]["round_num"],
+            "criteria": criteria_of(reply),
+        }
+        signature = sign(self._identity, CLAIM, self._settings.site, claim).hex()
+        return {"claim": claim, "signature": signature}, to_bytes(reply)
+
+    def _key(self, asked: Row, rest: bytes) -> bytes:
+        """Begin a masked round: once for a seed and a number, under whichever approval."""
+        seed, round_num = asked["seed"], asked["round"]
+        if type(seed) is not int or type(round_num) is not int:
+            raise Refused("seed and round must be integers")
+        where = {"kind": "sum", "seed": seed, "round": round_num}
+        if not self._ledger.note("summed", self._approval.id, **where):
+            raise Refused(
+                f"round {round_num} of seed {seed} was summed before, and is summed once: another run needs other "
+                "seeds"
+            )
+        terms = {"experiment": self._approval.experiment, "seed": seed, "round": round_num}
+        masker = Masker(self._settings.site, self._identity, self._members, terms)
+        self._masked = MaskedRound(seed, round_num, masker)
+        return masker.key()
+
+    def _criteria(self, asked: Row, rest: bytes) -> bytes:
+        """Train, keep the update, and add the criteria up."""
+        current = self._current()
+        request = from_bytes(rest)
+        plain = json.loads(str(request.config_records[REQUEST]["json"]))
+        if (plain["seed"], plain["task"]["round_num"]) != (current.seed, current.round_num):
+            raise Refused("the request is not of the round that was begun")
+        # All members get the same bytes, to which the masks are bound; each puts its own number in.
+        plain["client"] = list(self._members).index(self._settings.site)
+        request[REQUEST] = ConfigRecord({"json": json.dumps(plain)})
+        reply = self._ask_app("train", request)
+        scoring = self._scoring()
+        found = criteria_of(reply)
+        current.criteria = [found[name] for name in scoring.names]
+        model = unpack(request.array_records[ARRAYS])
+        current.update = unpack(reply.array_records[ARRAYS]) - model
+        values = scoring.sums.criteria(current.criteria)
+        told = {"request": digest(rest)}
+        return fixed_bytes(current.masker.masked("criteria", _roster(asked), told, values))
+
+    def _update(self, asked: Row, rest: bytes) -> bytes:
+        """Score the update by the sums of the criteria, and add it up. The round then ends."""
+        current = self._current()
+        self._masked = None
+        if current.criteria is None or current.update is None:
+            raise Refused("the criteria of this round come first")
+        scoring = self._scoring()
+        score = scoring.score(current.criteria, asked["sums"])
+        values = scoring.sums.update(score, current.update)
+        told = {"sums": asked["sums"]}
+        return fixed_bytes(current.masker.masked("update", _roster(asked), told, values))
+
+    def _current(self) -> MaskedRound:
+        if self._masked is None:
+            raise Refused("no round was begun, or this site was restarted: the round is void")
+        return self._masked
+
+    def _scoring(self) -> Scoring:
+        (method,) = self._experiment.build_methods()
+        return Scoring.of(method, self._experiment.flower.num_classes, len(self._members))
+
+    def _ask_app(self, purpose: str, request: RecordDict) -> RecordDict:
+        """The library's answer; Refused with its reason."""
+        settings = {"data": self._settings.data}
+        be_task(1, 1, 1)
+        message = Message(request, 1, purpose)
+        reply = self._app(message, Context(1, 1, settings, RecordDict(), {}))
+        if reply.has_error():
+            raise Refused(reply.error.reason)
+        return reply.content
+
+    def _write_summary(self) -> None:
+        """For `agree`: what was released so far."""
+        write_atomically(self._settings.summary, encode(self._ledger.released()), 0o644)
+
+
+def criteria_of(reply: RecordDict) -> dict[str, float]:
+    """The criteria in a reply to a request to train, by label."""
+    numbers = reply.metric_records[NUMBERS]
+    return {
+        name.removeprefix(CRITERION): float(value)  # type: ignore[arg-type]
+        for name, value in numbers.items()
+        if name.startswith(CRITERION)
+    }
+
+
+def run(settings: NodeSettings) -> None:
+    """Serve, until the service is stopped."""
+    from .keys import private_key
+
+    torch.set_num_threads(max(1, torch.get_num_threads()))
+    node = Node(settings, private_key(credential("identity")))
+    answer_tasks(settings.runtime, credential("runtime"), node.answer)
+
+
+def _approved(settings: NodeSettings) -> Approval:
+    """The signed approval, for this site, this code and the house's limit."""
+    content = read_signed(settings.approval, settings.signers, settings.approver, APPROVAL)
+    approval = Approval.read(content)
+    if approval.site != settings.site:
+        raise UntrustedError(f"{settings.approval}: approved for {approval.site}")
+    if digest(settings.lock.read_bytes()) != approval.lock:
+        raise UntrustedError(f"{settings.lock}: other code than was approved")
+    if approval.mu is not None and approval.mu > settings.most_mu:
+        raise UntrustedError(
+            f"{settings.approval}: mu = {approval.mu:.3g}, the house allows {settings.most_mu:.3g}"
+        )
+    return approval
+
+
+def _refuse_other_key(listed: Any, identity: Ed25519PrivateKey) -> None:
+    mine = identity.public_key().public_bytes_raw()
+    if listed is None or listed.public_bytes_raw() != mine:
+        raise UntrustedError("this site's key is not the one in the signers file")
+
+
+def _roster(asked: Row) -> dict[str, bytes]:
+    return {str(name): bytes.fromhex(key) for name, key in asked["roster"].items()}
+
+
+__all__ = ["ClientwiseError", "Node", "criteria_of", "numpy", "run"]
