@@ -11,7 +11,7 @@ import json
 import math
 import secrets
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,9 @@ RESULTS_MU = 1.0  # of all evaluations under one approval
 MOST_RESULTS = 100_000
 FOREIGN_CODE = ("plugins", "plugin_dir")
 UNREADABLE = ("like",)  # takes settings from a place that this file does not read
+MASKED = "secure_aggregation"
+# What a method with masked sums may state: the server sees no single update and no single weight.
+MASKED_KEYS = {"name", "criteria", "score", "normalise", "training", "server_step", MASKED}
 
 
 class ApprovalError(Exception):
@@ -95,7 +98,21 @@ class Experiment:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     mu_squared: float | None  # of one training, for the method that spends most; None: no noise
-    masked: bool
+    clip: float | None  # of updates in masked sums; None: no masks
+    table: dict[str, Any]
+
+    @property
+    def masked(self) -> bool:
+        """Whether updates leave a site only inside a sum over all members."""
+        return self.clip is not None
+
+    def for_library(self) -> dict[str, Any]:
+        """The table that the library reads: it only simulates masked sums, and this package makes them."""
+        methods = [
+            {key: value for key, value in method.items() if key != MASKED}
+            for method in self.table["methods"]
+        ]
+        return {**self.table, "methods": methods}
 
     @property
     def trainings_a_round(self) -> int:
@@ -132,9 +149,6 @@ class Experiment:
         if not methods:
             raise ApprovalError("methods is missing: an experiment of a consortium states it")
         costs = [_cost(table, method) for method in methods]
-        masked = {"secure_aggregation" in method for method in methods}
-        if len(masked) > 1:
-            raise ApprovalError("secure_aggregation: all methods of an experiment have it, or none")
         return Experiment(
             digest(content),
             str(table.get("name", "")),
@@ -143,8 +157,21 @@ class Experiment:
             tuple(str(method.get("name", "")) for method in methods),
             tuple(table["seeds"]),
             None if None in costs else max(one for one in costs if one is not None),
-            masked.pop(),
+            _clip(methods),
+            table,
         )
+
+
+def _clip(methods: Sequence[Mapping[str, Any]]) -> float | None:
+    """The largest norm of an update in masked sums; None where there are none."""
+    if not any(MASKED in method for method in methods):
+        return None
+    if len(methods) > 1:  # a round is summed once: two sums of a round would tell differences
+        raise ApprovalError(f"{MASKED}: an experiment with masked sums has one method")
+    (method,) = methods
+    if others := method.keys() - MASKED_KEYS:
+        raise ApprovalError(f"{min(others)}: not with {MASKED}, whose server sees sums alone")
+    return float(method[MASKED].get("clip", 10.0))
 
 
 def _cost(table: Mapping[str, Any], method: Mapping[str, Any]) -> float | None:
@@ -171,9 +198,7 @@ def propose(
 ) -> Approval:
     """The approval to sign; ApprovalError for an experiment without noise and without a reason for it."""
     if site not in experiment.members:
-        raise ApprovalError(
-            f"{site} is not a member: flower.clients = {list(experiment.members)}"
-        )
+        raise ApprovalError(f"{site} is not a member: flower.clients = {list(experiment.members)}")
     if experiment.mu is None and not without_noise:
         raise ApprovalError(
             "this experiment has no noise: the coordinator can compute patients' rows from the updates. Set "

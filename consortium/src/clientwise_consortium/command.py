@@ -21,19 +21,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("clientwise-consortium", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    one = commands.add_parser("new", help="write the files of a coordinator or a site to start from")
+    one = commands.add_parser(
+        "new", help="write the files of a coordinator or a site to start from"
+    )
     one.add_argument("role", choices=["coordinator", "site"])
     one.add_argument("folder", type=Path)
     one.set_defaults(act=_new)
 
-    one = commands.add_parser("agree", help="print the most that an experiment releases; write the approval")
+    one = commands.add_parser(
+        "agree", help="print the most that an experiment releases; write the approval"
+    )
     one.add_argument("experiment", type=Path)
     one.add_argument("--site", required=True, help="this site's name in the experiment")
-    one.add_argument("--lock", type=Path, required=True, help="requirements.lock of the code that runs")
+    one.add_argument(
+        "--lock", type=Path, required=True, help="requirements.lock of the code that runs"
+    )
     one.add_argument("--reason", default="", help="why you approve")
     one.add_argument("--without-noise", help="why you accept an experiment without noise")
     one.add_argument("--evaluations", type=int, default=0, help="most models to test on your rows")
-    one.add_argument("--cell", type=int, default=5, help="smallest group of patients; 1: exact numbers")
+    one.add_argument(
+        "--cell", type=int, default=5, help="smallest group of patients; 1: exact numbers"
+    )
     one.add_argument("--summary", type=Path, help="what the node exported of its ledger")
     one.add_argument("--out", type=Path, default=Path("approval.toml"))
     one.set_defaults(act=_agree)
@@ -47,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one.add_argument("settings", type=Path)
         one.set_defaults(act=_serve)
 
-    one = commands.add_parser("heads", help="print the heads of the record that this site was shown")
+    one = commands.add_parser(
+        "heads", help="print the heads of the record that this site was shown"
+    )
     one.add_argument("ledger", type=Path)
     one.set_defaults(act=_heads)
 
@@ -96,7 +106,9 @@ def _agree(options: argparse.Namespace) -> int:
     for line in in_words(approval, experiment, read_summary(options.summary)):
         print(line)
     options.out.write_text(approval.text(), encoding="utf-8")
-    print(f"\nIf you agree, sign it with your own key:\n  ssh-keygen -Y sign -n clientwise-approval -f KEY {options.out}")
+    print(
+        f"\nIf you agree, sign it with your own key:\n  ssh-keygen -Y sign -n clientwise-approval -f KEY {options.out}"
+    )
     return 0
 
 
@@ -158,5 +170,9 @@ def _verify(options: argparse.Namespace) -> int:
     for fault in found:
         print(f"FAULT: {fault}")
     if not found:
-        print("No fault was found." if heads else "No fault was found. No site's heads were compared (--heads).")
+        print(
+            "No fault was found."
+            if heads
+            else "No fault was found. No site's heads were compared (--heads)."
+        )
     return 1 if found else 0

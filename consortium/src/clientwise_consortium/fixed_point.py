@@ -49,7 +49,9 @@ class Sums:
         for value, high in zip(total.tolist(), self.highs, strict=True):
             found = value / self._scale(high)
             if not 0 <= found <= self.members * high * (1 + SLACK):
-                raise Void(f"a criterion sums to {found:.4g}: 0 to {self.members * high:.4g} is possible")
+                raise Void(
+                    f"a criterion sums to {found:.4g}: 0 to {self.members * high:.4g} is possible"
+                )
             sums.append(found)
         return sums
 
@@ -71,12 +73,18 @@ class Sums:
         """Σ s, and the mean update Σ s·Δ / Σ s [d]; Void where they cannot be true."""
         score = int(total[0]) / self._scale(self.most_score)
         if not 0 < score <= self.members * self.most_score * (1 + SLACK):
-            raise Void(f"the scores sum to {score:.4g}: up to {self.members * self.most_score:.4g} is possible")
+            raise Void(
+                f"the scores sum to {score:.4g}: up to {self.members * self.most_score:.4g} is possible"
+            )
         weighted = total[1:].double() / self._scale(self.most_score * self.clip)
         norm = float(torch.linalg.vector_norm(weighted))
-        rounding = self.members * math.sqrt(len(weighted)) / self._scale(self.most_score * self.clip)
+        rounding = (
+            self.members * math.sqrt(len(weighted)) / self._scale(self.most_score * self.clip)
+        )
         if not norm <= self.clip * score * (1 + SLACK) + rounding:
-            raise Void(f"the mean update has norm {norm / score:.4g}: up to {self.clip:.4g} is possible")
+            raise Void(
+                f"the mean update has norm {norm / score:.4g}: up to {self.clip:.4g} is possible"
+            )
         return score, weighted / score
 
     def _scale(self, limit: float) -> float:

@@ -68,7 +68,9 @@ class SiteGate:
             raise Refused("two readings of this site's rows differ: its loader must not be random")
         self._ledger.note("rows", self._id, question=named)
         if self._ledger.questions("rows", self._id) != [named]:
-            raise Refused("this site's rows are not those that the approval began with: approve anew")
+            raise Refused(
+                "this site's rows are not those that the approval began with: approve anew"
+            )
         return own
 
     def admit(self, request: Request, models: Tensor) -> SitePermit:
@@ -89,9 +91,7 @@ class SiteGate:
                 raise Refused("the approval covers no training without noise")
         limits = limits_of(self._approval, kind)
         try:
-            new = self._ledger.ask(
-                self._id, kind, request.seed, round_num, questions, cost, limits
-            )
+            new = self._ledger.ask(self._id, kind, request.seed, round_num, questions, cost, limits)
         except LedgerError as error:
             raise Refused(str(error)) from None
         if not new:
@@ -126,7 +126,9 @@ class SiteGate:
         if not 1 <= round_num <= self._experiment.rounds:
             raise Refused(f"round {round_num} of {self._experiment.rounds}")
         if task is not None and not self._is_of_a_method(task, round_num):
-            raise Refused("training, loss, noise or criteria are those of no method that was approved")
+            raise Refused(
+                "training, loss, noise or criteria are those of no method that was approved"
+            )
 
     def _is_of_a_method(self, task: Task, round_num: int) -> bool:
         record = task.loss.record()

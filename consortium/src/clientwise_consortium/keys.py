@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +81,17 @@ def public_keys(path: Path, namespace: str) -> dict[str, Ed25519PublicKey]:
     return found
 
 
+def listed(path: Path, namespace: str, names: Iterable[str]) -> dict[str, Ed25519PublicKey]:
+    """The keys of these names, in their order; UntrustedError where one is missing."""
+    known = public_keys(path, namespace)
+    found = {}
+    for name in names:
+        if name not in known:
+            raise UntrustedError(f"{path}: no key of {name} as {namespace}")
+        found[name] = known[name]
+    return found
+
+
 def private_key(path: Path) -> Ed25519PrivateKey:
     """A private key as `ssh-keygen -t ed25519 -N ''` writes it."""
     key = load_ssh_private_key(path.read_bytes(), password=None)
@@ -96,9 +108,9 @@ def read_signed(path: Path, signers: Path, name: str, namespace: str) -> bytes:
     read_signers(signers)  # refuses lines that only OpenSSH would understand
     content = path.read_bytes()
     signature = path.with_name(f"{path.name}.sig")
+    by_whom = ("-f", str(signers), "-I", name, "-n", namespace, "-s", str(signature))
     done = subprocess.run(
-        [SSH_KEYGEN, "-Y", "verify", "-f", str(signers), "-I", name, "-n", namespace]
-        + ["-s", str(signature)],
+        [SSH_KEYGEN, "-Y", "verify", *by_whom],
         input=content,
         capture_output=True,
         check=False,

@@ -149,9 +149,7 @@ class Ledger:
                     )
             for one in new:
                 columns = {"kind": kind, "seed": seed, "round": round_num}
-                _insert(
-                    database, "asked", approval, question=one, mu_squared=mu_squared, **columns
-                )
+                _insert(database, "asked", approval, question=one, mu_squared=mu_squared, **columns)
             database.execute("COMMIT")
         return new
 
@@ -224,6 +222,7 @@ def _count(database: sqlite3.Connection, **columns: Any) -> int:
 def _spent(database: sqlite3.Connection, **columns: Any) -> float:
     """The sum of μ²; infinite where a request without noise was answered."""
     where = " AND ".join(f"{name} = ?" for name in columns)
-    query = f"SELECT coalesce(sum(mu_squared), 0), coalesce(sum(mu_squared IS NULL), 0) FROM events WHERE event = 'asked' AND {where}"
+    sums = "coalesce(sum(mu_squared), 0), coalesce(sum(mu_squared IS NULL), 0)"
+    query = f"SELECT {sums} FROM events WHERE event = 'asked' AND {where}"
     total, bare = database.execute(query, list(columns.values())).fetchone()
     return math.inf if bare else float(total)

@@ -8,14 +8,10 @@ and nothing is answered.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.constant import SubStatus
@@ -34,6 +30,7 @@ from flwr.supercore.interceptors import (
     RuntimeVersionHttpInterceptor,
     SuperExecAuthHttpInterceptor,
 )
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
 from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -151,13 +148,14 @@ def _heartbeat(client: RuntimeHttpClient) -> Iterator[None]:
 
 def _service(address: str, secret: Path) -> RuntimeHttpClient:
     master = load_superexec_auth_secret(secret_file=str(secret))
+    assert master is not None, "it reads the file, or raises"
     auth = SuperExecAuthHttpInterceptor(
         master_secret=master, protected_methods=frozenset({ACQUIRE})
     )
     return _client(address, auth)
 
 
-def _client(address: str, auth: object) -> RuntimeHttpClient:
+def _client(address: str, auth: ProtobufClientInterceptor) -> RuntimeHttpClient:
     """In plain text: both services are on one machine, behind its loopback interface."""
     return RuntimeHttpClient.from_server_address(
         server_address=address,

@@ -1,4 +1,4 @@
-"""Scores in masked sums: what both sides compute in the same way, from the approved method."""
+"""What both sides read and compute in the same way: criteria, and scores in masked sums."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 import numpy
 import torch
+from flwr.app import RecordDict
 
 from clientwise.core.method import Method
 from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.weights.weighting import divide
+from clientwise.experiment.config.schema import Experiment
+from clientwise.hosts.flower.wire import CRITERION, NUMBERS
 from clientwise.hosts.protocols import Fixed, Refused, Void
 
 from .fixed_point import Sums
-
-CLAIM = "clientwise criteria 1"  # label of a member's signature of its criteria
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,19 @@ class Scoring:
         return self.method.names
 
     @staticmethod
-    def of(method: Method, num_classes: int, members: int) -> Scoring:
-        """For a method with secure aggregation. Refused for a criterion that no member measures."""
-        if method.secure is None or len(method.client_criteria) != len(method.criteria):
-            raise Refused("masked sums need secure_aggregation, and criteria that members measure")
+    def of(experiment: Experiment, clip: float) -> Scoring:
+        """For an approved experiment with masked sums. Refused for a criterion that no member measures."""
+        (method,) = experiment.build_methods()
+        num_classes, members = experiment.flower.num_classes, len(experiment.flower.clients)
+        if len(method.client_criteria) != len(method.criteria):
+            raise Refused("masked sums need criteria that members measure")
         problem = Classification(num_classes) if num_classes else Regression()
         highs = [criterion.high(problem) for criterion in method.criteria]
         upper = torch.ones(1, len(highs), dtype=torch.float64)
         if not method.uses_sums:
             upper = upper * torch.tensor(highs)
         most = float(method.score(method.names, upper))
-        return Scoring(method, Sums(members, most, method.secure.clip, highs))
+        return Scoring(method, Sums(members, most, clip, highs))
 
     def score(self, criteria: Sequence[float], sums: Sequence[float]) -> float:
         """A member's score. Both lists have the order of `names`."""
@@ -59,9 +62,19 @@ class Scoring:
         return float(self.method.score(self.method.names, divide(raw, scales)))
 
 
+def criteria_of(reply: RecordDict) -> dict[str, float]:
+    """The criteria in a reply to a request to train, by label."""
+    numbers = reply.metric_records[NUMBERS]
+    return {
+        name.removeprefix(CRITERION): float(value)  # type: ignore[arg-type]
+        for name, value in numbers.items()
+        if name.startswith(CRITERION)
+    }
+
+
 def fixed_bytes(values: Fixed) -> bytes:
     """Integers as bytes."""
-    return values.numpy().astype("<i8").tobytes()
+    return bytes(values.numpy().astype("<i8").tobytes())
 
 
 def fixed_of(content: bytes) -> Fixed:

@@ -1,9 +1,9 @@
 """Sums over all n members: pairwise masks that cancel only if every member was told the same.
 
-Every pair of members agrees on a key (X25519) that both derive from everything that the sum depends on: the terms of the
-round, all public keys, the purpose, and what the server told them. A member adds the stream of this key (ChaCha20) or
-subtracts it. The sum over all members has no mask; the sum over fewer is noise. There are no shares, so a member that is
-missing makes the round void. The server learns the sum alone, unless it colludes with all other members.
+Every pair of members agrees on a key (X25519) that both derive from everything that the sum depends on: the terms of
+the round, all public keys, the purpose, and what the server told them. A member adds the stream of this key (ChaCha20)
+or subtracts it. The sum over all members has no mask; the sum over fewer is noise. There are no shares, so a member that
+is missing makes the round void. The server learns the sum alone, unless it colludes with all other members.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class Masker:
             raise Refused("two members of the roster have one key")
         for name, entry in roster.items():
             try:
-                check(
-                    self._members[name], entry[KEY:], LABEL, self._terms, name, entry[:KEY].hex()
-                )
+                check(self._members[name], entry[KEY:], LABEL, self._terms, name, entry[:KEY].hex())
             except UntrustedError:
                 raise Refused(f"the key of {name} is not signed for this round") from None
         return keys

@@ -8,32 +8,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
-import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from flwr.app import ConfigRecord, Context, Message, RecordDict, UserConfig
 from torch import Tensor
 
-from clientwise.errors import ClientwiseError
 from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app, load_npz
-from clientwise.hosts.flower.wire import ARRAYS, CRITERION, NUMBERS, REQUEST, unpack
+from clientwise.hosts.flower.wire import ARRAYS, REQUEST, unpack
 from clientwise.hosts.protocols import Refused
 from clientwise.writing import write_atomically
 
 from .approval import Approval
 from .approval import Experiment as ReadExperiment
 from .canonical import Row, digest, encode
-from .envelope import sign
+from .claims import claimed
 from .gate import SiteGate, begin
-from .keys import APPROVAL, COORDINATOR, MEMBER, UntrustedError, public_keys, read_signed
+from .keys import (
+    APPROVAL,
+    COORDINATOR,
+    MEMBER,
+    UntrustedError,
+    listed,
+    private_key,
+    read_signed,
+)
 from .ledger import Ledger
 from .mailbox import answer_tasks, be_task, from_bytes, to_bytes
-from .masked import CLAIM, Scoring, fixed_bytes
+from .masked import Scoring, criteria_of, fixed_bytes
 from .masks import Masker
 from .session import UNKNOWN, SiteSide, join, split
 from .settings import NodeSettings, credential
-
-from flwr.app import ConfigRecord, Context, Message, RecordDict  # after `mailbox`, which switches telemetry off
 
 log = logging.getLogger("clientwise.consortium")
 
@@ -60,21 +64,21 @@ class Node:
     def __init__(self, settings: NodeSettings, identity: Ed25519PrivateKey) -> None:
         self._settings = settings
         self._identity = identity
-        self._members = public_keys(settings.signers, MEMBER)
-        coordinator = public_keys(settings.signers, COORDINATOR)[settings.coordinator]
-        _refuse_other_key(self._members.get(settings.site), identity)
+        coordinator = listed(settings.signers, COORDINATOR, [settings.coordinator])
         self._approval = _approved(settings)
         content = settings.experiment.read_bytes()
         read = ReadExperiment.read(content)  # refuses plugins, before the library sees the file
         if read.digest != self._approval.experiment:
             raise UntrustedError(f"{settings.experiment}: not the experiment that was approved")
-        self._experiment = load_experiment(settings.experiment)
+        self._members = listed(settings.signers, MEMBER, read.members)
+        _refuse_other_key(self._members[settings.site], identity)
+        self._read = read
+        self._experiment = load_experiment(read.for_library())
         self._ledger = Ledger(settings.state / "ledger.db")
         begin(self._ledger, self._approval)
         self._gate = SiteGate(self._experiment, self._approval, self._ledger)
-        self._app = client_app(settings.experiment, load_npz, gate=self._gate)
-        self._session = SiteSide(settings.site, identity, coordinator)
-        self._members = {name: self._members[name] for name in read.members}
+        self._app = client_app(read.for_library(), load_npz, gate=self._gate)
+        self._session = SiteSide(settings.site, identity, coordinator[settings.coordinator])
         self._masked: MaskedRound | None = None
         self._write_summary()
 
@@ -135,14 +139,12 @@ class Node:
         if purpose == "evaluate":
             return {}, to_bytes(reply)
         plain = json.loads(str(request.config_records[REQUEST]["json"]))
-        claim = {
-            "experiment": self._approval.experiment,
-            "seed": plain["seed"],
-            "round": plain["task"]["round_num"],
-            "criteria": criteria_of(reply),
-        }
-        signature = sign(self._identity, CLAIM, self._settings.site, claim).hex()
-        return {"claim": claim, "signature": signature}, to_bytes(reply)
+        number = (plain["seed"], plain["task"]["round_num"])
+        experiment = self._approval.experiment
+        signed = claimed(
+            self._identity, self._settings.site, experiment, *number, criteria_of(reply)
+        )
+        return {"signed": signed}, to_bytes(reply)
 
     def _key(self, asked: Row, rest: bytes) -> bytes:
         """Begin a masked round: once for a seed and a number, under whichever approval."""
@@ -198,12 +200,12 @@ class Node:
         return self._masked
 
     def _scoring(self) -> Scoring:
-        (method,) = self._experiment.build_methods()
-        return Scoring.of(method, self._experiment.flower.num_classes, len(self._members))
+        assert self._read.clip is not None, "masked sums are approved"
+        return Scoring.of(self._experiment, self._read.clip)
 
     def _ask_app(self, purpose: str, request: RecordDict) -> RecordDict:
         """The library's answer; Refused with its reason."""
-        settings = {"data": self._settings.data}
+        settings: UserConfig = {"data": self._settings.data}
         be_task(1, 1, 1)
         message = Message(request, 1, purpose)
         reply = self._app(message, Context(1, 1, settings, RecordDict(), {}))
@@ -216,21 +218,8 @@ class Node:
         write_atomically(self._settings.summary, encode(self._ledger.released()), 0o644)
 
 
-def criteria_of(reply: RecordDict) -> dict[str, float]:
-    """The criteria in a reply to a request to train, by label."""
-    numbers = reply.metric_records[NUMBERS]
-    return {
-        name.removeprefix(CRITERION): float(value)  # type: ignore[arg-type]
-        for name, value in numbers.items()
-        if name.startswith(CRITERION)
-    }
-
-
 def run(settings: NodeSettings) -> None:
     """Serve, until the service is stopped."""
-    from .keys import private_key
-
-    torch.set_num_threads(max(1, torch.get_num_threads()))
     node = Node(settings, private_key(credential("identity")))
     answer_tasks(settings.runtime, credential("runtime"), node.answer)
 
@@ -250,14 +239,10 @@ def _approved(settings: NodeSettings) -> Approval:
     return approval
 
 
-def _refuse_other_key(listed: Any, identity: Ed25519PrivateKey) -> None:
-    mine = identity.public_key().public_bytes_raw()
-    if listed is None or listed.public_bytes_raw() != mine:
+def _refuse_other_key(known: Ed25519PublicKey, identity: Ed25519PrivateKey) -> None:
+    if known.public_bytes_raw() != identity.public_key().public_bytes_raw():
         raise UntrustedError("this site's key is not the one in the signers file")
 
 
 def _roster(asked: Row) -> dict[str, bytes]:
     return {str(name): bytes.fromhex(key) for name, key in asked["roster"].items()}
-
-
-__all__ = ["ClientwiseError", "Node", "criteria_of", "numpy", "run"]

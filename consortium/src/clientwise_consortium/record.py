@@ -1,9 +1,9 @@
 """The signed record of a run: a line a round, which names every member's row by a salted digest.
 
 `record.jsonl` is for all members: its lines tell nothing of the rows. `rows.jsonl` has the rows and salts; the
-coordinator keeps it and gives each member its own (`statement`). Every line has the digest of the line before, and every
-instruction to a member has the digest of the last line. So a line that a member's ledger knows cannot be changed, cut or
-left out later, not even by the coordinator.
+coordinator keeps it and gives each member its own (`statement`). Every line has the digest of the line before, and
+every instruction to a member has the digest of the last line. So a line that a member's ledger knows cannot be changed,
+cut or left out later, not even by the coordinator.
 """
 
 from __future__ import annotations

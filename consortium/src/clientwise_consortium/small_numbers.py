@@ -78,9 +78,7 @@ def in_groups(own: OwnData, cell: int, secret: bytes) -> OwnData:
     facts = list(own.sample_attributes.values())
     train = _kept(own.train[1], _order([*own.train, *facts], secret), cell)
     test = _kept(own.test[1], _order(own.test, secret), cell)
-    attributes = {
-        name: torch.as_tensor(one)[train] for name, one in own.sample_attributes.items()
-    }
+    attributes = {name: torch.as_tensor(one)[train] for name, one in own.sample_attributes.items()}
     return OwnData(_picked(own.train, train), _picked(own.test, test), attributes)
 
 

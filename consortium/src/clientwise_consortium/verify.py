@@ -14,11 +14,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from .approval import ApprovalError, Experiment
 from .canonical import Row
-from .envelope import check
+from .claims import read_claim
 from .keys import UntrustedError
 from .record import LINES, by_line, faults, read
 
-CLAIM = "clientwise criteria 1"
 TOLERANCE = 1e-9  # of a weight: sums in another order
 
 
@@ -43,7 +42,9 @@ def verify(
         return found
     from clientwise.experiment.load import load_experiment
 
-    methods = {method.name: method for method in load_experiment(experiment).build_methods()}
+    read_here = Experiment.read(experiment.read_bytes())
+    table = read_here.for_library()
+    methods = {method.name: method for method in load_experiment(table).build_methods()}
     return [fault for body, rows in rounds(folder) for fault in recompute(body, rows, methods)]
 
 
@@ -70,6 +71,10 @@ def recompute(body: Row, rows: Mapping[str, Row], methods: Mapping[str, Any]) ->
     if method is None:
         yield f"{where}: no such method in the experiment"
         return
+    own = {part.called for part in method.client_criteria}
+    for name, row in rows.items():
+        if row["signed"] is not None and not own <= row["signed"]["claim"]["criteria"].keys():
+            yield f"{where}: {name} did not sign all of its criteria"
     raw = torch.tensor(
         [[row["criteria"][name] for name in body["criteria"]] for row in rows.values()],
         dtype=torch.float64,
@@ -113,14 +118,11 @@ def _claim_fault(
     name: str, body: Row, row: Row, experiment: str, members: Mapping[str, Ed25519PublicKey]
 ) -> str | None:
     try:
-        claim = row["signed"]["claim"]
-        signature = bytes.fromhex(row["signed"]["signature"])
-        check(members[name], signature, CLAIM, name, claim)
-        is_of_this = claim["experiment"] == experiment and claim["seed"] == body["seed"]
-        if not is_of_this or claim["round"] > body["round"]:
-            return "its signature is of another run or round"
-        if not claim["criteria"].items() <= row["criteria"].items():
-            return "its criteria are not those that it signed"
-    except (KeyError, TypeError, ValueError, AttributeError, UntrustedError):
-        return "its criteria are not signed"
+        claim = read_claim(row["signed"], name, members[name], experiment)
+    except UntrustedError as error:
+        return str(error)
+    if claim["seed"] != body["seed"] or claim["round"] > body["round"]:
+        return "its signature is of another round"
+    if not claim["criteria"].items() <= row["criteria"].items():
+        return "its criteria are not those that it signed"
     return None
