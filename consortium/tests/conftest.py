@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from clientwise_consortium.keys import private_key
 
 NAMES = ["east", "north", "south"]

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy
 import tomli_w
+from clientwise.flower import server_app
+from flwr.app import Context, Message, RecordDict
+
 from clientwise_consortium.approval import Experiment, propose
 from clientwise_consortium.canonical import digest
 from clientwise_consortium.grids import ALL, MaskedGrid, SealedGrid
@@ -21,9 +24,6 @@ from clientwise_consortium.record import Record
 from clientwise_consortium.server import first_line, line_of, masked_config
 from clientwise_consortium.session import ServerSide
 from clientwise_consortium.settings import NodeSettings
-from flwr.app import Context, Message, RecordDict
-
-from clientwise.flower import server_app
 from conftest import NAMES, Keys
 
 Change = Callable[[str, bytes, Callable[[bytes], bytes]], bytes | None]
@@ -76,10 +76,7 @@ class Mailbox:
         self._waiting: dict[str, Message] = {}
 
     def get_nodes(self) -> Iterable[Any]:
-        return [
-            SimpleNamespace(name=name, node_id=number + 2, registered_at="")
-            for number, name in enumerate(self.sites)
-        ]
+        return [SimpleNamespace(name="", node_id=number + 2) for number in range(len(self.sites))]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         names = []
@@ -146,7 +143,8 @@ class Federation:
             "summary": self.folder / name / "summary.json",
             "data": str(self.folder / f"{name}.npz"),
         }
-        return NodeSettings(site=name, approver="doctor", most_mu=10.0, **(paths | changes))
+        about = {"site": name, "approver": "doctor", "most_mu": 10.0, "allow_no_noise": True}
+        return NodeSettings(**(about | paths | changes))
 
     def restart(self, name: str, **changes: Any) -> None:
         self.nodes[name] = Node(self.settings(name, **changes), self.keys.private(name))
@@ -172,7 +170,7 @@ class Federation:
             self.record.round_done(first_line(self.read, members), {})
         side = ServerSide(key, members)
         lengths = (self.record.known("ledgers") or [{}])[-1]
-        self.post = Post(self.mailbox, side, members, self.record.head, lengths)
+        self.post = Post(self.mailbox, side, self.record.head, lengths)
         names: tuple[str, ...] = self.read.members
         grid: Any = SealedGrid(self.post, members, self.read.digest)
         table = self.read.for_library()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from clientwise_consortium.canonical import encode
 from clientwise_consortium.claims import claimed, read_claim
 from clientwise_consortium.envelope import check, seal, sign, unseal
 from clientwise_consortium.keys import UntrustedError, public_keys
 from clientwise_consortium.session import AgainError, ServerSide, SiteSide, join, split
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 from conftest import NAMES, Keys
 
 ABOUT = {"run": "A", "number": 3, "to": "north"}
@@ -82,8 +82,8 @@ def sides(keys: Keys) -> tuple[ServerSide, dict[str, SiteSide]]:
 
 
 def greet(server: ServerSide, site: SiteSide, name: str) -> None:
-    header, _ = split(server.hello(name))
-    server.greeted(name, site.here(header))
+    header, _ = split(server.hello())
+    assert server.greeted(site.here(header)) == name
 
 
 def test_a_session_carries_instructions_and_replies(sides) -> None:  # type: ignore[no-untyped-def]
@@ -122,16 +122,19 @@ def test_strangers_get_no_session(sides, keys: Keys) -> None:  # type: ignore[no
     server, sites = sides
     members = public_keys(keys.signers, "clientwise-member")
     stranger = ServerSide(Ed25519PrivateKey.generate(), members)
-    header, _ = split(stranger.hello("north"))
+    header, _ = split(stranger.hello())
     with pytest.raises(UntrustedError):
         sites["north"].here(header)
-    hello, _ = split(server.hello("north"))
-    with pytest.raises(UntrustedError):  # a greeting for another site
-        sites["south"].here(hello)
-    impostor = SiteSide("north", keys.private("south"), keys.private("coordinator").public_key())
-    with pytest.raises(UntrustedError):
-        server.greeted("north", impostor.here(hello))
-    assert not server.knows("north")
+    hello, _ = split(server.hello())
+    coordinator = keys.private("coordinator").public_key()
+    impostor = SiteSide("north", keys.private("south"), coordinator)
+    unknown = SiteSide("doctor", keys.private("doctor"), coordinator)
+    for site in (impostor, unknown):
+        with pytest.raises(UntrustedError):
+            server.greeted(site.here(hello))
+    for bad in (b"", b'{"member":[]}\n', b'{"member":"north","opening":3}\n'):
+        with pytest.raises(UntrustedError):
+            server.greeted(bad)
 
 
 def test_a_restarted_site_is_noticed(sides) -> None:  # type: ignore[no-untyped-def]

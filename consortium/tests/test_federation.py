@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from clientwise.record.run import RunFolder
+
 from clientwise_consortium.keys import public_keys
 from clientwise_consortium.record import LINES, read, statement
 from clientwise_consortium.verify import rounds, verify
-from federation import Federation
-
-from clientwise.record.run import RunFolder
 from conftest import NAMES, Keys
+from federation import Federation
 
 
 def checked(federation: Federation, record: Path) -> list[str]:

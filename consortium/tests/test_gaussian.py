@@ -7,6 +7,7 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
+
 from clientwise_consortium.gaussian import bernoulli_exp, discrete_gaussian, discrete_laplace
 
 DRAWS = 20_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from clientwise_consortium.keys import (
     UntrustedError,
     listed,
@@ -12,7 +13,6 @@ from clientwise_consortium.keys import (
     public_keys,
     read_signed,
 )
-
 from conftest import Keys
 
 DOCTOR = ("doctor", "clientwise-approval")

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from clientwise_consortium.ledger import Ledger, LedgerError, Limits
 
 LIMITS = Limits(a_round=2, in_all=4)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from clientwise.hosts.protocols import Refused, Void
+from torch import Tensor
+
 from clientwise_consortium.fixed_point import Sums
 from clientwise_consortium.keys import public_keys
 from clientwise_consortium.masks import Adder, Masker
-from torch import Tensor
-
-from clientwise.hosts.protocols import Refused, Void
 from conftest import NAMES, Keys
 
 MEMBERS = frozenset(NAMES)
@@ -101,8 +101,8 @@ def test_bad_rosters_are_refused(begin, keys: Keys) -> None:  # type: ignore[no-
     with pytest.raises(Refused, match="before"):
         ask(roster)
     known = public_keys(keys.signers, "clientwise-member")
+    two = {name: known[name] for name in NAMES[:2]}
     with pytest.raises(Refused, match="at least 3"):
-        two = {name: known[name] for name in NAMES[:2]}
         Masker("east", keys.private("east"), two, TERMS)
 
 

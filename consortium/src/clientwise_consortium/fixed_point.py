@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from clientwise.hosts.protocols import Fixed, Void
+from torch import Tensor
 
 SUM_BITS = 62  # of the sum, so that a range check sees what would overflow
 SLACK = 1e-6  # relative: rounding of floats

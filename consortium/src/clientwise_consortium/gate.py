@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from clientwise.core.objective.loss import LOSSES, LossRecord
 from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.types import Evaluation, Task, Updates
@@ -22,6 +20,7 @@ from clientwise.experiment.config.schema import Experiment
 from clientwise.flower import OwnData
 from clientwise.hosts.flower.wire import VERSION, Request
 from clientwise.hosts.protocols import Permit, Refused
+from torch import Tensor
 
 from .approval import Approval
 from .canonical import digest, encode

@@ -10,13 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from flwr.app import Error, Message, RecordDict
-
 from clientwise.core.types import Updates
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.wire import ARRAYS, REQUEST, unpack, write_update
 from clientwise.hosts.protocols import Void
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from flwr.app import Error, Message, RecordDict
 
 from .approval import Experiment
 from .canonical import Row
@@ -52,7 +51,10 @@ class SealedGrid:
 
     def get_nodes(self) -> Iterable[Any]:
         """The members that are connected."""
-        return list(self._post.nodes().values())
+        return [
+            SimpleNamespace(name=name, node_id=node, registered_at="")
+            for name, node in self._post.nodes().items()
+        ]
 
     def get_node_ids(self) -> Iterable[int]:
         """Their numbers."""
@@ -60,7 +62,7 @@ class SealedGrid:
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Send; the ids of the messages that were taken, which the messages get, too."""
-        names = {node.node_id: name for name, node in self._post.nodes().items()}
+        names = {node: name for name, node in self._post.nodes().items()}
         taken = []
         for message in messages:
             name = names.get(message.metadata.dst_node_id)

@@ -172,11 +172,16 @@ class Ledger:
         found = self._read("SELECT question, approval FROM events WHERE event = ?", event)
         return [str(one) for one, under in found if approval in (None, under)]
 
-    def released(self) -> dict[str, Any]:
-        """Over all approvals: how many different requests were answered, by kind, and what they spent."""
+    def released(self, *, but: str = "") -> dict[str, Any]:
+        """How many different requests were answered, by kind, and what they spent.
+
+        Args:
+            but: an approval that is left out; "": over all approvals.
+        """
         rows = self._read(
             "SELECT kind, count(*), sum(mu_squared IS NULL), coalesce(sum(mu_squared), 0) FROM events "
-            "WHERE event = 'asked' GROUP BY kind ORDER BY kind"
+            "WHERE event = 'asked' AND approval != ? GROUP BY kind ORDER BY kind",
+            but,
         )
         return {
             kind: {"requests": count, "without_noise": bare, "mu": squares**0.5}

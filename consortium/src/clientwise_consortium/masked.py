@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 import numpy
 import torch
-from flwr.app import RecordDict
-
 from clientwise.core.method import Method
 from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.weights.weighting import divide
 from clientwise.experiment.config.schema import Experiment
 from clientwise.hosts.flower.wire import CRITERION, NUMBERS
 from clientwise.hosts.protocols import Fixed, Refused, Void
+from flwr.app import RecordDict
 
 from .fixed_point import Sums
 

@@ -2,8 +2,8 @@
 
 Every pair of members agrees on a key (X25519) that both derive from everything that the sum depends on: the terms of
 the round, all public keys, the purpose, and what the server told them. A member adds the stream of this key (ChaCha20)
-or subtracts it. The sum over all members has no mask; the sum over fewer is noise. There are no shares, so a member that
-is missing makes the round void. The server learns the sum alone, unless it colludes with all other members.
+or subtracts it. The sum over all members has no mask; the sum over fewer is noise. There are no shares, so a missing
+member makes the round void. The server learns the sum alone, unless it colludes with all other members.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from collections.abc import Mapping
 
 import numpy
 import torch
+from clientwise.hosts.protocols import Fixed, Refused, Void
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-from clientwise.hosts.protocols import Fixed, Refused, Void
 
 from .canonical import Row, encode
 from .envelope import check, sign

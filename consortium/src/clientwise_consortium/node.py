@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from flwr.app import ConfigRecord, Context, Message, RecordDict, UserConfig
-from torch import Tensor
 
 from clientwise.experiment.load import load_experiment
 from clientwise.flower import client_app, load_npz
 from clientwise.hosts.flower.wire import ARRAYS, REQUEST, unpack
 from clientwise.hosts.protocols import Refused
 from clientwise.writing import write_atomically
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from flwr.app import ConfigRecord, Context, Message, RecordDict, UserConfig
+from torch import Tensor
 
 from .approval import Approval
 from .approval import Experiment as ReadExperiment
@@ -75,6 +75,7 @@ class Node:
         self._read = read
         self._experiment = load_experiment(read.for_library())
         self._ledger = Ledger(settings.state / "ledger.db")
+        _refuse_beyond_house(settings, self._approval, self._ledger)
         begin(self._ledger, self._approval)
         self._gate = SiteGate(self._experiment, self._approval, self._ledger)
         self._app = client_app(read.for_library(), load_npz, gate=self._gate)
@@ -225,18 +226,28 @@ def run(settings: NodeSettings) -> None:
 
 
 def _approved(settings: NodeSettings) -> Approval:
-    """The signed approval, for this site, this code and the house's limit."""
+    """The signed approval, for this site, and this code."""
     content = read_signed(settings.approval, settings.signers, settings.approver, APPROVAL)
     approval = Approval.read(content)
     if approval.site != settings.site:
         raise UntrustedError(f"{settings.approval}: approved for {approval.site}")
     if digest(settings.lock.read_bytes()) != approval.lock:
         raise UntrustedError(f"{settings.lock}: other code than was approved")
-    if approval.mu is not None and approval.mu > settings.most_mu:
-        raise UntrustedError(
-            f"{settings.approval}: mu = {approval.mu:.3g}, the house allows {settings.most_mu:.3g}"
-        )
     return approval
+
+
+def _refuse_beyond_house(settings: NodeSettings, approval: Approval, ledger: Ledger) -> None:
+    """The house's limits, which root wrote, hold for whatever an approver signs."""
+    if approval.mu is None:
+        if not settings.allow_no_noise:
+            raise UntrustedError("approved without noise, and the house's allow_no_noise is false")
+        return
+    earlier = ledger.released(but=approval.id).get("train", {"mu": 0.0})
+    total = math.hypot(approval.mu, earlier["mu"])
+    if total > settings.most_mu:
+        raise UntrustedError(
+            f"mu = {total:.3g} with all earlier approvals, the house allows {settings.most_mu:.3g}"
+        )
 
 
 def _refuse_other_key(known: Ed25519PublicKey, identity: Ed25519PrivateKey) -> None:

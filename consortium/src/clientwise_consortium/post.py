@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -71,7 +71,6 @@ class Post:
     Args:
         grid: Flower's.
         side: the coordinator's sessions.
-        members: the names of all members.
         head: gives the head of the record, which is in every letter.
         lengths: the length of each member's ledger, as it was known last.
     """
@@ -80,29 +79,38 @@ class Post:
         self,
         grid: Grid,
         side: ServerSide,
-        members: Collection[str],
         head: Callable[[], str],
         lengths: Mapping[str, int],
     ) -> None:
         self._grid = grid
         self._side = side
-        self._members = members
         self._head = head
         self.lengths = dict(lengths)
         self.remarks: list[str] = []  # for the record
         self._letters: dict[str, Letter] = {}  # by the id that the caller knows
+        self._node_of: dict[str, int] = {}  # by member, of those that answered a greeting
+        self._greeted: dict[int, str] = {}  # nodes that were greeted: the greetings' ids
         self._lock = threading.RLock()  # several methods may run at once
 
-    def nodes(self) -> dict[str, Any]:
-        """The nodes that say they are members, by name. Whether they are, shows in their replies."""
-        return {node.name: node for node in self._grid.get_nodes() if node.name in self._members}
+    def nodes(self) -> dict[str, int]:
+        """The nodes of those members that are connected and answered a greeting.
+
+        What the mailbox says of nodes is not used: the signature under the answer says who is there.
+        """
+        with self._lock:
+            connected = [node.node_id for node in self._grid.get_nodes()]
+            for node in connected:
+                if node not in self._greeted:
+                    self._greeted[node] = self._push(node, self._side.hello()) or ""
+            for node, name in list(self._greeted.items()):
+                self._take_answer(node, name)
+            return {name: node for name, node in self._node_of.items() if node in connected}
 
     def send(
         self, purpose: str, contents: Mapping[str, bytes], facts: Row | None = None
     ) -> dict[str, str]:
         """Letters to members; their ids, by member. Without one: it could not be greeted."""
         with self._lock:
-            self._greet(contents)
             sent = {}
             for member, content in contents.items():
                 letter = self._sent(Letter(member, purpose, facts or {}, content))
@@ -141,15 +149,15 @@ class Post:
     def _sent(self, letter: Letter) -> Letter | None:
         """Seal and push a letter; None where the site has no session, or the mailbox does not take it."""
         node = self.nodes().get(letter.member)
-        if node is None or not self._side.knows(letter.member):
+        if node is None:
             return None
         content = join({**letter.facts, "head": self._head()}, letter.content)
         number, sealed = self._side.instruction(letter.member, letter.purpose, content)
         name = self._push(node, sealed)
         return None if name is None else replace(letter, number=number, flower_id=name)
 
-    def _push(self, node: Any, content: bytes) -> str | None:
-        message = Message(wrapped(content), node.node_id, "query")
+    def _push(self, node: int, content: bytes) -> str | None:
+        message = Message(wrapped(content), node, "query")
         names = [name for name in self._grid.push_messages([message]) if name]
         return str(names[0]) if names else None
 
@@ -176,38 +184,31 @@ class Post:
 
     def _repeated(self, name: str, letter: Letter) -> str | None:
         """Greet a site again and send the letter once more."""
-        self._side.forget(letter.member)
-        if letter.attempt >= ATTEMPTS:
+        node = self._node_of.pop(letter.member, None)
+        if letter.attempt >= ATTEMPTS or node is None:
             return "its site has no session"
-        self._greet([letter.member])
+        del self._greeted[node]
+        deadline = time.monotonic() + GREETING_SECONDS
+        while letter.member not in self.nodes() and time.monotonic() < deadline:
+            time.sleep(PAUSE)
         again = self._sent(replace(letter, attempt=letter.attempt + 1))
         if again is None:
             return "its site could not be greeted again"
         self._letters[name] = again
         return None
 
-    def _greet(self, members: Iterable[str]) -> None:
-        """Make sessions with those members that have none and are connected."""
-        nodes = self.nodes()
-        waiting = {}
-        for member in members:
-            if member in nodes and not self._side.knows(member):
-                name = self._push(nodes[member], self._side.hello(member))
-                if name is not None:
-                    waiting[name] = member
-        deadline = time.monotonic() + GREETING_SECONDS
-        while waiting and time.monotonic() < deadline:
-            for name in list(waiting):
-                try:
-                    found = self._pull(name)
-                    if found is None:
-                        continue
-                    self._side.greeted(waiting.pop(name), found)
-                except (UntrustedError, ValueError) as error:
-                    log.warning("a site could not be greeted: %s", error)
-                    waiting.pop(name, None)
-            if waiting:
-                time.sleep(PAUSE)
+    def _take_answer(self, node: int, name: str) -> None:
+        """Read the answer to a greeting, if it is there."""
+        if not name:
+            return
+        try:
+            found = self._pull(name)
+            if found is not None:
+                self._greeted[node] = ""
+                self._node_of[self._side.greeted(found)] = node
+        except (UntrustedError, ValueError) as error:
+            self._greeted[node] = ""
+            log.warning("node %d is no member: %s", node, error)
 
     def _note_length(self, member: str, length: Any) -> None:
         """Remark on a ledger that is shorter than it was: someone set it back."""

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from flwr.app import Context, RecordDict, UserConfig
-
 from clientwise.core.types import RoundRecord
 from clientwise.experiment.running.lanes import Progress
 from clientwise.flower import server_app
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from flwr.app import Context, RecordDict, UserConfig
 
 from .approval import Experiment
 from .canonical import Row
@@ -93,7 +92,7 @@ def run(settings: ServerSettings) -> None:
         record.round_done(first, {})
     lengths = (record.known("ledgers") or [{}])[-1]
     with server_task(settings.runtime, credential("runtime")) as flower:
-        post = Post(flower, ServerSide(key, members), members, record.head, lengths)
+        post = Post(flower, ServerSide(key, members), record.head, lengths)
         config = read.for_library()
         names: tuple[str, ...] = read.members
         grid: Any = SealedGrid(post, members, read.digest)

@@ -47,29 +47,25 @@ class ServerSide:
         self._theirs: dict[str, bytes] = {}
         self._number = 0
 
-    def knows(self, member: str) -> bool:
-        """Whether there is a session with a site."""
-        return member in self._theirs
-
-    def forget(self, member: str) -> None:
-        """End the session with a site."""
-        self._theirs.pop(member, None)
-
-    def hello(self, member: str) -> bytes:
-        """A greeting."""
+    def hello(self) -> bytes:
+        """A greeting, the same for everyone: who answers it says who it is."""
         opening = self._opening.public_key().public_bytes_raw().hex()
-        signature = sign(self._identity, HELLO, self._session, member, opening)
-        header = {"kind": "hello", "session": self._session, "member": member, "opening": opening}
+        signature = sign(self._identity, HELLO, self._session, opening)
+        header = {"kind": "hello", "session": self._session, "opening": opening}
         return join({**header, "signature": signature.hex()})
 
-    def greeted(self, member: str, reply: bytes) -> None:
-        """Take a site's answer to the greeting; UntrustedError where it is of someone else."""
+    def greeted(self, reply: bytes) -> str:
+        """Who answered the greeting; UntrustedError where it is no member, or not its signature."""
         header, _ = split(reply)
+        member = header.get("member")
+        if not isinstance(member, str) or member not in self._members:
+            raise UntrustedError("not a member")
         theirs = _hexadecimal(header, "opening")
         mine = self._opening.public_key().public_bytes_raw().hex()
         parts = (self._session, member, mine, theirs.hex())
         check(self._members[member], _hexadecimal(header, "signature"), HERE, *parts)
         self._theirs[member] = theirs
+        return member
 
     def instruction(self, member: str, purpose: str, content: bytes) -> tuple[int, bytes]:
         """A sealed message to a site, and its number."""
@@ -115,12 +111,13 @@ class SiteSide:
     def here(self, header: Row) -> bytes:
         """The answer to a greeting; UntrustedError where it is not the coordinator's."""
         session, opening = str(header.get("session")), _hexadecimal(header, "opening")
-        parts = (session, self._name, opening.hex())
+        parts = (session, opening.hex())
         check(self._coordinator, _hexadecimal(header, "signature"), HELLO, *parts)
         self._theirs[session] = opening
         mine = self._opening.public_key().public_bytes_raw().hex()
         signature = sign(self._identity, HERE, session, self._name, opening.hex(), mine)
-        return join({"kind": "here", "opening": mine, "signature": signature.hex()})
+        reply = {"kind": "here", "member": self._name, "opening": mine}
+        return join({**reply, "signature": signature.hex()})
 
     def instruction(self, header: Row, envelope: bytes) -> bytes:
         """The content of an instruction; UntrustedError where it is not the coordinator's, or repeated."""

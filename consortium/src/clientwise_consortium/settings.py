@@ -36,7 +36,10 @@ class NodeSettings(Settings):
     state: Path = Path("/var/lib/clientwise-node")
     summary: Path = Path("/run/clientwise-node/summary.json")
     most_mu: float = 10.0
-    """The house's limit: approvals with a larger mu are refused."""
+    """The house's limit of mu over all approvals together: one that would exceed it is refused."""
+
+    allow_no_noise: bool = False
+    """Whether the house accepts approvals without noise at all."""
 
     runtime: str = "127.0.0.1:9094"
 

@@ -17,12 +17,11 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from clientwise.core.objective.metrics import METRICS, measured
 from clientwise.core.objective.problem import Problem
 from clientwise.core.types import Evaluation, Updates
 from clientwise.flower import OwnData
+from torch import Tensor
 
 from .approval import RESULTS_MU
 from .gaussian import discrete_gaussian

@@ -61,7 +61,6 @@ def rounds(folder: Path) -> Iterator[tuple[Row, Mapping[str, Row]]]:
 def recompute(body: Row, rows: Mapping[str, Row], methods: Mapping[str, Any]) -> Iterator[str]:
     """Whether the weights of a round follow from its criteria. Evidence and bounds are taken as recorded."""
     import torch
-
     from clientwise.core.weights.weighting import divide, to_weights
 
     if not rows:
@@ -98,7 +97,7 @@ def _claim_faults(
     except (ApprovalError, ValueError) as error:
         yield f"{experiment}: {error}"
         return
-    first = read(folder / LINES)[0]["body"]
+    first: Row = next(iter(read(folder / LINES)), {}).get("body", {})
     keys = {name: key.public_bytes_raw().hex() for name, key in members.items()}
     if first.get("experiment") != known.digest:
         yield f"{experiment}: not the experiment of this record"

@@ -1,0 +1,233 @@
+"""Real processes on loopback: unpatched SuperLink and SuperNodes, three sites, a coordinator, and a hostile bundle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from clientwise_consortium.keys import public_keys
+from clientwise_consortium.record import LINES, read
+from clientwise_consortium.verify import verify
+from conftest import NAMES, Keys
+from federation import Federation
+
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
+FLOWER = {
+    "flower-superlink": "from flwr.superlink.cli import flower_superlink as main; main()",
+    "flower-supernode": "from flwr.supernode.cli import flower_supernode as main; main()",
+    "flwr": "from flwr.cli.app import app as main; main()",
+    "clientwise-consortium": "from clientwise_consortium.command import main; sys.exit(main())",
+}
+HOSTILE = """import sys
+print(sys.argv[0], file=open({marker!r}, 'a'))
+from flwr.clientapp import ClientApp
+app = ClientApp()
+"""
+
+
+class Processes:
+    """The parties as processes, with logs in a folder."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.folder = federation.folder
+        (self.folder / "logs").mkdir()
+        (self.folder / "secret").write_text("s" * 64)
+        self.marker = self.folder / "PWNED"
+        self.link = free_port()
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = os.environ | {
+            "FLWR_HOME": str(self.folder / "home"),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start(self, name: str, command: str, *arguments: str, key: str | None = None) -> None:
+        environment = dict(self.environment)
+        if key is not None:
+            environment["CREDENTIALS_DIRECTORY"] = str(self.credentials(key))
+        with (self.folder / "logs" / name).open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                python(command, *arguments),
+                cwd=self.folder,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def credentials(self, name: str) -> Path:
+        """As systemd's LoadCredential would pass them."""
+        folder = self.folder / "credentials" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "identity").write_bytes((self.federation.keys.folder / name).read_bytes())
+        (folder / "runtime").write_bytes((self.folder / "secret").read_bytes())
+        return folder
+
+    def start_link(self) -> None:
+        self.start(
+            "link",
+            *("flower-superlink", "--insecure", "--isolation", "process", "--host", "127.0.0.1"),
+            *("--port", str(self.link), "--superexec-auth-secret-file", "secret"),
+        )
+        self.wait(lambda: "Uvicorn running" in self.log("link"), "the SuperLink")
+
+    def start_site(self, name: str) -> None:
+        port = free_port()
+        self.start(
+            f"supernode-{name}",
+            *("flower-supernode", "--insecure", "--isolation", "process", "--host", "127.0.0.1"),
+            *("--superlink", f"127.0.0.1:{self.link}", "--port", str(port)),
+            *("--superexec-auth-secret-file", "secret"),
+        )
+        settings = self.federation.settings(name, runtime=f"127.0.0.1:{port}")
+        path = self.folder / f"{name}-node.toml"
+        path.write_text(tomli_w.dumps(settings.model_dump(mode="json")))
+        self.wait(lambda: "Uvicorn running" in self.log(f"supernode-{name}"), name)
+        self.start_node(name)
+
+    def start_node(self, name: str) -> None:
+        path = self.folder / f"{name}-node.toml"
+        self.start(f"node-{name}", "clientwise-consortium", "node", str(path), key=name)
+
+    def start_server(self) -> None:
+        table = {
+            "signers": str(self.federation.keys.signers),
+            "experiment": str(self.federation.experiment),
+            "run": str(self.folder / "run"),
+            "server_data": str(self.folder / "server.npz"),
+            "runtime": f"127.0.0.1:{self.link}",
+        }
+        path = self.folder / "server.toml"
+        path.write_text(tomli_w.dumps(table))
+        self.start("server", "clientwise-consortium", "server", str(path), key="coordinator")
+
+    def submit(self) -> None:
+        """`flwr run`, with an app whose code writes marker files wherever it is run."""
+        app = self.folder / "app" / "hostile"
+        app.mkdir(parents=True, exist_ok=True)
+        for name in ("__init__", "client_app", "server_app"):
+            (app / f"{name}.py").write_text(HOSTILE.format(marker=str(self.marker)))
+        components = {"serverapp": "hostile.server_app:app", "clientapp": "hostile.client_app:app"}
+        project = {
+            "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+            "project": {"name": "hostile", "version": "1.0.0", "dependencies": []},
+            "tool": {"flwr": {"app": {"publisher": "nobody", "components": components}}},
+        }
+        (self.folder / "app" / "pyproject.toml").write_text(tomli_w.dumps(project))
+        home = self.folder / "home"
+        home.mkdir(exist_ok=True)
+        here = {"address": f"127.0.0.1:{self.link}", "insecure": True}
+        connections = {"superlink": {"default": "here", "here": here}}
+        (home / "config.toml").write_text(tomli_w.dumps(connections))
+        done = subprocess.run(
+            python("flwr", "run", "app", "here"),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr + self.logs()
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        for name in list(self.running):
+            self.kill(name)
+
+    def log(self, name: str) -> str:
+        return (self.folder / "logs" / name).read_text(errors="replace")
+
+    def logs(self) -> str:
+        files = sorted((self.folder / "logs").iterdir())
+        return "\n".join(f"== {file.name}\n{self.log(file.name)[-3000:]}" for file in files)
+
+    def wait(self, condition: Callable[[], bool], what: str, seconds: float = 240) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}: not in {seconds} s\n{self.logs()}")
+            time.sleep(0.5)
+
+    def who_ran_the_bundle(self) -> set[str]:
+        """`flwr run` imports the app that it sends, in the account of who types it. No service does."""
+        return set(self.marker.read_text().split())
+
+    def rounds(self) -> list[int]:
+        path = self.folder / "run-record" / LINES
+        lines = read(path) if path.exists() else []
+        return [line["body"]["round"] for line in lines if "round" in line["body"]]
+
+
+def python(command: str, *arguments: str) -> list[str]:
+    code = f"import sys; sys.argv[0] = {command!r}; {FLOWER[command]}"
+    return [sys.executable, "-c", code, *arguments]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+@pytest.fixture
+def start(keys: Keys, tmp_path: Path) -> Iterator[Callable[..., Processes]]:
+    started: list[Processes] = []
+
+    def begin(**changes: object) -> Processes:
+        found = Processes(Federation(tmp_path, keys, **changes))
+        started.append(found)
+        found.start_link()
+        for name in NAMES:
+            found.start_site(name)
+        found.start_server()
+        found.submit()
+        return found
+
+    yield begin
+    for one in started:
+        one.stop()
+
+
+def test_a_run_in_which_a_site_and_the_coordinator_are_killed(
+    start: Callable[..., Processes],
+) -> None:
+    parties = start(rounds=4)
+    parties.wait(lambda: parties.rounds() == [1], "round 1")
+    parties.kill("node-north")
+    parties.start_node("north")
+    parties.wait(lambda: 2 in parties.rounds(), "round 2")
+    parties.kill("server")
+    parties.start_server()
+    parties.submit()
+    parties.wait(lambda: 4 in parties.rounds(), "round 4", seconds=400)
+    assert parties.who_ran_the_bundle() == {"flwr"}
+    federation = parties.federation
+    signers = federation.keys.signers
+    coordinator = public_keys(signers, "clientwise-coordinator")["coordinator"]
+    members = public_keys(signers, "clientwise-member")
+    record = parties.folder / "run-record"
+    assert verify(record, federation.experiment, coordinator, members, federation.heads()) == []
+
+
+def test_masked_sums(start: Callable[..., Processes]) -> None:
+    parties = start(masked=True, rounds=2)
+    parties.wait(lambda: 2 in parties.rounds(), "round 2")
+    lines = [line["body"] for line in read(parties.folder / "run-record" / LINES)]
+    assert [line["kept"] for line in lines[1:]] == [None, None]
+    assert parties.who_ran_the_bundle() == {"flwr"}
