@@ -157,6 +157,7 @@ def test_the_summary_is_the_ledgers(tmp_path: Path) -> None:
     from clientwise_consortium.approval import read_summary
 
     path = tmp_path / "summary.json"
-    path.write_text(json.dumps({"train": {"requests": 1, "without_noise": 1, "mu": 0.0}}))
-    assert read_summary(path) == {"train": {"requests": 1, "without_noise": 1, "mu": 0.0}}
+    released = {"train": {"requests": 1, "without_noise": 1, "mu": 0.0}}
+    path.write_text(json.dumps({"released": released, "heads": []}))
+    assert read_summary(path) == released
     assert read_summary(None) is None

@@ -40,7 +40,8 @@ def test_a_run_and_its_record(keys: Keys, tmp_path: Path) -> None:
         assert events.count("head") == 3
         assert federation.ledger(name).released()["train"]["without_noise"] == 0
         summary = json.loads((tmp_path / name / "summary.json").read_text())
-        assert summary["train"]["requests"] == 3
+        assert summary["released"]["train"]["requests"] == 3
+        assert len(summary["heads"]) == 3
 
 
 def test_the_mailbox_reads_nothing(keys: Keys, tmp_path: Path) -> None:

@@ -137,7 +137,7 @@ def test_every_mutation_is_a_fault_and_imports_nothing(written: Written, name: s
     path.write_bytes(change(before))
     swapped = name in ("rows are swapped",)
     assert path.read_bytes() != before
-    (written.folder / "north.json").write_text(json.dumps(written.heads))
+    (written.folder / "north.json").write_text(json.dumps({"heads": written.heads}))
     code = (
         "import sys; from clientwise_consortium.command import main; "
         f"status = main(['verify', {str(written.folder)!r}, '--experiment', {str(written.experiment)!r}, "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .canonical import digest
+from .canonical import ConsortiumError, digest
 from .keys import UntrustedError
 
 TIMES_A_ROUND = 2  # a run that is resumed may ask for a round again, with another model
@@ -30,7 +30,7 @@ MASKED = "secure_aggregation"
 MASKED_KEYS = {"name", "criteria", "score", "normalise", "training", "server_step", MASKED}
 
 
-class ApprovalError(Exception):
+class ApprovalError(ConsortiumError):
     """An experiment that cannot be approved as it is, and what to do."""
 
 
@@ -299,5 +299,7 @@ def telling_apart(mu: float) -> float:
 
 
 def read_summary(path: Path | None) -> dict[str, Any] | None:
-    """What the node exported of its ledger; None without a file."""
-    return None if path is None else dict(json.loads(path.read_text(encoding="utf-8")))
+    """What the node wrote of its ledger's releases; None without a file."""
+    if path is None:
+        return None
+    return dict(json.loads(path.read_text(encoding="utf-8"))["released"])

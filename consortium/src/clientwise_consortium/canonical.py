@@ -7,6 +7,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+
+class ConsortiumError(Exception):
+    """What a person can solve. The command prints it without a traceback."""
+
+
 Row = Mapping[str, Any]  # values that JSON can hold
 
 

@@ -10,7 +10,8 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from .approval import ApprovalError, Experiment, in_words, propose, read_summary
+from .approval import Experiment, in_words, propose, read_summary
+from .canonical import ConsortiumError
 from .keys import COORDINATOR, MEMBER, UntrustedError, public_keys
 
 SIGNERS = Path("/etc/clientwise/signers")
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument(
         "--cell", type=int, default=5, help="smallest group of patients; 1: exact numbers"
     )
-    one.add_argument("--summary", type=Path, help="what the node exported of its ledger")
+    one.add_argument("--summary", type=Path, help="the node's summary.json")
     one.add_argument("--out", type=Path, default=Path("approval.toml"))
     one.set_defaults(act=_agree)
 
@@ -55,12 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         one.add_argument("settings", type=Path)
         one.set_defaults(act=_serve)
 
-    one = commands.add_parser(
-        "heads", help="print the heads of the record that this site was shown"
-    )
-    one.add_argument("ledger", type=Path)
-    one.set_defaults(act=_heads)
-
     one = commands.add_parser("statement", help="write what one site gets of a record")
     one.add_argument("record", type=Path)
     one.add_argument("site")
@@ -70,7 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     one.add_argument("record", type=Path, help="the folder of a record, or a statement")
     one.add_argument("--experiment", type=Path, help="of the record; not needed for a statement")
     one.add_argument("--site", help="whose statement it is")
-    one.add_argument("--heads", type=Path, action="append", default=[], metavar="SITE.json")
+    text = "a site's summary.json, named after the site"
+    one.add_argument(
+        "--heads", type=Path, action="append", default=[], metavar="SITE.json", help=text
+    )
     one.add_argument("--signers", type=Path, default=SIGNERS)
     one.add_argument("--coordinator", default="coordinator")
     one.set_defaults(act=_verify)
@@ -79,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         return int(options.act(options))
-    except (ApprovalError, UntrustedError, OSError, ValueError) as error:
+    except (ConsortiumError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
@@ -136,13 +134,6 @@ def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _heads(options: argparse.Namespace) -> int:
-    from .ledger import Ledger
-
-    print(json.dumps(sorted(set(Ledger(options.ledger).questions("head")))))
-    return 0
-
-
 def _statement(options: argparse.Namespace) -> int:
     from .canonical import encode
     from .record import statement
@@ -154,7 +145,8 @@ def _statement(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     trusted = public_keys(options.signers, COORDINATOR)[options.coordinator]
-    heads = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in options.heads}
+    summaries = {path.stem: path.read_text(encoding="utf-8") for path in options.heads}
+    heads = {name: json.loads(text)["heads"] for name, text in summaries.items()}
     if options.record.is_file():
         from .record import statement_faults
 

@@ -21,6 +21,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
+from .canonical import ConsortiumError
+
 MEMBER = "clientwise-member"
 COORDINATOR = "clientwise-coordinator"
 APPROVAL = "clientwise-approval"
@@ -32,7 +34,7 @@ LINE = re.compile(
 )
 
 
-class UntrustedError(Exception):
+class UntrustedError(ConsortiumError):
     """A signature, a key or a file that is not what it must be. Nothing is done with it."""
 
 

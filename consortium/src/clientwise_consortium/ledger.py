@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .canonical import ConsortiumError
+
 TABLES = """
 PRAGMA synchronous = FULL;
 PRAGMA recursive_triggers = ON;  -- otherwise REPLACE passes the triggers
@@ -41,7 +43,7 @@ CREATE TRIGGER IF NOT EXISTS left_events BEFORE DELETE ON events
 COLUMNS = ("event", "approval", "kind", "seed", "round", "question", "mu_squared")
 
 
-class LedgerError(Exception):
+class LedgerError(ConsortiumError):
     """What the ledger does not allow, and why. The text may go to the server."""
 
 

@@ -215,8 +215,10 @@ class Node:
         return reply.content
 
     def _write_summary(self) -> None:
-        """For `agree`: what was released so far."""
-        write_atomically(self._settings.summary, encode(self._ledger.released()), 0o644)
+        """What was released so far, for `agree`, and the record's heads, for `verify`."""
+        heads = self._ledger.questions("head")
+        summary = {"released": self._ledger.released(), "heads": sorted(set(heads))}
+        write_atomically(self._settings.summary, encode(summary), 0o644)
 
 
 def run(settings: NodeSettings) -> None:
