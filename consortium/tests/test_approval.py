@@ -19,6 +19,7 @@ from clientwise_consortium.approval import (
     propose,
     telling_apart,
 )
+from clientwise_consortium.command import main
 from clientwise_consortium.keys import UntrustedError
 from conftest import Keys
 from federation import NOISE, config
@@ -30,6 +31,7 @@ ABOUT: dict[str, Any] = {
     "without_noise": None,
     "evaluations": 0,
 }
+METHOD = {"name": "a", "criteria": ["dataset_size"]}
 
 
 def read(table: dict[str, Any]) -> Experiment:
@@ -47,9 +49,9 @@ def test_the_most_that_is_released_is_counted() -> None:
 
 def test_the_method_that_spends_most_counts() -> None:
     table = config(noise=False)
-    quiet = {"name": "a", "training": {**NOISE, "epochs": 4}}
-    local = {"name": "b", "privacy": {"local": True, "clip": 1.0, "noise_multiplier": 0.5}}
-    bare = {"name": "c"}
+    quiet = {**METHOD, "training": {**NOISE, "epochs": 4}}
+    local = {**METHOD, "privacy": {"local": True, "clip": 1.0, "noise_multiplier": 0.5}}
+    bare = METHOD
     assert read({**table, "methods": [quiet]}).mu_squared == pytest.approx(4 / 16)
     assert read({**table, "methods": [quiet, local]}).mu_squared == pytest.approx(4)
     assert read({**table, "methods": [quiet, bare]}).mu is None
@@ -60,10 +62,17 @@ def test_the_method_that_spends_most_counts() -> None:
     [
         ({"plugins": ["evil"]}, "plugins"),
         ({"plugin_dir": "/tmp"}, "plugin_dir"),
-        ({"methods": [{"name": "a", "like": "Recommended"}]}, "like"),
+        ({"hostile": [{"clients": 1, "attack": "scaling"}]}, "hostile"),
+        ({"initial_model": "/etc/passwd"}, "initial_model"),
+        ({"methods": [{**METHOD, "like": "Recommended"}]}, "like"),
+        ({"methods": [{"name": "Recommended"}]}, "write each out"),
+        ({"methods": ["Recommended"]}, "cannot be read|write each out"),
         ({"methods": []}, "methods is missing"),
-        ({"methods": [{"name": "a", "secure_aggregation": {}}, {"name": "b"}]}, "one method"),
-        ({"methods": [{"name": "a", "secure_aggregation": {}, "rule": "median"}]}, "rule"),
+        ({"methods": [{**METHOD, "secure_aggregation": {}}, METHOD]}, "one method"),
+        ({"methods": [{**METHOD, "secure_aggregation": {}, "rule": "median"}]}, "rule"),
+        ({"training": {"sample_noise": 0}}, "cannot be read"),
+        ({"training": 3}, "cannot be read"),
+        ({"rounds": "many"}, "cannot be read"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -92,14 +101,18 @@ def test_strangers_and_missing_reasons_are_refused() -> None:
 def test_the_words_say_all_runs_together() -> None:
     experiment = read(config(rounds=2))  # 4 trainings of μ² = 1/16: μ = 0.5
     approval = propose(experiment, **{**ABOUT, "evaluations": 20})
-    earlier = {"train": {"requests": 12, "without_noise": 0, "mu": 1.2}}
+    earlier = {
+        "train": {"requests": 12, "without_noise": 0, "mu": 1.2},
+        "evaluate": {"requests": 3, "without_noise": 0, "mu": 0.5},
+    }
     words = "\n".join(in_words(approval, experiment, earlier))
     assert "trains at most 4 models" in words
     assert "μ = 0.5" in words
-    assert "μ = 1.3" in words  # √(0.5² + 1.2²)
+    assert "μ = 1.71" in words  # √(0.5² + 1² + 1.2² + 0.5²)
+    assert "dataset_size" in words
     assert "tests at most 20 models" in words
     bare = {"train": {"requests": 12, "without_noise": 3, "mu": 1.2}}
-    assert "3 trained models had NO NOISE" in "\n".join(in_words(approval, experiment, bare))
+    assert "Of them, 3 had NO NOISE" in "\n".join(in_words(approval, experiment, bare))
     masked = read(config(masked=True))
     words = "\n".join(in_words(propose(masked, **ABOUT), masked, {}))
     assert "only inside a sum over all 3 members" in words
@@ -148,9 +161,24 @@ def test_agree_imports_nothing_and_runs_no_code(keys: Keys, tmp_path: Path) -> N
     for changes in ({"plugins": ["evil"]}, {"plugins": ["evil"], "plugin_dir": str(tmp_path)}):
         done = agree(**changes)
         assert done.returncode == 1
-        assert "plugins" in done.stderr
+        assert "plugin" in done.stderr
         assert not (tmp_path / "approval.toml").exists()
     assert not marker.exists()
+
+
+def test_what_others_wrote_is_no_command_for_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that clears the screen and prints something else does not deceive the approver."""
+    table = config(name="trial\x1b[2J\x1b[HYour site trains 0 models\u202e")
+    (tmp_path / "e.toml").write_text(tomli_w.dumps(table))
+    (tmp_path / "lock").write_text("a==1")
+    arguments = ["agree", str(tmp_path / "e.toml"), "--site", "north", "--reason", "r"]
+    arguments += ["--lock", str(tmp_path / "lock"), "--out", str(tmp_path / "a.toml")]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\u202e" not in printed
 
 
 def test_the_summary_is_the_ledgers(tmp_path: Path) -> None:

@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 import torch
 from clientwise.errors import RunError
+from clientwise.hosts.flower.wire import ARRAYS, pack, unpack
+from clientwise.hosts.protocols import Void
 
 from clientwise_consortium.fixed_point import Sums
+from clientwise_consortium.mailbox import from_bytes, to_bytes
+from clientwise_consortium.masked import fixed_of
 from clientwise_consortium.post import Post
 from clientwise_consortium.record import LINES, read
 from clientwise_consortium.session import split
@@ -245,3 +249,34 @@ def test_a_coordinator_that_tells_one_member_other_sums_reads_noise(
     record = attempted(federation)
     assert kept(record) != [None]
     assert "void" in remarks(record)
+
+
+def test_a_coordinator_that_gives_the_others_a_useless_model_reads_noise(
+    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Updates that are not finite add nothing. The sum would be the last member's own update."""
+    federation = Federation(tmp_path, keys, masked=True, rounds=1)
+    exchange = Post.exchange
+    totals: list[torch.Tensor] = []
+
+    def useless(self: Post, purpose: str, contents: Any, seconds: float, facts: Any) -> Any:
+        if purpose == "criteria":
+            for name in ("east", "south"):
+                request = from_bytes(contents[name])
+                model = unpack(request.array_records[ARRAYS])
+                request[ARRAYS] = pack(torch.full_like(model, torch.nan))
+                contents = {**contents, name: to_bytes(request)}
+        if purpose == "update":
+            facts = {**facts, "sums": [150.0]}  # what it expects
+        replies = exchange(self, purpose, contents, seconds, facts)
+        if purpose == "update" and len(replies) == 3:
+            totals.append(sum(fixed_of(one.content) for one in replies.values()))
+        return replies
+
+    monkeypatch.setattr(Post, "exchange", useless)
+    monkeypatch.setattr(Sums, "read_criteria", lambda self, total: [150.0])
+    attempted(federation)
+    assert totals
+    for total in totals:
+        with pytest.raises(Void):
+            federation.grid._scoring.sums.read_update(total)

@@ -23,8 +23,20 @@ TIMES_A_ROUND = 2  # a run that is resumed may ask for a round again, with anoth
 USUAL_CELL = 5
 RESULTS_MU = 1.0  # of all evaluations under one approval
 MOST_RESULTS = 100_000
-FOREIGN_CODE = ("plugins", "plugin_dir")
-UNREADABLE = ("like",)  # takes settings from a place that this file does not read
+# What an experiment may state. Others name code, simulate clients, or take settings from elsewhere.
+KEYS = {
+    *("name", "engine", "rounds", "seeds", "model", "training", "methods", "evaluation", "flower"),
+    *(
+        "server_set",
+        "keep",
+        "keep_every",
+        "stop_early",
+        "checkpoint_seconds",
+        "device",
+        "precision",
+    ),
+}
+NEEDED = ("rounds", "seeds", "methods", "flower")
 MASKED = "secure_aggregation"
 # What a method with masked sums may state: the server sees no single update and no single weight.
 MASKED_KEYS = {"name", "criteria", "score", "normalise", "training", "server_step", MASKED}
@@ -66,7 +78,17 @@ class Approval:
     without_noise: str | None = None
     masked: bool = False
 
+    @property
+    def mu_of_tests(self) -> float | None:
+        """What all evaluations together spend; None: they are exact."""
+        if not self.evaluations:
+            return 0.0
+        return RESULTS_MU if self.cell > 1 else None
+
     def __post_init__(self) -> None:
+        counts = (self.trainings, self.trainings_a_round, self.evaluations, self.cell)
+        if not all(type(one) is int and one >= 0 for one in counts) or not self.cell:
+            raise UntrustedError("an approval's numbers are whole")
         if (self.mu is None) != bool(self.without_noise):
             raise UntrustedError("an approval has either mu, or a reason in without_noise")
 
@@ -98,6 +120,7 @@ class Experiment:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     mu_squared: float | None  # of one training, for the method that spends most; None: no noise
+    criteria: tuple[str, ...]
     clip: float | None  # of updates in masked sums; None: no masks
     table: dict[str, Any]
 
@@ -135,20 +158,26 @@ class Experiment:
     @staticmethod
     def read(content: bytes) -> Experiment:
         """From the bytes of `experiment.toml`; ApprovalError for one that this file cannot judge."""
-        table = tomllib.loads(content.decode())
-        methods = table.get("methods", [])
-        for key in (*FOREIGN_CODE, *UNREADABLE):
-            if any(key in one for one in (table, *methods)):
-                raise ApprovalError(
-                    f"{key}: write out what it stands for. An experiment of a consortium names no code and no "
-                    "settings from elsewhere; parts of your own are packages in requirements.lock"
-                )
-        for key in ("rounds", "seeds", "flower"):
-            if key not in table:
+        try:
+            return Experiment._read(content, tomllib.loads(content.decode()))
+        except (ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
+            raise ApprovalError(f"this experiment cannot be read: {error}") from None
+
+    @staticmethod
+    def _read(content: bytes, table: dict[str, Any]) -> Experiment:
+        if others := table.keys() - KEYS:
+            raise ApprovalError(
+                f"{min(others)}: an experiment of a consortium names no code and no settings from elsewhere; parts of "
+                "your own are packages in requirements.lock"
+            )
+        for key in NEEDED:
+            if not table.get(key):
                 raise ApprovalError(f"{key} is missing: an experiment of a consortium states it")
-        if not methods:
-            raise ApprovalError("methods is missing: an experiment of a consortium states it")
+        methods = table["methods"]
+        if not all("criteria" in method and "like" not in method for method in methods):
+            raise ApprovalError("methods: write each out, with its criteria and without `like`")
         costs = [_cost(table, method) for method in methods]
+        criteria = {str(one) for method in methods for one in method["criteria"]}
         return Experiment(
             digest(content),
             str(table.get("name", "")),
@@ -157,6 +186,7 @@ class Experiment:
             tuple(str(method.get("name", "")) for method in methods),
             tuple(table["seeds"]),
             None if None in costs else max(one for one in costs if one is not None),
+            tuple(sorted(criteria)),
             _clip(methods),
             table,
         )
@@ -249,6 +279,8 @@ def in_words(
         yield f"Your reason: {approval.without_noise}"
     else:
         yield from _noise("The trainings of this experiment", approval.mu)
+    facts = ", ".join(experiment.criteria)
+    yield f"With each training leaves, with two digits and outside of this promise: {facts}."
     if approval.evaluations:
         yield f"Your site tests at most {approval.evaluations} models on its patients' rows."
         if approval.cell > 1:
@@ -265,14 +297,28 @@ def _over_all_runs(approval: Approval, earlier: Mapping[str, Any] | None) -> Ite
     if earlier is None:
         yield "Earlier runs: UNKNOWN. Pass the node's summary: --summary FILE."
         return
-    trained = earlier.get("train", {"requests": 0, "without_noise": 0, "mu": 0.0})
-    tested = earlier.get("evaluate", {"requests": 0})
+    nothing = {"requests": 0, "without_noise": 0, "mu": 0.0}
+    trained, tested = earlier.get("train", nothing), earlier.get("evaluate", nothing)
     yield f"Earlier runs: {trained['requests']} models trained, {tested['requests']} tested."
-    if trained["without_noise"]:
-        yield f"Of them, {trained['without_noise']} trained models had NO NOISE."
-    if approval.mu is not None and not trained["without_noise"]:
-        total = math.hypot(approval.mu, trained["mu"])
-        yield from _noise("All trainings so far and these together", total)
+    bare = trained["without_noise"] + tested["without_noise"]
+    if bare:
+        yield f"Of them, {bare} had NO NOISE."
+    total = most_mu(approval, earlier)
+    if total is not None and not bare:
+        yield from _noise("All that left so far and all of this together", total)
+
+
+def most_mu(approval: Approval, earlier: Mapping[str, Any]) -> float | None:
+    """The μ of all earlier answers and of everything that an approval covers; None: some of it has no noise.
+
+    Args:
+        approval: the new one.
+        earlier: `Ledger.released` of the other approvals.
+    """
+    if approval.mu is None or approval.mu_of_tests is None:
+        return None
+    spent = [kind["mu"] for kind in earlier.values()]
+    return math.hypot(approval.mu, approval.mu_of_tests, *spent)
 
 
 def _noise(subject: str, mu: float) -> Iterator[str]:

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from .approval import Experiment, in_words, propose, read_summary
 from .canonical import ConsortiumError
@@ -78,8 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.act(options))
     except (ConsortiumError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        show(f"error: {error}", sys.stderr)
         return 1
+
+
+def show(line: str, file: TextIO | None = None) -> None:
+    """Print what may quote others: nothing of it reaches the terminal as a command."""
+    print("".join(one if one.isprintable() else "?" for one in line), file=file)
 
 
 def _new(options: argparse.Namespace) -> int:
@@ -102,7 +108,7 @@ def _agree(options: argparse.Namespace) -> int:
         cell=options.cell,
     )
     for line in in_words(approval, experiment, read_summary(options.summary)):
-        print(line)
+        show(line)
     options.out.write_text(approval.text(), encoding="utf-8")
     print(
         f"\nIf you agree, sign it with your own key:\n  ssh-keygen -Y sign -n clientwise-approval -f KEY {options.out}"
@@ -160,7 +166,7 @@ def _verify(options: argparse.Namespace) -> int:
         members = public_keys(options.signers, MEMBER)
         found = verify(options.record, options.experiment, trusted, members, heads)
     for fault in found:
-        print(f"FAULT: {fault}")
+        show(f"FAULT: {fault}")
     if not found:
         print(
             "No fault was found."

@@ -78,7 +78,7 @@ class SiteGate:
         self.refuse_other_work(request)
         task = request.task
         if task is None:
-            kind, round_num, cost = "evaluate", request.round_num, None
+            kind, round_num, cost = "evaluate", request.round_num, self._evaluation_cost()
             _refuse_other_types(models, dimensions=2)
             questions = [_name("evaluate", request.frozen, _bytes_of(model)) for model in models]
         else:
@@ -176,6 +176,11 @@ class SiteGate:
     def _problem(self) -> Any:
         problem = Classification(self._classes) if self._classes else Regression()
         return problem.by(self._experiment.evaluation.metric)
+
+    def _evaluation_cost(self) -> float | None:
+        """The μ² that the results of one model spend; None: they are exact."""
+        most = self._approval.mu_of_tests
+        return None if most is None else most**2 / max(1, self._approval.evaluations)
 
     def _count_repeat(self, questions: list[str]) -> None:
         for one in questions:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from flwr.app import ConfigRecord, Context, Message, RecordDict, UserConfig
 from torch import Tensor
 
-from .approval import Approval
+from .approval import Approval, most_mu
 from .approval import Experiment as ReadExperiment
 from .canonical import Row, digest, encode
 from .claims import claimed
@@ -40,6 +39,7 @@ from .session import UNKNOWN, SiteSide, join, split
 from .settings import NodeSettings, credential
 
 log = logging.getLogger("clientwise.consortium")
+MOST_STRANGE = 1000  # messages that are noted, though they are not the coordinator's
 
 
 @dataclass
@@ -51,6 +51,7 @@ class MaskedRound:
     masker: Masker
     criteria: list[float] | None = None
     update: Tensor | None = None  # [d]
+    request: str = ""  # digest of the request that all members got
 
 
 class Node:
@@ -70,6 +71,8 @@ class Node:
         read = ReadExperiment.read(content)  # refuses plugins, before the library sees the file
         if read.digest != self._approval.experiment:
             raise UntrustedError(f"{settings.experiment}: not the experiment that was approved")
+        if read.masked != self._approval.masked:
+            raise UntrustedError(f"{settings.approval}: approved with masked = {not read.masked}")
         self._members = listed(settings.signers, MEMBER, read.members)
         _refuse_other_key(self._members[settings.site], identity)
         self._read = read
@@ -81,6 +84,7 @@ class Node:
         self._app = client_app(read.for_library(), load_npz, gate=self._gate)
         self._session = SiteSide(settings.site, identity, coordinator[settings.coordinator])
         self._masked: MaskedRound | None = None
+        self._strange = 0
         self._write_summary()
 
     def answer(self, message: bytes) -> bytes:
@@ -92,7 +96,9 @@ class Node:
             content = self._session.instruction(header, rest)
         except UntrustedError as error:
             log.warning("not answered: %s", error)
-            self._ledger.note("strange", self._approval.id, str(error))
+            self._strange += 1
+            if self._strange <= MOST_STRANGE:  # no mailbox can fill the disk
+                self._ledger.note("strange", self._approval.id, str(error))
             return join({"kind": UNKNOWN})
         reply = self._obeyed(str(header["purpose"]), content)
         return self._session.reply(header, reply)
@@ -180,7 +186,8 @@ class Node:
         model = unpack(request.array_records[ARRAYS])
         current.update = unpack(reply.array_records[ARRAYS]) - model
         values = scoring.sums.criteria(current.criteria)
-        told = {"request": digest(rest)}
+        current.request = digest(rest)
+        told = {"request": current.request}
         return fixed_bytes(current.masker.masked("criteria", _roster(asked), told, values))
 
     def _update(self, asked: Row, rest: bytes) -> bytes:
@@ -192,7 +199,9 @@ class Node:
         scoring = self._scoring()
         score = scoring.score(current.criteria, asked["sums"])
         values = scoring.sums.update(score, current.update)
-        told = {"sums": asked["sums"]}
+        # Bound to the request, too: with another model for the others, whose updates are then known or nothing, the
+        # sum would be this site's own update.
+        told = {"request": current.request, "sums": asked["sums"]}
         return fixed_bytes(current.masker.masked("update", _roster(asked), told, values))
 
     def _current(self) -> MaskedRound:
@@ -240,13 +249,11 @@ def _approved(settings: NodeSettings) -> Approval:
 
 def _refuse_beyond_house(settings: NodeSettings, approval: Approval, ledger: Ledger) -> None:
     """The house's limits, which root wrote, hold for whatever an approver signs."""
-    if approval.mu is None:
+    total = most_mu(approval, ledger.released(but=approval.id))
+    if total is None:
         if not settings.allow_no_noise:
             raise UntrustedError("approved without noise, and the house's allow_no_noise is false")
-        return
-    earlier = ledger.released(but=approval.id).get("train", {"mu": 0.0})
-    total = math.hypot(approval.mu, earlier["mu"])
-    if total > settings.most_mu:
+    elif total > settings.most_mu:
         raise UntrustedError(
             f"mu = {total:.3g} with all earlier approvals, the house allows {settings.most_mu:.3g}"
         )

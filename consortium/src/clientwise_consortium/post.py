@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,7 +18,7 @@ from .mailbox import unwrapped, wrapped
 from .session import AgainError, ServerSide, join, split
 
 log = logging.getLogger("clientwise.consortium")
-GREETING_SECONDS = 60.0
+GREETING_SECONDS = 30.0  # after which a node is greeted again
 PAUSE = 0.2
 ATTEMPTS = 2  # of a message: a site that was restarted is greeted again, once
 
@@ -89,7 +90,7 @@ class Post:
         self.remarks: list[str] = []  # for the record
         self._letters: dict[str, Letter] = {}  # by the id that the caller knows
         self._node_of: dict[str, int] = {}  # by member, of those that answered a greeting
-        self._greeted: dict[int, str] = {}  # nodes that were greeted: the greetings' ids
+        self._greeted: dict[int, tuple[str, float]] = {}  # by node: the greeting's id, and when
         self._lock = threading.RLock()  # several methods may run at once
 
     def nodes(self) -> dict[str, int]:
@@ -100,10 +101,7 @@ class Post:
         with self._lock:
             connected = [node.node_id for node in self._grid.get_nodes()]
             for node in connected:
-                if node not in self._greeted:
-                    self._greeted[node] = self._push(node, self._side.hello()) or ""
-            for node, name in list(self._greeted.items()):
-                self._take_answer(node, name)
+                self._greet(node)
             return {name: node for name, node in self._node_of.items() if node in connected}
 
     def send(
@@ -188,7 +186,7 @@ class Post:
         if letter.attempt >= ATTEMPTS or node is None:
             return "its site has no session"
         del self._greeted[node]
-        deadline = time.monotonic() + GREETING_SECONDS
+        deadline = time.monotonic() + 2 * GREETING_SECONDS
         while letter.member not in self.nodes() and time.monotonic() < deadline:
             time.sleep(PAUSE)
         again = self._sent(replace(letter, attempt=letter.attempt + 1))
@@ -197,18 +195,25 @@ class Post:
         self._letters[name] = again
         return None
 
-    def _take_answer(self, node: int, name: str) -> None:
-        """Read the answer to a greeting, if it is there."""
-        if not name:
+    def _greet(self, node: int) -> None:
+        """Greet a node that is unknown, again where it does not answer for long, and read its answer."""
+        if node in self._node_of.values():
             return
+        name, at = self._greeted.get(node, ("", -math.inf))
+        if time.monotonic() - at > GREETING_SECONDS:
+            name = self._push(node, self._side.hello()) or ""
+            self._greeted[node] = (name, time.monotonic())
         try:
-            found = self._pull(name)
+            found = self._pull(name) if name else None
             if found is not None:
-                self._greeted[node] = ""
+                self._greeted[node] = ("", time.monotonic())
                 self._node_of[self._side.greeted(found)] = node
-        except (UntrustedError, ValueError) as error:
-            self._greeted[node] = ""
-            log.warning("node %d is no member: %s", node, error)
+        except (
+            UntrustedError,
+            ValueError,
+        ) as error:  # a stranger, or a site that was just restarted
+            self._greeted[node] = ("", time.monotonic())
+            log.warning("node %d did not answer the greeting: %s", node, error)
 
     def _note_length(self, member: str, length: Any) -> None:
         """Remark on a ledger that is shorter than it was: someone set it back."""

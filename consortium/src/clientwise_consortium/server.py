@@ -120,6 +120,6 @@ def _secret(folder: Path) -> bytes:
     """What the salts follow from: made once for a run."""
     path = folder / "secret"
     if not path.exists():
+        path.touch(mode=0o600)
         path.write_bytes(secrets.token_bytes(32))
-        path.chmod(0o600)
     return path.read_bytes()
