@@ -15,12 +15,13 @@ from clientwise.errors import RunError
 from clientwise.hosts.flower.wire import ARRAYS, pack, unpack
 from clientwise.hosts.protocols import Void
 
+from clientwise_consortium.envelope import sign
 from clientwise_consortium.fixed_point import Sums
 from clientwise_consortium.mailbox import from_bytes, to_bytes
 from clientwise_consortium.masked import fixed_of
 from clientwise_consortium.post import Post
 from clientwise_consortium.record import LINES, read
-from clientwise_consortium.session import split
+from clientwise_consortium.session import HERE, join, split
 from conftest import NAMES, Keys
 from federation import Federation
 from test_federation import checked
@@ -112,11 +113,27 @@ def test_garbage_ends_nothing(keys: Keys, tmp_path: Path) -> None:
         b"{}",
         b"[]\n",
         b"\xff\xfe\n",
+        100_000 * b"[",
         b'{"kind":"hello"}\n',
         b'{"kind":"sealed"}\n',
     ):
         header, _ = split(node.answer(message))
         assert header == {"kind": "unknown"}
+
+
+@pytest.mark.parametrize("opening", [bytes(32), b"", bytes(31)])
+def test_a_member_whose_key_is_none_is_left_out(keys: Keys, tmp_path: Path, opening: bytes) -> None:
+    """With a point of low order, everybody would know the shared secret."""
+    federation = Federation(tmp_path, keys)
+
+    def here(header: dict[str, Any]) -> bytes:
+        parts = (header["session"], "north", header["opening"], opening.hex())
+        signature = sign(keys.private("north"), HERE, *parts).hex()
+        return join({"member": "north", "opening": opening.hex(), "signature": signature})
+
+    federation.nodes["north"]._session.here = here  # type: ignore[method-assign]
+    record = federation.serve()
+    assert rows(record) == 3 * [{"east", "south"}]
 
 
 def test_a_site_that_is_restarted_in_a_run(keys: Keys, tmp_path: Path) -> None:
@@ -222,6 +239,10 @@ def test_a_masked_site_answers_no_plain_request_and_sums_a_round_once(
     site = federation.nodes["north"]
     again = site._obeyed("key", b'{"head":"0","round":1,"seed":1}\n')
     assert b"was summed before" in again
+    for number in (0, 2, 1.0):  # no coordinator can use up rounds of other experiments
+        other = f'{{"head":"0","round":{number},"seed":1}}\n'.encode()
+        assert b"refused" in site._obeyed("key", other)
+    assert federation.events("north").count("summed") == 1
     for purpose in ("train", "evaluate"):
         assert b"masked sums alone" in site._obeyed(purpose, b'{"head":"0"}\n')
     federation.approve("north")

@@ -1,13 +1,17 @@
-"""Real processes on loopback: unpatched SuperLink and SuperNodes, three sites, a coordinator, and a hostile bundle."""
+"""Real processes on loopback: unpatched Flower, nginx, three sites, a coordinator and a hostile bundle."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,11 +19,13 @@ import pytest
 import tomli_w
 
 from clientwise_consortium.keys import public_keys
+from clientwise_consortium.new import shipped
 from clientwise_consortium.record import LINES, read
 from clientwise_consortium.verify import verify
 from conftest import NAMES, Keys
 from federation import Federation
 
+NGINX = shutil.which("nginx")  # without it, the sites reach the SuperLink directly
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
 FLOWER = {
     "flower-superlink": "from flwr.superlink.cli import flower_superlink as main; main()",
@@ -83,12 +89,64 @@ class Processes:
         )
         self.wait(lambda: "Uvicorn running" in self.log("link"), "the SuperLink")
 
+    def start_nginx(self) -> None:
+        """The shipped file, with this test's addresses."""
+        command = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+        ]
+        command += ["-nodes", "-days", "2", "-subj", "/CN=127.0.0.1", "-keyout", "nginx.key"]
+        command += ["-addext", "subjectAltName=IP:127.0.0.1", "-out", "nginx.crt"]
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True)
+        text = shipped("nginx.conf").read_text()
+        self.door = free_port()
+        for old, new in (
+            ("10.77.0.1:443", f"127.0.0.1:{self.door}"),
+            ("/etc/nginx/clientwise", str(self.folder / "nginx")),
+            ("127.0.0.1:8000", f"127.0.0.1:{self.link}"),
+        ):
+            assert old in text
+            text = text.replace(old, new)
+        paths = [f"{name}_temp_path {name};" for name in ("client_body", "proxy", "fastcgi")]
+        paths += ["uwsgi_temp_path uwsgi;", "scgi_temp_path scgi;", "access_log access.log;"]
+        http = f"http {{ {' '.join(paths)} {text} }}"
+        head = "daemon off; pid nginx.pid; error_log error.log; events {}"
+        (self.folder / "nginx.conf").write_text(f"{head}\n{http}\n")
+        with (self.folder / "logs" / "nginx").open("ab") as log:
+            self.running["nginx"] = subprocess.Popen(
+                [str(NGINX), "-p", str(self.folder), "-e", "error.log", "-c", "nginx.conf"],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.wait(lambda: self.status("GET", "/") == 404, "nginx")
+
+    def status(self, method: str, path: str) -> int:
+        """What nginx says to a request; 0 where it does not listen yet."""
+        context = ssl.create_default_context(cafile=self.folder / "nginx.crt")
+        url = f"https://127.0.0.1:{self.door}{path}"
+        request = urllib.request.Request(url, method=method, data=b"" if method == "POST" else None)
+        try:
+            return int(urllib.request.urlopen(request, context=context, timeout=5).status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
     def start_site(self, name: str) -> None:
         port = free_port()
+        door = ("--insecure", "--superlink", f"127.0.0.1:{self.link}")
+        if "nginx" in self.running:
+            door = ("--root-certificates", "nginx.crt", "--superlink", f"127.0.0.1:{self.door}")
         self.start(
             f"supernode-{name}",
-            *("flower-supernode", "--insecure", "--isolation", "process", "--host", "127.0.0.1"),
-            *("--superlink", f"127.0.0.1:{self.link}", "--port", str(port)),
+            *("flower-supernode", "--isolation", "process", "--host", "127.0.0.1"),
+            *("--port", str(port), *door),
             *("--superexec-auth-secret-file", "secret"),
         )
         settings = self.federation.settings(name, runtime=f"127.0.0.1:{port}")
@@ -193,6 +251,8 @@ def start(keys: Keys, tmp_path: Path) -> Iterator[Callable[..., Processes]]:
         found = Processes(Federation(tmp_path, keys, **changes))
         started.append(found)
         found.start_link()
+        if NGINX is not None:
+            found.start_nginx()
         for name in NAMES:
             found.start_site(name)
         found.start_server()
@@ -230,4 +290,9 @@ def test_masked_sums(start: Callable[..., Processes]) -> None:
     parties.wait(lambda: 2 in parties.rounds(), "round 2")
     lines = [line["body"] for line in read(parties.folder / "run-record" / LINES)]
     assert [line["kept"] for line in lines[1:]] == [None, None]
+    if NGINX is not None:  # the doors that the guide checks
+        assert parties.status("POST", "/v1/control/start-run") == 404
+        assert parties.status("POST", "/v1/runtime/acquire-task") == 404
+        assert parties.status("GET", "/v1/fleet/pull-messages") == 403
+        assert parties.status("POST", "/v1/fleet/pull-messages/../../runtime/acquire-task") == 404
     assert parties.who_ran_the_bundle() == {"flwr"}

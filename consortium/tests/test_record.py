@@ -124,6 +124,7 @@ MUTATIONS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "a member's name is changed": (ROWS, lambda c: c.replace(b'"north"', b'"west"')),
     "rows are no rows": (ROWS, lambda c: c.replace(b'"rows":{"east"', b'"rows":[],"x":{"east"', 1)),
     "a line is no JSON": (LINES, lambda c: c + b"{\n"),
+    "a line is deep": (LINES, lambda c: c + 100_000 * b"[" + b"\n"),
     "a line is a list": (LINES, lambda c: c + b"[]\n"),
 }
 

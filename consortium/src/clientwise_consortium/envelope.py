@@ -63,7 +63,7 @@ def check(identity: Ed25519PublicKey, signature: bytes, label: str, *parts: obje
     """UntrustedError unless `sign` made the signature."""
     try:
         identity.verify(signature, encode([label, *parts]))
-    except InvalidSignature:
+    except (InvalidSignature, ValueError):
         raise UntrustedError(f"{label}: not signed by this identity") from None
 
 

@@ -115,19 +115,23 @@ class SiteGate:
             raise Refused(f"the server runs clientwise {request.version}, this site {VERSION}")
         task = request.task
         round_num = request.round_num if task is None else task.round_num
-        # A round 1.5 would count as another round than 1, and be trained again.
-        if not all(type(one) is int for one in (request.client, request.seed, round_num)):
-            raise Refused("client, seed and round must be integers")
-        if request.client != self._client:
+        self.refuse_other_rounds(request.seed, round_num)
+        if type(request.client) is not int or request.client != self._client:
             raise Refused(f"this request is for client {request.client}, not for {self._client}")
-        if request.seed not in self._experiment.seeds:
-            raise Refused(f"seed {request.seed} is none of the experiment's")
-        if not 1 <= round_num <= self._experiment.rounds:
-            raise Refused(f"round {round_num} of {self._experiment.rounds}")
         if task is not None and not self._is_of_a_method(task, round_num):
             raise Refused(
                 "training, loss, noise or criteria are those of no method that was approved"
             )
+
+    def refuse_other_rounds(self, seed: object, round_num: object) -> None:
+        """Refused unless the approved experiment has such a round."""
+        # A round 1.5 would count as another round than 1, and be trained again.
+        if type(seed) is not int or type(round_num) is not int:
+            raise Refused("seed and round must be integers")
+        if seed not in self._experiment.seeds:
+            raise Refused(f"seed {seed} is none of the experiment's")
+        if not 1 <= round_num <= self._experiment.rounds:
+            raise Refused(f"round {round_num} of {self._experiment.rounds}")
 
     def _is_of_a_method(self, task: Task, round_num: int) -> bool:
         record = task.loss.record()

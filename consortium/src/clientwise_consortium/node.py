@@ -156,8 +156,7 @@ class Node:
     def _key(self, asked: Row, rest: bytes) -> bytes:
         """Begin a masked round: once for a seed and a number, under whichever approval."""
         seed, round_num = asked["seed"], asked["round"]
-        if type(seed) is not int or type(round_num) is not int:
-            raise Refused("seed and round must be integers")
+        self._gate.refuse_other_rounds(seed, round_num)
         where = {"kind": "sum", "seed": seed, "round": round_num}
         if not self._ledger.note("summed", self._approval.id, **where):
             raise Refused(

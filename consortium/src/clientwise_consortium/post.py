@@ -150,7 +150,11 @@ class Post:
         if node is None:
             return None
         content = join({**letter.facts, "head": self._head()}, letter.content)
-        number, sealed = self._side.instruction(letter.member, letter.purpose, content)
+        try:
+            number, sealed = self._side.instruction(letter.member, letter.purpose, content)
+        except UntrustedError as error:
+            log.warning("no letter to %s: %s", letter.member, error)
+            return None
         name = self._push(node, sealed)
         return None if name is None else replace(letter, number=number, flower_id=name)
 

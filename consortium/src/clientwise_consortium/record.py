@@ -92,7 +92,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
             one = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             one = None
         if not isinstance(one, dict):
             raise UntrustedError(f"{path}, line {number}: not a JSON object")

@@ -68,10 +68,13 @@ class ServerSide:
         return member
 
     def instruction(self, member: str, purpose: str, content: bytes) -> tuple[int, bytes]:
-        """A sealed message to a site, and its number."""
+        """A sealed message to a site, and its number; UntrustedError where its opening key is none."""
         self._number += 1
         about = _about(self._session, self._number, purpose, SERVER, member)
-        envelope = seal(self._identity, self._theirs[member], about, content)
+        try:
+            envelope = seal(self._identity, self._theirs[member], about, content)
+        except ValueError:  # such as a point of low order
+            raise UntrustedError(f"{member} gave an opening key that is none") from None
         header = {
             "kind": "sealed",
             "session": self._session,
@@ -148,7 +151,7 @@ def split(message: bytes) -> tuple[dict[str, Any], bytes]:
     first, _, rest = message.partition(b"\n")
     try:
         header = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     if not isinstance(header, dict):
         raise UntrustedError("not a message")
