@@ -13,9 +13,8 @@ import pytest
 import torch
 from clientwise.core.objective.problem import Classification
 from clientwise.core.types import Evaluation, Task, Updates
-from clientwise.flower import OwnData, load_npz
-from clientwise.hosts.flower.wire import Request
-from clientwise.hosts.protocols import Refused
+from clientwise.flower import load_npz
+from clientwise.hosts.protocols import OwnData, Refused, Request
 
 from clientwise_consortium.gate import SiteGate, training_cost
 from clientwise_consortium.keys import UntrustedError

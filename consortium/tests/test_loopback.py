@@ -17,6 +17,9 @@ from pathlib import Path
 
 import pytest
 import tomli_w
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.version import package_version
 
 from clientwise_consortium.keys import public_keys
 from clientwise_consortium.new import shipped
@@ -283,6 +286,24 @@ def test_a_run_in_which_a_site_and_the_coordinator_are_killed(
     members = public_keys(signers, "clientwise-member")
     record = parties.folder / "run-record"
     assert verify(record, federation.experiment, coordinator, members, federation.heads()) == []
+
+
+def test_a_local_stranger_gets_no_task(start: Callable[..., Processes]) -> None:
+    """Who can reach the SuperLink's port, but has not the services' shared secret."""
+    parties = start(rounds=1)
+    asked = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP, TaskType.CLIENT_APP])
+    headers = {
+        "content-type": "application/protobuf",
+        "accept": "application/protobuf",
+        "flwr-package-name": "flwr",
+        "flwr-package-version": package_version,
+        "flwr-component-name": "stranger",
+    }
+    url = f"http://127.0.0.1:{parties.link}/v1/runtime/acquire-task"
+    request = urllib.request.Request(url, asked.SerializeToString(), headers, method="POST")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(request, timeout=10)
+    assert refused.value.code == 401
 
 
 def test_masked_sums(start: Callable[..., Processes]) -> None:

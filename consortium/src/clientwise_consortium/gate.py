@@ -17,9 +17,7 @@ from clientwise.core.objective.loss import LOSSES, LossRecord
 from clientwise.core.objective.problem import Classification, Regression
 from clientwise.core.types import Evaluation, Task, Updates
 from clientwise.experiment.config.schema import Experiment
-from clientwise.flower import OwnData
-from clientwise.hosts.flower.wire import VERSION, Request
-from clientwise.hosts.protocols import Permit, Refused
+from clientwise.hosts.protocols import VERSION, OwnData, Permit, Refused, Request
 from torch import Tensor
 
 from .approval import Approval

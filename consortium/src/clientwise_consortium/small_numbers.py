@@ -20,7 +20,7 @@ import torch
 from clientwise.core.objective.metrics import METRICS, measured
 from clientwise.core.objective.problem import Problem
 from clientwise.core.types import Evaluation, Updates
-from clientwise.flower import OwnData
+from clientwise.hosts.protocols import OwnData
 from torch import Tensor
 
 from .approval import RESULTS_MU

@@ -28,14 +28,8 @@ log = logging.getLogger("flwr.clientwise")  # a child of Flower's logger: `flwr 
 LOCK_SECONDS = 180  # longer than a server app takes to notice that its SuperLink was killed
 
 
-def server_app(
-    config: Config, on_round: Callable[[Progress], None] = lambda progress: None
-) -> ServerApp:
+def server_app(config: Config) -> ServerApp:
     """A Flower `ServerApp` that runs the config's experiment, or resumes it.
-
-    Args:
-        config: an experiment's file or table.
-        on_round: called after every round that is recorded.
 
     Keys of the run config:
 
@@ -46,10 +40,6 @@ def server_app(
       record says so.
     """
     app = ServerApp()
-
-    def round_done(experiment: Experiment, progress: Progress) -> None:
-        _log_round(experiment, progress)
-        on_round(progress)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -81,7 +71,7 @@ def server_app(
             data=data,
             resume=resume,
             accept_changes=settings.get("accept-changes") is True,
-            on_round=partial(round_done, experiment),
+            on_round=partial(_log_round, experiment),
             engines=nullcontext(connector(experiment, grid, connected, make_claims)),
         )
         log.info("finished: %s", out.resolve())
