@@ -220,6 +220,15 @@ def test_the_coordinator_cannot_invent_criteria(
     assert "round 2 of Sizes: north" in found[0]
 
 
+@pytest.mark.parametrize("key", ["method", "criteria", "priority", "seed"])
+def test_a_signed_line_of_another_form_is_a_fault(written: Written, key: str) -> None:
+    def change(one: dict[str, Any]) -> None:
+        one["body"].pop(key, None)
+
+    (fault,) = resigned(written, change)
+    assert "another form" in fault
+
+
 def test_an_experiment_with_foreign_code_is_not_run(keys: Keys, tmp_path: Path) -> None:
     marker = tmp_path / "PWNED"
     (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')")
