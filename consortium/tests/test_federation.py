@@ -42,6 +42,7 @@ def test_a_run_and_its_record(keys: Keys, tmp_path: Path) -> None:
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         assert summary["released"]["train"]["requests"] == 3
         assert len(summary["heads"]) == 3
+        assert summary["rounds"] == [[1, 1], [1, 2], [1, 3]]
 
 
 def test_the_mailbox_reads_nothing(keys: Keys, tmp_path: Path) -> None:

@@ -269,12 +269,15 @@ def test_statements(written: Written, tmp_path: Path) -> None:
 
     def found(content: list[dict[str, Any]], site: str = "north") -> list[str]:
         path.write_bytes(b"".join(encode(one) + b"\n" for one in content))
-        return list(statement_faults(path, site, trusted, written.heads))
+        rounds = [[1, number] for number in (1, 2, 3)]
+        summary = {"heads": written.heads, "rounds": rounds}
+        return list(statement_faults(path, site, trusted, summary))
 
     own = list(statement(written.folder, "north"))
     assert found(own) == []
     assert "40.0" not in json.dumps(own)  # of another member
-    assert "3" in found(own[:1])[0] or "heads" in found(own[:1])[0]
+    assert any("2 heads" in fault for fault in found(own[:1]))
+    assert any("trained in round 3 of seed 1" in fault for fault in found(own[:3]))
     assert found([own[0], own[2], own[1], own[3]])
     changed = json.loads(json.dumps(own))
     changed[2]["row"]["weight"] = 0.9

@@ -151,12 +151,12 @@ def _statement(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     trusted = public_keys(options.signers, COORDINATOR)[options.coordinator]
-    summaries = {path.stem: path.read_text(encoding="utf-8") for path in options.heads}
-    heads = {name: json.loads(text)["heads"] for name, text in summaries.items()}
+    summaries = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in options.heads}
+    heads = {name: summary["heads"] for name, summary in summaries.items()}
     if options.record.is_file():
         from .record import statement_faults
 
-        own = heads.get(options.site, [])
+        own = summaries.get(options.site, {"heads": [], "rounds": []})
         found = list(statement_faults(options.record, options.site, trusted, own))
     else:
         from .verify import verify

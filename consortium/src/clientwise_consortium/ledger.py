@@ -174,6 +174,15 @@ class Ledger:
         found = self._read("SELECT question, approval FROM events WHERE event = ?", event)
         return [str(one) for one, under in found if approval in (None, under)]
 
+    def rounds(self, approval: str) -> list[list[int]]:
+        """Seed and number of every round in which the site trained under an approval."""
+        found = self._read(
+            "SELECT DISTINCT seed, round FROM events WHERE event = 'asked' AND kind = 'train' "
+            "AND approval = ? ORDER BY seed, round",
+            approval,
+        )
+        return [list(one) for one in found]
+
     def released(self, *, but: str = "") -> dict[str, Any]:
         """How many different requests were answered, by kind, and what they spent.
 

@@ -223,9 +223,13 @@ class Node:
         return reply.content
 
     def _write_summary(self) -> None:
-        """What was released so far, for `agree`, and the record's heads, for `verify`."""
-        heads = self._ledger.questions("head")
-        summary = {"released": self._ledger.released(), "heads": sorted(set(heads))}
+        """What was released so far, for `agree`; the record's heads and the site's rounds, for `verify`."""
+        summary = {
+            "released": self._ledger.released(),
+            "heads": sorted(set(self._ledger.questions("head"))),
+            # A masked round has no row of a single site
+            "rounds": [] if self._approval.masked else self._ledger.rounds(self._approval.id),
+        }
         write_atomically(self._settings.summary, encode(summary), 0o644)
 
 

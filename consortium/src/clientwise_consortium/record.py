@@ -178,9 +178,10 @@ def statement(folder: Path, site: str) -> Iterator[dict[str, Any]]:
 
 
 def statement_faults(
-    path: Path, site: str, trusted: Ed25519PublicKey, heads: Collection[str]
+    path: Path, site: str, trusted: Ed25519PublicKey, summary: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What does not hold of a statement, by the member's own heads."""
+    """What does not hold of a statement, by the member's own `summary.json`: its heads and its rounds."""
+    told: set[tuple[int, int]] = set()
     previous = FIRST
     seen = {FIRST}
     for number, one in enumerate(read(path), 1):
@@ -196,9 +197,14 @@ def statement_faults(
             yield f"line {number}: this site's row is missing"
         elif row is not None and leaf(str(one.get("salt")), site, row) != own:
             yield f"line {number}: this site's row is not the one that was signed"
+        if row is not None:
+            told.add((body.get("seed"), body.get("round")))
         previous = digest(encode(line))
         seen.add(previous)
-    if lost := len(set(heads) - seen):
+    for seed, round_num in summary["rounds"]:
+        if (seed, round_num) not in told:
+            yield f"this site trained in round {round_num} of seed {seed}: it was interrupted, or the site left out"
+    if lost := len(set(summary["heads"]) - seen):
         yield f"this site was shown {lost} heads that the statement does not have: rounds were cut or rewritten"
 
 
