@@ -63,7 +63,7 @@ ADAPTIVE = "FedAdam, tuned"  # the rival without hostile clients, in the fifth p
 SLOW_TURN = "slow turn"
 EVERY_ROUND = 25  # up to this round all are kept, later ones only where `STEP` divides them
 STEP = 5
-STRONGEST = 4  # rivals in the README's table and in the forest plot: those with the best mean
+STRONGEST = 4  # rivals in the forest plot: those with the best mean
 BASELINES = ("ServerOnly", "FedAvg")  # usable, and always shown
 
 KEYS = ["federation", "column", "share", "method", "seed"]
@@ -297,7 +297,7 @@ def readme_table(raw: pandas.DataFrame) -> str:
     del parts["all cells"]  # the lead is over all of them
     means = {label: _means(rows) for label, rows in parts.items()}
     rows = []
-    for one in _strongest(results, raw):
+    for one in _strongest(results, raw, 2):
         name = f"**`{one.method}`**" if one.method == OURS else _marked(one.method, results)
         row = [name, *(_percent(mean[one.method]) for mean in means.values())]
         row.append(_percent(one.worst))
@@ -551,9 +551,7 @@ FIGURES: Mapping[Path, tuple[str, Callable[[pandas.DataFrame], Drawn]]] = {
 }
 
 
-def _strongest(
-    results: Results, raw: pandas.DataFrame, rivals: int = STRONGEST
-) -> list[MethodStanding]:
+def _strongest(results: Results, raw: pandas.DataFrame, rivals: int) -> list[MethodStanding]:
     """Ours, the strongest rivals, and the methods that everything is measured by."""
     lines = by_mean(standings(results, results.federations), results.federations[0])
     shown = {OURS, ORACLE, *BASELINES, *_rivals(results, raw)[:rivals]}

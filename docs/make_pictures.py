@@ -1,6 +1,6 @@
 """Make the pictures of the documentation from real runs; needs Chromium.
 
-The runs are the packaged demo with five seeds; for the audit, the same federation with milder skew, all clients in
+The runs are the packaged demo; for the audit, the same federation with milder skew, all clients in
 each round and four hostile ones, of two kinds; and, with a data folder (CLIENTWISE_DATA), the four hospitals of
 `make board`.
 """
@@ -18,6 +18,7 @@ from rich.console import Console
 import clientwise as cw
 from clientwise.experiment.running.resume import new_folder
 from clientwise.record.run import RunFolder
+from clientwise.report.audit import shares
 from clientwise.report.charts import draw
 from clientwise.report.results import Results
 from clientwise.report.sections import metric_chart, result_table
@@ -37,9 +38,11 @@ BOARD = ["rounds=10", "evaluation.counterfactuals=true", "evaluation.shapley=tru
 def main() -> None:
     """Run, draw, and print the table that the README quotes."""
     console = Console(width=120, highlight=False)
-    experiment = cw.load(str(files("clientwise") / "demo.toml"), ["seeds=[1, 2, 3, 4, 5]"])
+    experiment = cw.load(str(files("clientwise") / "demo.toml"))
     run = cw.run(experiment, new_folder("pictures"), progress=True)
-    results = Results([RunFolder(run.folder)])
+    recorded = RunFolder(run.folder)
+    draw(shares(recorded, "Recommended", 1, run.facts.rounds), DOCS / "shares.png")
+    results = Results([recorded])
     draw(metric_chart(results), DOCS / "demo.png", [one.label for one in results.methods])
     make_screenshots.main(run.folder)
     audited = cw.load(str(files("clientwise") / "demo.toml"), AUDITED, {"methods": ["Recommended"]})

@@ -131,10 +131,8 @@ def test_extras_name_extras_that_exist() -> None:
 def test_commands_import_only_what_they_need(
     program: str, not_loaded: set[str], tmp_path: Path
 ) -> None:
-    (config,) = (
-        block.split("```")[0]
-        for block in (ROOT / "README.md").read_text("utf-8").split("```toml\n")[1:]
-    )
+    config = 'rounds = 2\ndata = "digits"\nmodel = "linear"\nmethods = ["FedAvg"]\n'
+    config += 'partition = { name = "iid", clients = 4 }\n'
     (tmp_path / "first.toml").write_text(config, encoding="utf-8")
     (tmp_path / "broken.toml").write_text(config + "rounds = [", encoding="utf-8")
     lines = [

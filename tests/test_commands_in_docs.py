@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -150,30 +149,17 @@ def test_the_page_on_predicting_runs_as_printed(
 def test_the_readme_runs_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The config for fewer rounds. What `report` writes: tests/report/test_export.py."""
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    (config,) = [block for language, block in blocks if language == "toml"]
-    program = next(block for language, block in blocks if language == "python")
-    scope: dict[str, Any] = {}
-    exec(program, scope)
-    printed = capsys.readouterr().out
-    quoted = next(block for language, block in blocks if language == "text")
-    for line in quoted.splitlines():
-        # The network begins with random numbers, so metrics and evidence are a little different.
-        start = re.split(r"accuracy|since", line)[0]
-        assert start in printed or line == "...", line
-    assert scope["run"].weights.loc[("Recommended", "west"), 20] < 0.02
+    (program,) = [block for language, block in blocks if language == "python"]
+    (quoted,) = [block for language, block in blocks if language == "text"]
+    exec(program, {})
+    # The network begins with random numbers, so evidence is a little different.
+    printed = re.sub(r"\(since round.*", "", capsys.readouterr().out)
+    assert printed.splitlines() == re.sub(r"\(since round.*", "", quoted).splitlines()
     assert not Path("runs").exists()
-    Path("experiment.toml").write_text(config.replace("rounds = 20", "rounds = 2"), "utf-8")
-    (commands,) = (block for _, block in blocks if "clientwise report" in block)
-    run, report = commands_of(commands)
-    assert report == ["report"]  # on the newest run
-    run_command(run)
-    (folder,) = Path("runs").iterdir()
-    assert cw.Run(folder).facts.rounds == 2
 
 
-def test_the_readme_has_six_hundred_words() -> None:
+def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(BLOCK.sub("", text).split()) <= 650
+    assert len(BLOCK.sub("", text).split()) <= 550

@@ -318,7 +318,7 @@ def test_the_site_opens_at_the_newest_release(tmp_path: Path) -> None:
 PICTURE = re.compile(r"!\[([^\]]*)\]\(([^)]+\.png)\)")
 # Made by `make docs`: the demo's picture, and the pages in a browser.
 BY_MAKE_DOCS = {"demo.png", "page-overview.png", "page-audit.png", "page-phone.png"}
-BY_MAKE_DOCS |= {"board-gains.png", "board-contributions.png"}
+BY_MAKE_DOCS |= {"shares.png", "board-gains.png", "board-contributions.png"}
 
 
 def test_every_picture_is_made_with_the_numbers_of_its_page() -> None:

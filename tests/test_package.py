@@ -129,23 +129,16 @@ def test_the_demo_keeps_its_promises(wheel: Path, tmp_path: Path) -> None:
     """It must end in time and its own claims must hold."""
     installed = install(wheel, tmp_path / "environment", "demo")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert "Next" in run(installed / "clientwise", "demo", "--out", "demo", cwd=tmp_path)
+    printed = run(installed / "clientwise", "demo", "--out", "demo", cwd=tmp_path)
+    assert "Next" in printed
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert (
         after.ru_utime - before.ru_utime < 200
     )  # of all cores together: what else runs does not count
     demo = cw.Run(tmp_path / "demo")
-    assert demo.methods == [
-        "FedAvg",
-        "prioritized",
-        "online",
-        "AdaFedSquared",
-        "combined",
-        "Recommended",
-    ]
     metric = last(demo, "metric")
-    assert metric["AdaFedSquared"] > metric["FedAvg"] + 0.05
-    assert metric["combined"] > metric["FedAvg"] + 0.05
-    assert metric["Recommended"] > metric["AdaFedSquared"]
+    assert metric["Recommended"] > metric["AdaFed"] > metric["FedAvg"] + 0.05
+    assert abs(metric["Recommended"] - metric["FedAvg, fine-tuned"]) < 0.05  # the text says so
     influence = demo.frame("rounds").groupby("method")["hostile_influence"].mean()
-    assert influence["AdaFedSquared"] < 0.25 * influence["FedAvg"]
+    assert influence["Recommended"] < 0.25 * influence["FedAvg, fine-tuned"] < influence["FedAvg"]
+    assert printed.count("Evidence found it.") == 3

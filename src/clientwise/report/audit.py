@@ -165,31 +165,26 @@ def shares(run: RunFolder, method: str, seed: int, round_num: int) -> Chart:
     """A bar for each client of a round: its final share, the largest first, with the reason in brief."""
     at = Round(run, method, seed, round_num)
     told = sorted(explain(run, method, seed, round_num), key=lambda one: -(one.share or 0.0))
-    names = [one.attack.replace("_", " ") if one.attack else "honest" for one in told]
-    simulated = "simulated as" if any(one.is_simulated for one in told) else "client is"
-    rows = {
-        "client": [f"{one.label}: {one.brief()}" for one in told],
-        "share": [one.share or 0.0 for one in told],
-        simulated: names,
-    }
-    frame = pandas.DataFrame(rows)
-    least = frame.nsmallest(MOST_BARS, "share").index if len(frame) > MOST_BARS else frame.index
-    equal = told[0].equal_share if told else 0.0
+    shown = told if len(told) <= MOST_BARS else [*told[: MOST_BARS // 2], *told[-MOST_BARS // 2 :]]
+    names = [f"{_marked(one)}: {one.brief()}" for one in shown]
+    values = [one.share or 0.0 for one in shown]
     return Chart(
         _id(at, "shares"),
-        f"{at.title}: share of the model and the reason; the line is an equal share",
-        frame.loc[least],
+        f"{at.title}: shares and reasons (line: equal share)",
+        pandas.DataFrame({"client": names, "share": values}),
         "bars",
         x="share",
         y="client",
-        colour=simulated,
         format=".0%",
-        reference=equal,
+        reference=told[0].equal_share if told else None,
         alt="; ".join(
-            f"{name} {percent(share)}"
-            for name, share in zip(rows["client"], rows["share"], strict=True)
+            f"{name}, {percent(share)}" for name, share in zip(names, values, strict=True)
         ),
     )
+
+
+def _marked(one: Explanation) -> str:
+    return f"{one.label} (hostile)" if one.is_hostile else one.label
 
 
 def _picture(at: Round, told: Sequence[Explanation]) -> Iterator[Chart]:
@@ -199,9 +194,8 @@ def _picture(at: Round, told: Sequence[Explanation]) -> Iterator[Chart]:
         evidence = one.prior if one.evidence is None else one.evidence.after
         path = [one.equal_share, one.prior, evidence, one.weight, one.influence]
         movers = ("criteria", "evidence", "bounds", "rule" if one.clipped is None else "clipping")
-        label = f"{one.label} (hostile)" if one.is_hostile else one.label
         for mover, (before, after) in zip(movers, pairwise(path), strict=True):
-            steps.append((label, mover, before, after))
+            steps.append((_marked(one), mover, before, after))
     frame = pandas.DataFrame(steps, columns=["client", "step", "from", "to"]).dropna()
     is_moved = (frame["from"] - frame["to"]).abs() > 1e-9
     frame = frame[frame["step"].isin(frame.loc[is_moved, "step"])]

@@ -409,6 +409,13 @@ class Round:
         return {row["client"]: row for row in records(every[every["seed"] == self.seed])}
 
 
+def last_of_each(run: RunFolder, method: str, seed: int) -> list[Explanation]:
+    """The explanation of every client in the last round in which its update arrived."""
+    own = lane_rows(run, "weights", method, seed)
+    last = own.groupby("client")["round"].max()
+    return [explain(run, method, seed, rounds, [client])[0] for client, rounds in last.items()]
+
+
 def explain(
     run: RunFolder,
     method: str,
