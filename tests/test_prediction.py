@@ -23,6 +23,7 @@ from clientwise.data.folder import DataError
 from clientwise.errors import ClientwiseError
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.prediction import load_predictor
+from clientwise.record.run import RunFolder
 from clientwise.report.about import about
 from recorded import last
 from reported import items_of
@@ -241,7 +242,7 @@ def test_the_record_and_the_page_name_columns_and_classes(tmp_path: Path) -> Non
     config = config_of("classification", tmp_path)
     rows = rows_of("classification")
     run = cw.Run(cw.run(config, tmp_path / "run"))
-    said = dict(about(run))
+    said = dict(about(RunFolder(run.folder)))
     assert "Größe, b (" in said["columns"]
     assert "% missing), c, d, e, ward (2 categories, " in said["columns"]
     assert said["target"] == "y: böse, gut"
@@ -288,7 +289,7 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
     (path,) = run.export("FedAvg", 1, tmp_path / "models")
     with pytest.raises(ClientwiseError, match="its inputs are not the columns of a table"):
         cw.load(path)
-    with pytest.raises(ClientwiseError, match="is a folder; `clientwise export"):
+    with pytest.raises(ClientwiseError, match="is a folder; name a file"):
         load_predictor(tmp_path)
     with pytest.raises(
         ClientwiseError, match=r"is a folder; name one of its files, .*FedAvg-seed1"

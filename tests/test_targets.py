@@ -296,7 +296,9 @@ def test_values_are_searched_by_the_metric(tmp_path: Path) -> None:
             config["model"] = {"name": "fully_convolutional", "channels": [4], "middle": [4]}
         if name == "regression":
             rates = {"training": {"learning_rate": [1e-6, 0.02]}}
-            found = tune(load_experiment(config), TuneSettings(trials=6, over=rates))
+            found = tune(
+                load_experiment(config), TuneSettings(trials=6, over=rates), tmp_path / "trials"
+            )
             assert found.trials["FedAvg"][0].values == {"training.learning_rate": 0.02}
         run = cw.Run(cw.run(config, tmp_path / f"run {name}"))
         assert run.facts.metric == kind.metric

@@ -355,12 +355,12 @@ def test_the_command(tiny: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "blocked").write_text("a file where a folder should be")
     tiny["trackers"] = [{"name": "tensorboard", "log_dir": "blocked"}]
     (tmp_path / "tiny.toml").write_text(tomli_w.dumps(tiny))
-    for trackers, count in (([], 1), (["--tracker", "tensorboard"], 0)):
+    for trackers, count in (([], 1), (["--set", 'trackers=["tensorboard"]'], 0)):
         command = ["run", "tiny.toml", "--out", f"run {count}", *trackers]
         done = processes.run(processes.COMMAND, *command, cwd=tmp_path)
         done.check_returncode()
         said = "warning: tracker tensorboard is switched off for the rest of this run: "
-        assert done.stderr.count(said) == done.stderr.count("\n") == count
+        assert done.stderr.count(said) == count
     assert (tmp_path / "run 0" / "tensorboard" / "FedAvg-seed1").is_dir()
 
 

@@ -109,7 +109,7 @@ def test_side_by_side_or_one_after_the_other_is_the_same_run(
         lambda lanes, *rest: (joined.append(len(lanes)), original(lanes, *rest)),
     )
     together = cw.Run(cw.run(tiny, tmp_path / "together"))
-    monkeypatch.setattr(runner._Session, "_lanes_that_fit", lambda *given: 1)
+    monkeypatch.setattr(runner, "lanes_that_fit", lambda *given: 1)
     apart = cw.Run(cw.run(tiny, tmp_path / "apart"))
     assert joined == [4, 1, 1, 1, 1]
     assert recorded.everything(together) == recorded.everything(apart)

@@ -150,7 +150,7 @@ def test_timeliness_is_kept_over_a_resume_and_falls_for_the_slow(
     config["methods"] = [{"name": "timely", "criteria": ["timeliness"], "pace": {"deadline": 4.0}}]
     cw.run(config | {"rounds": 3}, tmp_path / "run")
     cw.run(config, tmp_path / "run", resume=True)
-    memory = load_file(tmp_path / "run" / "checkpoints/lane-1.safetensors")["memory.timeliness"]
+    memory = load_file(tmp_path / "run" / "checkpoints/lane-1.safetensors")["criteria/timeliness"]
     refused = cw.Run(tmp_path / "run").frame("refusals")["client"].unique()
     assert len(refused)
     assert all(memory[client] < 1 for client in refused)

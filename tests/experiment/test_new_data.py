@@ -115,4 +115,4 @@ def test_every_kind_of_column_has_every_share_and_clean_stands_once() -> None:
         (group,) = cell.experiment.hostile
         data, hostile = build_data(cell.experiment, load_samples(cell.experiment), 1)
         changed = {client for one in data.new_data for client in one.clients}
-        assert len(changed | hostile.keys()) == round(10 * group.share)
+        assert len(changed | hostile.keys()) == round(10 * group.clients)

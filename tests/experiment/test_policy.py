@@ -12,6 +12,7 @@ from clientwise.errors import ConfigError, RunError
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config_file import merge
 from clientwise.experiment.load import load_experiment
+from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
 from recorded import rows
 
@@ -44,7 +45,7 @@ def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
         found = weights(folder, round_num)
         assert sum(found.values()) == pytest.approx(1)
         assert all(0.05 - 1e-9 <= one <= 0.4 + 1e-9 for one in found.values())
-    _, table, *_, bounds = audit(cw.Run(folder), "A", 1, 2, details=True)
+    _, table, *_, bounds = audit(RunFolder(folder), "A", 1, 2, details=True)
     assert bounds == "Bounds: cap 40%, floor 5%."
     assert {"dataset_size", "model_divergence"} <= {*table.columns}
 

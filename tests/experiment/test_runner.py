@@ -23,6 +23,7 @@ import clientwise as cw
 import processes
 from clientwise.errors import RunError
 from clientwise.experiment.running import resume, runner
+from clientwise.experiment.running.lanes import Progress
 from clientwise.record.database import reading
 from clientwise.record.files import locked
 from clientwise.record.run import RunFolder
@@ -41,8 +42,8 @@ def content(run: cw.Run | Path) -> dict[str, Any]:
 
 
 def test_a_run_folder_holds_what_happened(tiny: dict[str, Any], tmp_path: Path) -> None:
-    seen = []
-    folder = cw.run(tiny, tmp_path / "run", on_round=seen.append).folder
+    seen: list[Progress] = []
+    folder = cw.run(tiny, tmp_path / "run", on_round=lambda _, step: seen.append(step)).folder
     assert sorted(path.name for path in folder.iterdir() if not path.name.startswith(".")) == [
         "checkpoints",
         "config.toml",

@@ -187,12 +187,10 @@ def test_a_method_with_another_optimizer_has_its_rate() -> None:
     assert [method.training.learning_rate for method in again.build_methods()] == rates
 
 
-def test_changing_the_optimizer_of_a_loaded_experiment_changes_a_default_rate(
-    tmp_path: Path,
-) -> None:
+def test_changing_the_optimizer_changes_a_default_rate(tmp_path: Path) -> None:
     for given, expected in [({}, 0.001), ({"learning_rate": 0.05}, 0.05)]:
-        experiment = load_experiment({**CONFIG, "training": given})
-        run = cw.run(experiment, tmp_path / str(expected), progress=False, optimizer="adam")
+        config = {**CONFIG, "training": given}
+        run = cw.run(config, tmp_path / str(expected), progress=False, optimizer="adam")
         assert run.config["training"]["learning_rate"] == expected
 
 
@@ -352,7 +350,6 @@ def test_a_loaded_config_keeps_its_objects(tmp_path: Path) -> None:
     assert losses_of("other", load_experiment(two)) != expected
     assert losses_of("loaded", loaded) == expected
     load_experiment(two)
-    assert losses_of("changed", loaded, keep_every=1) == expected
 
 
 @pytest.mark.bits

@@ -83,7 +83,9 @@ def test_one_joins(config: dict[str, Any], tmp_path: Path) -> None:
     assert took_part == {1: {0, 1, 2}, 2: {0, 1, 2}, 3: {0, 1, 2, 3}}
     assert found.frame("clients")["name"].tolist() == NAMES
     assert "not connected" not in str(found.frame("rounds")["notes"].tolist())
-    assert dict(about(found))["clients"] == "4 with local data; cohort: all clients"
+    assert (
+        dict(about(RunFolder(found.folder)))["clients"] == "4 with local data; cohort: all clients"
+    )
     assert [change.what for change in found.facts.changes] == [["d joined"]]
 
 

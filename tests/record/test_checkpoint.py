@@ -112,7 +112,7 @@ def test_one_of_another_shape_or_without_numbers_is_refused(
             replace(state, model=torch.tensor([0.0, 1.0, float("nan"), 0.0, 0.0])),
             "its model has NaN or Inf",
         ),
-        (replace(state, memory={}), r"memory\.trust is missing"),
+        (replace(state, memory={}), r"criteria/trust is missing"),
         (replace(state, priority=("size",)), "not a checkpoint of this method"),
     ):
         save_checkpoint(path, wrong, {})

@@ -49,9 +49,9 @@ def test_every_so_many_rounds_are_kept(
     assert tensors(run, 2) == tensors(short) != tensors(run, 4)
     assert tensors(short, 2) == tensors(short)  # the last one is kept in any case
     with pytest.raises(RunError, match="has no model of round 1; kept before the last: none"):
-        short.trained("FedAvg", 1, 1)
+        RunFolder(short.folder).trained("FedAvg", 1, 1)
     with pytest.raises(RunError, match="has no model of round 3; kept before the last: 2, 4"):
-        run.trained("FedAvg", 1, 3)
+        RunFolder(run.folder).trained("FedAvg", 1, 3)
 
 
 def test_what_was_kept_after_the_checkpoint_is_run_again(

@@ -11,8 +11,8 @@ from annotated_types import Ge, Gt, Le, doc
 from torch import Tensor
 
 from ..registry import PositiveInt
+from .reasons import Reason
 from .sampling import sample_clients
-from .types import Reason
 
 HOUR = 3600.0
 Seconds = Annotated[float, Gt(0), Le(10**8)]  # three years: clocks count no further

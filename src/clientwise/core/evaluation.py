@@ -14,12 +14,12 @@ from .feedback import Search
 from .method import Plan
 from .objective.metrics import accuracy
 from .other_weights import evaluated
+from .reasons import Kept
 from .types import (
     Candidate,
     Contributions,
     Counterfactual,
     Evaluation,
-    Kept,
     Posterior,
     PrivacyRecord,
     RoundRecord,

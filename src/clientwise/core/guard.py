@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .criteria import Criterion
 from .objective.problem import Problem
-from .types import Reason, Refusal, Updates
+from .reasons import Reason
+from .types import Refusal, Updates
 
 NOT_FINITE = Reason("model has NaN or Inf", "diverged")
 TOO_FAR = Reason("update norm is not finite", "diverged")

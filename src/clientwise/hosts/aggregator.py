@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ..core.guard import inspect_models
 from ..core.method import Plan
+from ..core.reasons import Reason
 from ..core.round import first_state, run_round
-from ..core.types import Reason, Refusal, RoundRecord, ServerState, Updates
+from ..core.types import Refusal, RoundRecord, ServerState, Updates
 from ..core.weights.scores import Score
 from ..core.weights.weighting import ScoreError
 from ..errors import plain

@@ -14,7 +14,7 @@ from ..core.criteria import ANY, CRITERIA, Criterion, is_fixed
 from ..core.guard import inspect_values
 from ..core.objective.metrics import METRICS, measured
 from ..core.objective.problem import Problem
-from ..core.types import Reason
+from ..core.reasons import Reason
 from .engine import Layout
 
 Client = str | int

@@ -16,7 +16,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..core.objective.problem import Problem
-from ..core.types import RoundRecord, ServerState, likely_cause
+from ..core.reasons import likely_cause
+from ..core.types import RoundRecord, ServerState
 from ..errors import RunError, shortened
 from ..writing import ENDING, write_atomically
 from .checkpoint import load_checkpoint, save_checkpoint

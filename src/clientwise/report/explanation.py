@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..core.types import Kept
+from ..core.reasons import Kept
 from ..errors import RunError
 from .about import in_words
 from .items import counted, percent

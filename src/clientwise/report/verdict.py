@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy
 
-from ..core.types import Kept, likely_cause
+from ..core.reasons import Kept, likely_cause
 from ..record.facts import unequal_steps
 from .items import counted, percent
 from .results import Method, Results, client_names, has_hostile

@@ -19,7 +19,8 @@ from torch import Tensor
 from ...core.clock import LATE, Pace
 from ...core.criteria import is_fixed
 from ...core.evaluation import LARGEST_LOSS
-from ...core.types import Evaluation, Reason, Refusal, Task, Updates
+from ...core.reasons import Reason
+from ...core.types import Evaluation, Refusal, Task, Updates
 from ...engine.jobs import joined_evaluations
 from ...engine.wrapping import EmbeddedEngine, WrappingEngine
 from ...experiment.config.settings import FlowerSettings

@@ -12,7 +12,8 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from ...core.types import Reason, Refusal
+from ...core.reasons import Reason
+from ...core.types import Refusal
 from ...errors import plain
 
 CHUNK = 8  # replies fetched at a time, which is the most models the server holds at once
