@@ -12,19 +12,28 @@ import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
 import pandas
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 import clientwise as cw
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.record.run import RunFolder
 from clientwise.report.charts import draw
-from clientwise.report.items import in_time, percent
+from clientwise.report.items import Chart, in_time, percent
 from clientwise.report.results import Method, Results
-from clientwise.report.sections import curves, first_rounds, reached_column, scales, used
+from clientwise.report.sections import (
+    curves,
+    first_rounds,
+    metric_chart,
+    reached_column,
+    scales,
+    used,
+)
 from clientwise.report.statistics import Difference, holm, paired_difference
 
 DOCS = Path(__file__).parent
@@ -70,11 +79,13 @@ def block(run: RunFolder, picture: Path) -> str:
     """The tables of a run, and its curves over time."""
     results = Results([run])
     methods = results.methods
-    chart = next(
+    over_time = next(
         item for item in curves(results) if not isinstance(item, str) and item.id == "metric-time"
     )
+    chart = replace(over_time, alt=ends(metric_chart(results)))
     picture.parent.mkdir(exist_ok=True)
     draw(chart, picture, [one.label for one in methods])
+    describe(picture, chart.alt)
     quarters = {seed: slowest(run, seed) for seed in methods[0].seeds}
     last = {
         seed: min(float(one.curve("ended")[seed].max()) for one in methods) for seed in quarters
@@ -93,6 +104,24 @@ def block(run: RunFolder, picture: Path) -> str:
             f"![{chart.alt}](devices/{picture.name})\n",
         ]
     )
+
+
+def ends(chart: Chart) -> str:
+    """Which methods end highest and lowest, in words."""
+    last = chart.frame.groupby("method")["value"].last()
+    high, low = last.idxmax(), last.idxmin()
+    return (
+        f"{chart.title} over time: of {len(last)} methods {high} with {percent(last[high])} ends highest "
+        f"and {low} with {percent(last[low])} lowest."
+    )
+
+
+def describe(picture: Path, text: str) -> None:
+    """Write what a picture shows into its file."""
+    about = PngInfo()
+    about.add_text("Description", text)
+    with Image.open(picture) as image:
+        image.save(picture, pnginfo=about)
 
 
 def until_target(results: Results) -> list[pandas.Series]:
