@@ -59,11 +59,9 @@ SYSTEMS = [
     System("pfl-processes", "pfl", f"torchrun --standalone --nproc_per_node {CORES} -m peers.pfl"),
     System("flower", "flwr", f"python -m peers.flower --processes {CORES}"),
     System("fedjax", "fedjax", "python -m peers.fedjax"),
-    System("fedlab", "fedlab", "python -m peers.fedlab --threads {threads}"),
     System("blazefl", "blazefl", "python -m peers.blazefl"),
     System("blazefl-threads", "blazefl", f"python -m peers.blazefl --threads {CORES}"),
     System("blazefl-processes", "blazefl", f"python -m peers.blazefl --processes {CORES}"),
-    System("fluke", "fluke", "python -m peers.fluke --threads {threads}"),
 ]
 
 

@@ -51,9 +51,7 @@ PAGES = (RAW / "evidence.md", RAW / "privacy.md", DOCS.parent / "README.md")
 
 OURS = "Recommended"
 ORACLE = "KnowsHonestTuned"  # regrets are counted against it
-ABLATION = "without "  # how the name of a method begins that lacks one part of ours
-EARLIER = f"{OURS} "  # likewise, of an earlier version of ours
-KEPT_ASIDE = {"faces", "two classes"}  # federations that were not used in development
+EARLIER = f"{OURS} "  # how the name of an earlier version of ours begins
 CLEAN = "clean"
 # Of the fifth protocol: points behind the best rival without hostile clients, points behind the oracle in a cell and
 # under slow turns, percent of the honest clients.
@@ -135,7 +133,6 @@ def _cell_rows(folder: Path, cell: MatrixCell) -> pandas.DataFrame:
     rows["honest_clients"] = ever.size().astype(float)
     rows = rows.reset_index()
     rows["federation"] = cell.data
-    rows["kept_aside"] = int(cell.data in KEPT_ASIDE)
     rows["measure"] = run.facts.metric
     rows["higher_is_better"] = int(run.facts.higher_is_better)
     rows["column"] = cell.attack
@@ -215,9 +212,7 @@ def _grid(rows: pandas.DataFrame, methods: Sequence[str], seeds: Sequence[int]) 
 
 
 def kind_of(method: str, raw: pandas.DataFrame) -> str:
-    """What a method is for: usable, not available, ablation, or an earlier version of ours."""
-    if method.startswith(ABLATION):
-        return "ablation"
+    """What a method is for: usable, not available, or an earlier version of ours."""
     if method.startswith(EARLIER):
         return "earlier version"
     kind = str(raw.loc[raw["method"] == method, "kind"].iloc[0])
@@ -247,7 +242,7 @@ def median_clients() -> dict[str, int]:
 
 
 def lead_by_share_table(raw: pandas.DataFrame) -> str:
-    """(h) Ours against every other method over federations, by the share of hostile clients."""
+    """Ours against every other method over federations, by the share of hostile clients."""
     results = results_of(raw)
     overall = _leads(results)
     overall.sort(key=lambda one: one.over_federations.mean)
@@ -269,9 +264,8 @@ def _leads_markdown(
     methods: Sequence[str],
     columns: Mapping[str, Sequence[Difference]],
     results: Results,
-    more: str = "",
 ) -> str:
-    """A row for every method, with each of its differences and p; `more` goes into the note."""
+    """A row for every method, with each of its differences and p."""
     rows = []
     for index, method in enumerate(methods):
         row = [_marked(method, results)]
@@ -284,13 +278,13 @@ def _leads_markdown(
     note = (
         f"`{OURS}` minus the method, in points with 95% intervals. p is corrected for {len(methods)} "
         "comparisons (Holm). Over federations: what other federations would give, if these are a "
-        f"random choice of them. {more}Bold: p < 0.05. {NOT_AVAILABLE_MEANS}"
+        f"random choice of them. Bold: p < 0.05. {NOT_AVAILABLE_MEANS}"
     )
     return f"{_markdown(heads, rows, texts=('against',))}\n\n*{note}*"
 
 
 def readme_table(raw: pandas.DataFrame) -> str:
-    """(f) The README's table: ours, its strongest rivals, and what they are measured by."""
+    """The README's table: ours, its strongest rivals, and what they are measured by."""
     results = results_of(raw)
     leads = {one.method: one.over_federations for one in _leads(results)}
     parts = {"no hostile clients": at_share(raw, 0), **by_share(raw)}
@@ -308,7 +302,7 @@ def readme_table(raw: pandas.DataFrame) -> str:
 
 
 def regret_table(raw: pandas.DataFrame) -> str:
-    """(i) How far every method is behind the one that is told which clients are honest."""
+    """How far every method is behind the one that is told which clients are honest."""
     results = results_of(raw)
     lines = by_mean(standings(results, results.federations), results.federations[0])
     slow = _slow_turns(results)
@@ -341,7 +335,7 @@ def _slow_turns(results: Results) -> list[str]:
 
 
 def fifth_aims_table(raw: pandas.DataFrame) -> str:
-    """(m) The other aims of the fifth protocol by federation: clean, slow turn, false alarms."""
+    """The other aims of the fifth protocol by federation: clean, slow turn, false alarms."""
     results = results_of(raw)
     medians = median_clients()
     earlier = [one for one in results.methods if kind_of(one, raw) == "earlier version"]
@@ -374,7 +368,7 @@ def fifth_aims_table(raw: pandas.DataFrame) -> str:
 
 
 def privacy_table(raw: pandas.DataFrame) -> str:
-    """(g) What noise costs: every method beside uniform weights with the same ε."""
+    """What noise costs: every method beside uniform weights with the same ε."""
     last = _rounds(raw)[-1]
     by_method = raw.set_index(["federation", "method", "seed"])[last].sort_index()
     columns = ["ε", "weights"]
@@ -618,10 +612,10 @@ def _p_value(difference: Difference) -> str:
     return _bold(p_number(difference.p_value), difference.is_significant)
 
 
-def _percent(value: float | None, is_best: bool = False) -> str:
+def _percent(value: float | None) -> str:
     if value is None:
         return "–"
-    return _bold("> 999" if value > 9.99 else f"{100 * value:.1f}", is_best)
+    return "> 999" if value > 9.99 else f"{100 * value:.1f}"
 
 
 def _bold(text: str, is_bold: bool) -> str:

@@ -1,4 +1,4 @@
-"""What came of the experiment on devices: fills the marked places of docs/results/devices.md from run folders.
+"""Fill the tables of docs/results/devices.md from run folders.
 
     python docs/make_devices.py RUNS       (RUNS/devices-digits, RUNS/devices-wisdm: see experiments/run_all.py)
 
@@ -12,34 +12,41 @@ import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy
 import pandas
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 import clientwise as cw
 from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.record.run import RunFolder
 from clientwise.report.charts import draw
-from clientwise.report.items import in_bytes, in_time, percent
+from clientwise.report.items import Chart, in_time, percent
 from clientwise.report.results import Method, Results
-from clientwise.report.sections import curves, first_rounds, reached_column, scales, used
+from clientwise.report.sections import (
+    curves,
+    first_rounds,
+    metric_chart,
+    reached_column,
+    scales,
+    used,
+)
 from clientwise.report.statistics import Difference, holm, paired_difference
 
 DOCS = Path(__file__).parent
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
-HEAD = ["method", "rounds to target", "time to target", "share of FedAvg's time", "bytes to target"]
-AT_ONE_TIME = [
+HEAD = [
     "method",
-    "held out",
+    "time to target",
+    "share of FedAvg's time",
+    "held-out accuracy",
     "slowest quarter",
     "against FedAvg",
-    "fastest quarter",
-    "against FedAvg",
 ]
-
-ALONE = ["methods", "time to target, as a share", "slowest quarter", "fastest quarter"]
+ALONE = ["methods", "time to target, as a share", "slowest quarter"]
 PAIRS = [
     ("size × speed", "FedAvg"),
     ("buffered, by age", "buffered"),
@@ -49,11 +56,10 @@ PAIRS = [
 
 @dataclass(frozen=True)
 class AtOneTime:
-    """How a method did at a time at which all were still running, one value per seed."""
+    """The accuracy of a method at a time at which all were still running, one value per seed."""
 
     held_out: list[float]
     slow: list[float]
-    fast: list[float]
 
 
 def main(runs: Path, page: Path = DOCS / "results" / "devices.md") -> None:
@@ -73,24 +79,26 @@ def block(run: RunFolder, picture: Path) -> str:
     """The tables of a run, and its curves over time."""
     results = Results([run])
     methods = results.methods
-    chart = next(
+    over_time = next(
         item for item in curves(results) if not isinstance(item, str) and item.id == "metric-time"
     )
+    chart = replace(over_time, alt=ends(metric_chart(results)))
     picture.parent.mkdir(exist_ok=True)
     draw(chart, picture, [one.label for one in methods])
-    quarters = {seed: slow_and_fast(run, seed) for seed in methods[0].seeds}
+    describe(picture, chart.alt)
+    quarters = {seed: slowest(run, seed) for seed in methods[0].seeds}
     last = {
         seed: min(float(one.curve("ended")[seed].max()) for one in methods) for seed in quarters
     }
     found = {one.label: at_one_time(one, last, quarters) for one in methods}
-    until = {name: until_target(results, name) for name in ("rounds", "time", "bytes")}
+    until = until_target(results)
     then = in_time(statistics.median(last.values()))
+    rounds, target = results.facts.rounds, percent(results.facts.target)
     return "\n\n".join(
         [
-            f"*{len(quarters)} seeds, {results.facts.rounds} rounds, target {percent(results.facts.target)}.*",
-            table(HEAD, times(methods, until)),
-            f"**Accuracy at the same time: {then} after the start (median over the seeds)**",
-            table(AT_ONE_TIME, accuracies(found)),
+            f"*{len(quarters)} seeds, {rounds} rounds, target {target}; accuracy after {then} "
+            "(median over the seeds).*",
+            table(HEAD, rows_of(methods, until, found)),
             "**Effect of the criterion alone, against the same pace weighted by size**",
             table(ALONE, alone(methods, until, found)),
             f"![{chart.alt}](devices/{picture.name})\n",
@@ -98,57 +106,75 @@ def block(run: RunFolder, picture: Path) -> str:
     )
 
 
-Until = Mapping[str, list[pandas.Series]]  # by what is used up: of every method, how much by seed
+def ends(chart: Chart) -> str:
+    """Which methods end highest and lowest, in words."""
+    last = chart.frame.groupby("method")["value"].last()
+    high, low = last.idxmax(), last.idxmin()
+    return (
+        f"{chart.title} over time: of {len(last)} methods {high} with {percent(last[high])} ends highest "
+        f"and {low} with {percent(last[low])} lowest."
+    )
 
 
-def until_target(results: Results, name: str) -> list[pandas.Series]:
-    """What every method has used up when it reaches the target, by seed."""
-    so_far = next(scale[2] for scale in scales(results) if scale[0] == name)
+def describe(picture: Path, text: str) -> None:
+    """Write what a picture shows into its file."""
+    about = PngInfo()
+    about.add_text("Description", text)
+    with Image.open(picture) as image:
+        image.save(picture, pnginfo=about)
+
+
+def until_target(results: Results) -> list[pandas.Series]:
+    """The time at which every method reaches the target, by seed."""
+    so_far = next(scale[2] for scale in scales(results) if scale[0] == "time")
     target = results.facts.target
     return [used(so_far(one), first_rounds(one, one.metric, target)) for one in results.methods]
 
 
 def alone(
-    methods: Sequence[Method], until: Until, found: Mapping[str, AtOneTime]
+    methods: Sequence[Method], until: Sequence[pandas.Series], found: Mapping[str, AtOneTime]
 ) -> list[list[str]]:
     """Every method that differs from another by a criterion alone, less that other."""
-    time = {one.label: numpy.log(own) for one, own in zip(methods, until["time"], strict=True)}
+    time = {one.label: numpy.log(own) for one, own in zip(methods, until, strict=True)}
     shares = corrected([paired_difference(time[one], time[other]) for one, other in PAIRS])
     slow = corrected(
         [paired_difference(found[one].slow, found[other].slow) for one, other in PAIRS]
     )
-    fast = corrected(
-        [paired_difference(found[one].fast, found[other].fast) for one, other in PAIRS]
-    )
     return [
-        [f"{one} against {other}", ratio(share), points(slow_difference), points(fast_difference)]
-        for (one, other), share, slow_difference, fast_difference in zip(
-            PAIRS, shares, slow, fast, strict=True
+        [f"{one} against {other}", ratio(share), points(difference)]
+        for (one, other), share, difference in zip(PAIRS, shares, slow, strict=True)
+    ]
+
+
+def rows_of(
+    methods: Sequence[Method], until: Sequence[pandas.Series], found: Mapping[str, AtOneTime]
+) -> list[list[str]]:
+    """Time to target and accuracy at one time of every method, beside those of the first one."""
+    logs = [numpy.log(own) for own in until]
+    shares = corrected([paired_difference(own, logs[0]) for own in logs[1:]])
+    first, *others = found.values()
+    slow = corrected([paired_difference(one.slow, first.slow) for one in others])
+    times = reached_column("time", until, in_time).text
+    return [
+        [
+            method,
+            time,
+            ratio(share),
+            percent(statistics.fmean(one.held_out)),
+            percent(statistics.fmean(one.slow)),
+            points(difference),
+        ]
+        for (method, one), time, share, difference in zip(
+            found.items(), times, [None, *shares], [None, *slow], strict=True
         )
     ]
 
 
-def times(methods: Sequence[Method], until: Until) -> list[list[str]]:
-    """Time to target, and that of every method as a share of the first one's."""
-    logs = [numpy.log(own) for own in until["time"]]
-    shares = corrected([paired_difference(own, logs[0]) for own in logs[1:]])
-    texts = {"rounds": "{:g}".format, "time": in_time, "bytes": in_bytes}
-    columns = {name: reached_column(name, until[name], text) for name, text in texts.items()}
-    rows = []
-    for place, (one, share) in enumerate(zip(methods, [None, *shares], strict=True)):
-        sent = float(columns["bytes"].values[place])
-        cells = [columns[name].text[place] for name in ("rounds", "time")]
-        rows.append([one.label, *cells, ratio(share), "–" if math.isnan(sent) else in_bytes(sent)])
-    return rows
-
-
 def at_one_time(
-    one: Method,
-    last: Mapping[int, float],
-    quarters: Mapping[int, tuple[list[int], list[int]]],
+    one: Method, last: Mapping[int, float], quarters: Mapping[int, list[int]]
 ) -> AtOneTime:
     """A method at the time of each seed at which the first of all ended."""
-    found = AtOneTime([], [], [])
+    found = AtOneTime([], [])
     local = one.frame("local")
     for seed, until in last.items():
         times = one.curve("ended")[seed].dropna()
@@ -156,13 +182,12 @@ def at_one_time(
         found.held_out.append(float(one.metric[seed][ended]))
         own = local[(local["seed"] == seed) & (local["round"] <= ended)].dropna(subset=["metric"])
         latest = own.groupby("client")["metric"].last()
-        for clients, values in zip(quarters[seed], (found.slow, found.fast), strict=True):
-            values.append(float(latest.reindex(clients).mean()))
+        found.slow.append(float(latest.reindex(quarters[seed]).mean()))
     return found
 
 
-def slow_and_fast(run: RunFolder, seed: int) -> tuple[list[int], list[int]]:
-    """The slowest and the fastest quarter of the clients of a seed, by how long an answer takes; of those who test."""
+def slowest(run: RunFolder, seed: int) -> list[int]:
+    """The slowest quarter of the clients of a seed by response time, of those with test data."""
     experiment = cw.load(run.folder / "config.toml")
     data, _ = build_data(experiment, load_samples(experiment), seed)
     assert data.devices is not None
@@ -172,28 +197,7 @@ def slow_and_fast(run: RunFolder, seed: int) -> tuple[list[int], list[int]]:
     order = [
         client for client in seconds.argsort(descending=True).tolist() if data.test.sizes[client]
     ]
-    quarter = len(order) // 4
-    return order[:quarter], order[-quarter:]
-
-
-def accuracies(found: Mapping[str, AtOneTime]) -> list[list[str]]:
-    """Accuracy at one time, and that of every method less the first one's."""
-    first, *others = found.values()
-    slow = corrected([paired_difference(one.slow, first.slow) for one in others])
-    fast = corrected([paired_difference(one.fast, first.fast) for one in others])
-    return [
-        [
-            method,
-            percent(statistics.fmean(one.held_out)),
-            percent(statistics.fmean(one.slow)),
-            points(slow_difference),
-            percent(statistics.fmean(one.fast)),
-            points(fast_difference),
-        ]
-        for (method, one), slow_difference, fast_difference in zip(
-            found.items(), [None, *slow], [None, *fast], strict=True
-        )
-    ]
+    return order[: len(order) // 4]
 
 
 def corrected(differences: Sequence[Difference | None]) -> list[Difference | None]:
@@ -203,7 +207,7 @@ def corrected(differences: Sequence[Difference | None]) -> list[Difference | Non
 
 
 def points(difference: Difference | None) -> str:
-    """A difference of shares in percentage points; with a star where it is sure."""
+    """A difference of shares in percentage points; with a star if it is statistically significant."""
     if difference is None or difference.interval is None:
         return "–"
     low, high = difference.interval
@@ -211,7 +215,7 @@ def points(difference: Difference | None) -> str:
 
 
 def ratio(difference: Difference | None) -> str:
-    """A difference of logarithms as a share; with a star where it is sure."""
+    """A difference of logarithms as a share; with a star if it is statistically significant."""
     if difference is None or difference.interval is None:
         return "–"
     mean, low, high = (

@@ -174,14 +174,16 @@ def runs_of(template: str) -> list[str]:
 def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded]) -> str:
     """Every experiment of the papers: its file, its command, its result, and what is missing."""
     lines = [
-        "| experiment | file | command | recorded | result | date | other than the paper because |",
-        "|:--|:--|:--|:--|:--|:--|:--|",
+        "| experiment | run | recorded | result | date | other than the paper because |",
+        "|:--|:--|:--|:--|:--|:--|",
     ]
     for row in rows:
         name = row.get("run", "").partition(":")[0]
         run = recorded.get(row.get("run", "").replace(":", "-"))
         path = row.get("file", f"../../experiments/{name}.toml")
-        command = row.get("command", f"run_all.py RUNS {row.get('run')}")
+        link = f"[{row.get('run', Path(path).stem)}]({path})"
+        if "command" in row:
+            link += f", `{row['command']}`"
         size, result, date = NOT_RUN, "–", "–"
         if run:
             size = f"[{run.about['size']}](reproduction/{run.name}.csv)"
@@ -189,7 +191,7 @@ def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded
             date = run.about["date"]
         elif not name:
             size = "–"
-        cells = (row["what"], f"[{Path(path).stem}]({path})", f"`{command}`", size, result, date)
+        cells = (row["what"], link, size, result, date)
         lines.append(f"| {' | '.join(cells)} | {row.get('why', '–')} |")
     return "\n".join(lines)
 

@@ -26,7 +26,6 @@ SCRIPT = ROOT / "docs" / "make_default.py"
 MOST_OFF = 0.06  # the last bits differ between processors, and rounds enlarge them
 METHODS = [
     "FedAvg",
-    {"name": "without history", "like": "Recommended", "evidence": {"history": False}},
     {"name": "Recommended 0.1.0", "like": "Evidence"},
     "Recommended",
     "KnowsHonestTuned",
@@ -72,11 +71,9 @@ def config(seeds: list[int], federations: dict[str, Any], methods: list[Any]) ->
 def parts(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two federations, each a run of its own."""
     folder = tmp_path_factory.mktemp("parts")
-    script.KEPT_ASIDE = {"two"}
     dirichlet = {"name": "dirichlet", "clients": 6, "concentration": 1.0}
     first = config([1, 2], {"one": {}}, METHODS)
-    aside = {"partition": dirichlet}
-    second = config([1, 2], {"two": aside}, METHODS)
+    second = config([1, 2], {"two": {"partition": dirichlet}}, METHODS)
     return [
         run_matrix(load_matrix(first), folder / "first"),
         run_matrix(load_matrix(second), folder / "second"),
@@ -158,7 +155,6 @@ def test_every_table_is_made_from_the_raw_file(
     raw = script.read_raw("claim", tmp_path)
     results = script.results_of(raw)
     by_name = {one.method: one for one in standings(results, results.federations)}
-    assert script.kind_of("without history", raw) == "ablation"
     assert script.kind_of("Recommended 0.1.0", raw) == "earlier version"
     assert script.kind_of("ServerOnly", raw) == "usable"
     readme = _rows(script.TABLES["readme"](raw))

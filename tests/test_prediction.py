@@ -246,7 +246,7 @@ def test_the_record_and_the_page_name_columns_and_classes(tmp_path: Path) -> Non
     assert "Größe, b (" in said["columns"]
     assert "% missing), c, d, e, ward (2 categories, " in said["columns"]
     assert said["target"] == "y: böse, gut"
-    table = run.model_facts(1).table
+    table = RunFolder(run.folder).model_facts(1).table
     assert table is not None
     assert table.columns[0].mean == pytest.approx(rows["Größe"].mean(), rel=0.05)
     shown = next(item for name, item in items_of(run).items() if name.startswith("per_class_f1"))
@@ -254,7 +254,7 @@ def test_the_record_and_the_page_name_columns_and_classes(tmp_path: Path) -> Non
     config["rounds"] = 1
     file = tmp_path / "config.toml"
     file.write_text(tomli_w.dumps(config), encoding="utf-8")
-    done = CliRunner().invoke(app, ["data", str(file)])
+    done = CliRunner().invoke(app, ["check", str(file), "--data"])
     assert "Columns to predict y from" in done.output
     assert "böse" in done.output
 
@@ -291,9 +291,7 @@ def test_a_network_of_ones_own_and_models_that_cannot_predict(
         cw.load(path)
     with pytest.raises(ClientwiseError, match="is a folder; name a file"):
         load_predictor(tmp_path)
-    with pytest.raises(
-        ClientwiseError, match=r"is a folder; name one of its files, .*FedAvg-seed1"
-    ):
+    with pytest.raises(ClientwiseError, match="is a folder; name a file"):
         load_predictor(tmp_path / "models")
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import platform
-import sys
 from itertools import pairwise
-from types import ModuleType
 
 import torch
 from torch import Tensor, nn
@@ -61,12 +59,3 @@ def final_loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> float:
     return nn.functional.cross_entropy(
         model(inputs.flatten(0, 1)[:1000]), labels.flatten()[:1000]
     ).item()
-
-
-def without_torchvision_operators() -> None:
-    """Lets torchvision be imported where its compiled part does not fit this PyTorch; nothing here uses that part.
-
-    FedLab and fluke import torchvision whether they need it or not.
-    """
-    name = "torchvision._meta_registrations"
-    sys.modules[name] = ModuleType(name)

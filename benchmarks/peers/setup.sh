@@ -16,8 +16,6 @@ make_environment() { # name, packages...
 
 make_environment torch $TORCH numpy==2.4.6
 make_environment pfl $TORCH pfl==0.6.0
-make_environment fluke $TORCH fluke-fl==0.8.1
-make_environment fedlab $TORCH fedlab==1.3.0
 make_environment blazefl $TORCH numpy==2.4.6 blazefl==2.0.3  # needs Python 3.12 or newer
 make_environment fedjax fedjax==0.0.17 jax==0.10.2
 make_environment flwr $TORCH 'flwr[simulation]==1.41.0'

@@ -45,7 +45,7 @@ def test_the_weights_of_every_round_meet_the_policy(tmp_path: Path) -> None:
         found = weights(folder, round_num)
         assert sum(found.values()) == pytest.approx(1)
         assert all(0.05 - 1e-9 <= one <= 0.4 + 1e-9 for one in found.values())
-    _, table, *_, bounds = audit(RunFolder(folder), "A", 1, 2, details=True)
+    *_, table, bounds = audit(RunFolder(folder), "A", 1, 2, details=True)
     assert bounds == "Bounds: cap 40%, floor 5%."
     assert {"dataset_size", "model_divergence"} <= {*table.columns}
 
