@@ -1,4 +1,4 @@
-"""Write docs/config.md, docs/parts-list.md, and what `clientwise list` prints, from the classes and signatures of the library.
+"""Write docs/config.md, docs/parts-list.md and what `clientwise list` prints, from the code of the library.
 
 python docs/make_config.py
 """

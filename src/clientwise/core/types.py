@@ -146,9 +146,7 @@ class LocalTraining:
     ] = None
     clip_gradients: Annotated[
         PositiveFloat | None,
-        doc(
-            "Largest norm of the gradient of a step. Default: off. Typical values are 0.1 to 10."
-        ),
+        doc("Largest norm of the gradient of a step. Default: off. Typical values are 0.1 to 10."),
     ] = None
     transform: Part | None = None
     # Of the schedule in this round; None: the rate is the same in all rounds
