@@ -145,7 +145,7 @@ def api_reference() -> str:
     ]
     lead = (
         "# Python reference\n\nEverything here is in `import clientwise as cw`. The registries (`cw.parts.CRITERIA`, "
-        "`cw.parts.RULES` ...) hold the parts of the [config reference](config.md)."
+        "`cw.parts.RULES` ...) hold the [parts](parts-list.md)."
     )
     testing = "::: clientwise.testing\n    options: {heading: clientwise.testing, toc_label: clientwise.testing}"
     return "\n\n".join([lead, *entries, testing])

@@ -1,4 +1,4 @@
-"""The criterion of docs/own-criterion.md, as a module beside a config."""
+"""The criterion of docs/parts.md, as a module beside a config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/own-criterion.md as a program: phones with an empty battery should weigh less."""
+"""The criterion of docs/parts.md as a program: phones with an empty battery should weigh less."""
 
 from __future__ import annotations
 

@@ -281,8 +281,9 @@ def test_an_attack_that_fails_is_a_refusal_even_if_everybody_attacks(
 
 
 def test_the_attack_of_the_docs_works_as_printed(config: dict[str, Any]) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "attacks.md").read_text(encoding="utf-8")
-    exec(page.split("```python\n")[1].split("```")[0], {"__name__": "an_attack_of_ones_own"})
+    page = (Path(__file__).parents[1] / "docs" / "parts.md").read_text(encoding="utf-8")
+    code = next(one for one in page.split("```python\n") if "class Stubborn" in one)
+    exec(code.split("```")[0], {"__name__": "an_attack_of_ones_own"})
     federation = Federation(attacked(config, "stubborn"))
     federation.engine.load_state({"last_model": torch.ones_like(federation.engine.initial_model)})
     assert sent(federation)[4].tolist() == [1.0] * 650

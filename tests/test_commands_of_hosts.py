@@ -1,4 +1,4 @@
-"""The pages about Flower and NVFlare: their commands, word by word, with a wheel in an empty folder."""
+"""The page about Flower and NVFlare: its commands, word by word, with a wheel in an empty folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def blocks_of(page: str) -> list[list[str]]:
     ]
 
 
-BLOCKS = [(page, lines) for page in ("flower.md", "nvflare.md") for lines in blocks_of(page)]
+BLOCKS = [("frameworks.md", lines) for lines in blocks_of("frameworks.md")]
 LEFT = {  # what has to be there afterwards
     "flwr run": "best.safetensors",
     "clientwise run": "runs/*/config.toml",

@@ -29,6 +29,7 @@ import clientwise as cw
 from clientwise.cli import app
 from clientwise.experiment.config_file import METHODS
 from clientwise.experiment.reference import KINDS
+from clientwise.testing import check_rule
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,7 +43,8 @@ def blocks(page: str, language: str) -> list[str]:
 
 def test_the_config_reference_is_current() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "make_config.py"))
-    for file, text in ((made["PAGE"], made["markdown"]()), (made["LISTED"], made["parts_json"]())):
+    files = {"PAGE": "markdown", "PARTS_PAGE": "parts_page", "LISTED": "parts_json"}
+    for file, text in ((made[key], made[name]()) for key, name in files.items()):
         assert file.read_text("utf-8").strip() == text.strip(), "run `make docs`"
 
 
@@ -84,8 +86,8 @@ def test_the_script_for_a_cluster_runs_and_resumes(
 
     The script's command prints its words, and they run here: a process would import PyTorch each time.
     """
-    script = blocks("clusters.md", "bash")[0]
-    (program,) = blocks("clusters.md", "python")
+    script = blocks("performance.md", "bash")[0]
+    (program,) = blocks("performance.md", "python")
     config = {"name": "mine", "rounds": 2, "data": "digits", "model": "linear"}
     config |= {"partition": {"name": "iid", "clients": 4}, "methods": ["FedAvg"]}
     (tmp_path / "mine.toml").write_text(tomli_w.dumps(config), encoding="utf-8")
@@ -180,14 +182,14 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "accuracy" in capsys.readouterr().out
 
 
-def test_the_page_on_criteria_shows_the_example() -> None:
-    code, *_ = blocks("own-criterion.md", "python")
+def test_the_page_on_parts_shows_the_example() -> None:
+    code, *_ = blocks("parts.md", "python")
     body = code.split("@cw.criterion")[1].strip()
     assert body in (ROOT / "examples" / "my_criteria.py").read_text(encoding="utf-8")
 
 
-def test_the_page_on_criteria_has_a_score_that_runs() -> None:
-    page = (ROOT / "docs" / "own-criterion.md").read_text(encoding="utf-8")
+def test_the_page_on_parts_has_a_score_that_runs() -> None:
+    page = (ROOT / "docs" / "parts.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^ {4}(def weaker\(.*?)\n\n", page, re.DOTALL | re.MULTILINE)
     scope: dict[str, Any] = {"torch": torch}
     exec(textwrap.dedent(" " * 4 + code), scope)
@@ -195,39 +197,33 @@ def test_the_page_on_criteria_has_a_score_that_runs() -> None:
     assert weights.tolist() == pytest.approx([1 / 3, 2 / 3])
 
 
-def test_the_page_on_criteria_and_other_parts_runs_as_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    python = blocks("own-criterion.md", "python")
-    plugins = {"my_criteria": python[0], "my_rules": python[2], "my_data": python[4]}
-    criterion_test, rule_test = python[1], python[3]
-    assert len(python) == 5
+def test_the_page_on_parts_runs_as_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    criterion, criterion_test, rule, data, others = blocks("parts.md", "python")
+    plugins = {"my_criteria": criterion, "my_rules": rule, "my_data": data, "my_parts": others}
     for name, code in plugins.items():
         (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     scope: dict[str, Any] = {}
-    exec("\n".join([criterion_test, rule_test]), scope)
+    exec(criterion_test, scope)
     scope["test_battery"]()
-    scope["test_norm_bound"]()
     random = numpy.random.default_rng(1)
     sensors = {"readings": random.normal(size=(60, 4)), "labels": random.integers(0, 3, 60)}
     numpy.savez(tmp_path / "sensors.npz", **sensors, sites=numpy.repeat([0, 1], 30))
 
     rest = {"name": "page", "rounds": 1, "model": "linear", "plugin_dir": str(tmp_path)}
     digits = {"data": "digits", "partition": {"name": "iid", "clients": 6}}
-    by_battery, by_facts, by_rule, by_site = [
-        tomllib.loads(text) for text in blocks("own-criterion.md", "toml")
-    ]
-    for number, config in enumerate([by_battery, by_facts, by_rule]):
+    by_battery, by_facts, by_site, mine = map(tomllib.loads, blocks("parts.md", "toml"))
+    nearer = {"name": "nearer", "rule": {"name": "near_mean", "power": 2.0}}
+    by_rule = {"plugins": ["my_rules"], "methods": [nearer]}
+    for number, config in enumerate([by_battery, by_facts, by_rule, mine]):
         assert cw.Run(cw.run(rest | digits | config, tmp_path / f"run-{number}")).finished
+    check_rule("near_mean")
     found = cw.load(rest | by_site)
     assert cw.Run(cw.run(found, tmp_path / "sites")).finished
 
 
-def test_the_page_on_parts_names_every_kind_and_runs_as_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_on_parts_names_every_kind() -> None:
     page = (ROOT / "docs" / "parts.md").read_text(encoding="utf-8")
     for registry in KINDS.values():
         (row,) = [line for line in page.splitlines() if line.startswith(f"| {registry.kind} |")]
@@ -237,16 +233,10 @@ def test_the_page_on_parts_names_every_kind_and_runs_as_printed(
             given = inspect.signature(part).parameters.values()
             passed = [one.name for one in given if one.kind is not one.KEYWORD_ONLY]
             assert all(name in row or name in ("scores", "targets") for name in passed), passed
-    (tmp_path / "my_parts.py").write_text("\n".join(blocks("parts.md", "python")), encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "my_parts", raising=False)
-    (config,) = blocks("parts.md", "toml")
-    found = tomllib.loads(config) | {"plugin_dir": str(tmp_path)}
-    assert cw.Run(cw.run(found, tmp_path / "run")).facts.metric == "jaccard"
 
 
 def test_the_pages_on_methods_and_attacks_name_all_of_them() -> None:
-    for page, names in {"methods.md": METHODS, "attacks.md": KINDS["attacks"]}.items():
+    for page, names in {"methods.md": METHODS, "rules.md": KINDS["attacks"]}.items():
         text = (ROOT / "docs" / page).read_text(encoding="utf-8")
         assert [name for name in names if f"`{name}`" not in text] == [], page
 

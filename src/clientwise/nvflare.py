@@ -1,6 +1,6 @@
 """clientwise on NVFlare: `MethodAggregator` runs a whole method, such as `Recommended`, inside a job of your own.
 
-Give it to `FedAvgRecipe(aggregator=...)`; see docs/nvflare.md. Needs `clientwise[nvflare]`.
+Give it to `FedAvgRecipe(aggregator=...)`; see docs/frameworks.md. Needs `clientwise[nvflare]`.
 """
 
 from __future__ import annotations

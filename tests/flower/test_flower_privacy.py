@@ -17,7 +17,7 @@ from grid import LoopGrid, deployed, rounds_of
 from clientwise.hosts.flower.client_app import client_app
 from clientwise.hosts.flower.data import load_npz, write_parts
 
-NUMBERS = {  # the documented names: docs/flower.md
+NUMBERS = {  # the documented names: docs/frameworks.md
     "train": {"training_loss", "seconds", "criterion.label_diversity", "criterion.dataset_size"},
     "evaluate": {"num_samples", "values", "losses"},
 }

@@ -354,6 +354,6 @@ def test_the_example_app_runs_and_weighs(tmp_path: Path) -> None:
 
 def test_the_guide_shows_the_example() -> None:
     example = (EXAMPLE / "digits_app" / "server_app.py").read_text(encoding="utf-8")
-    guide = (EXAMPLE.parents[1] / "docs" / "flower.md").read_text(encoding="utf-8")
+    guide = (EXAMPLE.parents[1] / "docs" / "frameworks.md").read_text(encoding="utf-8")
     shown = guide.split("strategy = Weighted(")[1].split("\n)\n")[0]
     assert shown.split() == example.split("strategy = Weighted(")[1].split("\n    )\n")[0].split()

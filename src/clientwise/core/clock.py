@@ -65,8 +65,7 @@ class Pace:
     late: Annotated[
         Literal["refuse", "keep"],
         doc(
-            'An update that arrives after its round is refused ("refuse"), or counts in the round in '
-            'which it arrives ("keep").'
+            'A late update is refused ("refuse"), or counts in the round in which it arrives ("keep").'
         ),
     ] = "refuse"
     buffer: Annotated[

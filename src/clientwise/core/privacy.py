@@ -71,7 +71,7 @@ class LocalNoise:
 
 @dataclass(frozen=True)
 class Privacy:
-    """How much a client may change the models of a run; see docs/privacy.md."""
+    """How much a client may change the models of a run (docs/privacy.md)."""
 
     # The config's [methods.privacy] table is made from these fields.
     clip: Annotated[
@@ -88,7 +88,7 @@ class Privacy:
         Annotated[float, Gt(0), Le(1e6)] | None,
         doc(
             "Standard deviation of the noise, divided by the sensitivity. Without it, `check` prints "
-            "the value that spends `epsilon` in all rounds."
+            "the smallest value that spends `epsilon` in all rounds."
         ),
     ] = None
     epsilon: Annotated[
@@ -98,8 +98,8 @@ class Privacy:
     denominator: Annotated[
         PositiveFloat | None,
         doc(
-            "A public constant that divides the scores instead of their sum: the sum that you expect "
-            "in a round. Default: weights sum to 1."
+            "Public constant that divides the scores: the sum that you expect in a round. "
+            "Default: weights sum to 1."
         ),
     ] = None
     local: Annotated[

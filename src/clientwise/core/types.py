@@ -72,8 +72,8 @@ class LocalTraining:
     sample_clip: Annotated[
         PositiveFloat | None,
         doc(
-            "Differential privacy of single samples (DP-SGD, Abadi et al., 2016): clip the gradient of "
-            "every sample to this norm. Needs `sample_noise`. Default: off."
+            "DP-SGD (Abadi et al., 2016): the norm to which the gradient of every sample is clipped. "
+            "Needs `sample_noise`. Default: off."
         ),
     ] = None
     sample_noise: Annotated[
@@ -85,10 +85,7 @@ class LocalTraining:
     ] = None
     clip_gradients: Annotated[
         PositiveFloat | None,
-        doc(
-            "Scale the gradient of a step down to this norm where its norm is larger. Default: off. "
-            "Typical values are 0.1 to 10."
-        ),
+        doc("Largest norm of the gradient of a step. Default: off. Typical values are 0.1 to 10."),
     ] = None
     transform: Part | None = None
     # Of the schedule in this round; None: the rate is the same in all rounds

@@ -3,7 +3,7 @@
     strategy = Weighted(FedAvg(), criteria=["label_diversity", "num-examples"])
     strategy.start(grid, initial_arrays, num_rounds=10)
 
-See docs/flower.md. Needs `clientwise[flower]`.
+See docs/frameworks.md. Needs `clientwise[flower]`.
 
 The server app runs an experiment as `clientwise run` does, with its clients reached through a grid.
 The code is in `hosts/flower/`: `engine.py` sends requests, `client_app.py` answers them with the embedded

@@ -43,7 +43,7 @@ Criteria = Annotated[
 
 
 class MethodSettings(ConfigTable):
-    """One way to weigh clients. A name of docs/methods.md means that method; other defaults are FedAvg's."""
+    """One way to weigh clients. The defaults are FedAvg's, unless the name is one of docs/methods.md."""
 
     other_keys: ClassVar = ("like",)  # written out before this table is validated
 
@@ -63,7 +63,7 @@ class MethodSettings(ConfigTable):
     """How the effect on held-out samples changes the weights. Default: off."""
 
     bounds: Annotated[Bounds, BOUNDS] | None = None
-    """Cap and floor of every weight: see [methods.bounds]. Default: no bounds."""
+    """Limits on every weight; see [methods.bounds]. Default: none."""
 
     before: Annotated[list[Annotated[Part, PartOf(BEFORE)]], Field(max_length=16)] = []
     """Changes of the updates before the rule, in this order."""
@@ -72,10 +72,10 @@ class MethodSettings(ConfigTable):
     """Aggregation of the weighted updates."""
 
     adjust: Annotated[Part, PartOf(ADJUSTMENTS)] | None = None
-    """Online adjustment of the order of priority (P2). Default: none."""
+    """Online adjustment of the order of priority (P2). Default: off."""
 
     adapt_loss: Annotated[Part, PartOf(LOSS_ADAPTERS)] | None = None
-    """How the loss of the next round changes (P3). Default: it does not."""
+    """Change of the loss from round to round (P3). Default: off."""
 
     server_step: Annotated[Part, PartOf(SERVER_STEPS)] = Part("replace", {})
     """How the server applies the aggregated update."""
@@ -84,19 +84,19 @@ class MethodSettings(ConfigTable):
     """The keys of [training] that differ for this method. Default: none."""
 
     fine_tune: FineTune | None = None
-    """Train the aggregate on the samples the server weighs by, with these keys of [training] and
-    `line_search`. Default: off."""
+    """Train the aggregate on the samples the server weighs by: keys of [training], and `line_search`.
+    Default: off."""
 
     brake: Annotated[float, Field(gt=0, le=100)] | None = None
-    """Keep the old model if the new one's loss on the samples the server weighs by is higher by this
-    many standard errors. Typical value: 3. Default: off."""
+    """Keep the old model if the new one's loss on these samples is higher by this many standard
+    errors. Typical value: 3. Default: off."""
 
     control: Control | None = None
-    """A control without federated learning. "pooled": train on all clients' samples. "server_only":
-    train on the samples the server weighs by. "alone": every client trains its own model."""
+    """No federated learning: one model of all clients' samples ("pooled"), of the samples the server
+    weighs by ("server_only"), or one for each client ("alone")."""
 
     pace: Annotated[Pace, TableOf(Pace)] | None = None
-    """When a round ends, where clients take time; see [methods.pace]."""
+    """When a round ends; see [methods.pace]. Needs [devices] or Flower."""
 
     adapters: Adapters = "products"
     """Average the products B·A of LoRA adapters, or A and B by themselves (docs/huggingface.md)."""

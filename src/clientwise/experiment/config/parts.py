@@ -279,7 +279,7 @@ def _made_of(registry: Registry[Any], given: Any) -> Made | None:
         return name, Adopted(given, _measurement(given), given, given), {}
     if registry is SCORES:
         return name, Adopted(score_by(given), Declaration(), given, given), {}
-    how = f"register it as a {registry.kind} (docs/own-criterion.md)"
+    how = f"register it as a {registry.kind} (docs/parts.md)"
     refuse([("", f"{name} is a function that is not registered: {how}")])
 
 

@@ -58,77 +58,75 @@ class Experiment(ConfigTable):
     """An experiment. Methods of one seed share data, partition, initial model and cohorts."""
 
     name: Name = "run"
-    """The name of the experiment; the run folder is called after it. Default: the name of the file
-    without its ending; `run` without a file."""
+    """Name of the experiment and of its run folder. Default: the name of the file, else `run`."""
 
     rounds: PositiveInt
     """Rounds of federated learning, per method and seed."""
 
     seeds: Seeds = [1]
-    """Random seeds: `[1, 2, 3]`, or a text as in `"1-5, 9"`. Every method is run once with each."""
+    """Random seeds: `[1, 2, 3]` or `"1-5, 9"`. Every method runs once with each."""
 
     plugins: Annotated[list[str], Field(max_length=MOST_PLUGINS)] = []
-    """Python modules with parts of your own. They are imported before the config is checked, from the
-    folder of the config."""
+    """Python modules with parts of your own, in the folder of the config or installed."""
 
     plugin_dir: str | None = None
-    """The folder of the plugins, and of your own files without `data_dir`. Default: the folder of the config."""
+    """Folder of the plugins and of your own files. Default: the folder of the config."""
 
     engine: Literal["local", "flower"] = "local"
     """Where clients run: in this process, or simulated by Flower."""
 
     checkpoint_seconds: NonNegativeFloat = 10.0
-    """Least time between two checkpoints. 0: one after every round."""
+    """Least time between two checkpoints, in seconds. 0: a checkpoint after every round."""
 
     keep_every: Count = 0
-    """Keep a model after every so many rounds, too. 0: only the last."""
+    """Also keep the model of every n-th round. 0: only the last."""
 
     keep: Literal["last", "best"] = "last"
-    """The model that is used after the run. "best": that of the round with the lowest loss on the
-    samples the server weighs by."""
+    """The model used after the run. "best": that with the lowest loss on the samples the server
+    weighs by."""
 
     stop_early: PositiveInt | None = None
-    """End a method's run after so many rounds in a row without a lower loss. Default: off."""
+    """End a method's run after this many rounds without a lower loss. Default: off."""
 
     initial_model: str | None = None
     """File of the initial model, as `clientwise export` writes it. Default: random."""
 
     device: DeviceName = "auto"
-    """Where models are computed: "cpu", "cuda", or "auto": the GPU if there is one, else the CPU."""
+    """Where models are computed: "cpu", "cuda", or "auto": the GPU if there is one."""
 
     mode: Literal["auto", "loop", "graph", "stacked"] = "auto"
-    """How clients train. "loop": one after the other. "graph": likewise, as CUDA graphs. "stacked":
-    many at once. "auto": the fastest of these."""
+    """How clients train: one after the other ("loop"), likewise as CUDA graphs ("graph"), or many at
+    once ("stacked"). "auto": the fastest."""
 
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
     """Precision of matrix products. "auto": float32 on a CPU, tf32 on a GPU."""
 
     workers: Annotated[int, Field(gt=0, le=1024)] | Literal["auto", "ray"] = "auto"
     """CPU cores that train clients in parallel. "auto": as many as PyTorch has threads. "ray": a Ray
-    cluster (docs/clusters.md)."""
+    cluster (docs/performance.md)."""
 
     data_dir: str | None = None
-    """The data folder. Default: $CLIENTWISE_DATA for published datasets, `plugin_dir` for your own files.
-    Prefer the option --data-dir."""
+    """Data folder. Default: $CLIENTWISE_DATA for published datasets, `plugin_dir` for your own files.
+    Prefer --data-dir."""
 
     trackers: Annotated[list[Annotated[Part, PartOf(TRACKERS)]], Field(max_length=100)] = []
-    """Where else the run is logged. By default nothing is sent anywhere."""
+    """Tools that the run is also logged to. Default: none."""
 
     data: Annotated[Part, PartOf(DATASETS)] | None = None
-    """The dataset. Left out when arrays are passed to `cw.run`."""
+    """The dataset. Omit `data`, `partition` and `model` where you pass yours to `cw.run`."""
 
     features: Annotated[Part, PartOf(FEATURES)] | None = None
     """A frozen network whose features replace the images. Default: none."""
 
     partition: Annotated[Part, PartOf(PARTITIONS)] | None = None
-    """Division of samples among clients. Left out when arrays are passed to `cw.run`."""
+    """Division of samples among clients."""
 
     attributes: ClientAttributes = {}
-    """Facts about the clients, one value per client, for the criteria `attribute` and `is_one_of`, and
-    for your own."""
+    """Facts about the clients, one value per client, for `attribute`, `is_one_of` and criteria of
+    your own."""
 
     model: Annotated[Part, PartOf(MODELS)] | None = None
-    """The network that clients train. Left out when one is passed to `cw.run`."""
+    """The network that clients train."""
 
     training: Training = Training()
     """How clients train; a method may differ."""

@@ -60,21 +60,21 @@ class _OwnKeys(ConfigTable):
     """The keys of [training] that TOML has in another form than `LocalTraining`, or that it lacks."""
 
     batch_size: PositiveInt | Literal["full"] = 32
-    """Batch size B. "full": all samples of a client in one batch, as in P1."""
+    """Batch size B. "full": all samples of a client."""
 
     optimizer: Annotated[str | Part, PlainPartOf(OPTIMIZERS)] = "sgd"
-    """The clients' optimizer. Its state starts anew in every round."""
+    """The clients' optimizer. Its state is not kept between rounds."""
 
     learning_rate: PositiveFloat | None = None
-    """Learning rate η of the clients. Default: the optimizer's own, 0.1 (sgd), 0.001 (adam, adamw) or
-    that of the class of PyTorch. Typical values are 0.01 to 0.1."""
+    """Learning rate η. Default: 0.1 (sgd), 0.001 (adam, adamw) or that of the class of PyTorch.
+    Typical values are 0.01 to 0.1."""
 
     transform: Annotated[Part, PartOf(TRANSFORMS)] | None = None
     """A random change of every training batch (data augmentation). Default: none."""
 
     loss: Annotated[Part, PartOf(LOSSES)] | None = None
-    """The loss that clients train with. Default: cross_entropy, mse (regression) or cox (survival).
-    Evaluation always uses the default."""
+    """Loss that clients train with. Default: that of the problem, such as cross_entropy, with which
+    models are always evaluated."""
 
     schedule: Annotated[str | Part, PlainPartOf(SCHEDULES)] = "constant"
     """The learning rate by round, as a factor on it."""
@@ -151,19 +151,19 @@ class Cohorts(ConfigTable):
     """Number of clients that a round asks, instead of `fraction`."""
 
     without: list[Count] = []
-    """Clients, by number, that are never asked. They keep their data, and evaluate."""
+    """Numbers of clients that are never asked. They keep their data and evaluate."""
 
     sampling: Literal["fixed", "poisson"] = "fixed"
-    """How cohorts are drawn. "fixed": all cohorts have the same size. "poisson": each client is asked independently;
-    `fraction` or `clients_per_round` is the mean."""
+    """Size of cohorts. "fixed": all cohorts have the same size. "poisson": each client is asked independently, and the
+    size is a mean."""
 
 
 class ServerSet(ConfigTable):
     """The server's held-out samples: some weigh clients, others report results."""
 
     source: Literal["held_out", "contributed", "clients"] = "held_out"
-    """Where the samples to weigh by come from. "held_out": the server has its own. "contributed": every
-    client gives a small share. "clients": the cohort evaluates the models instead."""
+    """The samples to weigh by: the server's own ("held_out"), or a small share of every client's
+    ("contributed"). "clients": the cohort evaluates the models instead."""
 
     fraction: Fraction = 0.2
     """Fraction of all samples that is held out for the server."""
@@ -185,15 +185,14 @@ class EvaluationSettings(ConfigTable):
     """Fraction of a client's samples that is its own test set. 0: none."""
 
     held_back: Fraction = 0.0
-    """Fraction of a client's training samples on which it evaluates instead of its test set, as
-    `clientwise tune` does. 0: off."""
+    """Fraction of its training samples on which a client evaluates instead of its test set. 0: off."""
 
     official_test: OfficialTest = "pooled"
-    """Use of the dataset's own test split. "pooled": joined with all other samples. "server": it is
-    the server set (P3). "clients": it is divided into the clients' test sets (P1)."""
+    """The dataset's own test split: joined with the other samples ("pooled"), the server set
+    ("server"), or divided into the clients' test sets ("clients")."""
 
     metric: Annotated[str, NameOf(METRICS)] | None = None
-    """Metric for tables, targets, P2's search and `tune`. Default: accuracy, RMSE (regression),
+    """Metric of tables, targets, P2's search and `tune`. Default: accuracy, RMSE (regression),
     concordance (survival), average precision (multi-label) or Dice (segmentation)."""
 
     clients_every: Count = 1
@@ -204,15 +203,15 @@ class EvaluationSettings(ConfigTable):
     (docs/reports.md)."""
 
     shapley: bool = False
-    """Compute the Shapley value of each client on the server's reporting samples: exact for up to ten
-    clients in a round, else sampled."""
+    """Also compute the Shapley value of each client: exact for up to ten clients in a round, else
+    sampled."""
 
     target: PositiveFloat | None = None
     """Value of the metric for rounds-to-target. Default: not counted."""
 
     client_targets: list[PositiveFloat] = []
-    """Values of the metric for P1's tables, which count the rounds until 10% to 90% of the clients
-    reach them. Default: `target`."""
+    """Values of the metric for P1's tables: rounds until 10% to 90% of the clients reach them.
+    Default: `target`."""
 
 
 def _drawn(fact: DeviceFact) -> Any:
@@ -223,17 +222,15 @@ def _drawn(fact: DeviceFact) -> Any:
 
 @with_fields({name: _drawn(fact) for name, fact in DEVICE_FACTS.items()})
 class DeviceSettings(ConfigTable):
-    """The clients' devices: rounds take time on a virtual clock; see docs/devices.md.
-
-    A fact is a number, the same for all clients, or a distribution that every seed draws from.
-    """
+    """Simulated devices (docs/devices.md). A value is a number, the same for all clients, or a
+    distribution."""
 
     traces: str | None = None
-    """CSV file with a device per line, facts as columns, instead of distributions."""
+    """CSV file with one device per line, instead of distributions."""
 
 
 class FlowerSettings(ConfigTable):
-    """Clients reached through Flower (engine = "flower"): see docs/flower.md."""
+    """Clients reached through Flower (docs/frameworks.md)."""
 
     reply_seconds: Seconds = 600.0
     """Longest time that the server waits for trained models, and again for evaluations."""
@@ -264,23 +261,22 @@ Attacks = Annotated[
 
 
 class HostileClients(ConfigTable):
-    """A group of hostile or faulty clients; see docs/attacks.md."""
+    """A group of hostile or faulty clients (docs/rules.md)."""
 
     clients: PositiveInt | PartOfAll | list[int | str]
-    """How many clients, or which share of all of them below 1, drawn by the seed; or which: a list of
-    numbers or names."""
+    """A number of clients or a share below 1, drawn by the seed; or a list of numbers or names."""
 
     attack: Attacks
-    """The attack, or a list of attacks that act one after the other."""
+    """The attack, or a list of attacks that are applied in this order."""
 
     ignore_global: bool = False
-    """Train their own model instead of the global one (P3 1.C)."""
+    """Train their own models further instead of the global model (P3)."""
 
     from_round: PositiveInt = 1
-    """The first round in which they attack; they are honest before it."""
+    """First round of the attack. Before it, the clients are honest."""
 
     probability: Share = 1.0
-    """Probability with which each of them attacks in a round. 1: always."""
+    """Probability that a client of the group attacks in a round."""
 
     def wanted(self, num_clients: int, names: Sequence[str]) -> int | list[int]:
         """How many clients are hostile, or which; ValueError for a name that no client has."""
