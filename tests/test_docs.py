@@ -56,8 +56,8 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [method.name for method in experiment.methods] == [
         "FedAvg",
         "diversity first",
-        "online",
         "AdaFedSquared",
+        "ServerTuning",
         "Recommended",
     ]
     Path("first.toml").write_text(experiment.to_toml(), encoding="utf-8")
@@ -68,13 +68,28 @@ def test_the_tutorial_runs_as_printed(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for config in blocks("data.md", "toml"):
         cw.load(tomllib.loads(config) | {"name": "page", "rounds": 1, "model": "linear"})
-    drawn, own = blocks("data.md", "python")
+    *_, drawn, own = blocks("data.md", "python")
     monkeypatch.chdir(tmp_path)
     exec(
         f"{drawn}\nassert len(set(run.facts.data.values())) == 3 and run.finished",
         {},
     )
     exec(f"{own}\nassert run.finished and data.num_clients == 2", {})
+
+
+def test_the_page_on_comparisons_has_configs_that_load(tmp_path: Path) -> None:
+    tuned, matrix, methods = blocks("compare.md", "toml")
+    start, _, rest = matrix.partition("[matrix]")
+    own = re.sub(r"methods = .*", "", start)
+    configs = {
+        "tuned": start.replace("FedAvg", "FedYogi") + 'data = "digits"\npartition = "iid"\n' + tuned,
+        "matrix": matrix,
+        "methods": f"{own}{methods}[matrix]{rest}",
+    }
+    for name, config in configs.items():
+        (tmp_path / f"{name}.toml").write_text(config, encoding="utf-8")
+        done = CliRunner().invoke(app, ["check", str(tmp_path / f"{name}.toml")])
+        assert done.exit_code == 0, done.output
 
 
 def test_the_script_for_a_cluster_runs_and_resumes(
