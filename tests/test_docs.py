@@ -78,13 +78,14 @@ def test_the_page_on_data_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_page_on_comparisons_has_configs_that_load(tmp_path: Path) -> None:
-    tuned, matrix, methods = blocks("compare.md", "toml")
-    start, _, rest = matrix.partition("[matrix]")
-    own = re.sub(r"methods = .*", "", start)
+    tuned, matrix, columns = blocks("compare.md", "toml")
+    start, _, cells = matrix.partition("[matrix]")
+    digits = 'data = "digits"\npartition = { name = "iid", clients = 5 }\n'
+    without_methods = re.sub(r"methods = .*", "", start)
     configs = {
-        "tuned": start.replace("FedAvg", "FedYogi") + 'data = "digits"\npartition = "iid"\n' + tuned,
+        "tuned": start.replace("FedAvg", "FedYogi") + digits + tuned,
         "matrix": matrix,
-        "methods": f"{own}{methods}[matrix]{rest}",
+        "columns": f"{without_methods}{columns}[matrix]{cells}",
     }
     for name, config in configs.items():
         (tmp_path / f"{name}.toml").write_text(config, encoding="utf-8")
@@ -135,7 +136,7 @@ def test_notebooks_run(path: Path, tmp_path: Path) -> None:
 
 
 def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, several_inputs, options, plugin, trained, elsewhere = blocks("models.md", "python")
+    own, several_inputs, plugin, options, trained, elsewhere = blocks("models.md", "python")
     monkeypatch.chdir(tmp_path)
     exec(
         f"import clientwise as cw\nfrom torch import nn\n{several_inputs}\nassert run.finished",
@@ -151,7 +152,7 @@ def test_the_page_on_models_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     of_training = [own.replace("runs/own", "runs/before"), "import torch", options]
     exec("\n".join([*of_training, "assert run.finished"]), {})
-    training, config = blocks("models.md", "toml")
+    config, training = blocks("models.md", "toml")
     rest = {
         "name": "page",
         "rounds": 1,
