@@ -1,13 +1,10 @@
 """Make the pictures of the documentation from real runs; needs Chromium.
 
-The runs are the packaged demo; for the audit, the same federation with milder skew, all clients in
-each round and four hostile ones, of two kinds; and, with a data folder (CLIENTWISE_DATA), the four hospitals of
-`make board`.
+The runs are the packaged demo and, for the audit, the same federation with four hostile clients of two kinds.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 from importlib.resources import files
 from pathlib import Path
@@ -25,14 +22,12 @@ from clientwise.report.sections import metric_chart, result_table
 from clientwise.report.terminal import print_items
 
 DOCS = Path(__file__).parent
-HOSPITALS = DOCS.parent / "experiments" / "heart.toml"
 AUDITED = [
     "rounds=20",
     "partition.concentration=1.0",
     "federation.fraction=1.0",
     'hostile=[{clients=2, attack="wrong_labels"}, {clients=2, attack="sign_flip"}]',
 ]
-BOARD = ["rounds=10", "evaluation.counterfactuals=true", "evaluation.shapley=true"]
 
 
 def main() -> None:
@@ -47,19 +42,8 @@ def main() -> None:
     make_screenshots.main(run.folder)
     audited = cw.load(str(files("clientwise") / "demo.toml"), AUDITED, {"methods": ["Recommended"]})
     make_screenshots.audit(cw.run(audited, new_folder("audit")).folder)
-    if "CLIENTWISE_DATA" in os.environ:
-        board(console)
-    else:
-        console.print("No pictures of the hospitals: set CLIENTWISE_DATA to a data folder.")
     print_items(console, [result_table(results)])
     console.print(f"on {platform.machine()}, Python {platform.python_version()}")
-
-
-def board(console: Console) -> None:
-    """The pictures of four hospitals in docs/reports.md."""
-    methods = {"methods": ["FedAvg", "Alone", "Pooled"]}
-    run = cw.run(cw.load(HOSPITALS, BOARD, methods), new_folder("board"), progress=True)
-    make_screenshots.board(run.folder)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,6 @@ from clientwise.record.run import RunFolder
 from clientwise.report.page import write_report
 
 DOCS = Path(__file__).parent
-MARGIN = 16  # around a section, in pixels
-AROUND = """(section, margin) => {
-    const from = section.firstElementChild.getBoundingClientRect();
-    const to = section.lastElementChild.getBoundingClientRect();
-    const [x, y] = [from.left - margin, from.top + scrollY - margin];
-    return { x, y, width: from.width + 2 * margin, height: to.bottom - from.top + 2 * margin };
-}"""
 QUIET = (
     "headless",
     "no-sandbox",
@@ -32,9 +25,8 @@ QUIET = (
 
 
 def main(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
-    """Overview and phone, of one run."""
-    pictures = [("overview", 1360, 1000, ""), ("phone", 375, 812, "Over the rounds")]
-    shoot(folder, out, scheme, pictures)
+    """The overview of one run."""
+    shoot(folder, out, scheme, [("overview", 1360, 1000, "")])
 
 
 def audit(folder: Path, out: Path = DOCS, scheme: str = "light") -> None:
@@ -49,7 +41,6 @@ def shoot(folder: Path, out: Path, scheme: str, pictures: list[tuple[str, int, i
         for name, width, height, place in pictures:
             context = browser.new_context(
                 viewport={"width": width, "height": height},
-                device_scale_factor=2 if name == "phone" else 1,
                 color_scheme="dark" if scheme == "dark" else "light",
                 reduced_motion="reduce",
             )
@@ -63,19 +54,6 @@ def shoot(folder: Path, out: Path, scheme: str, pictures: list[tuple[str, int, i
             shown = page.locator("details figure:has(svg)").last if name == "audit" else page
             shown.screenshot(path=out / f"page-{name}.png")
             context.close()
-
-
-def board(folder: Path, out: Path = DOCS) -> None:
-    """What a board reads of a run."""
-    address = write_report([RunFolder(folder)], folder / "report").resolve().as_uri()
-    with chromium() as browser:
-        page = browser.new_page(viewport={"width": 1000, "height": 900}, reduced_motion="reduce")
-        page.goto(address)
-        for section, title in (("gains", "Who gains"), ("contributions", "Contributions")):
-            shown = page.locator("section", has=page.get_by_role("heading", name=title, exact=True))
-            shown.locator("tbody tr").first.wait_for()
-            box = shown.evaluate(AROUND, MARGIN)
-            page.screenshot(path=out / f"board-{section}.png", clip=box, full_page=True)
 
 
 @contextmanager

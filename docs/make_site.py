@@ -158,7 +158,7 @@ class Doctests(griffe.Extension):
         """Fence them."""
         if obj.docstring:
             obj.docstring.value = re.sub(
-                r"(?m)^((?:>>> .*\n?)(?:.+\n?)*)", r"```pycon\n\1\n```\n", obj.docstring.value
+                r"(?m)^( *)(>>> .*(?:\n\1.+)*)", r"\1```pycon\n\1\2\n\1```", obj.docstring.value
             )
 
 

@@ -118,26 +118,23 @@ def summary_columns(run: cw.Run) -> list[str]:
     return items_of(run)["summary"].columns
 
 
-def test_the_page_on_predicting_runs_as_printed(
+def test_the_example_of_a_table_runs_as_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From a CSV file to predictions for new rows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLIENTWISE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CLIENTWISE_DATA", raising=False)  # where its files would be searched
-    page = ROOT / "docs" / "predict.md"
-    text = page.read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+    text = page.partition("## From a table to a prediction")[2].partition("\n## ")[0]
     output = ""
     scope: dict[str, object] = {}
     for language, block in BLOCK.findall(text):
-        if language == "toml":
-            Path("patients.toml").write_text(block, encoding="utf-8")
         if language == "python":
             exec(block, scope)
         for words in commands_of(block):
-            if "--onnx" not in words:
-                output += run_command(words)
-    assert "patient" in output  # among the columns that `data` prints
+            output += run_command(words)
+    assert "patient" in output  # among the columns that `check` prints
     written = Path("predicted.csv").read_text(encoding="utf-8").splitlines()
     assert written[0].endswith("prediction,probability of no,probability of yes")
     assert len(written) == 11

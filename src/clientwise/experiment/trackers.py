@@ -1,7 +1,7 @@
 """Trackers: follow a run in TensorBoard, MLflow, Weights & Biases or your own tool.
 
 A tracker is a context for one lane: its value is called after every round. None is used unless the config or
-`--set trackers=...` names it. See docs/trackers.md.
+`--set trackers=...` names it. See docs/reports.md.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class TuneSettings(ConfigTable):
     """A search over parameters: `clientwise tune` writes a config with the best values.
 
     A key of a method has a list of values, or a range `{ low = 0.01, high = 1.0 }`, on a log scale
-    if `low` is above 0. See docs/methods.md, "Fair comparisons".
+    if `low` is above 0. See docs/compare.md.
     """
 
     trials: Annotated[int, Field(gt=0, le=10_000)] = 20

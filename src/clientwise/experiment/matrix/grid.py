@@ -42,7 +42,7 @@ class MatrixSettings(ConfigTable):
     """Many experiments in one file: every federation, clean and under every attack.
 
     `clientwise run --jobs 4` runs four cells at once. A cell that fails does not end the others;
-    `--resume` runs it again, and runs what was added. See docs/arena.md.
+    `--resume` runs it again, and runs what was added. See docs/compare.md.
     """
 
     attacks: dict[Name, dict[str, Any]] = {}
