@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from clientwise.core import clock
-from clientwise.core.types import SENTENCES, Cause
+from clientwise.core.reasons import SENTENCES, Cause
 
 
 def test_every_cause_has_a_sentence() -> None:

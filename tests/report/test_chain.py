@@ -65,7 +65,10 @@ def by_client(run: Any, method: str, round_num: int) -> dict[int, Explanation]:
 
 
 def of_kind(run: RunFolder, method: str, kind: type, **options: Any) -> Any:
-    return next(item for item in audit(run, method, 1, 5, **options) if isinstance(item, kind))
+    """Of two charts, the one of the steps."""
+    return [item for item in audit(run, method, 1, 5, **options) if isinstance(item, kind)][
+        kind is Chart
+    ]
 
 
 def printed(items: Any, width: int = 80) -> str:

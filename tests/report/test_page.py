@@ -172,6 +172,7 @@ def test_a_hostile_name_is_only_a_name(open_page: Any, tmp_path: Path) -> None:
         run.frames[name]["name"] = HOSTILE + "</script><script>alert(2)</script>"
     page = open_page(write_report([run], tmp_path))
     page.get_by_text(HOSTILE).first.wait_for()
+    page.locator("details").evaluate_all("all => all.forEach(one => (one.open = true))")
     for plot in page.locator(".plot").all():
         plot.scroll_into_view_if_needed()
         plot.locator("svg").wait_for()
