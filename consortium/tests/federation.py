@@ -9,19 +9,15 @@ from typing import Any
 
 import numpy
 import tomli_w
-from clientwise.flower import server_app
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message
 
 from clientwise_consortium.approval import Experiment, propose
-from clientwise_consortium.canonical import digest
-from clientwise_consortium.grids import ALL, MaskedGrid, SealedGrid
 from clientwise_consortium.keys import public_keys
 from clientwise_consortium.ledger import Ledger
 from clientwise_consortium.mailbox import be_task, unwrapped, wrapped
 from clientwise_consortium.node import Node
-from clientwise_consortium.post import Post
 from clientwise_consortium.record import Record
-from clientwise_consortium.server import first_line, line_of, masked_config
+from clientwise_consortium.server import serve
 from clientwise_consortium.session import ServerSide
 from clientwise_consortium.settings import NodeSettings
 from conftest import NAMES, Keys
@@ -165,30 +161,11 @@ class Federation:
         folder.mkdir(exist_ok=True)
         key = self.keys.private("coordinator")
         members = public_keys(self.keys.signers, "clientwise-member")
-        self.record = Record(folder, key, b"s" * 32)
-        if not self.record.known("members"):
-            self.record.round_done(first_line(self.read, members), {})
+        record = Record(folder, key, b"s" * 32)
         side = ServerSide(key, members)
-        lengths = (self.record.known("ledgers") or [{}])[-1]
-        self.post = Post(self.mailbox, side, self.record.head, lengths)
-        names: tuple[str, ...] = self.read.members
-        grid: Any = SealedGrid(self.post, members, self.read.digest)
-        table = self.read.for_library()
-        if self.read.masked:
-            grid = MaskedGrid(self.post, self.read)
-            table, names = masked_config(self.read), (ALL,)
-        self.grid = grid
-
-        def on_round(progress: Any) -> None:
-            self.record.round_done(*line_of(progress, names, grid, self.post))
-
-        app = server_app(table, on_round=on_round)
-        options = {"out": str(self.folder / out), "server-data": str(self.folder / "server.npz")}
-        app(grid, Context(1, 1, {}, RecordDict(), options))
+        data = str(self.folder / "server.npz")
+        serve(self.mailbox, self.read, side, record, self.folder / out, data)
         return folder
 
     def heads(self) -> dict[str, list[str]]:
         return {name: self.ledger(name).questions("head") for name in NAMES}
-
-
-__all__ = ["digest"]

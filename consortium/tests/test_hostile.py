@@ -13,10 +13,9 @@ import pytest
 import torch
 from clientwise.errors import RunError
 from clientwise.hosts.flower.wire import ARRAYS, pack, unpack
-from clientwise.hosts.protocols import Void
 
 from clientwise_consortium.envelope import sign
-from clientwise_consortium.fixed_point import Sums
+from clientwise_consortium.fixed_point import Sums, Void
 from clientwise_consortium.mailbox import from_bytes, to_bytes
 from clientwise_consortium.masked import fixed_of
 from clientwise_consortium.post import Post
