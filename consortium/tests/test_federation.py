@@ -9,17 +9,19 @@ import pytest
 from clientwise.record.run import RunFolder
 
 from clientwise_consortium.keys import public_keys
-from clientwise_consortium.record import LINES, read, statement
+from clientwise_consortium.record import FIRST, LINES, ROWS, read, statement
 from clientwise_consortium.verify import rounds, verify
 from conftest import NAMES, Keys
 from federation import Federation
 
 
-def checked(federation: Federation, record: Path) -> list[str]:
+def checked(
+    federation: Federation, record: Path, heads: dict[str, list[str]] | None = None
+) -> list[str]:
     keys = federation.keys
     coordinator = public_keys(keys.signers, "clientwise-coordinator")["coordinator"]
     members = public_keys(keys.signers, "clientwise-member")
-    return verify(record, federation.experiment, coordinator, members, federation.heads())
+    return verify(record, federation.experiment, coordinator, members, heads or federation.heads())
 
 
 def test_a_run_and_its_record(keys: Keys, tmp_path: Path) -> None:
@@ -113,4 +115,6 @@ def test_a_line_that_a_killed_coordinator_did_not_sign_is_written_at_the_restart
     heads = {name: [FIRST] for name in NAMES}
     assert checked(federation, record, heads) == []
     (fault, *_) = checked(federation, record)
-    assert "heads that this record does not have" in fault  # of the lines that were lost: a member tells
+    assert (
+        "heads that this record does not have" in fault
+    )  # of the lines that were lost: a member tells

@@ -93,7 +93,14 @@ def _of_round(frame: pandas.DataFrame, number: tuple[Any, ...]) -> list[dict[str
 
 
 def _row(weight: Row, raw: Row, claims: list[Row]) -> Row:
-    signed = [one for one in claims if one["claim"]["criteria"].items() <= raw.items()]
+    """A member's row, with the claim that its criteria are from: of this round, or of one before if it was late."""
+    signed = [
+        one
+        for one in claims
+        if one["claim"]["seed"] == weight["seed"]
+        and one["claim"]["round"] <= weight["round"]
+        and one["claim"]["criteria"].items() <= raw.items()
+    ]
     return {
         "criteria": raw,
         "prior": weight["prior"],
