@@ -156,8 +156,13 @@ def _verify(options: argparse.Namespace) -> int:
     if options.record.is_file():
         from .record import statement_faults
 
-        own = summaries.get(options.site, {"heads": [], "rounds": []})
-        found = list(statement_faults(options.record, options.site, trusted, own))
+        if set(summaries) != {options.site}:
+            raise ValueError("a statement needs --site NAME and --heads NAME.json: that site's summary.json")
+        own = summaries[options.site]
+        try:
+            found = list(statement_faults(options.record, options.site, trusted, own))
+        except (KeyError, TypeError, AttributeError) as error:  # signed, and yet no statement
+            found = [f"this statement has another form: {type(error).__name__} {error}"]
     else:
         from .verify import verify
 

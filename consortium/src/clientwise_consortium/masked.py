@@ -9,13 +9,13 @@ import numpy
 import torch
 from clientwise.core.method import Method
 from clientwise.core.objective.problem import Classification, Regression
-from clientwise.core.weights.weighting import divide
+from clientwise.core.weights.weighting import divide, max_scale, sum_scale
 from clientwise.experiment.config.schema import Experiment
 from clientwise.hosts.flower.wire import CRITERION, NUMBERS
 from clientwise.hosts.protocols import Fixed, Refused, Void
 from flwr.app import RecordDict
 
-from .fixed_point import Sums
+from .fixed_point import SLACK, Sums
 
 
 @dataclass(frozen=True)
@@ -39,26 +39,37 @@ class Scoring:
     def of(experiment: Experiment, clip: float) -> Scoring:
         """For an approved experiment with masked sums. Refused for a criterion that no member measures."""
         (method,) = experiment.build_methods()
+        if _function(method) is max_scale:
+            raise Refused("normalise = max: of masked criteria, members learn the sums alone")
         num_classes, members = experiment.flower.num_classes, len(experiment.flower.clients)
         if len(method.client_criteria) != len(method.criteria):
             raise Refused("masked sums need criteria that members measure")
         problem = Classification(num_classes) if num_classes else Regression()
         highs = [criterion.high(problem) for criterion in method.criteria]
         upper = torch.ones(1, len(highs), dtype=torch.float64)
-        if not method.uses_sums:
+        if _function(method) is not sum_scale:
             upper = upper * torch.tensor(highs)
         most = float(method.score(method.names, upper))
         return Scoring(method, Sums(members, most, clip, highs))
 
     def score(self, criteria: Sequence[float], sums: Sequence[float]) -> float:
-        """A member's score. Both lists have the order of `names`."""
+        """A member's score. Both lists have the order of `names`. Refused for sums that cannot be true.
+
+        A sum that is smaller than one of its parts would be a choice of the server: it would cut the scores of some
+        members, and sums with different cuts tell one member's update from the others'.
+        """
         raw = torch.tensor([criteria], dtype=torch.float64)
         scales = torch.tensor(sums, dtype=torch.float64)
-        if not self.method.uses_sums:
+        if _function(self.method) is not sum_scale:
             scales = self.method.normaliser(raw)
-        if not bool((scales >= 0).all()):
-            raise Refused("sums of criteria are zero or more")
+        elif not bool((scales >= raw[0] * (1 - SLACK)).all()):
+            raise Refused("a sum of criteria is smaller than this member's own part")
         return float(self.method.score(self.method.names, divide(raw, scales)))
+
+
+def _function(method: Method) -> object:
+    """The function that normalises, without the options that are bound to it."""
+    return getattr(method.normaliser, "func", method.normaliser)
 
 
 def criteria_of(reply: RecordDict) -> dict[str, float]:
