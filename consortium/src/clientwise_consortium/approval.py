@@ -24,6 +24,7 @@ USUAL_CELL = 5
 RESULTS_MU = 1.0  # of all evaluations under one approval
 MOST_RESULTS = 100_000
 LONGEST_NAME = 60
+MOST_ROUNDS = 1_000_000
 # What an experiment may state. Others name code, simulate clients, or take settings from elsewhere.
 KEYS = {
     *("name", "engine", "rounds", "seeds", "model", "training", "methods", "evaluation", "flower"),
@@ -187,6 +188,8 @@ class Experiment:
         if not all(one is None or 0 < one < math.inf for one in costs):
             raise ApprovalError("noise and epochs must be positive numbers")
         criteria = {str(one) for method in methods for one in method["criteria"]}
+        if not 1 <= table["rounds"] <= MOST_ROUNDS:
+            raise ApprovalError(f"rounds must be 1 to {MOST_ROUNDS}")
         return Experiment(
             digest(content),
             _name(table.get("name", "")),
@@ -217,7 +220,10 @@ def _clip(methods: Sequence[Mapping[str, Any]]) -> float | None:
     (method,) = methods
     if others := method.keys() - MASKED_KEYS:
         raise ApprovalError(f"{min(others)}: not with {MASKED}, whose server sees sums alone")
-    return float(method[MASKED].get("clip", 10.0))
+    clip = float(method[MASKED].get("clip", 10.0))
+    if not 0 < clip < math.inf:
+        raise ApprovalError(f"{MASKED}.clip must be a positive number")
+    return clip
 
 
 def _cost(table: Mapping[str, Any], method: Mapping[str, Any]) -> float | None:
