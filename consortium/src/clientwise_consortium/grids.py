@@ -97,17 +97,21 @@ class SealedGrid:
         try:
             content = from_bytes(reply.content)
             if asked.metadata.message_type == "train":
-                self._read_claim(reply, content)
+                self._read_claim(reply, content, asked.content)
         except Exception as error:
             return failed(asked, f"{type(error).__name__}: {error}")
         return Message(content, reply_to=asked)
 
-    def _read_claim(self, reply: Reply, content: RecordDict) -> None:
+    def _read_claim(self, reply: Reply, content: RecordDict, asked: RecordDict) -> None:
         """The criteria that a member signed; UntrustedError where the message has others."""
         signed = reply.facts["signed"]
         claim = read_claim(signed, reply.member, self._members[reply.member], self._experiment)
         if claim["criteria"] != criteria_of(content):
             raise UntrustedError("its criteria are not those that it signed")
+        plain = json.loads(str(asked.config_records[REQUEST]["json"]))
+        number = plain["seed"], plain["task"]["round_num"]
+        if (claim["seed"], claim["round"]) != number:  # else the record would have a fault
+            raise UntrustedError("its signature is of another round")
         self._keep_claim(reply.member, signed)
 
 

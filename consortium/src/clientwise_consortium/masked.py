@@ -15,7 +15,7 @@ from clientwise.hosts.flower.wire import CRITERION, NUMBERS
 from clientwise.hosts.protocols import Refused
 from flwr.app import RecordDict
 
-from .fixed_point import Fixed, Sums, Void
+from .fixed_point import SLACK, Fixed, Sums, Void
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Scoring:
         uses_sums = normaliser == "sum"
         if not uses_sums and not is_constant(normaliser):
             raise Refused(
-                "in masked sums, no member knows the others' criteria: normalise by sum, fixed or none"
+                f"normalise = {normaliser}: of masked criteria, members learn the sums alone; use sum, fixed or none"
             )
         problem = Classification(num_classes) if num_classes else Regression()
         highs = [criterion.high(problem) for criterion in method.criteria]
@@ -60,13 +60,17 @@ class Scoring:
         return Scoring(method, Sums(members, most, clip, highs), uses_sums)
 
     def score(self, criteria: Sequence[float], sums: Sequence[float]) -> float:
-        """A member's score. Both lists have the order of `names`."""
+        """A member's score. Both lists have the order of `names`. Refused for sums that cannot be true.
+
+        A sum that is smaller than one of its parts would be a choice of the server: it would cut the scores of some
+        members, and sums with different cuts tell one member's update from the others'.
+        """
         raw = torch.tensor([criteria], dtype=torch.float64)
         scales = torch.tensor(sums, dtype=torch.float64)
         if not self.uses_sums:
             scales = self.method.normaliser(raw)
-        if not bool((scales >= 0).all()):
-            raise Refused("sums of criteria are zero or more")
+        elif not bool((scales >= raw[0] * (1 - SLACK)).all()):
+            raise Refused("a sum of criteria is smaller than this member's own part")
         return float(self.method.score(self.method.names, divide(raw, scales)))
 
 

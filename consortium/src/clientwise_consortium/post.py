@@ -21,6 +21,7 @@ from .session import AgainError, ServerSide, join, split
 log = logging.getLogger("clientwise.consortium")
 GREETING_SECONDS = 30.0  # after which a node is greeted again
 PAUSE = 0.2
+LONGEST_REASON = 300
 Result = TypeVar("Result")
 ATTEMPTS = 2  # of a message: a site that was restarted is greeted again, once
 
@@ -64,8 +65,15 @@ class Reply:
 
     @property
     def refused(self) -> str | None:
-        """Why the site refused; None: it did not."""
-        return str(self.facts["refused"]) if "refused" in self.facts else None
+        """Why the site refused, as a text for logs and the record; None: it did not."""
+        if "refused" not in self.facts:
+            return None
+        return _printable(str(self.facts["refused"]))
+
+
+def _printable(text: str) -> str:
+    """What others wrote, as it may stand in logs and records."""
+    return "".join(one if one.isprintable() else "?" for one in text[:LONGEST_REASON])
 
 
 class Post:
@@ -190,7 +198,7 @@ class Post:
         except AgainError:
             return self._repeated(name, letter)
         except Exception as error:  # nothing that arrives ends the run
-            return f"its reply cannot be used: {type(error).__name__}: {error}"[:300]
+            return _printable(f"its reply cannot be used: {type(error).__name__}: {error}")
         self._note_length(letter.member, facts.get("ledger"))
         return Reply(letter.member, facts, rest)
 
