@@ -238,7 +238,7 @@ def test_an_evaluation_is_answered_with_noise_and_then_the_same(federation: Fede
     assert torch.equal(first.counts.flip(0), again.counts)
     assert torch.equal(first.losses.flip(0), again.losses)
     assert first.sample_losses is None
-    assert not torch.equal(first.counts, exact.counts)
+    assert not torch.equal(first.losses, exact.losses)  # counts, in tens, may be the same by chance
     assert bool((first.counts % 5 == 0).all())
     assert torch.equal(first.counts.sum(2), exact.counts.sum(2))
     gate.admit(request, models + 5)
