@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import tomli_w
-from clientwise.flower import server_app
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message
 
 from clientwise_consortium.approval import Experiment, propose
-from clientwise_consortium.canonical import digest
-from clientwise_consortium.grids import ALL, MaskedGrid, SealedGrid
 from clientwise_consortium.keys import public_keys
 from clientwise_consortium.ledger import Ledger
 from clientwise_consortium.mailbox import be_task, unwrapped, wrapped
 from clientwise_consortium.node import Node
-from clientwise_consortium.post import Post
 from clientwise_consortium.record import Record
-from clientwise_consortium.server import first_line, line_of, masked_config
-from clientwise_consortium.session import ServerSide
+from clientwise_consortium.server import serve
+from clientwise_consortium.session import ServerSide, join, split
 from clientwise_consortium.settings import NodeSettings
 from conftest import NAMES, Keys
 
@@ -110,6 +108,7 @@ class Federation:
         self.experiment = folder / "experiment.toml"
         self.experiment.write_text(tomli_w.dumps(config(**changes)))
         self.read = Experiment.read(self.experiment.read_bytes())
+        self.members = public_keys(keys.signers, "clientwise-member")
         self.lock = folder / "requirements.lock"
         self.lock.write_text("clientwise==0.3.0 --hash=sha256:00\n")
         for number, name in enumerate(NAMES):
@@ -157,38 +156,28 @@ class Federation:
 
     def events(self, name: str) -> list[str]:
         query = "SELECT event FROM events ORDER BY number"
-        return [event for (event,) in self.ledger(name)._read(query)]
+        with closing(sqlite3.connect(self.folder / name / "ledger.db")) as database:
+            return [event for (event,) in database.execute(query)]
+
+    def ask(self, name: str, purpose: str, facts: dict[str, Any], content: bytes = b"") -> str:
+        """What a site answers to an instruction that the coordinator signed, whatever its own code does."""
+        side = ServerSide(self.keys.private("coordinator"), self.members)
+        site = self.carry(name)
+        side.greeted(site(side.hello()))
+        number, sealed = side.instruction(name, purpose, join({"head": "0", **facts}, content))
+        answer, _ = split(side.reply(name, number, purpose, site(sealed)))
+        return str(answer.get("refused"))
 
     def serve(self, out: str = "run") -> Path:
         """Run or resume the experiment; the folder of the record."""
         folder = self.folder / f"{out}-record"
         folder.mkdir(exist_ok=True)
         key = self.keys.private("coordinator")
-        members = public_keys(self.keys.signers, "clientwise-member")
-        self.record = Record(folder, key, b"s" * 32)
-        if not self.record.known("members"):
-            self.record.round_done(first_line(self.read, members), {})
-        side = ServerSide(key, members)
-        lengths = (self.record.known("ledgers") or [{}])[-1]
-        self.post = Post(self.mailbox, side, self.record.head, lengths)
-        names: tuple[str, ...] = self.read.members
-        grid: Any = SealedGrid(self.post, members, self.read.digest)
-        table = self.read.for_library()
-        if self.read.masked:
-            grid = MaskedGrid(self.post, self.read)
-            table, names = masked_config(self.read), (ALL,)
-        self.grid = grid
-
-        def on_round(progress: Any) -> None:
-            self.record.round_done(*line_of(progress, names, grid, self.post))
-
-        app = server_app(table, on_round=on_round)
-        options = {"out": str(self.folder / out), "server-data": str(self.folder / "server.npz")}
-        app(grid, Context(1, 1, {}, RecordDict(), options))
+        record = Record(folder, key, b"s" * 32)
+        side = ServerSide(key, self.members)
+        data = str(self.folder / "server.npz")
+        serve(self.mailbox, self.read, side, record, self.folder / out, data)
         return folder
 
     def heads(self) -> dict[str, list[str]]:
         return {name: self.ledger(name).questions("head") for name in NAMES}
-
-
-__all__ = ["digest"]

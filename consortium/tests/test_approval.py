@@ -169,14 +169,14 @@ def test_agree_imports_nothing_and_runs_no_code(keys: Keys, tmp_path: Path) -> N
 def test_what_others_wrote_is_no_command_for_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A name that clears the screen and prints something else does not deceive the approver."""
+    """A name that clears the screen and prints something else is refused, and its words are not printed."""
     table = config(name="trial\x1b[2J\x1b[HYour site trains 0 models\u202e")
     (tmp_path / "e.toml").write_text(tomli_w.dumps(table))
     (tmp_path / "lock").write_text("a==1")
     arguments = ["agree", str(tmp_path / "e.toml"), "--site", "north", "--reason", "r"]
     arguments += ["--lock", str(tmp_path / "lock"), "--out", str(tmp_path / "a.toml")]
-    assert main(arguments) == 0
-    printed = capsys.readouterr().out
+    assert main(arguments) == 1
+    printed = "".join(capsys.readouterr())
     assert "\x1b" not in printed
     assert "\u202e" not in printed
 

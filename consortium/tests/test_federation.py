@@ -9,17 +9,19 @@ import pytest
 from clientwise.record.run import RunFolder
 
 from clientwise_consortium.keys import public_keys
-from clientwise_consortium.record import LINES, read, statement
+from clientwise_consortium.record import FIRST, LINES, ROWS, read, statement
 from clientwise_consortium.verify import rounds, verify
 from conftest import NAMES, Keys
 from federation import Federation
 
 
-def checked(federation: Federation, record: Path) -> list[str]:
+def checked(
+    federation: Federation, record: Path, heads: dict[str, list[str]] | None = None
+) -> list[str]:
     keys = federation.keys
     coordinator = public_keys(keys.signers, "clientwise-coordinator")["coordinator"]
     members = public_keys(keys.signers, "clientwise-member")
-    return verify(record, federation.experiment, coordinator, members, federation.heads())
+    return verify(record, federation.experiment, coordinator, members, heads or federation.heads())
 
 
 def test_a_run_and_its_record(keys: Keys, tmp_path: Path) -> None:
@@ -91,3 +93,28 @@ def test_a_statement_is_a_members_own(keys: Keys, tmp_path: Path) -> None:
         *3 * [50.0],
     ]
     assert "40.0" not in json.dumps(own)
+
+
+def test_a_line_that_a_killed_coordinator_did_not_sign_is_written_at_the_restart(
+    keys: Keys, tmp_path: Path
+) -> None:
+    """Killed after the library wrote a round, before its line: at the last round, and at one before it."""
+    federation = Federation(tmp_path, keys)
+    record = federation.serve()
+    before = list(rounds(record))
+    for name in (LINES, ROWS):  # as it was before the last two rounds were signed
+        path = record / name
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    federation.serve()
+    after = list(rounds(record))
+    for (old, old_rows), (new, new_rows) in zip(before, after, strict=True):
+        assert new_rows == old_rows
+        same = ("method", "seed", "round", "criteria", "priority", "kept")
+        assert [new[key] for key in same] == [old[key] for key in same]
+    assert ["interrupted" in str(body["remarks"]) for body, _ in after] == [False, True, True]
+    heads = {name: [FIRST] for name in NAMES}
+    assert checked(federation, record, heads) == []
+    (fault, *_) = checked(federation, record)
+    assert (
+        "heads that this record does not have" in fault
+    )  # of the lines that were lost: a member tells

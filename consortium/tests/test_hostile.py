@@ -5,20 +5,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from clientwise.errors import RunError
+from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.wire import ARRAYS, pack, unpack
-from clientwise.hosts.protocols import Void
 
 from clientwise_consortium.envelope import sign
-from clientwise_consortium.fixed_point import Sums
+from clientwise_consortium.fixed_point import Sums, Void
 from clientwise_consortium.mailbox import from_bytes, to_bytes
-from clientwise_consortium.masked import fixed_of
+from clientwise_consortium.masked import Scoring, fixed_of
 from clientwise_consortium.post import Post
 from clientwise_consortium.record import LINES, read
 from clientwise_consortium.session import HERE, join, split
@@ -131,7 +130,11 @@ def test_a_member_whose_key_is_none_is_left_out(keys: Keys, tmp_path: Path, open
         signature = sign(keys.private("north"), HERE, *parts).hex()
         return join({"member": "north", "opening": opening.hex(), "signature": signature})
 
-    federation.nodes["north"]._session.here = here  # type: ignore[method-assign]
+    def forged(name: str, message: bytes, site: Site) -> bytes:
+        header, _ = split(message)
+        return here(header) if name == "north" and header["kind"] == "hello" else site(message)
+
+    federation.mailbox.change = forged
     record = federation.serve()
     assert rows(record) == 3 * [{"east", "south"}]
 
@@ -183,7 +186,7 @@ def test_a_ledger_that_was_set_back_is_reported(keys: Keys, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["random", "hundredfold", "too short"])
 def test_a_member_that_sends_an_impossible_part_makes_the_round_void(
-    keys: Keys, tmp_path: Path, kind: str
+    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     changes: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "random": lambda values: torch.randint(-(2**62), 2**62, values.shape),
@@ -191,14 +194,18 @@ def test_a_member_that_sends_an_impossible_part_makes_the_round_void(
         "too short": lambda values: values[:-1],
     }
 
-    class Forged(Sums):
-        def update(self, score: float, update: torch.Tensor) -> torch.Tensor:
-            return changes[kind](super().update(score, update))
+    honest = Sums.update
+    calls = 0
 
+    def forged(self: Sums, score: float, update: torch.Tensor) -> torch.Tensor:
+        """What one member of three adds."""
+        nonlocal calls
+        calls += 1
+        values = honest(self, score, update)
+        return changes[kind](values) if calls == 2 else values
+
+    monkeypatch.setattr(Sums, "update", forged)
     federation = Federation(tmp_path, keys, masked=True, rounds=1)
-    honest = federation.nodes["north"]._scoring()
-    hostile = replace(honest, sums=Forged(**vars(honest.sums)))
-    federation.nodes["north"]._scoring = lambda: hostile  # type: ignore[method-assign]
     record = attempted(federation)
     assert kept(record) != [None]
     assert "void" in remarks(record)
@@ -236,19 +243,16 @@ def test_a_masked_site_answers_no_plain_request_and_sums_a_round_once(
 ) -> None:
     federation = Federation(tmp_path, keys, masked=True, rounds=1)
     federation.serve()
-    site = federation.nodes["north"]
-    again = site._obeyed("key", b'{"head":"0","round":1,"seed":1}\n')
-    assert b"was summed before" in again
+    first = {"round": 1, "seed": 1}
+    assert "was summed before" in federation.ask("north", "key", first)
     for number in (0, 2, 1.0):  # no coordinator can use up rounds of other experiments
-        other = f'{{"head":"0","round":{number},"seed":1}}\n'.encode()
-        assert b"refused" in site._obeyed("key", other)
+        assert "round" in federation.ask("north", "key", {"round": number, "seed": 1})
     assert federation.events("north").count("summed") == 1
     for purpose in ("train", "evaluate"):
-        assert b"masked sums alone" in site._obeyed(purpose, b'{"head":"0"}\n')
+        assert "masked sums alone" in federation.ask("north", purpose, {})
     federation.approve("north")
     federation.restart("north")  # under another approval
-    again = federation.nodes["north"]._obeyed("key", b'{"head":"0","round":1,"seed":1}\n')
-    assert b"was summed before" in again
+    assert "was summed before" in federation.ask("north", "key", first)
 
 
 def test_a_coordinator_that_tells_one_member_other_sums_reads_noise(
@@ -298,6 +302,7 @@ def test_a_coordinator_that_gives_the_others_a_useless_model_reads_noise(
     monkeypatch.setattr(Sums, "read_criteria", lambda self, total: [150.0])
     attempted(federation)
     assert totals
+    experiment = load_experiment(federation.read.for_library())
     for total in totals:
         with pytest.raises(Void):
-            federation.grid._scoring.sums.read_update(total)
+            Scoring.of(experiment, 2.0).sums.read_update(total)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from clientwise.hosts.protocols import Refused, Void
+from clientwise.hosts.protocols import Refused
 from torch import Tensor
 
-from clientwise_consortium.fixed_point import Sums
+from clientwise_consortium.fixed_point import Sums, Void
 from clientwise_consortium.keys import public_keys
 from clientwise_consortium.masks import Adder, Masker
 from conftest import NAMES, Keys

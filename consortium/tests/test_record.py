@@ -229,6 +229,24 @@ def test_a_signed_line_of_another_form_is_a_fault(written: Written, key: str) ->
     assert "another form" in fault
 
 
+@pytest.mark.parametrize(
+    ("number", "fault"),
+    [
+        (4, "1 rounds of Sizes, seed 1 before round 4 have no line"),
+        (10**30, "have no line"),
+        (2, "round 2 of Sizes, seed 1 is there again"),
+        (3.5, "no round has the number 3.5"),
+    ],
+)
+def test_rounds_follow_each_other(written: Written, number: float, fault: str) -> None:
+    def change(one: dict[str, Any]) -> None:
+        if one["body"].get("round") == 3:
+            one["body"]["round"] = number
+
+    (found,) = resigned(written, change)
+    assert fault in found
+
+
 def test_an_experiment_with_foreign_code_is_not_run(keys: Keys, tmp_path: Path) -> None:
     marker = tmp_path / "PWNED"
     (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')")

@@ -23,6 +23,8 @@ TIMES_A_ROUND = 2  # a run that is resumed may ask for a round again, with anoth
 USUAL_CELL = 5
 RESULTS_MU = 1.0  # of all evaluations under one approval
 MOST_RESULTS = 100_000
+LONGEST_NAME = 60
+MOST_ROUNDS = 1_000_000
 # What an experiment may state. Others name code, simulate clients, or take settings from elsewhere.
 KEYS = {
     *("name", "engine", "rounds", "seeds", "model", "training", "methods", "evaluation", "flower"),
@@ -89,6 +91,9 @@ class Approval:
         counts = (self.trainings, self.trainings_a_round, self.evaluations, self.cell)
         if not all(type(one) is int and one >= 0 for one in counts) or not self.cell:
             raise UntrustedError("an approval's numbers are whole")
+        # With a μ that is no number, every comparison with a limit would be false.
+        if self.mu is not None and not (isinstance(self.mu, float) and 0 <= self.mu < math.inf):
+            raise UntrustedError("an approval's mu is a number of zero or more")
         if (self.mu is None) != bool(self.without_noise):
             raise UntrustedError("an approval has either mu, or a reason in without_noise")
 
@@ -160,7 +165,10 @@ class Experiment:
         """From the bytes of `experiment.toml`; ApprovalError for one that this file cannot judge."""
         try:
             return Experiment._read(content, tomllib.loads(content.decode()))
-        except (ValueError, TypeError, AttributeError, KeyError, ArithmeticError) as error:
+        except (
+            *(ValueError, TypeError, AttributeError, KeyError, ArithmeticError),
+            RecursionError,
+        ) as error:
             raise ApprovalError(f"this experiment cannot be read: {error}") from None
 
     @staticmethod
@@ -177,19 +185,30 @@ class Experiment:
         if not all("criteria" in method and "like" not in method for method in methods):
             raise ApprovalError("methods: write each out, with its criteria and without `like`")
         costs = [_cost(table, method) for method in methods]
+        if not all(one is None or 0 < one < math.inf for one in costs):
+            raise ApprovalError("noise and epochs must be positive numbers")
         criteria = {str(one) for method in methods for one in method["criteria"]}
+        if not 1 <= table["rounds"] <= MOST_ROUNDS:
+            raise ApprovalError(f"rounds must be 1 to {MOST_ROUNDS}")
         return Experiment(
             digest(content),
-            str(table.get("name", "")),
-            tuple(table["flower"].get("clients", ())),
+            _name(table.get("name", "")),
+            tuple(_name(one) for one in table["flower"].get("clients", ())),
             int(table["rounds"]),
-            tuple(str(method.get("name", "")) for method in methods),
+            tuple(_name(method.get("name", "")) for method in methods),
             tuple(table["seeds"]),
             None if None in costs else max(one for one in costs if one is not None),
             tuple(sorted(criteria)),
             _clip(methods),
             table,
         )
+
+
+def _name(text: object) -> str:
+    """A name as the approver sees it; ApprovalError for one that could be read as words of this program."""
+    if not isinstance(text, str) or len(text) > LONGEST_NAME or not text.isprintable():
+        raise ApprovalError(f"names are printable texts of at most {LONGEST_NAME} characters")
+    return text
 
 
 def _clip(methods: Sequence[Mapping[str, Any]]) -> float | None:
@@ -201,7 +220,10 @@ def _clip(methods: Sequence[Mapping[str, Any]]) -> float | None:
     (method,) = methods
     if others := method.keys() - MASKED_KEYS:
         raise ApprovalError(f"{min(others)}: not with {MASKED}, whose server sees sums alone")
-    return float(method[MASKED].get("clip", 10.0))
+    clip = float(method[MASKED].get("clip", 10.0))
+    if not 0 < clip < math.inf:
+        raise ApprovalError(f"{MASKED}.clip must be a positive number")
+    return clip
 
 
 def _cost(table: Mapping[str, Any], method: Mapping[str, Any]) -> float | None:
@@ -264,9 +286,10 @@ def in_words(
         experiment: what it approves.
         earlier: `Ledger.released`, of the runs so far; None: unknown.
     """
-    methods = ", ".join(experiment.methods)
-    yield f"Experiment {experiment.name or 'without a name'}: {methods}; {experiment.rounds} rounds."
-    yield f"Members: {', '.join(experiment.members)}."
+    methods = ", ".join(map(repr, experiment.methods))
+    # In quotes: the coordinator chose these words.
+    yield f"Experiment {experiment.name!r}: {methods}; {experiment.rounds} rounds."
+    yield f"Members: {', '.join(map(repr, experiment.members))}."
     yield f"Your site trains at most {approval.trainings} models on its patients' rows."
     if approval.masked:
         count = len(experiment.members)

@@ -11,6 +11,7 @@ from .envelope import check, sign
 from .keys import UntrustedError
 
 LABEL = "clientwise criteria 1"
+FACTS = {"experiment", "seed", "round", "criteria"}
 
 
 def claimed(
@@ -45,8 +46,10 @@ def read_claim(signed: Row, member: str, identity: Ed25519PublicKey, experiment:
     try:
         claim, signature = signed["claim"], bytes.fromhex(signed["signature"])
         check(identity, signature, LABEL, member, claim)
+        if signed.keys() != {"claim", "signature"} or claim.keys() != FACTS:
+            raise UntrustedError(f"{member}: a claim of another form")
         if claim["experiment"] != experiment:
             raise UntrustedError(f"{member}: criteria of another experiment")
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         raise UntrustedError(f"{member}: its criteria are not signed") from None
     return dict(claim)

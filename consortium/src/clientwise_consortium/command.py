@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every look into the mailbox
     try:
         return int(options.act(options))
     except (ConsortiumError, OSError, ValueError) as error:
@@ -156,8 +157,15 @@ def _verify(options: argparse.Namespace) -> int:
     if options.record.is_file():
         from .record import statement_faults
 
-        own = summaries.get(options.site, {"heads": [], "rounds": []})
-        found = list(statement_faults(options.record, options.site, trusted, own))
+        if set(summaries) != {options.site}:
+            raise ValueError(
+                "a statement needs --site NAME and --heads NAME.json: that site's summary.json"
+            )
+        own = summaries[options.site]
+        try:
+            found = list(statement_faults(options.record, options.site, trusted, own))
+        except (KeyError, TypeError, AttributeError) as error:  # signed, and yet no statement
+            found = [f"this statement has another form: {type(error).__name__} {error}"]
     else:
         from .verify import verify
 

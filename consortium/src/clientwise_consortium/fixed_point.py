@@ -13,11 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from clientwise.hosts.protocols import Fixed, Void
 from torch import Tensor
 
+from .canonical import ConsortiumError
+
+Fixed = Tensor  # int64: numbers in fixed point, so that a sum does not depend on its order
 SUM_BITS = 62  # of the sum, so that a range check sees what would overflow
 SLACK = 1e-6  # relative: rounding of floats
+
+
+class Void(ConsortiumError):  # noqa: N818
+    """A round whose sum cannot be used: the model stays as it was."""
 
 
 @dataclass(frozen=True)

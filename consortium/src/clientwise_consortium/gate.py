@@ -218,8 +218,11 @@ def limits_of(approval: Approval, kind: str) -> Limits:
 
 
 def begin(ledger: Ledger, approval: Approval) -> None:
-    """Note a signed approval, once. It ends the earlier ones."""
+    """Note a signed approval, once. It ends the earlier ones. Refused for an id that another one had."""
     ledger.note("approved", approval.id, vars(approval), question=approval.id)
+    # Else what was spent under this id would count for neither of the two.
+    if ledger.approved(approval.id) != vars(approval):
+        raise Refused("another approval had this id: approve anew")
     refuse_ended(ledger, approval)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +13,13 @@ import torch
 from clientwise.core.types import Updates
 from clientwise.experiment.load import load_experiment
 from clientwise.hosts.flower.wire import ARRAYS, REQUEST, unpack, write_update
-from clientwise.hosts.protocols import Void
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.app import Error, Message, RecordDict
 
 from .approval import Experiment
 from .canonical import Row
 from .claims import read_claim
+from .fixed_point import Void
 from .keys import UntrustedError
 from .mailbox import from_bytes, to_bytes
 from .masked import Scoring, criteria_of, fixed_of
@@ -38,16 +38,21 @@ class SealedGrid:
         post: the letters.
         members: the identities of all members.
         experiment: SHA-256 of the experiment's file.
+        keep_claim: called with a member and the criteria that it signed.
     """
 
     def __init__(
-        self, post: Post, members: Mapping[str, Ed25519PublicKey], experiment: str
+        self,
+        post: Post,
+        members: Mapping[str, Ed25519PublicKey],
+        experiment: str,
+        keep_claim: Callable[[str, Row], None],
     ) -> None:
         self._post = post
         self._members = members
         self._experiment = experiment
         self._asked: dict[str, Message] = {}
-        self.claims: dict[str, list[Row]] = {name: [] for name in members}  # the last ones
+        self._keep_claim = keep_claim
 
     def get_nodes(self) -> Iterable[Any]:
         """The members that are connected."""
@@ -92,20 +97,22 @@ class SealedGrid:
         try:
             content = from_bytes(reply.content)
             if asked.metadata.message_type == "train":
-                self._keep_claim(reply, content)
+                self._read_claim(reply, content, asked.content)
         except Exception as error:
             return failed(asked, f"{type(error).__name__}: {error}")
         return Message(content, reply_to=asked)
 
-    def _keep_claim(self, reply: Reply, content: RecordDict) -> None:
+    def _read_claim(self, reply: Reply, content: RecordDict, asked: RecordDict) -> None:
         """The criteria that a member signed; UntrustedError where the message has others."""
         signed = reply.facts["signed"]
         claim = read_claim(signed, reply.member, self._members[reply.member], self._experiment)
         if claim["criteria"] != criteria_of(content):
             raise UntrustedError("its criteria are not those that it signed")
-        kept = self.claims[reply.member]
-        kept.append(signed)
-        del kept[:-100]
+        plain = json.loads(str(asked.config_records[REQUEST]["json"]))
+        number = plain["seed"], plain["task"]["round_num"]
+        if (claim["seed"], claim["round"]) != number:  # else the record would have a fault
+            raise UntrustedError("its signature is of another round")
+        self._keep_claim(reply.member, signed)
 
 
 class MaskedGrid:
@@ -126,7 +133,6 @@ class MaskedGrid:
         self._adder = Adder(frozenset(members))
         self._scoring = Scoring.of(experiment, read.clip)
         self._asked: dict[str, Message] = {}
-        self.claims: dict[str, list[Row]] = {}
 
     def get_nodes(self) -> Iterable[Any]:
         """One node, once all members are connected."""

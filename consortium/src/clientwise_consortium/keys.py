@@ -51,7 +51,8 @@ class Signer:
 def read_signers(path: Path) -> list[Signer]:
     """The lines of a signers file; UntrustedError for any that has another form."""
     found: list[Signer] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    # OpenSSH ends a line at \\n alone: what Python calls a line may be a part of a comment.
+    for number, line in enumerate(path.read_bytes().decode().split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
         match = LINE.fullmatch(line)

@@ -77,10 +77,15 @@ class Ledger:
                 "this site's ledger is missing: restore it, or begin anew with the consent of all members"
             )
         self._path = path
-        with self._connected() as database:
-            database.executescript(TABLES)
-            key = secrets.token_bytes(32)
-            database.execute("INSERT OR IGNORE INTO secret VALUES (1, ?)", (key,))
+        if begin:
+            with self._connected() as database:
+                database.executescript(TABLES)
+                key = secrets.token_bytes(32)
+                database.execute("INSERT OR IGNORE INTO secret VALUES (1, ?)", (key,))
+        try:  # an empty file is a valid database, in which nothing was ever released
+            self.key, self.length  # noqa: B018
+        except (sqlite3.DatabaseError, IndexError) as error:
+            raise LedgerError(f"this site's ledger is damaged: restore it ({error})") from None
 
     @property
     def key(self) -> bytes:
@@ -162,6 +167,11 @@ class Ledger:
             approval,
         )
         return {question: json.loads(facts) for question, facts in found if question in questions}
+
+    def approved(self, approval: str) -> Any:
+        """The content of an approval, as it was noted."""
+        query = "SELECT facts FROM events WHERE event = 'approved' AND approval = ?"
+        return json.loads(self._read(query, approval)[0][0])
 
     def last(self, event: str) -> str | None:
         """The approval of the last event of a kind."""

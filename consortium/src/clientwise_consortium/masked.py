@@ -9,13 +9,13 @@ import numpy
 import torch
 from clientwise.core.method import Method
 from clientwise.core.objective.problem import Classification, Regression
-from clientwise.core.weights.weighting import divide
+from clientwise.core.weights.weighting import divide, is_constant
 from clientwise.experiment.config.schema import Experiment
 from clientwise.hosts.flower.wire import CRITERION, NUMBERS
-from clientwise.hosts.protocols import Fixed, Refused, Void
+from clientwise.hosts.protocols import Refused
 from flwr.app import RecordDict
 
-from .fixed_point import Sums
+from .fixed_point import SLACK, Fixed, Sums, Void
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,12 @@ class Scoring:
     Args:
         method: the approved one.
         sums: of the criteria, the scores and the updates.
+        uses_sums: whether criteria are divided by their sums over all members; otherwise by constants.
     """
 
     method: Method
     sums: Sums
+    uses_sums: bool
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,22 +44,33 @@ class Scoring:
         num_classes, members = experiment.flower.num_classes, len(experiment.flower.clients)
         if len(method.client_criteria) != len(method.criteria):
             raise Refused("masked sums need criteria that members measure")
+        stated = experiment.methods[0].normalise
+        normaliser = stated.name if stated else method.score.default_normaliser
+        uses_sums = normaliser == "sum"
+        if not uses_sums and not is_constant(normaliser):
+            raise Refused(
+                f"normalise = {normaliser}: of masked criteria, members learn the sums alone; use sum, fixed or none"
+            )
         problem = Classification(num_classes) if num_classes else Regression()
         highs = [criterion.high(problem) for criterion in method.criteria]
         upper = torch.ones(1, len(highs), dtype=torch.float64)
-        if not method.uses_sums:
+        if not uses_sums:
             upper = upper * torch.tensor(highs)
         most = float(method.score(method.names, upper))
-        return Scoring(method, Sums(members, most, clip, highs))
+        return Scoring(method, Sums(members, most, clip, highs), uses_sums)
 
     def score(self, criteria: Sequence[float], sums: Sequence[float]) -> float:
-        """A member's score. Both lists have the order of `names`."""
+        """A member's score. Both lists have the order of `names`. Refused for sums that cannot be true.
+
+        A sum that is smaller than one of its parts would be a choice of the server: it would cut the scores of some
+        members, and sums with different cuts tell one member's update from the others'.
+        """
         raw = torch.tensor([criteria], dtype=torch.float64)
         scales = torch.tensor(sums, dtype=torch.float64)
-        if not self.method.uses_sums:
+        if not self.uses_sums:
             scales = self.method.normaliser(raw)
-        if not bool((scales >= 0).all()):
-            raise Refused("sums of criteria are zero or more")
+        elif not bool((scales >= raw[0] * (1 - SLACK)).all()):
+            raise Refused("a sum of criteria is smaller than this member's own part")
         return float(self.method.score(self.method.names, divide(raw, scales)))
 
 

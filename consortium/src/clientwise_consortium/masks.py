@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy
 import torch
-from clientwise.hosts.protocols import Fixed, Refused, Void
+from clientwise.hosts.protocols import Refused
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from .canonical import Row, encode
 from .envelope import check, sign
+from .fixed_point import Fixed, Void
 from .keys import UntrustedError
 
 FEWEST = 3  # of two members, each reads the other's value from the sum
@@ -31,7 +32,7 @@ LABEL = "clientwise sum 1"
 
 
 class Masker:
-    """One member in one round: the library's `SecureSum`. It lives in memory, so a restart makes the round void.
+    """One member in one round. It lives in memory, so a restart makes the round void.
 
     Args:
         name: of the member.
@@ -64,7 +65,14 @@ class Masker:
     def masked(
         self, purpose: str, roster: Mapping[str, bytes], told: object, values: Fixed
     ) -> Fixed:
-        """The values (int64) under masks, once for each purpose; see `clientwise.hosts.protocols.SecureSum`."""
+        """The values (int64) under masks, once for each purpose.
+
+        Args:
+            purpose: which sum of the round it is.
+            roster: the signed public keys of all members.
+            told: what the server told all members. A member that was told something else does not cancel.
+            values: this member's own.
+        """
         if purpose in self._done:
             raise Refused(f"{purpose}: this member masked it before")
         keys = self._checked(roster)
@@ -101,7 +109,7 @@ class Masker:
 
 
 class Adder:
-    """At the server: the library's `Total`.
+    """At the server: sums of what all members masked.
 
     Args:
         members: the names of all members.

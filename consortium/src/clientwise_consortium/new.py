@@ -70,6 +70,14 @@ publisher = "clientwise"
 serverapp = "stub:app"
 clientapp = "stub:app"
 """
+CONNECTION = """\
+[superlink]
+default = "here"
+
+[superlink.here]
+address = "127.0.0.1:8000"
+insecure = true  # the loopback interface
+"""
 STUB = '''\
 """Nothing: the services have the code."""
 
@@ -85,6 +93,7 @@ def write(role: str, folder: Path) -> list[Path]:
         texts["node.toml"] = NODE
     else:
         texts |= {"server.toml": SERVER, "app/pyproject.toml": APP, "app/stub.py": STUB}
+        texts["flwr/config.toml"] = CONNECTION
     for name, text in texts.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)

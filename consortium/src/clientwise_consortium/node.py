@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,8 @@ from .session import UNKNOWN, SiteSide, join, split
 from .settings import NodeSettings, credential
 
 log = logging.getLogger("clientwise.consortium")
+HEAD = re.compile("[0-9a-f]{1,64}")
+PURPOSES = ("train", "evaluate", "key", "criteria", "update")
 MOST_STRANGE = 1000  # messages that are noted, though they are not the coordinator's
 
 
@@ -93,6 +96,8 @@ class Node:
             header, rest = split(message)
             if header.get("kind") == "hello":
                 return self._session.here(header)
+            if header.get("purpose") not in PURPOSES:
+                raise UntrustedError("no such purpose")
             content = self._session.instruction(header, rest)
         except UntrustedError as error:
             log.warning("not answered: %s", error)
@@ -107,7 +112,9 @@ class Node:
         """The content of a reply: facts and bytes, or why there are none."""
         try:
             asked, rest = split(content)
-            self._gate.note_head(str(asked.get("head")))
+            if not HEAD.fullmatch(str(asked.get("head"))):
+                raise Refused("an instruction has the head of the record")
+            self._gate.note_head(asked["head"])
             facts, result = self._act(purpose, asked, rest)
             noted = {"purpose": purpose, "bytes": len(result), "sha256": digest(result), **facts}
             self._ledger.note("answered", self._approval.id, noted)

@@ -7,8 +7,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from flwr.app import Message
 
@@ -20,6 +21,8 @@ from .session import AgainError, ServerSide, join, split
 log = logging.getLogger("clientwise.consortium")
 GREETING_SECONDS = 30.0  # after which a node is greeted again
 PAUSE = 0.2
+LONGEST_REASON = 300
+Result = TypeVar("Result")
 ATTEMPTS = 2  # of a message: a site that was restarted is greeted again, once
 
 
@@ -62,8 +65,15 @@ class Reply:
 
     @property
     def refused(self) -> str | None:
-        """Why the site refused; None: it did not."""
-        return str(self.facts["refused"]) if "refused" in self.facts else None
+        """Why the site refused, as a text for logs and the record; None: it did not."""
+        if "refused" not in self.facts:
+            return None
+        return _printable(str(self.facts["refused"]))
+
+
+def _printable(text: str) -> str:
+    """What others wrote, as it may stand in logs and records."""
+    return "".join(one if one.isprintable() else "?" for one in text[:LONGEST_REASON])
 
 
 class Post:
@@ -91,6 +101,7 @@ class Post:
         self._letters: dict[str, Letter] = {}  # by the id that the caller knows
         self._node_of: dict[str, int] = {}  # by member, of those that answered a greeting
         self._greeted: dict[int, tuple[str, float]] = {}  # by node: the greeting's id, and when
+        self._pulls: dict[str, Future[list[Message]]] = {}  # by Flower's id
         self._lock = threading.RLock()  # several methods may run at once
 
     def nodes(self) -> dict[str, int]:
@@ -165,7 +176,14 @@ class Post:
 
     def _pull(self, flower_id: str) -> bytes | None:
         """The bytes of the reply to one message; None: not there yet. ValueError where it has none."""
-        for reply in self._grid.pull_messages([flower_id]):
+        if flower_id not in self._pulls:
+            self._pulls[flower_id] = _in_thread(lambda: list(self._grid.pull_messages([flower_id])))
+        pull = self._pulls[flower_id]
+        wait([pull], timeout=PAUSE)
+        if not pull.done():
+            return None
+        del self._pulls[flower_id]
+        for reply in pull.result():
             if reply.metadata.reply_to_message_id == flower_id:
                 return unwrapped(reply)
         return None
@@ -180,7 +198,7 @@ class Post:
         except AgainError:
             return self._repeated(name, letter)
         except Exception as error:  # nothing that arrives ends the run
-            return f"its reply cannot be used: {type(error).__name__}: {error}"[:300]
+            return _printable(f"its reply cannot be used: {type(error).__name__}: {error}")
         self._note_length(letter.member, facts.get("ledger"))
         return Reply(letter.member, facts, rest)
 
@@ -229,3 +247,20 @@ class Post:
             log.warning("%s", remark)
             self.remarks.append(remark)
         self.lengths[member] = length
+
+
+def _in_thread(work: Callable[[], Result]) -> Future[Result]:
+    """Work that may take hours, and then ends with the process.
+
+    Flower tries for two hours to get a reply whose sender was killed while it sent it.
+    """
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except Exception as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done

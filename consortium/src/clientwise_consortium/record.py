@@ -26,10 +26,11 @@ LABEL = "clientwise record 1"
 FIRST = "0" * 64  # the head of an empty record
 LINES = "record.jsonl"
 ROWS = "rows.jsonl"
+CLAIMS = "claims.jsonl"  # what members signed: a line may be written after a restart
 
 
 class Record:
-    """The coordinator's record: the library's `Outbox`.
+    """The coordinator's record.
 
     Args:
         folder: of the run.
@@ -40,6 +41,7 @@ class Record:
     def __init__(self, folder: Path, key: Ed25519PrivateKey, secret: bytes) -> None:
         self._lines = folder / LINES
         self._rows = folder / ROWS
+        self._claims = folder / CLAIMS
         self._key = key
         self._secret = secret
         self._finish()
@@ -64,6 +66,20 @@ class Record:
         found = read(self._lines) if self._lines.exists() else []
         return [one["body"][label] for one in found if label in one["body"]]
 
+    def rounds(self) -> set[tuple[Any, Any, Any]]:
+        """Method, seed and number of the rounds so far."""
+        found = read(self._lines) if self._lines.exists() else []
+        return {_number(one["body"]) for one in found if "round" in one["body"]}
+
+    def keep_claim(self, member: str, signed: Row) -> None:
+        """Keep the criteria that a member signed, before the library counts its update."""
+        _append(self._claims, {"member": member, "signed": signed})
+
+    def claims(self, member: str) -> list[Row]:
+        """What a member signed so far."""
+        found = read(self._claims) if self._claims.exists() else []
+        return [one["signed"] for one in found if one["member"] == member]
+
     def _salt(self, previous: str, name: str) -> str:
         return hmac.digest(self._secret, encode([previous, name]), "sha256").hex()
 
@@ -72,7 +88,7 @@ class Record:
 
     def _finish(self) -> None:
         """After a crash: drop half a line, and sign the line whose rows are there already."""
-        for path in (self._lines, self._rows):
+        for path in (self._lines, self._rows, self._claims):
             if path.exists():
                 whole, _, _ = path.read_bytes().rpartition(b"\n")
                 path.write_bytes(whole + b"\n" if whole else b"")
@@ -114,6 +130,7 @@ def faults(
     """
     previous = FIRST
     seen = {FIRST}
+    last: dict[str, Any] = {}
     shown = by_line(folder)
     raw = (folder / LINES).read_bytes().splitlines()
     for number, (line, one) in enumerate(zip(raw, read(folder / LINES), strict=True), 1):
@@ -124,6 +141,7 @@ def faults(
             return
         if not is_signed(trusted, one):
             yield f"{where}: not signed by the coordinator"
+        yield from _order_faults(where, body, last)
         yield from _row_faults(where, body, shown.pop(previous, {}))
         previous = digest(line)
         seen.add(previous)
@@ -132,6 +150,27 @@ def faults(
     for name, kept in heads.items():
         if lost := len(set(kept) - seen):
             yield f"{name} was shown {lost} heads that this record does not have: it was rewritten or cut"
+
+
+def _number(body: Row) -> tuple[Any, Any, Any]:
+    return body.get("method"), body.get("seed"), body.get("round")
+
+
+def _order_faults(where: str, body: Row, last: dict[str, Any]) -> Iterator[str]:
+    """Whether a line has the round after the last one of its method and seed, which `last` keeps."""
+    if "round" not in body:
+        return
+    method, seed, number = _number(body)
+    lane = f"{method}, seed {seed}"
+    if type(number) is not int:
+        yield f"{where}: no round has the number {number}"
+        return
+    before = last.get(lane, 0)
+    if number <= before:
+        yield f"{where}: round {number} of {lane} is there again: the run was set back"
+    if number > before + 1:
+        yield f"{where}: {number - before - 1} rounds of {lane} before round {number} have no line"
+    last[lane] = number
 
 
 def is_signed(trusted: Ed25519PublicKey, line: Row) -> bool:
@@ -184,6 +223,7 @@ def statement_faults(
     told: set[tuple[int, int]] = set()
     previous = FIRST
     seen = {FIRST}
+    last: dict[str, Any] = {}
     for number, one in enumerate(read(path), 1):
         line = one.get("line")
         if not isinstance(line, dict) or not is_signed(trusted, line):
@@ -192,6 +232,7 @@ def statement_faults(
         body = line["body"]
         if body.get("previous") != previous:
             yield f"line {number}: not the one after line {number - 1}"
+        yield from _order_faults(f"line {number}", body, last)
         row, own = one.get("row"), body.get("leaves", {}).get(site)
         if (row is None) != (own is None):
             yield f"line {number}: this site's row is missing"

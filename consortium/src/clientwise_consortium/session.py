@@ -40,8 +40,8 @@ class ServerSide:
     def __init__(
         self, identity: Ed25519PrivateKey, members: Mapping[str, Ed25519PublicKey]
     ) -> None:
+        self.members = members
         self._identity = identity
-        self._members = members
         self._session = secrets.token_hex(16)
         self._opening = X25519PrivateKey.generate()
         self._theirs: dict[str, bytes] = {}
@@ -58,12 +58,12 @@ class ServerSide:
         """Who answered the greeting; UntrustedError where it is no member, or not its signature."""
         header, _ = split(reply)
         member = header.get("member")
-        if not isinstance(member, str) or member not in self._members:
+        if not isinstance(member, str) or member not in self.members:
             raise UntrustedError("not a member")
         theirs = _hexadecimal(header, "opening")
         mine = self._opening.public_key().public_bytes_raw().hex()
         parts = (self._session, member, mine, theirs.hex())
-        check(self._members[member], _hexadecimal(header, "signature"), HERE, *parts)
+        check(self.members[member], _hexadecimal(header, "signature"), HERE, *parts)
         self._theirs[member] = theirs
         return member
 
@@ -89,7 +89,7 @@ class ServerSide:
         if header.get("kind") == UNKNOWN:
             raise AgainError(member)
         about = _about(self._session, number, purpose, member, SERVER)
-        return unseal(self._opening, self._members[member], about, envelope)
+        return unseal(self._opening, self.members[member], about, envelope)
 
 
 class SiteSide:

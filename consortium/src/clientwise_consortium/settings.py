@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 class Settings(BaseModel):
     """What both files have. Unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     signers: Path = Path("/etc/clientwise/signers")
     experiment: Path = Path("/etc/clientwise/experiment.toml")
