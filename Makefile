@@ -9,7 +9,7 @@ WORKERS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-cpus test-required test-again test-slow test-fire test-fire-quick test-flower test-flower-versions test-gpu
-.PHONY: test-consortium
+.PHONY: test-consortium test-consortium-network
 .PHONY: test-experiments test-pythons lint docs site dist reproduction devices claim board
 .PHONY: bench bench-quick bench-gpu bench-peers clean
 
@@ -52,13 +52,16 @@ test-flower-versions: .venv/ready
 		PYTHONPATH=.venv/flwr-$$version $(PYTEST) $(FLOWER_TESTS) || exit 1; \
 	done
 
-# The package for real sites, with the version of Flower that it needs: real processes, too, in network namespaces
-# where this account may make them. At most eight minutes on two cores.
+# The package for real sites, with the version of Flower that it needs.
 test-consortium: export PYTHONPATH := $(CURDIR)/.venv/flwr-1.42.0:$(CURDIR)/consortium/src
 test-consortium: .venv/ready
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 		--target .venv/flwr-1.42.0 flwr==1.42.0
-	cd consortium && ../$(PYTEST) -n $(WORKERS) --dist loadfile -m 'not flower' tests
+	cd consortium && ../$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not flower' tests
+
+# The same with real processes of Flower, nginx and hostile parties, in network namespaces (as root): half an hour.
+test-consortium-network: export PYTHONPATH := $(CURDIR)/.venv/flwr-1.42.0:$(CURDIR)/consortium/src
+test-consortium-network: test-consortium
 	cd consortium && ../$(PYTEST) --durations=20 -m flower tests
 
 # Every experiment in its quick size. Needs a data folder and 15 minutes:

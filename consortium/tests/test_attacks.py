@@ -26,7 +26,7 @@ import torch
 from clientwise.core.types import Task
 from clientwise.errors import ClientwiseError, RunError
 from clientwise.hosts.flower.wire import ARRAYS, KEPT, NUMBERS, REQUEST, pack, unpack, write_request
-from clientwise.hosts.protocols import Refused, Request, Void
+from clientwise.hosts.protocols import Refused, Request
 from clientwise.registry import Part
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -36,7 +36,7 @@ from clientwise_consortium.approval import Experiment
 from clientwise_consortium.canonical import ConsortiumError, encode
 from clientwise_consortium.claims import claimed
 from clientwise_consortium.command import main, show
-from clientwise_consortium.fixed_point import Sums
+from clientwise_consortium.fixed_point import Sums, Void
 from clientwise_consortium.keys import UntrustedError, public_keys, read_signers
 from clientwise_consortium.ledger import LedgerError
 from clientwise_consortium.mailbox import from_bytes, to_bytes
