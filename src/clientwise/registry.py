@@ -97,6 +97,8 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 def closest(word: str, known: Iterable[str]) -> str | None:
     """The known word that an unknown one is probably meant to be."""
+    if len(word) > 100:  # to compare a long text takes seconds
+        return None
     return next(iter(difflib.get_close_matches(word, sorted(known), n=1)), None)
 
 

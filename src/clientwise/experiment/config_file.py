@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from ..errors import ConfigError, Problems
-from ..record.files import MOST_BYTES, parse_toml
+from ..record.files import DEEPEST, MOST_BYTES, parse_toml
 from ..registry import suggest
 
 PATHS = {  # keys that are paths, by table; "" has those at the top
@@ -146,6 +146,8 @@ def _override(table: dict[str, Any], text: str) -> None:
 
 def set_value(table: dict[str, Any], path: Sequence[str], value: Any, where: str) -> None:
     """Set a value in nested tables and lists; an entry of a list is a number, or its name."""
+    if len(path) > DEEPEST:
+        raise _refused(where, f"a key has more than {DEEPEST} parts")
     here: Any = table
     *tables, last = path
     try:
