@@ -209,7 +209,6 @@ def test_a_disk_that_is_full(
     assert done.returncode == 2 or more > 0
     if done.returncode:
         assert done.stderr.splitlines()[-1].startswith(f"error: {stopped}"), done.stderr
-        assert done.stderr.count("\n") == 1
     assert left(cw.run(config, stopped, resume=True).folder) == left(
         cw.run(config, tmp_path / "whole").folder
     )
@@ -222,7 +221,6 @@ def test_a_folder_that_is_read_only(config: dict[str, Any], stopped: Path, tmp_p
         done = processes.run(POWERLESS, "run", stopped, "--resume")
         assert done.returncode == 2, done.stderr
         assert "cannot be written to: Permission denied" in done.stderr
-        assert done.stderr.count("\n") == 1
         shown = processes.run(READS_POWERLESS, stopped)  # looking is allowed
         assert (shown.returncode, shown.stderr) == (0, "")
     finally:

@@ -256,7 +256,7 @@ def _as_list(value: Any) -> Any:
 Attacks = Annotated[
     list[Annotated[Part, PartOf(ATTACKS)]],
     BeforeValidator(_as_list),
-    Field(min_length=1),
+    Field(min_length=1, max_length=100),
 ]
 
 
