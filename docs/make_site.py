@@ -28,9 +28,9 @@ FROM_ROOT = {
     "README.md": "about.md",
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
-    "SECURITY.md": "SECURITY.md",
+    ".github/SECURITY.md": "SECURITY.md",
 }
-NOT_PAGES = shutil.ignore_patterns("*.py", "*.toml", "*.json", "__pycache__")
+NOT_PAGES = shutil.ignore_patterns("*.py", "*.yml", "__pycache__")
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme fetches to search in a site on disk
 REDIRECT = '<!doctype html><meta http-equiv="refresh" content="0; url={}/index.html">\n'
 
@@ -55,7 +55,7 @@ def build(target: Path) -> None:
     with TemporaryDirectory() as name:
         folder = Path(name)
         write_pages(folder / "docs")
-        shutil.copy(ROOT / "mkdocs.yml", folder)
+        shutil.copy(ROOT / "docs" / "mkdocs.yml", folder)
         (folder / "src").symlink_to(ROOT / "src")
         (folder / "make_site.py").symlink_to(__file__)
         zensical = [sys.executable, "-m", "zensical", "build", "--strict"]
@@ -124,9 +124,9 @@ def _copy_linked_files(page: Path, folder: Path) -> None:
 
 
 def _from_root(path: Path) -> str:
-    """A page of the root, its links as seen from docs/."""
+    """A page of the root or a folder of it, its links as seen from docs/."""
     return re.sub(
-        r"\]\((docs/)?(?!http|#)",
+        r"\]\((?:\.\./)?(docs/)?(?!http|#)",
         lambda link: "](" if link[1] else "](../",
         path.read_text("utf-8"),
     )

@@ -1,10 +1,11 @@
 """Run experiments one after the other, and go on where the last call was stopped.
 
-    python experiments/run_all.py RUNS p3-1a p3-1b:paper p1-mnist-shards --data-dir DATA --minutes 9 --pack PACKED
+    python lab/run_all.py RUNS p3-1a p3-1b:paper p1-mnist-shards --data-dir DATA --minutes 9 --pack PACKED
 
-An experiment is the name of a file here, with a preset after a colon. Its run folder is RUNS/NAME or RUNS/NAME-PRESET.
-Called again, finished runs are left alone and the others go on from their checkpoints. `--pack` copies what a report
-needs of every run, without the models, into a folder small enough to be sent; `docs/make_reproduction.py` reads either.
+An experiment is the name of a file in a folder beside this script, with a preset after a colon. Its run folder is
+RUNS/NAME or RUNS/NAME-PRESET. Called again, finished runs are left alone and the others go on from their checkpoints.
+`--pack` copies what a report needs of every run, without the models, into a folder small enough to be sent;
+`lab/papers/make_reproduction.py` reads either.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     until = time.monotonic() + 60 * (options.minutes or float("inf"))
-    known = sorted(path.stem for path in HERE.glob("*.toml") if "[matrix]" not in path.read_text())
+    files = {path.stem: path for path in sorted(HERE.glob("*/*.toml"))}
+    known = [name for name, path in files.items() if "[matrix]" not in path.read_text()]
     for text in options.names or known:
         name, _, preset = text.partition(":")
         if name not in known:
@@ -56,7 +58,7 @@ def main() -> None:
         given = {"data_dir": str(options.data_dir.resolve())} if options.data_dir else {}
         began, interrupted = time.monotonic(), False
         if not is_finished(folder):
-            experiment = cw.load(HERE / f"{name}.toml", options.set, given, preset)
+            experiment = cw.load(files[name], options.set, given, preset)
             try:
                 resume = (folder / "config.toml").exists()
                 cw.run(

@@ -1,6 +1,6 @@
 """How large the project is, and the limits that `make test` holds it to.
 
-    python benchmarks/size.py
+    python lab/size.py
 
 Code is counted in tokens: names, numbers, strings and operators. Comments, docstrings, line ends and
 indentation do not count, so that a long line is no shorter than two. Text is counted in words.

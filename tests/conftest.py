@@ -1,11 +1,18 @@
+"""Settings of PyTorch for tests, the option `--shuffle`, and what many tests need."""
+
 from __future__ import annotations
 
 import copy
+import gc
+import hashlib
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
+
+# Test processes share the cores: PyTorch's threads must not spin while they wait. Read when PyTorch is first imported.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import torch
@@ -20,6 +27,37 @@ from clientwise.engine.local import LocalEngine
 from clientwise.engine.wrapping import EmbeddedEngine
 from clientwise.experiment.reference import KINDS
 from clientwise.models.networks import linear
+
+collect_ignore = ["base_install.py"]  # a program of test_base_install.py
+
+# What collection imports stays until the end. The garbage collector need not look through it, then or in a test.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From here on it looks at what tests leave."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that shows whether a test depends on those before it."""
+    parser.addoption(
+        "--shuffle", metavar="SEED", help="run files in a random order, and the tests of each"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle files, and tests within a file: those of a file share its fixtures."""
+    seed = config.getoption("shuffle")
+    if seed is None:
+        return
+
+    def place(name: object) -> bytes:
+        return hashlib.sha256(f"{seed} {name}".encode()).digest()
+
+    items.sort(key=lambda item: (place(item.path), place(item.nodeid)))
+
 
 # The same examples every time, and no deadline: the machines that run this are shared.
 settings.register_profile("clientwise", deadline=None, derandomize=True, max_examples=50)

@@ -207,7 +207,7 @@ def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 def test_no_sql_outside_of_runs() -> None:
     root = SOURCE.parents[1]
-    for folder in (SOURCE, root / "docs", root / "experiments", root / "benchmarks"):
+    for folder in (SOURCE, root / "docs", root / "lab"):
         for path in folder.rglob("*.py"):
             if SOURCE / "record" in path.parents:
                 continue

@@ -21,7 +21,7 @@ import scale
 from works import WORKS, cohort, make_data
 
 ROOT = Path(__file__).parents[1]
-FOLDER = ROOT / "benchmarks"
+FOLDER = ROOT / "lab" / "speed"
 TINY = WORKS["W0"]
 
 

@@ -22,7 +22,7 @@ from clientwise.report.standings import read_results, standings
 from recorded import curve, last
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "docs" / "make_default.py"
+SCRIPT = ROOT / "lab" / "default" / "make_default.py"
 MOST_OFF = 0.06  # the last bits differ between processors, and rounds enlarge them
 METHODS = [
     "FedAvg",
@@ -85,20 +85,20 @@ def test_the_tables_of_the_pages_are_current(script: ModuleType) -> None:
     for page in script.PAGES:
         text = page.read_text(encoding="utf-8")
         assert script.MARKER.search(text), f"{page.name} has no table"
-        assert script.with_tables(text) == text, "run `python docs/make_default.py`"
+        assert script.with_tables(text) == text, "run `python lab/default/make_default.py`"
 
 
 def test_the_figures_of_the_pages_are_current(script: ModuleType) -> None:
     for path, (raw, figure) in script.FIGURES.items():
         expected = figure(script.read_raw(raw)).numbers
-        assert script.numbers_in(path) == expected, "run `python docs/make_default.py`"
+        assert script.numbers_in(path) == expected, "run `python lab/default/make_default.py`"
 
 
 def test_the_shipped_matrix_gives_what_its_figure_shows(script: ModuleType, tmp_path: Path) -> None:
     """One cell with one seed and the methods that are fast; the whole matrix takes minutes."""
     methods = ["FedAvg", "ServerTuning"]
     only = {"methods": methods, "seeds": [1]}
-    file = ROOT / "experiments" / "arena-quick.toml"
+    file = ROOT / "lab" / "default" / "arena-quick.toml"
     matrix = make(*read_config(file, [], only), only)
     assert isinstance(matrix, Matrix)
     (cell,) = [cell for cell in matrix.cells if cell.column == "sign flip 40%"]
@@ -239,11 +239,11 @@ def test_the_figures_of_the_fifth_protocol_show_every_federation(
     script: ModuleType, fifth: pandas.DataFrame
 ) -> None:
     names = {*fifth["federation"]}
-    forest = script.numbers_in(script.RAW / "federations-lead.png")
+    forest = script.numbers_in(script.DOCS / "federations-lead.png")
     lead = "{:+.1f} ± {:.1f}".format(*_lead(fifth, "AlignIns, tuned"))
     assert f"AlignIns, tuned, all 20 federations: {lead}" in forest
     assert forest.count(" ± ") == 4 * (len(names) + 1)
-    columns, *rows = script.numbers_in(script.RAW / "federations-regret.png").split("; ")
+    columns, *rows = script.numbers_in(script.DOCS / "federations-regret.png").split("; ")
     assert columns.startswith("clean, ")
     assert {row.split(": ")[0] for row in rows} == names
     assert all(len(row.split(", ")) == 21 for row in rows)

@@ -44,7 +44,7 @@ def test_every_command_parses(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_experiment_that_is_named_exists(page: Path) -> None:
     for path in re.findall(
-        r"\b(?:experiments|examples)/[\w.-]+\.(?:toml|py|ipynb|csv)", page.read_text("utf-8")
+        r"\b(?:lab|examples)/[\w./-]+\.(?:toml|py|ipynb|csv)", page.read_text("utf-8")
     ):
         assert (ROOT / path).is_file(), f"{page.name} names {path}"
 

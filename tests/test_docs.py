@@ -326,7 +326,7 @@ BY_MAKE_DOCS = {"demo.png", "shares.png", "page-overview.png", "page-audit.png"}
 
 def test_every_picture_is_made_with_the_numbers_of_its_page() -> None:
     """A figure carries what it shows as text. Its page must say the same, or a test compare it."""
-    made = runpy.run_path(str(ROOT / "docs" / "make_default.py"))["FIGURES"]
+    made = runpy.run_path(str(ROOT / "lab" / "default" / "make_default.py"))["FIGURES"]
     compared = {path.resolve() for path in made}  # tests/test_claim.py
     used = set()
     for page in PAGES:
@@ -350,7 +350,7 @@ def test_what_to_cite_is_this_version() -> None:
 
 
 RESULTS = sorted((ROOT / "docs" / "results").glob("*.md"))
-# Pages of results: a table is filled by a script of docs/, or its section says what made it.
+# Pages of results: a table is filled by a script of lab/, or its section says what made it.
 OF_RESULTS = ("performance.md", "reproduction.md", *(f"results/{page.name}" for page in RESULTS))
 FILLED = re.compile(
     r"<!-- (run \S+|quick|inventory|findings P\d|make_default: \S+ \S+) -->.*?<!-- end -->",
@@ -358,7 +358,7 @@ FILLED = re.compile(
 )
 TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
 ORIGIN = re.compile(
-    r"`benchmarks/\w+\.py|experiments/[\w-]+\.toml|run_all\.py|no command makes th"
+    r"`lab/\w+/\w+\.py|lab/\w+/[\w-]+\.toml|run_all\.py|no command makes th"
     r"|in these tables|from the runs `|according to its documentation"
 )
 MEASURED = re.compile(

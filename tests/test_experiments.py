@@ -32,11 +32,10 @@ from clientwise.report.items import counted
 from clientwise.report.statistics import Difference
 from recorded import curve
 
-FOLDER = Path(__file__).parents[1] / "experiments"
-MATRICES = [
-    path for path in sorted(FOLDER.glob("*.toml")) if "[matrix]" in path.read_text(encoding="utf-8")
-]
-FILES = {path.stem: path for path in sorted(FOLDER.glob("*.toml")) if path not in MATRICES}
+ROOT = Path(__file__).parents[1]
+EVERY = sorted((ROOT / "lab").glob("*/*.toml"))
+MATRICES = [path for path in EVERY if "[matrix]" in path.read_text(encoding="utf-8")]
+FILES = {path.stem: path for path in EVERY if path not in MATRICES}
 PAPERS = {
     "p1-mnist-iid",
     "p1-mnist-shards",
@@ -99,8 +98,8 @@ def test_every_matrix_loads(path: Path) -> None:
 
 
 def test_the_page_of_federations_has_those_of_the_experiment() -> None:
-    matrix = matrix_in(FOLDER / "federations.toml")
-    page = (FOLDER.parent / "docs" / "results" / "federations.md").read_text(encoding="utf-8")
+    matrix = matrix_in(ROOT / "lab" / "default" / "federations.toml")
+    page = (ROOT / "docs" / "results" / "federations.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (.+?) \| (\w+/\w+) \| (\w+)", page, re.MULTILINE)
     expected = []
     for cell in matrix.cells:
@@ -211,7 +210,7 @@ def as_slow(name: str, required: bool) -> ParameterSet:
 
 
 # CI leaves out what trains large networks, even if for two rounds.
-LONG = {"digit-domains", "p1-celeba", "p3-2-cifar10", "p3-3a-malaria", "p3-3b-cells"}
+LONG = {"p1-celeba", "p3-2-cifar10", "p3-3a-malaria", "p3-3b-cells"}
 TWO_ROUNDS = [as_slow(name, name not in LONG) for name in sorted(FILES.keys() - SHOWS.keys())]
 QUICK_SIZES = [as_slow(name, name == "p3-1a") if name in SHOWS else name for name in FILES]
 
@@ -244,52 +243,55 @@ def test_the_quick_size_shows_what_the_experiment_shows(name: str, tmp_path: Pat
         assert weight["AdaFed, adapted loss"] < weight["FedAvg"]
 
 
-def script(folder: str, name: str) -> ModuleType:
-    """A script of docs/ or experiments/ as a module."""
-    path = FOLDER.parent / folder
-    sys.path.insert(0, str(path))
+def script(name: str) -> ModuleType:
+    """A script of lab/papers as a module."""
+    path = str(ROOT / "lab" / "papers")
+    sys.path.insert(0, path)
     try:
         return importlib.import_module(name)
     finally:
-        sys.path.remove(str(path))
+        sys.path.remove(path)
 
 
 def test_the_findings_are_made_from_the_recorded_tables(tmp_path: Path) -> None:
     """Both pages, and the figures, are what the command makes; another recorded number is another finding."""
-    source = FOLDER.parent / "docs"
-    names = ("claims.toml", "reproduction.md", "results/reproduction.md")
-    shutil.copytree(source / "results" / "reproduction", tmp_path / "results" / "reproduction")
-    for name in names:
-        shutil.copyfile(source / name, tmp_path / name)
-    findings = script("docs", "make_findings")
+    findings = script("make_findings")
+    shutil.copytree(ROOT / findings.RECORDED, tmp_path / findings.RECORDED)
+    (tmp_path / findings.RESULTS).parent.mkdir(parents=True)
+    pages = (findings.PAGE, findings.RESULTS)
+    for name in pages:
+        shutil.copyfile(ROOT / name, tmp_path / name)
     findings.main(tmp_path)
-    for name in names:
-        assert (tmp_path / name).read_bytes() == (source / name).read_bytes(), (
-            "run python docs/make_findings.py"
+    for name in pages:
+        assert (tmp_path / name).read_bytes() == (ROOT / name).read_bytes(), (
+            "run python lab/papers/make_findings.py"
         )
     for paper in ("p1", "p2", "p3"):
-        picture = Path("results", "reproduction", f"after-{paper}.png")
-        with Image.open(tmp_path / picture) as made, Image.open(source / picture) as kept:
+        picture = Path("docs", "results", "reproduction", f"after-{paper}.png")
+        with Image.open(tmp_path / picture) as made, Image.open(ROOT / picture) as kept:
             assert made.info["Description"] == kept.info["Description"]
 
-    table = tmp_path / "results" / "reproduction" / "p3-1d.csv"
+    table = tmp_path / findings.RECORDED / "p3-1d.csv"
     text = table.read_text(encoding="utf-8")
     recorded = "AdaFed,round 5,61.3% ± 1.0"
     assert text.count(recorded) == 1
     table.write_text(text.replace(recorded, recorded.replace("61.3", "62.4")), encoding="utf-8")
     findings.main(tmp_path)
-    found = (tmp_path / "reproduction.md").read_text(encoding="utf-8")
+    found = (tmp_path / findings.PAGE).read_text(encoding="utf-8")
     assert "| 80% and 50% | 62.4% ± 1.0 and 50.0% ± 0.0 | 5 |" in found
-    assert "| AdaFed | 62.4% ± 1.0 |" in (tmp_path / names[-1]).read_text(encoding="utf-8")
-    with pytest.raises(LookupError, match=r"docs/claims.toml: {p3-1d \| accuracy \| Nobody"):
+    assert "| AdaFed | 62.4% ± 1.0 |" in (tmp_path / findings.RESULTS).read_text(encoding="utf-8")
+    with pytest.raises(
+        LookupError, match=r"lab/results/papers/claims.toml: {p3-1d \| accuracy \| Nobody"
+    ):
         findings.filled("{p3-1d | accuracy | Nobody | round 5}", findings.read(tmp_path))
 
 
 def test_the_inventory_names_runs_that_exist_and_reasons() -> None:
-    docs = FOLDER.parent / "docs"
-    every = tomllib.loads((docs / "claims.toml").read_text(encoding="utf-8"))["inventory"]
+    findings = script("make_findings")
+    claims = ROOT / findings.RECORDED / "claims.toml"
+    every = tomllib.loads(claims.read_text(encoding="utf-8"))["inventory"]
     rows = [row for row in every if "command" not in row]
-    recorded = script("docs", "make_findings").read()
+    recorded = findings.read()
     for row in rows:
         name, _, preset = row["run"].partition(":")
         assert (name, preset or None) in SIZES, row["run"]
@@ -302,7 +304,7 @@ def test_the_inventory_names_runs_that_exist_and_reasons() -> None:
 
 
 def test_the_verdict_on_operators_follows_the_protocol() -> None:
-    judge = script("experiments", "judge_operators")
+    judge = script("judge_operators")
 
     def compared(means: dict[tuple[str, str], float], p: float = 0.01) -> dict[Any, Difference]:
         pairs = [(order, other) for order in judge.ORDERS for other in judge.OTHERS]
@@ -321,7 +323,7 @@ def test_the_verdict_on_operators_follows_the_protocol() -> None:
 
 
 def test_the_plan_says_what_a_run_would_take(tmp_path: Path) -> None:
-    plan = script("experiments", "plan")
+    plan = script("plan")
     size = plan.Size(lanes=2, rounds=10, clients=5, samples=60, epochs=3, evaluated=300)
     assert size.seconds(0.01) == pytest.approx(2 * 10 * (5 * 60 * 3 + 300 / 3) * 0.01)
     said, seconds = plan.plan("p1-mnist-shards:quick", tmp_path, None)
@@ -337,11 +339,8 @@ def test_the_plan_says_what_a_run_would_take(tmp_path: Path) -> None:
 
 
 def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_path: Path) -> None:
-    sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "docs")]
-    try:
-        import make_reproduction
-    finally:
-        del sys.path[:2]
+    make_reproduction = script("make_reproduction")
+    findings = script("make_findings")
     tiny |= {
         "seeds": [1, 2],
         "server_set": {"fraction": 0.0},
@@ -361,15 +360,14 @@ def test_packed_runs_fill_the_page_on_reproduction(tiny: dict[str, object], tmp_
         "run.sqlite",
         "versions.json",
     ]
-    docs = tmp_path / "docs"
-    page = docs / "results" / "reproduction.md"
-    page.parent.mkdir(parents=True)
-    for name in ("results/reproduction.md", "published.toml"):
-        shutil.copyfile(FOLDER.parent / "docs" / name, docs / name)
-    make_reproduction.main(tmp_path / "packed", docs)
-    recorded = page.parent / "reproduction"
+    recorded = tmp_path / findings.RECORDED
+    published = findings.RECORDED / "published.toml"
+    for name in (findings.RESULTS, published):
+        (tmp_path / name).parent.mkdir(parents=True)
+        shutil.copyfile(ROOT / name, tmp_path / name)
+    make_reproduction.main(tmp_path / "packed", tmp_path)
     ours = (recorded / "p1-mnist-shards.csv").read_text(encoding="utf-8")
     assert 'about,size,value,"2 seeds, 3 rounds"' in ours
     assert re.search(r'^"accuracy: .*",MW>LD>DS,round 3,.* ± ', ours, re.MULTILINE)
     assert "gain, P1's rule" in ours
-    assert [path.name for path in recorded.iterdir()] == ["p1-mnist-shards.csv"]
+    assert [path.name for path in recorded.glob("*.csv")] == ["p1-mnist-shards.csv"]

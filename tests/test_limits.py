@@ -1,9 +1,8 @@
-"""The project stays small enough for one person: `benchmarks/size.py` counts, and has the limits."""
+"""The project stays small enough for one person: `lab/size.py` counts, and has the limits."""
 
 from __future__ import annotations
 
 import pytest
-
 import size
 
 SAMPLE = '''"""A module."""

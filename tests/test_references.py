@@ -104,7 +104,7 @@ def files() -> frozenset[str]:
     """The names of the repository's Python files."""
     folders = [
         SOURCE,
-        *(ROOT / name for name in ("benchmarks", "docs", "examples", "experiments", "tests")),
+        *(ROOT / name for name in ("docs", "examples", "lab", "tests")),
     ]
     return frozenset(path.name for folder in folders for path in folder.rglob("*.py"))
 
@@ -203,7 +203,7 @@ def test_pages_that_code_and_messages_name_exist() -> None:
         "nowhere.py",
         "core/nowhere.py",
         "tests/core/test_nothing.py",
-        "python benchmarks/gone.py --quick",
+        "python lab/speed/gone.py --quick",
         "clientwise.core.nowhere",
         "cw.nothing",
         "cw.Run.nothing",

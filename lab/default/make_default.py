@@ -1,7 +1,7 @@
 """Results of matrices: raw results, and the tables and figures of the pages that are made from them.
 
-python docs/make_default.py                  # tables and figures, from docs/results/*.csv.gz
-python docs/make_default.py FOLDER FOLDER    # collect the raw results of these matrices first
+python lab/default/make_default.py                  # tables and figures, from lab/results/*.csv.gz
+python lab/default/make_default.py FOLDER FOLDER    # collect the raw results of these matrices first
 
 Folders of matrices with the same name are parts of one matrix: by federation, by method, by seed.
 Where two parts have the same federation, column, method and seed, the later folder counts.
@@ -45,9 +45,10 @@ from clientwise.report.statistics import (
     paired_difference,
 )
 
-DOCS = Path(__file__).parent
-RAW = DOCS / "results"
-PAGES = (RAW / "evidence.md", RAW / "privacy.md", DOCS.parent / "README.md")
+LAB = Path(__file__).parents[1]
+RAW = LAB / "results"
+DOCS = LAB.parent / "docs" / "results"
+PAGES = (DOCS / "evidence.md", DOCS / "privacy.md", LAB.parent / "README.md")
 
 OURS = "Recommended"
 ORACLE = "KnowsHonestTuned"  # regrets are counted against it
@@ -233,7 +234,7 @@ def by_share(raw: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
 
 def median_clients() -> dict[str, int]:
     """By federation, the training samples of the median client, as the page of federations says."""
-    page = (RAW / "federations.md").read_text(encoding="utf-8")
+    page = (DOCS / "federations.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \|.*\| \d+, (\d+), \d+ \|", page, re.MULTILINE)
     return {name: int(median) for name, median in rows}
 
@@ -539,9 +540,9 @@ def _without_minus(text: str) -> str:
 
 # By path: the raw results, and what makes the figure from them.
 FIGURES: Mapping[Path, tuple[str, Callable[[pandas.DataFrame], Drawn]]] = {
-    RAW / "federations-lead.png": ("federations", forest_plot),
-    RAW / "federations-regret.png": ("federations", regret_map),
-    RAW / "arena-quick.png": ("arena-quick", heat_map),
+    DOCS / "federations-lead.png": ("federations", forest_plot),
+    DOCS / "federations-regret.png": ("federations", regret_map),
+    DOCS / "arena-quick.png": ("arena-quick", heat_map),
 }
 
 

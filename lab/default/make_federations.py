@@ -1,7 +1,7 @@
-"""The table of docs/results/federations.md, from the matrix of experiments/federations.toml.
+"""The table of docs/results/federations.md, from the matrix of lab/default/federations.toml.
 
-    clientwise run experiments/federations.toml --methods FedAvg --seeds 900 --set 'matrix.attacks={}' --out FOLDER
-    python docs/make_federations.py FOLDER
+    clientwise run lab/default/federations.toml --methods FedAvg --seeds 900 --set 'matrix.attacks={}' --out FOLDER
+    python lab/default/make_federations.py FOLDER
 
 It stands between `<!-- run federations -->` and `<!-- end -->`.
 """
@@ -17,7 +17,7 @@ from clientwise.experiment.build.data import build_data, load_samples
 from clientwise.experiment.matrix.grid import MatrixCell, look_at
 from clientwise.record.run import RunFolder
 
-PAGE = Path(__file__).parent / "results" / "federations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "federations.md"
 PLACE = re.compile(r"(<!-- run federations -->\n).*?(<!-- end -->)", re.DOTALL)
 HEAD = (
     "federation",

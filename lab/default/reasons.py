@@ -1,6 +1,6 @@
-"""False alarms and detection of the cells of a matrix, from its run folders: the table of `experiments/reasons.toml`.
+"""False alarms and detection of the cells of a matrix, from its run folders: the table of `lab/default/reasons.toml`.
 
-    python experiments/reasons.py runs/reasons [runs/other]
+    python lab/default/reasons.py runs/reasons [runs/other]
 
 A client's share is its influence over its weight by the criteria. A false alarm is an honest client whose share by the
 evidence alone ever fell below half of the largest one of an honest client. AUROC tells hostile from honest clients by

@@ -1,6 +1,6 @@
 """The verdict of the protocol of p2-operators (docs/results/reproduction.md), from its run folders.
 
-python experiments/judge_operators.py RUNS/p2-operators RUNS/p2-operators-by-writer
+python lab/papers/judge_operators.py RUNS/p2-operators RUNS/p2-operators-by-writer
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fill docs/reproduction.md and docs/results/reproduction.md from the recorded tables, and draw three figures.
 
-    python docs/make_findings.py
+    python lab/papers/make_findings.py
 
-No run folder is needed: docs/results/reproduction/NAME.csv has the tables of run NAME. docs/claims.toml says which
-cells stand beside which claim. `docs/make_reproduction.py` calls this after it has written the tables.
+No run folder is needed: lab/results/papers/NAME.csv has the tables of run NAME, and claims.toml beside them says which
+cells stand beside which claim. `make_reproduction.py` calls this after it has written the tables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import pandas
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-DOCS = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+PAGE = Path("docs", "reproduction.md")
+RESULTS = Path("docs", "results", "reproduction.md")
+RECORDED = Path("lab", "results", "papers")
 BLOCK = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 BETWEEN = re.compile(r"<!-- between (\S+) (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 TABLE = re.compile(r"^\*\*(.+)\*\*\n\n((?:\|.*\n)+)", re.MULTILINE)
@@ -49,21 +52,21 @@ class Recorded:
         raise KeyError(f"no table with {part!r} in its title")
 
 
-def main(docs: Path = DOCS) -> None:
+def main(root: Path = ROOT) -> None:
     """Fill both pages, and draw the figures."""
-    results = docs / "results" / "reproduction.md"
+    results = root / RESULTS
     text = results.read_text(encoding="utf-8")
-    recorded = read(docs)
-    claims = tomllib.loads((docs / "claims.toml").read_text(encoding="utf-8"))
+    recorded = read(root)
+    claims = tomllib.loads((root / RECORDED / "claims.toml").read_text(encoding="utf-8"))
+    page = root / PAGE
 
     def fill(place: re.Match[str]) -> str:
         paper = place[2]
         table = findings(claims["claims"], paper, recorded)
         picture = Path("results", "reproduction", f"after-{paper.lower()}.png")
-        alt = draw(FIGURES[paper], recorded, docs / picture)
+        alt = draw(FIGURES[paper], recorded, page.parent / picture)
         return f"{place[1]}\n{table}\n\n![{alt}]({picture.as_posix()})\n\n{place[3]}"
 
-    page = docs / "reproduction.md"
     page.write_text(FINDINGS.sub(fill, page.read_text(encoding="utf-8")), encoding="utf-8")
     rows = inventory(claims["inventory"], recorded)
     text = INVENTORY.sub(lambda place: f"{place[1]}\n{rows}\n\n{place[2]}", text)
@@ -71,17 +74,17 @@ def main(docs: Path = DOCS) -> None:
     results.write_text(text, encoding="utf-8")
 
 
-def read(docs: Path = DOCS) -> dict[str, Recorded]:
+def read(root: Path = ROOT) -> dict[str, Recorded]:
     """The recorded runs by name, and their comparisons as "ONE OTHER"."""
     found = {}
-    for path in sorted((docs / "results" / "reproduction").glob("*.csv")):
+    for path in sorted((root / RECORDED).glob("*.csv")):
         cells = pandas.read_csv(path, dtype=str, keep_default_na=False)
         tables: dict[str, dict[str, dict[str, str]]] = {}
         for title, row, column, value in cells.itertuples(index=False):
             tables.setdefault(title, {}).setdefault(row, {})[column] = value
         about = {fact: cell["value"] for fact, cell in tables.pop("about").items()}
         found[path.stem] = Recorded(path.stem, about, tables)
-    page = (docs / "results" / "reproduction.md").read_text(encoding="utf-8")
+    page = (root / RESULTS).read_text(encoding="utf-8")
     for one, other, text in BETWEEN.findall(page):
         if one in found:
             found[f"{one} {other}"] = replace(found[one], tables=_tables(text))
@@ -110,7 +113,7 @@ def block(run: Recorded) -> str:
         )
     rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     about = f"*{run.about['size']}, evaluated on {run.about['evaluated on']}; {run.about['date']}."
-    files = f"[All tables](reproduction/{run.name}.csv).*"
+    files = f"[All tables](../../lab/results/papers/{run.name}.csv).*"
     measure = metric.partition(":")[0]
     measure = "MAPE" if measure == "mape" else measure.capitalize()
     return f"{about} {measure} with 95% intervals over the seeds. {files}\n\n{rows}"
@@ -135,7 +138,9 @@ def filled(template: str, recorded: Mapping[str, Recorded]) -> str:
         try:
             return recorded[run].table(table)[row][column]
         except KeyError as error:
-            raise LookupError(f"docs/claims.toml: {{{place[1]}}}: there is no {error}") from None
+            raise LookupError(
+                f"lab/results/papers/claims.toml: {{{place[1]}}}: there is no {error}"
+            ) from None
 
     return re.sub(r"(?<![\w.])-(?=\d)", "−", CELL.sub(cell, template))
 
@@ -180,13 +185,13 @@ def inventory(rows: Sequence[Mapping[str, str]], recorded: Mapping[str, Recorded
     for row in rows:
         name = row.get("run", "").partition(":")[0]
         run = recorded.get(row.get("run", "").replace(":", "-"))
-        path = row.get("file", f"../../experiments/{name}.toml")
+        path = row.get("file", f"../../lab/papers/{name}.toml")
         link = f"[{row.get('run', Path(path).stem)}]({path})"
         if "command" in row:
             link += f", `{row['command']}`"
         size, result, date = NOT_RUN, "–", "–"
         if run:
-            size = f"[{run.about['size']}](reproduction/{run.name}.csv)"
+            size = f"[{run.about['size']}](../../lab/results/papers/{run.name}.csv)"
             result = filled(row["result"], recorded)
             date = run.about["date"]
         elif not name:

@@ -1,11 +1,11 @@
-"""Write the results of run folders beside the published numbers: docs/results/reproduction and its page.
+"""Write the results of run folders beside the published numbers: lab/results/papers and the page of the papers.
 
-    python docs/make_reproduction.py RUNS
+    python lab/papers/make_reproduction.py RUNS
 
-RUNS contains the folders p3-1a, p3-1b-paper ... (see experiments/run_all.py). All tables of run NAME go into
-docs/results/reproduction/NAME.csv, where the page has `<!-- run NAME -->` or the CSV file is there.
+RUNS contains the folders p3-1a, p3-1b-paper ... (see lab/run_all.py). All tables of run NAME go into
+lab/results/papers/NAME.csv, where the page has `<!-- run NAME -->` or the CSV file is there.
 `<!-- between A B -->` on the page docs/results/reproduction.md compares the methods of run A with those of run B.
-What is about runs that are missing in RUNS does not change. Then `docs/make_findings.py` makes the tables of both
+What is about runs that are missing in RUNS does not change. Then `lab/papers/make_findings.py` makes the tables of both
 pages.
 """
 
@@ -28,20 +28,18 @@ from clientwise.report.results import SHARES, Method, Results, difference_betwee
 from clientwise.report.sections import first_rounds, gain_against, until_clients_reach
 from clientwise.report.statistics import Difference, mcnemar, paired_difference
 
-DOCS = Path(__file__).parent
 RUN = re.compile(r"<!-- run (\S+) -->")
 BETWEEN = re.compile(r"(<!-- between (\S+) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DEVICES = (20, 30, 40, 50, 70, 75)  # percent of the clients: the columns of P2's Table 1
 Row = list[str]
 
 
-def main(runs: Path, docs: Path = DOCS) -> None:
+def main(runs: Path, root: Path = make_findings.ROOT) -> None:
     """Write the tables of every run that exists in `runs`."""
-    published = tomllib.loads((docs / "published.toml").read_text(encoding="utf-8"))
-    page = docs / "results" / "reproduction.md"
+    page = root / make_findings.RESULTS
     text = page.read_text(encoding="utf-8")
-    recorded = page.parent / "reproduction"
-    recorded.mkdir(exist_ok=True)
+    recorded = root / make_findings.RECORDED
+    published = tomllib.loads((recorded / "published.toml").read_text(encoding="utf-8"))
     for name in sorted({*RUN.findall(text), *(path.stem for path in recorded.glob("*.csv"))}):
         folder = runs / name
         if not (folder / "run.sqlite").exists():

@@ -1,10 +1,10 @@
 """Say what runs would take on this machine, before they start; and which are quick.
 
-    python experiments/plan.py RUNS p3-1a p3-1b:quick --data-dir DATA
+    python lab/papers/plan.py RUNS p3-1a p3-1b:quick --data-dir DATA
 
-Without names: the papers' experiments (docs/claims.toml), at the size of the paper and as quick presets. Nothing is
-run: the data are read and divided, and some steps of the network are timed. The time of the run follows from the number
-of steps, on a machine that does nothing else. On a GPU it is an upper bound: there, clients train at once.
+Without names: the papers' experiments (lab/results/papers/claims.toml), at the size of the paper and as quick presets.
+Nothing is run: the data are read and divided, and some steps of the network are timed. The time of the run follows from
+the number of steps, on a machine that does nothing else. On a GPU it is an upper bound: there, clients train at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from clientwise.record.run import is_finished
 from clientwise.report.items import in_time
 
 HERE = Path(__file__).parent
-CLAIMS = HERE.parent / "docs" / "claims.toml"
+CLAIMS = HERE.parent / "results" / "papers" / "claims.toml"
 QUICK = 5 * 60  # seconds
 TIMED_SAMPLES = 64  # of a step, at most
 TIMED_SECONDS = 0.5

@@ -1,6 +1,6 @@
 """What noise of single samples costs in accuracy, for the table in docs/results/privacy.md.
 
-    CLIENTWISE_DATA=... python benchmarks/sample_noise.py
+    CLIENTWISE_DATA=... python lab/privacy/sample_noise.py
 
 Heart needs the data folder; without it, only the digits are measured. Takes three minutes on one core.
 """

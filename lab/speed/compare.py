@@ -1,9 +1,9 @@
 """Time clientwise and its peers on the same works, one system at a time, and print a table.
 
-python benchmarks/compare.py [W1 W2 W3 W4] [--rounds 3] [--repeats 3] [--systems clientwise pfl ...] [--out FILE]
+python lab/speed/compare.py [W1 W2 W3 W4] [--rounds 3] [--repeats 3] [--systems clientwise pfl ...] [--out FILE]
 
 Peers live in environments of their own under $VENVS (default: .peers in the current folder), which
-benchmarks/peers/setup.sh builds. A system without one is skipped, one that fails is reported. What was measured is
+lab/speed/peers/setup.sh builds. A system without one is skipped, one that fails is reported. What was measured is
 written to a file after every step, so an interrupted comparison loses nothing.
 """
 
@@ -173,12 +173,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="runs of each system")
     names = [system.name for system in SYSTEMS]
     parser.add_argument("--systems", nargs="+", choices=names, default=names)
-    default = HERE / "results" / f"compare-{datetime.now():%Y-%m-%d-%H%M}.json"
+    default = HERE.parent / "results" / "speed" / f"compare-{datetime.now():%Y-%m-%d-%H%M}.json"
     parser.add_argument(
         "--out",
         type=Path,
         default=default,
-        help="default: benchmarks/results/compare-DATE-TIME.json",
+        help="default: lab/results/speed/compare-DATE-TIME.json",
     )
     given = parser.parse_args()
     if unknown := set(given.works) - set(WORKS):
@@ -191,7 +191,7 @@ def main() -> None:
             systems.append(system)
         else:
             print(
-                f"{system.name}: skipped, there is no {system.bin.parent}; benchmarks/peers/setup.sh makes it"
+                f"{system.name}: skipped, there is no {system.bin.parent}; lab/speed/peers/setup.sh makes it"
             )
     given.out.parent.mkdir(parents=True, exist_ok=True)
     results: list[dict[str, Any]] = []

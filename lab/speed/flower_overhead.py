@@ -1,6 +1,6 @@
 """What Flower costs: seconds a round of its simulation against the local engine on the same work, and server memory.
 
-    python benchmarks/flower_overhead.py            # measure; print the tables of docs/results/performance.md
+    python lab/speed/flower_overhead.py            # measure; print the tables of docs/results/performance.md
 
 Every measurement is a process of its own. A round's seconds are the median of those after the first, in which workers
 load the data. Memory is the server process's peak, so in a simulation it also holds the answers nobody has fetched yet.

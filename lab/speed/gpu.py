@@ -2,7 +2,7 @@
 
 The last line is W3 with 100,000 clients in a round.
 
-python benchmarks/gpu.py [--rounds 20] [--out benchmarks/results/gpu.json]
+python lab/speed/gpu.py [--rounds 20] [--out lab/results/speed/gpu.json]
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu.json"))
+    parser.add_argument("--out", type=Path, default=Path("lab/results/speed/gpu.json"))
     given = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("PyTorch sees no GPU here; benchmarks/compare.py is for CPUs")
+        raise SystemExit("PyTorch sees no GPU here; lab/speed/compare.py is for CPUs")
     results: dict[str, dict[str, float]] = {}
 
     def note(work: str, how: str, seconds: list[float]) -> None:

@@ -1,6 +1,6 @@
 """What a round of `Recommended` costs on a GPU beside FedAvg and AdaFed, and what limits it; two minutes on an H200.
 
-python benchmarks/gpu_cost.py [--device cuda] [--seconds 110] [--quick] [--out benchmarks/results/gpu_cost.json]
+python lab/speed/gpu_cost.py [--device cuda] [--seconds 110] [--quick] [--out lab/results/speed/gpu_cost.json]
 
 In this order, as far as the seconds suffice; the file is written after every part, and a part that fails says why:
 
@@ -9,7 +9,7 @@ In this order, as far as the seconds suffice; the file is written after every pa
   take turns in one process. FLOPs are counted from the shapes of the layers; "of tf32" is their share of the measured
   rate.
   "Weights" is the time in which the weights of all clients are read twice and written once in every step.
-- memory: the first case of benchmarks/gpu_memory.py.
+- memory: the first case of lab/speed/gpu_memory.py.
 - profile: kernels, launches and waits of a round, and the share of it in which the GPU is busy.
 - phases: milliseconds of the parts of a round of `Recommended`, with a wait for the GPU before and after each.
 
@@ -440,7 +440,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--seconds", type=float, default=110)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu_cost.json"))
+    parser.add_argument("--out", type=Path, default=Path("lab/results/speed/gpu_cost.json"))
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:

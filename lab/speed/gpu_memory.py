@@ -1,6 +1,6 @@
 """How much of a GPU's memory runs take: 14 methods × 5 seeds in one process, and cells of `arena-quick` in several.
 
-python benchmarks/gpu_memory.py [--out benchmarks/results/gpu_memory.json]
+python lab/speed/gpu_memory.py [--out lab/results/speed/gpu_memory.json]
 
 Nothing else may use the GPU meanwhile. A run's memory is the largest of all values read during it, with the contexts of
 its processes. "Expected" is what `clientwise check` says of a single run.
@@ -36,7 +36,7 @@ ONE_PROCESS = {
     "evaluation": {"test_fraction": 0.0, "clients_every": 0},
     "methods": METHODS,
 }
-ARENA = Path(__file__).parents[1] / "experiments" / "arena-quick.toml"
+ARENA = Path(__file__).parents[1] / "default" / "arena-quick.toml"
 CLIENTWISE = [sys.executable, "-m", "clientwise"]
 
 
@@ -69,7 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu_memory.json"))
+    parser.add_argument("--out", type=Path, default=Path("lab/results/speed/gpu_memory.json"))
     given = parser.parse_args()
     results: dict[str, object] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
 """Memory of a round of every method: what `clientwise check` foretells beside what it takes.
 
-python benchmarks/method_memory.py [METHOD ...] [--clients 1000] [--hidden 20]
+python lab/speed/method_memory.py [METHOD ...] [--clients 1000] [--hidden 20]
 
 Methods run one after the other in a process of its own, whose allocator returns what is freed at once: so the largest
 resident size is what was needed. Blocks and chunks of clients are small there, so that they hide nothing.

@@ -1,4 +1,4 @@
-"""Other people's code that ours is measured beside and, in the tests, checked against: see oracles.txt."""
+"""Other people's code that ours is measured beside and, in the tests, checked against: see .ci/oracles.txt."""
 
 from __future__ import annotations
 

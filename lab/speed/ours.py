@@ -1,6 +1,6 @@
 """Time clientwise on a work, as `clientwise run` does it: criteria, weights, record, checkpoint and all.
 
-python benchmarks/ours.py W3 [--rounds 5] [--mode auto] [--precision auto] [--device auto]
+python lab/speed/ours.py W3 [--rounds 5] [--mode auto] [--precision auto] [--device auto]
 """
 
 from __future__ import annotations

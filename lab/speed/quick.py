@@ -1,6 +1,6 @@
 """A regression benchmark of ratios, under a minute: many clients at once must stay faster than one after the other.
 
-python benchmarks/quick.py
+python lab/speed/quick.py
 
 Ratios, not seconds: they hold on any machine, also a busy one. The floors leave a wide margin to what was measured
 (docs/performance.md): falling below one means that something broke, not that the machine was busy.

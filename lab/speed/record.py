@@ -1,7 +1,7 @@
 """The record of a long run: milliseconds to write a round, bytes on disk, seconds until its frames are read.
 
-python benchmarks/record.py [--cohort 20] [--rounds 2000] [--lanes 1] [--hostile 0.1]
-python benchmarks/record.py --cohort 1000 --rounds 100
+python lab/speed/record.py [--cohort 20] [--rounds 2000] [--lanes 1] [--hostile 0.1]
+python lab/speed/record.py --cohort 1000 --rounds 100
 
 The rounds are made up: random weights and criteria, fifty of them again and again.
 """

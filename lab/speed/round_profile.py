@@ -1,6 +1,6 @@
 """Where the processor time of a round goes, and how far it is from the bare products of its layers.
 
-python benchmarks/round_profile.py [W1 W2 W3 W4] [--rounds 2] [--cohort CLIENTS]
+python lab/speed/round_profile.py [W1 W2 W3 W4] [--rounds 2] [--cohort CLIENTS]
 
 P1's three criteria, guard, weights and record, on one core: with one worker everything runs in the thread that is
 profiled. Times are processor time per round, so that a busy machine adds little. The profiler itself adds some per

@@ -1,6 +1,6 @@
 """Time aggregation rules beside ByzFL's: 100 clients with 1.7 million parameters each.
 
-python benchmarks/rules.py [--device cuda] [--clients 100] [--parameters 1700000] [--turns 3] [--only krum ...]
+python lab/speed/rules.py [--device cuda] [--clients 100] [--parameters 1700000] [--turns 3] [--only krum ...]
 
 On a CPU the seconds are those that one core worked, which hold on a busy machine, too; on a GPU those that passed.
 Turn by turn, the best of each. "weighted" is ours with unequal weights, which ByzFL does not have. ByzFL's nearest
@@ -31,7 +31,9 @@ def theirs() -> dict[str, ByzFL]:
     """ByzFL's rules by our names."""
     byzfl = oracles.byzfl("aggregators")
     if byzfl is None:
-        raise SystemExit("ByzFL is not installed: pip install --no-deps --requirement oracles.txt")
+        raise SystemExit(
+            "ByzFL is not installed: pip install --no-deps --requirement .ci/oracles.txt"
+        )
     return {
         "mean": lambda f: byzfl.Average(),
         "median": lambda f: byzfl.Median(),

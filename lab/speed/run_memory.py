@@ -1,6 +1,6 @@
 """Memory of a run, with the allocator as clientwise sets it: what `clientwise check` foretells beside what it takes.
 
-python benchmarks/run_memory.py [--clients 5000]
+python lab/speed/run_memory.py [--clients 5000]
 """
 
 from __future__ import annotations

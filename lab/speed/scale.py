@@ -1,6 +1,6 @@
 """A million clients on one machine: seconds per round, and memory, which must not grow with the clients per round.
 
-python benchmarks/scale.py [--clients 1000000] [--cohorts 1000 10000 100000] [--rounds 3]
+python lab/speed/scale.py [--clients 1000000] [--cohorts 1000 10000 100000] [--rounds 3]
 
 Clients and network are those of W4 (`works.py`), with inputs of one byte; three criteria; rows of 1,000 clients are
 recorded. Processor time is that of all threads: on a busy machine it says more than the time that passed.

@@ -1,6 +1,6 @@
 """Fill the tables of docs/results/devices.md from run folders.
 
-    python docs/make_devices.py RUNS       (RUNS/devices-digits, RUNS/devices-wisdm: see experiments/run_all.py)
+    python lab/time/make_devices.py RUNS       (RUNS/devices-digits, RUNS/devices-wisdm: see lab/run_all.py)
 
 A place is what lies between `<!-- run NAME -->` and `<!-- end -->`. The page's protocol says what is measured.
 """
@@ -36,7 +36,7 @@ from clientwise.report.sections import (
 )
 from clientwise.report.statistics import Difference, holm, paired_difference
 
-DOCS = Path(__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "devices.md"
 PLACE = re.compile(r"(<!-- run (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 HEAD = [
     "method",
@@ -62,7 +62,7 @@ class AtOneTime:
     slow: list[float]
 
 
-def main(runs: Path, page: Path = DOCS / "results" / "devices.md") -> None:
+def main(runs: Path, page: Path = PAGE) -> None:
     """Fill every place whose run is there."""
 
     def fill(place: re.Match[str]) -> str:

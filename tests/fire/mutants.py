@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = [
     ROOT / "src/clientwise/demo.toml",
     *sorted((ROOT / "examples").glob("*.toml")),
-    *sorted((ROOT / "experiments").glob("*.toml")),
+    *sorted((ROOT / "lab").glob("*/*.toml")),
 ]
 SCALARS = [
     "-1",

@@ -1,1 +1,1 @@
-"""One script per system, each in an environment of its own: `VENV/bin/python -m peers.NAME W3`, from benchmarks/."""
+"""One script per system, each in an environment of its own: `VENV/bin/python -m peers.NAME W3`, from lab/speed/."""

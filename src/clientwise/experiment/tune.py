@@ -41,7 +41,7 @@ from .running.runner import run
 
 Values = dict[str, Any]  # by dotted key: {"training.learning_rate": 0.1}
 Space = dict[str, Any]  # by dotted key: a list of values, or the two ends of a range
-# Ten to the power of thirds. The rates of experiments/p1-*.toml are in this grid.
+# Ten to the power of thirds. The rates of lab/papers/p1-*.toml are in this grid.
 GRID = [0.01, 0.0215, 0.0464, 0.1, 0.215, 0.464, 1.0]
 HELD_BACK = 0.2  # of its training samples, by every client
 NUM_SEEDS = 3
