@@ -29,6 +29,7 @@ FROM_ROOT = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
     "CHANGELOG.md": "CHANGELOG.md",
     ".github/SECURITY.md": "SECURITY.md",
+    "lab/README.md": "lab.md",
 }
 NOT_PAGES = shutil.ignore_patterns("*.py", "*.yml", "__pycache__")
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme fetches to search in a site on disk

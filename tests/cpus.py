@@ -17,6 +17,7 @@ import pytest
 import torch
 from numpy._core._multiarray_umath import __cpu_dispatch__, __cpu_features__
 
+QUICK_BITS = "bits and not (slow or flower or experiments or fire)"
 OLDEST = {
     "ATEN_CPU_CAPABILITY": "default",
     "ONEDNN_MAX_CPU_ISA": "SSE41",
@@ -50,7 +51,7 @@ def main(options: list[str]) -> int:
     """Run the tests once for each setting, up to the first that fails."""
     for setting in settings(torch.backends.cpu.get_cpu_capability()):
         print(*(f"{name}={value!r}" for name, value in setting.items()), flush=True)
-        command = [sys.executable, "-m", "pytest", *options]
+        command = [sys.executable, "-m", "pytest", "-m", QUICK_BITS, *options]
         done = subprocess.run(command, env=os.environ | setting, check=False)
         if done.returncode != pytest.ExitCode.OK:
             return done.returncode

@@ -1,4 +1,4 @@
-"""The share of the hostile cases that tests marked `fire` try: all, or one of EVERY (make test-fire-quick)."""
+"""The share of the hostile cases that tests marked `fire` try: all, or one of EVERY (CLIENTWISE_FIRE_EVERY)."""
 
 from __future__ import annotations
 

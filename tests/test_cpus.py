@@ -1,4 +1,4 @@
-"""Settings of CPUs and threads reach the tests that `make test-cpus` runs under them."""
+"""Settings of CPUs and threads reach the tests that `tests/cpus.py` runs under them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ from clientwise.experiment.reference import KINDS
 from clientwise.testing import check_rule
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+LAB = ROOT / "lab" / "README.md"
+PAGES = [*sorted(ROOT.glob("*.md")), LAB, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -377,6 +378,15 @@ def test_every_table_of_results_says_where_it_comes_from(name: str) -> None:
         tables = [one for one in TABLE.findall(section) if len(MEASURED.findall(one)) > 2]
         if tables:
             assert ORIGIN.search(section) or ORIGIN.search(chapter), section[:60]
+
+
+def test_the_page_of_the_laboratory_names_every_experiment_and_script() -> None:
+    text = LAB.read_text(encoding="utf-8")
+    rows = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    files = [*LAB.parent.glob("*.py"), *LAB.parent.glob("*/*.py"), *LAB.parent.glob("*/*.toml")]
+    for path in files:
+        assert re.search(rf"\b{re.escape(path.stem)}\b", rows), path
+    assert sum(bool(re.search(r"\w", word)) for word in text.split()) <= 700
 
 
 MOST_WORDS = 40_000  # of the manual; protocols, tables and raw results are in docs/results

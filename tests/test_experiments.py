@@ -1,7 +1,7 @@
 """The shipped experiments: every size of every one loads, the networks are the papers', and quick sizes run.
 
-The last is `make test-experiments`: it needs the data folder and a quarter of an hour. `make test-slow` runs those that
-show something, and two rounds of the others. CI runs the shorter ones of these (`make test-required`).
+The last has the marker `experiments`: it needs the data folder and a quarter of an hour. The marker `slow` runs those
+that show something, and two rounds of the others. CI runs the shorter ones of these (`make test-all`).
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def run_quick(name: str, folder: Path, *changes: str) -> cw.Run:
 
 
 def as_slow(name: str, required: bool) -> ParameterSet:
-    """An experiment of `make test-slow`; CI runs it if it is required."""
+    """An experiment of the marker `slow`; CI runs it if it is required."""
     marks = [pytest.mark.slow]
     if not required:
         marks.append(pytest.mark.long)

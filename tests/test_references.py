@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "clientwise"
 EQUATIONS = ROOT / "docs" / "results" / "equations.md"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES.append(EQUATIONS)
+PAGES += [EQUATIONS, ROOT / "lab" / "README.md"]
 MODULES = sorted(SOURCE.rglob("*.py"))
 
 FENCED = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

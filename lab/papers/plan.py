@@ -77,9 +77,7 @@ def main() -> None:
         print(f"{name:30} {said}", flush=True)
     print(f"{'all that can start':30} about {in_time(total)}")
     if not options.names:
-        print(
-            "Nothing is run: make reproduction ONLY='p3-1a:quick p3-1b:quick' runs what it names."
-        )
+        print("Nothing is run: make lab ONLY='p3-1a:quick p3-1b:quick' runs what it names.")
 
 
 def papers() -> list[str]:
