@@ -61,11 +61,16 @@ def build(target: Path) -> None:
         (folder / "make_site.py").symlink_to(__file__)
         zensical = [sys.executable, "-m", "zensical", "build", "--strict"]
         subprocess.run(zensical, cwd=folder, check=True)
-        for page in (folder / "site").rglob("*.html"):
+        site = folder / "site"
+        (
+            site / "404.html"
+        ).unlink()  # its links start from the top of a server, the pages are below it
+        for page in site.rglob("*.html"):
+            shim = os.path.relpath(site / "assets" / "iframe-worker.js", page.parent)
             text = page.read_text("utf-8")
-            page.write_text(text.replace(SHIM, "assets/iframe-worker.js"), "utf-8")
+            page.write_text(text.replace(SHIM, shim), "utf-8")
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(folder / "site", target)
+        shutil.copytree(site, target)
 
 
 def build_tag(tag: str, out: Path) -> None:

@@ -306,6 +306,10 @@ def test_the_site_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
         assert not re.findall(
             r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?https?:[^>]*", page
         ), name
+    for page in site.rglob("*.html"):
+        for target in re.findall(r"(?:href|src)=\"?([^\"\s>#]+)", page.read_text("utf-8")):
+            if not re.match(r"[a-z]+:", target):
+                assert (page.parent / target).exists(), f"{page}: {target}"
     assert "I want to" in pages["index.html"]
     assert 'id="clientwise.core.weights.weighting.weigh"' in pages["api.html"]
     assert "label_diversity" in (site / "search.js").read_text(encoding="utf-8")
