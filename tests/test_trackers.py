@@ -197,11 +197,13 @@ cw.run(sys.argv[1], sys.argv[2], on_round=lambda _, progress: progress.done == 3
 """
 
 
+@pytest.mark.parametrize(("checkpoint_seconds", "run_again"), [(1000.0, [1, 2, 3]), (0.0, [3])])
 def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(
-    tiny: dict[str, Any], tmp_path: Path
+    tiny: dict[str, Any], tmp_path: Path, checkpoint_seconds: float, run_again: list[int]
 ) -> None:
-    """Three rounds are logged, none of them is in a checkpoint: all three are run again."""
-    tiny |= {"rounds": 5, "checkpoint_seconds": 1000.0, "trackers": ["tensorboard", "mlflow"]}
+    """Three rounds are logged, of which none is in a checkpoint, or two are: the others are run again."""
+    tiny |= {"rounds": 5, "checkpoint_seconds": checkpoint_seconds}
+    tiny["trackers"] = ["tensorboard", "mlflow"]
     tiny["methods"] = [{"name": "FedAvg"}]
     config, folder = tmp_path / "config.toml", tmp_path / "run"
     config.write_text(tomli_w.dumps(tiny))
@@ -215,7 +217,7 @@ def test_killed_before_its_checkpoint_no_step_is_missing_or_twice(
         resume=True,
         on_round=lambda _, progress: seen.append(progress.record.round_num),
     )
-    assert seen == [1, 2, 3, 4, 5]
+    assert seen == [*run_again, 4, 5]
     expected = stored(folder, "FedAvg")
     assert_same(tensorboard(folder / "tensorboard" / "FedAvg-seed1"), expected)
     assert_same(
@@ -278,6 +280,19 @@ def test_mlflow_sends_no_telemetry(tiny: dict[str, Any], tmp_path: Path) -> None
     assert len(mlflow_runs((tmp_path / "run" / "mlruns").as_uri())) == 2
 
 
+def test_on_round_gets_the_numbers_that_trackers_get(tiny: dict[str, Any], tmp_path: Path) -> None:
+    seen: dict[str, Curves] = {}
+
+    def on_round(_: cw.Run, progress: Progress) -> None:
+        curves = seen.setdefault(progress.method, {})
+        for name, value in progress.values.items():
+            curves.setdefault(name, []).append((progress.record.round_num, value))
+
+    folder = cw.run(tiny, tmp_path / "run", on_round=on_round).folder
+    for method, curves in seen.items():
+        assert_same(curves, stored(folder, method))
+
+
 CALLS: list[tuple[str, str, int, object]] = []
 
 
@@ -295,9 +310,9 @@ def test_lanes_that_are_followed_run_side_by_side(tiny: dict[str, Any], tmp_path
     cw.run({**tiny, "seeds": [1, 2], "trackers": ["noting"]}, tmp_path / "run")
     lanes = [(method, seed) for seed in (1, 2) for method in ("FedAvg", "all of it")]
     assert [*CALLS] == [
-        *(("begin", *lane, 0) for lane in lanes),
-        *(("round", *lane, round_num) for round_num in (1, 2, 3) for lane in lanes),
-        *(("end", *lane, True) for lane in reversed(lanes)),
+        *(call for lane in lanes for call in (("begin", *lane, 0), ("round", *lane, 1))),
+        *(("round", *lane, 2) for lane in lanes),
+        *(call for lane in lanes for call in (("round", *lane, 3), ("end", *lane, True))),
     ]
 
 
@@ -324,7 +339,7 @@ def test_a_tracker_that_raises_is_switched_off_and_the_run_goes_on(
     assert [
         record.getMessage()
         for record in caplog.records
-        if record.name == "clientwise.experiment.trackers"
+        if record.name == "clientwise.experiment.running.tracking"
     ] == [
         "warning: tracker faulty is switched off for the rest of this run: ConnectionError: the server is away"
     ]
@@ -368,7 +383,7 @@ def test_the_page_on_trackers_runs_as_printed(
     tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8").partition("## Trackers")[2]
-    code, hook = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    hook, code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     first, own = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_tracker.py").write_text(code)
     (tmp_path / "first.toml").write_text(first + tomli_w.dumps(tiny))
@@ -388,3 +403,4 @@ def test_the_page_on_trackers_runs_as_printed(
     (tmp_path / "my_hook.py").write_text(hook)
     stopped = cw.run({**tiny, "plugins": ["my_hook"], "rounds": 100}, tmp_path / "stopped")
     assert 1 < stopped.lanes["rounds"].sum() < 200
+    assert stopped.frame("rounds")["metric"].max() > 0.9

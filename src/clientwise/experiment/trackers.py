@@ -1,14 +1,12 @@
 """Trackers: follow a run in TensorBoard, MLflow, Weights & Biases or your own tool.
 
-A tracker is a context for one lane: its value is called after every round. None is used unless the config or
-`--set trackers=...` names it. See docs/reports.md.
+A tracker is a context for one lane: its value is called after every round (`running/tracking.py`). None is
+used unless the config or `--set trackers=...` names it. See docs/reports.md.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -21,9 +19,9 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from ..core.types import RoundRecord
-from ..errors import ConfigError, MissingPackageError, needing
+from ..errors import needing
 from ..record.files import dotted_keys
-from ..registry import Part, Registry
+from ..registry import Registry
 from ..writing import write_atomically
 
 
@@ -36,7 +34,6 @@ class LaneInfo:
     method: str
     seed: int
     rounds_done: int  # 0, or the last round before a resume; later rounds are run and logged again
-    metric: str = "metric"  # its name
 
     @property
     def file_name(self) -> str:
@@ -56,61 +53,8 @@ TRACKERS: Registry[Tracker] = Registry(
 MODULES = {"tensorboard": "torch.utils.tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 
 
-class Trackers:
-    """The trackers of a run. One that raises is switched off with a warning; the run continues."""
-
-    def __init__(self, parts: list[Part], source: str) -> None:
-        """Take the trackers of a config; ConfigError for a missing package, before the run begins."""
-        self._active: dict[int, Part] = dict(enumerate(parts))
-        self._opened: dict[tuple[int, int], tuple[Any, Log]] = {}
-        for index, part in self._active.items():
-            try:
-                if part.name in MODULES:
-                    _package(part.name)
-            except MissingPackageError as error:
-                raise ConfigError(source, [(f"trackers[{index}]", str(error))]) from None
-
-    def begin(self, lane: LaneInfo) -> None:
-        """A lane begins."""
-        for index, part in list(self._active.items()):
-            with self._switched_off_by_errors(index):
-                context = TRACKERS.get(part.name)(lane, **part.options)
-                self._opened[index, id(lane)] = context, context.__enter__()
-
-    def log_round(self, lane: LaneInfo, record: RoundRecord, values: Mapping[str, Any]) -> None:
-        """A round has ended; its numbers are plotted."""
-        numbers = {
-            lane.metric if name == "metric" else name: value
-            for name, value in values.items()
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
-        for index in list(self._active):
-            with self._switched_off_by_errors(index):
-                _, log = self._opened[index, id(lane)]
-                log(record, numbers)
-
-    def end(self, lane: LaneInfo, finished: bool) -> None:
-        """A lane has ended, or is interrupted."""
-        how = (None, None) if finished else (KeyboardInterrupt, KeyboardInterrupt())
-        for index in list(self._active):
-            with self._switched_off_by_errors(index):
-                context, _ = self._opened.pop((index, id(lane)))
-                context.__exit__(*how, None)
-
-    @contextmanager
-    def _switched_off_by_errors(self, index: int) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # a tracker's fault must not end hours of training
-            name = self._active.pop(index).name
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            # Without a logging setup, Python prints this to stderr as it is.
-            logging.getLogger(__name__).warning(
-                "warning: tracker %s is switched off for the rest of this run: %s", name, reason
-            )
-
-
-def _package(name: str) -> Any:
+def package_of(name: str) -> Any:
+    """The package of a tracker; MissingPackageError where it is not installed."""
     # MLflow sends telemetry unless this is set before its import. The file store, which needs neither a
     # server nor a database, has to be allowed.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -132,7 +76,7 @@ def tensorboard(lane: LaneInfo, *, log_dir: str | None = None) -> Iterator[Log]:
     while int(time.time()) <= max(known, default=0):  # file names must differ by a second
         time.sleep(0.05)
     # Rounds that were logged after the checkpoint are dropped.
-    writer = _package("tensorboard").SummaryWriter(str(folder), purge_step=lane.rounds_done + 1)
+    writer = package_of("tensorboard").SummaryWriter(str(folder), purge_step=lane.rounds_done + 1)
 
     def log(record: RoundRecord, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -149,7 +93,7 @@ def tensorboard(lane: LaneInfo, *, log_dir: str | None = None) -> Iterator[Log]:
 @contextmanager
 def mlflow(lane: LaneInfo, *, tracking_uri: str | None = None) -> Iterator[Log]:
     """One MLflow run per method and seed, in the file store RUN/mlruns or at `tracking_uri`."""
-    package = _package("mlflow")
+    package = package_of("mlflow")
     client = package.MlflowClient(tracking_uri or (lane.folder / "mlruns").resolve().as_uri())
     key = f"{lane.file_name} in {tracking_uri or 'mlruns'}"
     run_id = _known_id(lane.folder / "mlflow.json", key, lambda: _new_mlflow_run(client, lane))
@@ -202,7 +146,7 @@ def wandb(
         mode: "offline" writes to RUN/wandb alone, and `wandb sync` uploads it; "online" uploads at
             once.
     """
-    package = _package("wandb")
+    package = package_of("wandb")
     project = project or str(lane.config["name"])
     key = f"{lane.file_name} in {entity or ''}/{project}"
     run = package.init(

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +26,6 @@ from ...engine.scheduler import Scheduler
 from ...record.store import Store
 from ..build.engine import build_plan
 from ..config.schema import Experiment
-from ..trackers import LaneInfo, Trackers
 
 SHORT = 0.5  # seconds; in longer rounds the time for writing is negligible
 PREFIX = "lane."  # of the names in a checkpoint, beside those of the engine
@@ -47,6 +47,7 @@ class Progress:
     is_last: bool = False  # whether the lane ends with this round
     is_share: bool = True  # whether the metric is shown in percent
     folder: Path = Path()  # of the run
+    values: Mapping[str, float] = field(default_factory=dict)  # see `numbers_of`
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,20 @@ def is_watched(experiment: Experiment) -> bool:
     return experiment.keep == "best" or experiment.stop_early is not None
 
 
-OnRecord = Callable[["Lane", RoundRecord], None]
+def numbers_of(values: Mapping[str, Any], metric: str) -> dict[str, float]:
+    """What can be plotted of a round's row in the record; the metric by its name.
+
+    >>> numbers_of({"metric": 0.5, "loss": math.nan, "machine": "a"}, "accuracy")
+    {'accuracy': 0.5}
+    """
+    return {
+        metric if name == "metric" else name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+OnRecord = Callable[["Lane", RoundRecord, Mapping[str, float]], None]
 
 
 class Lane:
@@ -148,7 +162,6 @@ class Lane:
         engine: Engine,
         hostile: Mapping[int, Hostile],
         seed: int,
-        trackers: Trackers,
         on_round: OnRecord,
     ) -> None:
         self.method = method
@@ -158,7 +171,6 @@ class Lane:
         self._experiment = experiment
         self._store = store
         self._hostile = hostile
-        self._trackers = trackers
         self._on_round = on_round
         self._lane = store.open_lane(method.name, seed)
         self._keeps_best = experiment.keep == "best" and method.control != "alone"
@@ -203,17 +215,8 @@ class Lane:
         )
 
     def begin(self) -> None:
-        """Begin tracking, before the first round that is run now."""
+        """Begin the time to the next checkpoint, before the first round that is run now."""
         self._saved_at = time.monotonic()
-        self._info = LaneInfo(
-            self._experiment.to_dict(),
-            self._store.folder,
-            self.method.name,
-            self.seed,
-            self.state.server.round_num,
-            self.engine.problem.metric,
-        )
-        self._trackers.begin(self._info)
 
     def begin_round(self) -> None:
         """Count a round before clients are asked, where they add secret noise.
@@ -267,23 +270,22 @@ class Lane:
             self.engine.prefetch(self._plan.cohort(self.engine.num_clients, round_num))
 
     def keep(self, done: LaneState) -> None:
-        """Record a round, and save a checkpoint where one is due."""
+        """Record a round, tell of it, and save a checkpoint where one is due."""
         record = done.record
         assert record is not None
         problem = self.engine.problem
         values = self._store.write_round(
             self._lane, record, problem, self._hostile, done.seconds, done.loss
         )
-        # Before the checkpoint: then an interruption leaves no gap in the trackers' curves
-        self._trackers.log_round(self._info, record, values)
         self.state = done
         every = self._experiment.keep_every
         if every and record.round_num % every == 0:
             self._store.keep_model(self._lane, done.server)
+        # Before the checkpoint: then a killed run leaves no gap in the trackers' curves
+        self._on_round(self, record, numbers_of(values, problem.metric))
         waited = time.monotonic() - self._saved_at
         if self.is_secret or waited >= self._experiment.checkpoint_seconds:
             self._save()
-        self._on_round(self, record)
 
     def _save(self) -> None:
         state = self.state
@@ -292,9 +294,8 @@ class Lane:
         self._saved_at = time.monotonic()
 
     def end(self) -> None:
-        """Save a checkpoint and end tracking, after the last round or an interruption."""
+        """Save a checkpoint, after the last round or an interruption."""
         self._save()
-        self._trackers.end(self._info, self.is_done)
         if self.is_done:
             self._store.finish_lane(self._lane)
 

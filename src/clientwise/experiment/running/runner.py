@@ -31,7 +31,6 @@ from ..build.engine import build_engine, build_executor, lanes_that_fit
 from ..checks.against_data import validate
 from ..checks.describe import count_steps, doubts
 from ..config.schema import Experiment
-from ..trackers import Trackers
 from .about import about_method, about_model, about_run, reports_on_clients
 from .lanes import Lane, Progress, run_lanes
 from .origin import (
@@ -54,6 +53,7 @@ from .resume import (
     new_folder,
     refuse_other_config,
 )
+from .tracking import Trackers
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
@@ -106,7 +106,7 @@ def run(
             data = replace(data, samples=scored(experiment, data.samples))
             experiment = experiment.for_data(data.weigh)
         samples = validate(experiment, data)
-        trackers = Trackers(experiment.trackers, experiment.source)
+        trackers = Trackers(experiment)
         if not resume:
             with _writable(Path("runs")):
                 folder = new_folder(experiment.name) if out is None else Path(out)
@@ -128,7 +128,9 @@ def run(
             if before:
                 changes = [*member_changes(before, experiment), *changes]
             record_origin(store, experiment, origin, changes)
-            session = _Session(experiment, store, built, connect, trackers, on_round)
+            stack.callback(trackers.close)
+            hooks: list[OnRound] = [trackers] if on_round is None else [trackers, on_round]
+            session = _Session(experiment, store, built, connect, hooks)
             steps = count_steps(experiment, federated.values())
             for remark in [*session.begin(data, steps), *resumed]:
                 on_warning(remark)
@@ -202,14 +204,12 @@ class _Session:
         store: Store,
         built: Built,
         connect: Connect | None,
-        trackers: Trackers,
-        on_round: OnRound | None,
+        hooks: Sequence[OnRound],
     ) -> None:
         self._experiment = experiment
         self._store = store
         self._connect = connect
-        self._trackers = trackers
-        self._on_round = on_round
+        self._hooks = hooks
         self._methods = experiment.build_methods()
         self._pairs = [(seed, method) for seed in experiment.seeds for method in self._methods]
         device = pick_device(experiment.device)
@@ -346,7 +346,6 @@ class _Session:
             engine,
             own.hostile,
             seed,
-            self._trackers,
             self._tell,
         )
         done = lane.state.server.round_num
@@ -355,12 +354,10 @@ class _Session:
             self._total -= lane.rounds - done
         return lane
 
-    def _tell(self, lane: Lane, record: RoundRecord) -> None:
+    def _tell(self, lane: Lane, record: RoundRecord, values: Mapping[str, float]) -> None:
         self._done += 1
         if lane.is_done:  # perhaps early, by its loss or its privacy budget
             self._total -= lane.rounds - record.round_num
-        if self._on_round is None:
-            return
         step = Progress(
             lane.method.name,
             lane.seed,
@@ -371,5 +368,7 @@ class _Session:
             is_last=lane.is_done,
             is_share=lane.engine.problem.is_share,
             folder=self._store.folder,
+            values=values,
         )
-        self._on_round(step)
+        for hook in self._hooks:
+            hook(step)
