@@ -18,6 +18,7 @@ from clientwise.core.evidence.significance import (
 from recorded import rows
 
 SIZE = 5_000
+CPU = torch.device("cpu")
 
 
 def directions(count: int, seed: int = 1) -> Tensor:
@@ -26,7 +27,7 @@ def directions(count: int, seed: int = 1) -> Tensor:
 
 def seen(history: History, client: int, update: Tensor) -> tuple[History, float]:
     """A round in which one client takes part."""
-    history, rows = History.of(vars(history), [client])
+    history, rows = History.of(vars(history), [client], CPU)
     sketches = sketch(update[None])
     z = history.z(rows, sketches)
     return history.extended(rows, sketches, z), float(z[0])
@@ -41,7 +42,7 @@ def test_cosines_of_sketches_estimate_those_of_updates() -> None:
 
 
 def test_an_update_against_the_own_past_is_evidence_and_does_not_rewrite_it() -> None:
-    history = History.of({}, [])[0]
+    history = History.of({}, [], CPU)[0]
     (way,) = directions(1)
     zs = []
     for update in (way, way, way, -way, -way, -way, way):
@@ -54,13 +55,13 @@ def test_an_update_against_the_own_past_is_evidence_and_does_not_rewrite_it() ->
 
 
 def test_only_clients_that_were_seen_take_memory() -> None:
-    history = History.of({}, [])[0]
+    history = History.of({}, [], CPU)[0]
     for client in (900_000, 3, 900_000):
         history, _ = seen(history, client, directions(1)[0])
     memory = vars(history)
     assert memory["ids"].tolist() == [900_000, 3]
     assert memory["past"].shape == (2, SKETCH)
-    assert History.of(memory, [])[0].times.tolist() == [2, 1]
+    assert History.of(memory, [], CPU)[0].times.tolist() == [2, 1]
 
 
 def test_copies_are_counted_and_share_the_weight_of_one() -> None:
@@ -71,7 +72,7 @@ def test_copies_are_counted_and_share_the_weight_of_one() -> None:
 
 
 def test_a_model_of_few_parameters_is_no_strong_witness() -> None:
-    history = History.of({}, [])[0]
+    history = History.of({}, [], CPU)[0]
     way = torch.tensor([1.0, 0.5, -0.2])
     for update in (way, way, way):
         history, _ = seen(history, 0, update)
@@ -83,7 +84,7 @@ def test_z_is_fishers_test_of_a_cosine_below_one_half() -> None:
     (way, aside) = directions(2)
     aside = aside - (aside @ way) / (way @ way) * way
     aside = aside * way.norm() / aside.norm()
-    history = History.of({}, [])[0]
+    history = History.of({}, [], CPU)[0]
     for _ in range(3):
         history, _ = seen(history, 0, way)
     for cosine in (-0.3, -0.6, -0.9):

@@ -316,12 +316,14 @@ class History:
     times: Tensor  # [s] updates that went into it
 
     @staticmethod
-    def of(memory: Mapping[str, Tensor], client_ids: Sequence[int]) -> tuple[History, Tensor]:
+    def of(
+        memory: Mapping[str, Tensor], client_ids: Sequence[int], device: torch.device
+    ) -> tuple[History, Tensor]:
         """From what the evidence keeps between rounds, with a row for each of these clients [n]."""
         ids, rows = enlist(memory.get("ids"), client_ids)
-        past = with_rows(memory.get("past"), len(ids), torch.zeros(SKETCH))
-        times = with_rows(memory.get("times"), len(ids), torch.tensor(0))
-        return History(ids, past, times), rows
+        past = with_rows(memory.get("past"), len(ids), torch.zeros(SKETCH, device=device))
+        times = with_rows(memory.get("times"), len(ids), torch.tensor(0, device=device))
+        return History(ids, past, times), rows.to(device)
 
     def z(self, rows: Tensor, sketches: Tensor) -> Tensor:
         """How far updates point against the own past, in standard errors [n].
@@ -333,19 +335,17 @@ class History:
         """
         cosine = torch.nn.functional.cosine_similarity(sketches, self.past[rows], dim=1).double()
         turned = (-cosine).clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
-        filled = int((sketches != 0).any(0).sum())  # a model of few parameters leaves slots empty
-        z = (turned - math.atanh(OPPOSITE)) * max(filled - 3, 0) ** 0.5
+        filled = (sketches != 0).any(0).sum()  # a model of few parameters leaves slots empty
+        z = (turned - math.atanh(OPPOSITE)) * (filled - 3).clamp(min=0).double().sqrt()
         return torch.where(self.times[rows] >= LEAST_TIMES, z, torch.nan)
 
     def extended(self, rows: Tensor, sketches: Tensor, z: Tensor) -> History:
         """With the updates that are not against the past: a client that turns cannot rewrite it."""
         agrees = ~(z > 0)
-        past = self.past.clone()
-        times = self.times.clone()
-        here = rows[agrees]
-        past[here] = KEPT * past[here] + (1 - KEPT) * sketches[agrees]
-        times[here] += 1
-        return History(self.ids, past, times)
+        before = self.past[rows]
+        added = KEPT * before + (1 - KEPT) * sketches
+        past = self.past.index_copy(0, rows, torch.where(agrees[:, None], added, before))
+        return History(self.ids, past, self.times.index_add(0, rows, agrees.to(self.times)))
 
 
 def look_back(
@@ -362,16 +362,12 @@ def look_back(
     if not history and not copies:
         return LookBack()
     sketches = sketch(gathered.updates[:, : gathered.spec.num_parameters])
-    counts = count_copies(sketches) if copies else None
-    if counts is not None:  # with the sketches: a GPU is waited for once
-        both = torch.cat([sketches, counts[:, None].to(sketches)], dim=1).cpu()
-        sketches, counts = both[:, :SKETCH], both[:, SKETCH].double()
-    sketches = sketches.cpu()
+    counts = count_copies(sketches).cpu() if copies else None
     if not history:
         return LookBack(copies=counts)
-    past, rows = History.of(memory, gathered.client_ids)
+    past, rows = History.of(memory, gathered.client_ids, sketches.device)
     z = past.z(rows, sketches)
-    return LookBack(z, counts, vars(past.extended(rows, sketches, z)))
+    return LookBack(z.cpu(), counts, vars(past.extended(rows, sketches, z)))
 
 
 def larger(held_out: Tensor | None, history: Tensor | None) -> Tensor | None:
