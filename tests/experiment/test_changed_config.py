@@ -117,7 +117,7 @@ def test_a_renamed_method_and_a_removed_seed_are_refused(stopped: Path) -> None:
 
 
 def test_watching_may_be_edited(config: dict[str, Any], stopped: Path) -> None:
-    edit(stopped, lambda table: table.update(keep_every=2, workers=1))
+    edit(stopped, lambda table: table.update(checkpoint_seconds=2.0, workers=1))
     assert cw.Run(cw.run(stopped / "config.toml", stopped, resume=True)).finished
 
 

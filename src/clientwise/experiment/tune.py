@@ -210,7 +210,6 @@ def _all_trials(
         "engine": "local",
         "trackers": [],
         "keep": "last",
-        "keep_every": 0,
     }
     server = experiment.server_set
     if server.source == "held_out" and server.report_fraction == 1 and not server.shared_set:

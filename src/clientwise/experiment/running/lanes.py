@@ -278,9 +278,6 @@ class Lane:
             self._lane, record, problem, self._hostile, done.seconds, done.loss
         )
         self.state = done
-        every = self._experiment.keep_every
-        if every and record.round_num % every == 0:
-            self._store.keep_model(self._lane, done.server)
         # Before the checkpoint: then a killed run leaves no gap in the trackers' curves
         self._on_round(self, record, numbers_of(values, problem.metric))
         waited = time.monotonic() - self._saved_at
