@@ -31,6 +31,7 @@ from ..build.engine import build_engine, build_executor, lanes_that_fit
 from ..checks.against_data import validate
 from ..checks.describe import count_steps, doubts
 from ..config.schema import Experiment
+from ..trackers import Trackers
 from .about import about_method, about_model, about_run, reports_on_clients
 from .lanes import Lane, Progress, run_lanes
 from .origin import (
@@ -53,7 +54,6 @@ from .resume import (
     new_folder,
     refuse_other_config,
 )
-from .tracking import Trackers
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
