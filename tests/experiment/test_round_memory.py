@@ -70,7 +70,6 @@ FEW = [
     "DnC",
     "FLDetector",
     "Recommended",
-    "counterfactuals",
 ]
 
 
