@@ -17,8 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import clientwise as cw
 import processes
-from clientwise.experiment.running.lanes import Progress
-from clientwise.experiment.trackers import Log
+from clientwise.experiment.trackers import Log, Progress
 from recorded import everything, rows
 
 ROOT = Path(__file__).parents[1]

@@ -16,8 +16,8 @@ import tomli_w
 import clientwise as cw
 from clientwise.errors import RunError
 from clientwise.experiment.running import origin
-from clientwise.experiment.running.lanes import Progress
 from clientwise.experiment.running.origin import versions
+from clientwise.experiment.trackers import Progress
 from clientwise.record.files import read_table
 
 

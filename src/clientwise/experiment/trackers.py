@@ -10,12 +10,12 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -25,11 +25,23 @@ from ..record.files import dotted_keys
 from ..registry import Part, Registry
 from ..writing import write_atomically
 
-if TYPE_CHECKING:
-    from .config.schema import Experiment
-    from .running.lanes import Progress
-
 logger = logging.getLogger("clientwise")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A round has ended."""
+
+    method: str
+    seed: int
+    record: RoundRecord
+    rounds: int  # of this lane
+    done: int  # rounds of all lanes so far
+    total: int  # rounds of all lanes; fewer where a lane has ended early
+    is_last: bool = False  # whether the lane ends with this round
+    is_share: bool = True  # whether the metric is shown in percent
+    folder: Path = Path()  # of the run
+    values: Mapping[str, float] = field(default_factory=dict)  # that can be plotted
 
 
 @dataclass(frozen=True)
@@ -198,17 +210,23 @@ class Trackers:
     A tracker that raises is switched off with a warning; the run continues.
     """
 
-    def __init__(self, experiment: Experiment) -> None:
-        """Take the trackers of a config; ConfigError for a missing package, before the run begins."""
-        self._active = list(dict.fromkeys(experiment.trackers))
-        self._config = experiment.to_dict()
+    def __init__(self, trackers: Sequence[Part], config: Mapping[str, Any], source: str) -> None:
+        """Take the trackers of a config; ConfigError for a missing package, before the run begins.
+
+        Args:
+            trackers: as the config lists them.
+            config: the resolved config.
+            source: the name of the config in messages.
+        """
+        self._active = list(dict.fromkeys(trackers))
+        self._config = config
         self._opened: dict[tuple[Part, str, int], tuple[AbstractContextManager[Log], Log]] = {}
         for index, part in enumerate(self._active):
             try:
                 if part.name in MODULES:
                     package_of(part.name)
             except MissingPackageError as error:
-                raise ConfigError(experiment.source, [(f"trackers[{index}]", str(error))]) from None
+                raise ConfigError(source, [(f"trackers[{index}]", str(error))]) from None
 
     def __call__(self, step: Progress) -> None:
         """A round has ended; the trackers of its lane begin with its first one and end with its last one."""
