@@ -84,8 +84,8 @@ TWO = ["dataset_size", "class_balance"]
         (config(changed(rule="median")), "rule: makes what one client"),
         (config(changed(before=["clip"])), "before: makes what one client"),
         (
-            config(changed(score={"name": "iowa", "by": "dataset_size"})),
-            "score: iowa makes what one client",
+            config(changed(criteria=["dataset_size", "label_closeness"], score="disco")),
+            "score: disco makes what one client",
         ),
         (
             config(changed(criteria=TWO, normalise=PUBLIC, adjust="best_order")),
