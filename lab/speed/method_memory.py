@@ -27,7 +27,6 @@ from clientwise.core.aggregation.before import BEFORE
 from clientwise.core.aggregation.rules import RULES
 from clientwise.core.evidence import EVIDENCE
 from clientwise.core.objective.problem import Classification
-from clientwise.core.other_weights import MOST_CLIENTS
 from clientwise.core.round import first_state, run_round
 from clientwise.data.federated import FederatedData, Holdings, Samples
 from clientwise.engine import jobs
@@ -66,7 +65,6 @@ QUICK: dict[str, dict[str, Any]] = {
 SURROUNDINGS: dict[str, dict[str, Any]] = {
     "FedBuff": {"devices": {"speed": {"name": "lognormal", "median": 200.0, "sigma": 1.0}}},
     "RecommendedJudged": {"server_set": {"source": "clients"}},
-    "counterfactuals": {"evaluation": {"clients_every": 0, "counterfactuals": True}},
 }
 # What no method by name has
 OTHERS: dict[str, dict[str, Any]] = {
@@ -82,7 +80,6 @@ OTHERS: dict[str, dict[str, Any]] = {
         "bounds": {"cap": 0.5},
         "privacy": {"clip": 1.0, "delta": 1e-5, "noise_multiplier": 1.0},
     },
-    "counterfactuals": {"before": ["clip"]},
 }
 
 
@@ -144,8 +141,6 @@ def measure(name: str, table: dict[str, Any], clients: int, hidden: int) -> dict
     """Bytes that rounds of a method take beyond what was there before them, and those that are foretold."""
     config = _config([table], hidden) | SURROUNDINGS.get(name, {})
     experiment = load_experiment(config)
-    if experiment.evaluation.counterfactuals:
-        clients = min(clients, MOST_CLIENTS)
     given = federated(clients)
     data, hostile = build_data(experiment, given.samples, 1, given)
     executor = build_executor(experiment, data.samples, torch.device("cpu"))

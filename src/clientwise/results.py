@@ -166,7 +166,7 @@ class Run:
         """What was recorded, as a pandas frame; docs/frames.md lists the columns.
 
         Args:
-            name: "rounds", "weights", "criteria", "local", "refusals", "clients", "steps" or "other_weights".
+            name: "rounds", "weights", "criteria", "local", "refusals", "clients" or "steps".
 
         Example:
             >>> rounds = run.frame("rounds")

@@ -67,7 +67,6 @@ FEW = [
     "DnC",
     "FoolsGold",
     "Recommended",
-    "counterfactuals",
 ]
 
 

@@ -202,8 +202,6 @@ class Plan:
     # Poisson sampling: each client is asked with this probability; None: a cohort of fixed size
     probability: float | None = None
     secret: bytes | None = None  # the cohorts and the noise follow from it, not from the seed
-    counterfactuals: bool = False  # evaluate the aggregates of other weights, too
-    shapley: bool = False  # compute every client's contribution in every round
 
     @property
     def key(self) -> bytes:

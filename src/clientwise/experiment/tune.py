@@ -202,7 +202,6 @@ def _all_trials(
 ) -> Experiment:
     """The experiment whose methods are the trials. Clients evaluate on what they hold back."""
     evaluation = {"held_back": HELD_BACK, "clients_every": 1}
-    evaluation |= {"counterfactuals": False, "shapley": False}
     changes = {
         "methods": [candidate for own in tried.values() for _, candidate in own],
         "seeds": list(seeds),

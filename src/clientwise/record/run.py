@@ -91,7 +91,7 @@ class RunFolder:
         """All rows of a kind, a new frame each time; docs/frames.md lists the columns.
 
         Args:
-            name: "rounds", "weights", "criteria", "local", "refusals", "clients", "steps" or "other_weights".
+            name: "rounds", "weights", "criteria", "local", "refusals", "clients" or "steps".
         """
         if name not in COLUMNS:
             raise RunError(f"{self.id}: no frame {name!r}{suggest(name, COLUMNS)}")

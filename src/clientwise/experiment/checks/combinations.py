@@ -150,11 +150,6 @@ def _of_experiment(e: Experiment) -> list[Row]:
             e.evaluation.clients_every and not e.clients_test,
         ),
         (
-            "evaluation.shapley",
-            "needs reporting samples of the server: set server_set.fraction and report_fraction",
-            e.evaluation.shapley and not (e.server_holds_samples and _reports(e)),
-        ),
-        (
             "server_set.report_fraction",
             "0 with test_fraction = 0: nothing would be measured",
             not e.clients_test and not _reports(e),
@@ -220,7 +215,6 @@ def _method_issues(place: str, settings: MethodSettings, experiment: Experiment)
 def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
     """Of settings `s`, from which the method `m` is built, in an experiment `e`."""
     training = m.training
-    other_weights = e.evaluation.counterfactuals or e.evaluation.shapley
     takes_time = e.devices or e.engine == "flower"
     yield from [
         (
@@ -288,12 +282,6 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
             "tuned.seeds",
             "{}: the method was tuned on this seed; report other seeds",
             [seed for seed in e.seeds if seed in (s.tuned or {}).get("seeds", [])],
-        ),
-        (
-            "",
-            "results of other weights (evaluation.counterfactuals, shapley) reveal single updates, and get no noise: "
-            "set them to false",
-            other_weights and m.privacy,
         ),
     ]
     measured = {part.name for part in s.criteria}
