@@ -285,8 +285,8 @@ def test_seeds_shares_and_rounds_are_added_as_to_plain_runs(finished: Path, tmp_
         ({"name": "other"}, r"name = 'other' \(was 'tiny'\)\. Resume"),
         ({"training": {"batch_size": 5}}, r"training.batch_size = 5 \(was 20\)\. Resume"),
         (
-            {"methods": [{"like": "Median", "brake": 3.0}]},
-            r"methods.Median.brake = 3.0 \(was none\)\. Resume",
+            {"methods": [{"like": "Median", "adapters": "factors"}]},
+            r"methods.Median.adapters = 'factors' \(was 'products'\)\. Resume",
         ),
         (
             {"attacks": {"flip": {"attack": {"name": "sign_flip", "strength": 2.0}}}},

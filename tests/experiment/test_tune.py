@@ -102,7 +102,7 @@ def test_an_interrupted_search_goes_on(config: dict[str, Any], tmp_path: Path) -
 
 
 def test_the_written_config_has_only_what_differs(config: dict[str, Any], tmp_path: Path) -> None:
-    mine = {"name": "mine", "like": "FedYogi", "brake": 3, "server_step": {"tau": 0.01}}
+    mine = {"name": "mine", "like": "FedYogi", "adapters": "factors", "server_step": {"tau": 0.01}}
     config |= {"methods": ["FedAvg", "fedyogi", mine]}
     config["tune"] |= {"trials": 1}
     file = tmp_path / "given.toml"
@@ -116,7 +116,7 @@ def test_the_written_config_has_only_what_differs(config: dict[str, Any], tmp_pa
     assert written.keys() == config.keys() - {"tune"}
     rate = {"learning_rate": found.trials["FedAvg"][0].values[RATE]}
     fedavg, _, own = written["methods"]
-    assert (fedavg["training"], own["brake"]) == (rate, 3)
+    assert (fedavg["training"], own["adapters"]) == (rate, "factors")
 
 
 def test_a_config_that_names_no_method(tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -156,8 +156,8 @@ def test_trials_stop_early_unless_by_what_is_reported_on(
     [
         ({"methods": {"FedYogy": {}}}, "no method 'FedYogy'; did you mean 'FedYogi'"),
         ({"over": {"training": {"learning_rate": 0.1}}}, "learning_rate = 0.1: give a list of val"),
-        ({"over": {"brake": []}}, "give a list of values"),
-        ({"over": {"brake": {"low": 3}}}, "brake.low = 3: give a list of values"),
+        ({"over": {"training": {"learning_rate": []}}}, "give a list of values"),
+        ({"over": {"training": {"epochs": {"low": 3}}}}, "epochs.low = 3: give a list"),
         ({"over": {"trainig": {"epochs": [1]}}}, "did you mean 'training'"),
         (
             {"over": {"server_step": {"momentum": [0.9]}}},
@@ -179,15 +179,16 @@ def test_what_cannot_be_searched_is_refused_before_the_first_trial(
 def test_values_that_are_invalid_together_fail_and_the_search_goes_on(
     tiny: dict[str, Any], tmp_path: Path
 ) -> None:
-    score = {"name": "iowa", "by": "dataset_size", "best": 0.2, "most": 0.9, "end": 0.8}
-    over = {"score": {"best": [0.2, 0.6], "end": [0.5, 0.8]}}
-    tiny |= {"rounds": 1, "methods": [{"name": "ranked", "score": score}], "tune": {"over": over}}
+    criteria = ["dataset_size", "uniform"]
+    score = {"name": "weighted_mean", "weights": {"dataset_size": 1.0, "uniform": 1.0}}
+    over = {"score": {"weights": {"dataset_size": [0.0, 1.0], "uniform": [0.0, 2.0]}}}
+    mine = {"name": "mine", "criteria": criteria, "score": score}
+    tiny |= {"rounds": 1, "methods": [mine], "tune": {"over": over}}
     found = tuned(tiny, tmp_path)
-    assert len(found.trials["ranked"]) == 3
+    assert len(found.trials["mine"]) == 3
     (line,) = found.failed
-    assert line == (
-        "ranked: score.best = 0.6, score.end = 0.5: best must be below end, got 0.6 and 0.5"
-    )
+    assert line.startswith("mine: score.weights.dataset_size = 0.0, score.weights.uniform = 0.0: ")
+    assert line.endswith("weights must be zero or more, and not all zero")
 
 
 def test_a_matrix_says_what_to_tune_instead(tiny: dict[str, Any]) -> None:

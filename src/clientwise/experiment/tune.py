@@ -189,7 +189,6 @@ def _all_trials(
 ) -> Experiment:
     """The experiment whose methods are the trials. Clients evaluate on what they hold back."""
     evaluation = {"held_back": HELD_BACK, "clients_every": 1}
-    evaluation |= {"counterfactuals": False, "shapley": False}
     changes = {
         "methods": list(candidates),
         "seeds": list(seeds),
@@ -220,8 +219,8 @@ def _last_metrics(done: RunFolder, experiment: Experiment) -> Any:
 def draws(space: Space, trials: int) -> list[Values]:
     """All combinations of the values where there are no more than `trials`, else a random sample of so many.
 
-    >>> draws({"training.epochs": [1, 2], "brake": [3]}, trials=2)
-    [{'training.epochs': 1, 'brake': 3}, {'training.epochs': 2, 'brake': 3}]
+    >>> draws({"training.epochs": [1, 2], "training.proximal": [0.5]}, trials=2)
+    [{'training.epochs': 1, 'training.proximal': 0.5}, {'training.epochs': 2, 'training.proximal': 0.5}]
     """
     count = math.prod(len(choices) for choices in space.values())
     numbers: Sequence[int] = range(count)

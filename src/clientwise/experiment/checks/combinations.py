@@ -316,11 +316,7 @@ def _of_adjust(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
             "server_samples" in SERVER_STEPS.needs(s.server_step),
         ),
         ("adjust", f"evaluates on the clients' test sets: {TEST_SETS}", not e.clients_test),
-        (
-            "adjust",
-            'has no effect on equal weights: remove it, or set sampling.average = "score"',
-            m.sampling and m.sampling.averages_equally,
-        ),
+        ("adjust", "has no effect on the equal weights of drawn clients: remove it", m.sampling),
     ]
 
 
@@ -482,7 +478,7 @@ def _server_keys(settings: MethodSettings) -> list[str]:
     """The keys that need samples that the server itself holds."""
     parts = settings.parts()
     keys = [key for key, registry, part in parts if "server_samples" in registry.needs(part)]
-    keys += [key for key in ("fine_tune", "brake") if getattr(settings, key) is not None]
+    keys += ["fine_tune"] * (settings.fine_tune is not None)
     return keys + ["control"] * (settings.control == "server_only")
 
 
