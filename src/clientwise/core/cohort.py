@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .aggregation.sums import Stack, SubsetSums, can_fold, weighted_mean
+from .aggregation.sums import Stack, SubsetSums, can_fold
 from .criteria import Arrivals, Outcome
 from .engine import Engine
 from .guard import inspect_measurements, inspect_updates
@@ -241,11 +241,6 @@ class Cohort:
         """The weighted mean of all models [d]."""
         return self._held.aggregate(score, scales, weights)
 
-    def mean_of(self, rows: Sequence[int], weights: Tensor) -> Tensor:
-        """The weighted mean of the models of some rows [d]; all models are kept."""
-        assert isinstance(self._held, Stack)
-        return weighted_mean([self._held.models[row] for row in rows], weights)
-
     def updated_memory(self) -> dict[str, Tensor]:
         """What the criteria remember of all clients after the round; see `criteria.Memory`."""
         remembered = self.state.kept("criteria")
@@ -353,7 +348,7 @@ def folded_terms(
         problem: what they predict.
         clients: in the whole cohort.
     """
-    if method.keeps_models or plan.counterfactuals or plan.shapley or method.averaged_pairs(spec):
+    if method.keeps_models or method.averaged_pairs(spec):
         return ()
     score = method.averaging(method.score)
     terms = score.terms_of_all_orders(method.names) if method.adjust else score.terms(method.names)

@@ -55,8 +55,6 @@ class Method:
     # The server trains the result on the samples it weighs by
     fine_tune: LocalTraining | None = None
     line_search: bool = True  # of fine_tune: keep the best model on the way, by the same samples
-    # Keep the old model if the new one is worse by so many standard errors
-    brake: float | None = None
     control: Control | None = None  # not federated, for comparison
     pace: Pace = field(default_factory=Pace)  # when a round ends, if clients take time
     privacy: Privacy | None = None  # differential privacy of the clients
@@ -114,9 +112,7 @@ class Method:
 
     def averaging(self, score: Score) -> Score:
         """What the prior weights are proportional to: the score, unless it draws the clients instead."""
-        if self.sampling is not None and self.sampling.averages_equally:
-            return Equal()
-        return score
+        return Equal() if self.sampling else score
 
     def draws(self, state: ServerState) -> Sample | None:
         """How the clients of the next round are drawn, in the place of `sample_clients`; None: as that does."""
@@ -206,8 +202,6 @@ class Plan:
     # Poisson sampling: each client is asked with this probability; None: a cohort of fixed size
     probability: float | None = None
     secret: bytes | None = None  # the cohorts and the noise follow from it, not from the seed
-    counterfactuals: bool = False  # evaluate the aggregates of other weights, too
-    shapley: bool = False  # compute every client's contribution in every round
 
     @property
     def key(self) -> bytes:

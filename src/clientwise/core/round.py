@@ -31,7 +31,6 @@ from .engine import CountsLabels, Engine, FoldingEngine
 from .evaluation import Evaluations, record_round, why_kept
 from .feedback import Adapted, Order, Search, all_orders
 from .method import Method, Plan
-from .other_weights import contributions, counterfactuals
 from .types import (
     Candidate,
     Evaluation,
@@ -58,15 +57,13 @@ def run_round(
     search = adjust_priority(cohort)
     chosen = search.chosen if search else aggregate_cohort(cohort, state.priority)
 
-    others = counterfactuals(cohort, chosen) if plan.counterfactuals else ()
-    gave = contributions(cohort, chosen) if plan.shapley else None
     local = search.evaluation if search else None  # of the chosen model, on all clients
     goes_on = method.fine_tune is not None or len(chosen.stepped) > 1
     if goes_on and bool(chosen.stepped.isfinite().all(1).any()):
         chosen = tune_and_choose(chosen, task, cohort)
         local = None
 
-    shown = Evaluations(chosen.model, cohort, others, local)
+    shown = Evaluations(chosen.model, cohort, local)
     kept = why_kept(chosen, cohort, shown)
     if kept:
         chosen = with_old_model(chosen, cohort)
@@ -86,16 +83,7 @@ def run_round(
         priority=chosen.priority,
         quality=quality,
     )
-    record = record_round(
-        next_state,
-        cohort,
-        chosen,
-        search,
-        shown,
-        kept=kept,
-        notes=adapted.notes,
-        contributions=gave,
-    )
+    record = record_round(next_state, cohort, chosen, search, shown, kept=kept, notes=adapted.notes)
     return next_state, record
 
 

@@ -316,16 +316,6 @@ class Gathered:
     gradients: Callable[[Tensor, Sequence[Sequence[int]]], Tensor] | None = None
     compares_samples: bool = False  # whether the loss of a sample depends on the others (Cox's)
 
-    def select(self, rows: Sequence[int]) -> Gathered:
-        """The same of some clients."""
-        kept = list(rows)
-        return replace(
-            self,
-            client_ids=tuple(self.client_ids[row] for row in kept),
-            updates=self.updates[kept],
-            criteria={name: values[kept] for name, values in self.criteria.items()},
-        )
-
     def server_update(self) -> Tensor:
         """The update [d] of training the global model on the server's set, as a client would."""
         return self.train_server(self.global_model) - self.global_model
@@ -446,26 +436,6 @@ class PrivacyRecord:
 
 
 @dataclass(frozen=True)
-class Contributions:
-    """Shapley values, and their standard errors where they were sampled."""
-
-    values: Tensor  # [n]
-    errors: Tensor  # [n] zero where all coalitions were evaluated
-
-
-@dataclass(frozen=True)
-class Counterfactual:
-    """The aggregate of a round's updates under other weights; see `other_weights.py`."""
-
-    kind: Literal["chosen", "uniform", "size", "without"]
-    client: int | None = None  # the one that is left out
-    model: Tensor | None = None  # [d] until it is evaluated
-    reason: str | None = None  # why there is no such aggregate
-    report: Evaluation | None = None  # on the server's reporting part
-    local: Evaluation | None = None  # on every client's own test set
-
-
-@dataclass(frozen=True)
 class RoundRecord:
     """What happened in a round, with all that is needed to explain every weight."""
 
@@ -499,8 +469,6 @@ class RoundRecord:
     # Share of triggered samples on which a simulated backdoor works
     attack_success: float | None = None
     released: PrivacyRecord | None = None  # of methods with differential privacy
-    counterfactuals: tuple[Counterfactual, ...] = ()
-    contributions: Contributions | None = None  # Shapley values of the clients [n]
     residual: float | None = None  # of adapters: see `sums.average_products`
     steps: tuple[TriedStep, ...] = ()  # of methods that try several server steps
     kept: Kept | None = None  # why the model is that of the round before; None: it is new

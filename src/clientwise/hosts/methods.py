@@ -67,7 +67,7 @@ def build(settings: MethodSettings, learning_rate: float, has_samples: bool) -> 
     for key, registry, part in settings.parts():
         if registry.needs(part) & {"simulation", "clock"}:
             raise ValueError(f"{name}: {key} = {part.name} needs simulated clients: {INSTEAD}")
-    if not has_samples and (needs_server_set(settings) or settings.brake):
+    if not has_samples and needs_server_set(settings):
         raise ValueError(
             f"{name} needs samples of the server: give `model` and `weigh`, functions of its criteria as "
             "`measured_here`, or choose a method without (FedAvg)"

@@ -21,12 +21,10 @@ if TYPE_CHECKING:  # reading a run needs no PyTorch
     from torch import Tensor
 
     from ..core.objective.problem import Problem
-    from ..core.types import Counterfactual, Evaluation, RoundRecord
+    from ..core.types import Evaluation, RoundRecord
 
 # Shares of the clients in percent: what each share reaches is recorded (P1's tables; 75: P2's Table 1).
 SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 90, 75)
-NOBODY = -1  # in `without` of other weights
-REPORTED = -1  # in `tested` of other weights: the samples that the run reports on
 
 
 Get = Callable[["Round"], Any]
@@ -47,7 +45,9 @@ class Round:
     @cached_property
     def shown(self) -> Evaluation | None:
         """The evaluation that the run reports: the server's; without one, that of the honest clients."""
-        return _reported(self.record, self.hostile)
+        if self.record.report is not None or self.record.local is None:
+            return self.record.report
+        return _of_honest(self.record.local, self.hostile)
 
     @cached_property
     def class_counts(self) -> Tensor | None:
@@ -71,22 +71,6 @@ class Round:
     def own_results(self) -> list[Any]:
         """Client, metric and loss of clients that have test data."""
         return _own_results(self.record.local)
-
-    @cached_property
-    def other_weights(self) -> list[Any]:
-        """The columns of the frame."""
-        rows = [row for one in self.record.counterfactuals for row in self._tested(one)]
-        return list(zip(*rows, strict=True)) or [()] * 6
-
-    def _tested(self, one: Counterfactual) -> list[tuple[Any, ...]]:
-        """On the samples that the run reports on, then on every client's own."""
-        without = NOBODY if one.client is None else one.client
-        shown = _reported(one, self.hostile)
-        metric = math.nan if shown is None else float(shown.overall()[0])
-        loss = math.nan if shown is None else float(shown.overall_loss()[0])
-        own = zip(*map(numpy.ndarray.tolist, _own_results(one.local)), strict=True)
-        first = (one.kind, without, REPORTED, metric, loss, one.reason)
-        return [first, *((one.kind, without, *values, None) for values in own)]
 
 
 def _same(*names: str) -> dict[str, Get]:
@@ -151,14 +135,9 @@ FRAMES: dict[str, dict[str, Get]] = {
         "influence": lambda r: Quotient(r.influence, of=("weight",)),
         "history_z": attrgetter("record.look_back.z"),
         "copies": attrgetter("record.look_back.copies"),
-        "shapley": lambda r: r.record.contributions and r.record.contributions.values,
-        "shapley_error": lambda r: r.record.contributions and r.record.contributions.errors,
         **_same("training_loss", "seconds"),
     },
     "local": _columns("own_results", "client", "metric", "loss"),
-    "other_weights": _columns(
-        "other_weights", "kind", "without", "tested", "metric", "loss", "reason"
-    ),
     "steps": _rows("steps", step="name", loss="loss", used="used"),
     "refusals": _rows("refusals", client="client_id", reason="reason", kind="kind"),
 }
@@ -190,12 +169,6 @@ def _criteria(record: RoundRecord) -> dict[str, Any]:
         columns[f"{RAW}{name}"] = record.raw[:, index]
         columns[f"{NORMALISED}{name}"] = Quotient(record.normalised[:, index], of=(f"{RAW}{name}",))
     return columns
-
-
-def _reported(one: RoundRecord | Counterfactual, hostile: Collection[int]) -> Evaluation | None:
-    if one.report is not None or one.local is None:
-        return one.report
-    return _of_honest(one.local, hostile)
 
 
 def _of_honest(local: Evaluation, hostile: Collection[int]) -> Evaluation | None:

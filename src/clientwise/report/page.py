@@ -36,14 +36,10 @@ SECTIONS: dict[str, Section] = {  # by title, in the order of the page
     "Rounds to target": sections.targets,
     "Best rounds, sample by sample": sections.best_rounds,
     "Clients": sections.clients,
-    "Who gains": sections.gains,
     "Weights": sections.weights,
-    "Other weights": sections.other_weights,
-    "Contributions": sections.contributions,
     "Order of priority": sections.priority,
     "Classes": sections.classes,
     "Refusals": sections.refusals,
-    "Cost": sections.cost,
     "Config": about.config,
 }
 SECONDS = 3.0  # between two looks at a run that goes on

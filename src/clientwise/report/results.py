@@ -29,7 +29,7 @@ OPTIONAL = (  # columns of the rounds: what a run measures, and what its methods
     *("metric", "loss", "macro_f1", "per_class_f1", "held_out_loss", "attack_success", "reached"),
     *("hostile_influence", "epsilon", "clip", "deviation", "residual", "ended", "models_moved"),
     *("priority", "testing_rounds", "loss_state", "kept", "notes", "no_effect"),
-    *("seconds", "evaluations", "participants"),
+    "participants",
 )
 NOT_AVAILABLE = "†"
 NOT_AVAILABLE_MEANS = (
@@ -311,10 +311,6 @@ class Results:
             both_ways[one_label, other_label] = found
             both_ways[other_label, one_label] = replace(found, mean=0.0 - found.mean)  # not −0
         return both_ways
-
-    def control(self, name: str) -> Method | None:
-        """The method that is a control, such as "alone"; None where there is none."""
-        return next((one for one in self.methods if one.about.control == name), None)
 
 
 def _methods(runs: Sequence[RunFolder]) -> list[Method]:

@@ -51,11 +51,6 @@ CENSORED = (
     "not reach it count as slowest; – where the median seed did not."
 )
 SIMULATED = "simulated: known from the seed, protects nobody"
-OTHER_WEIGHTS = {
-    "chosen": "the chosen weights",
-    "uniform": "equal weights",
-    "size": "weights by size",
-}
 
 
 # Result -------------------------------------------------------------------------------------------
@@ -592,31 +587,6 @@ def jain_index(values: Series) -> float:
     return float(values.sum() ** 2 / (len(values) * squares))
 
 
-def gains(results: Results) -> Iterator[Item]:
-    """Every client with the federation, alone and pooled; where a method is the control "alone"."""
-    alone, pooled = results.control("alone"), results.control("pooled")
-    if alone is None:
-        return
-    sign = 1 if results.facts.higher_is_better else -1
-    tables = []
-    for one in results.methods:
-        found = client_differences(sign * one.by_client(), sign * alone.by_client())
-        if one.about.control is None and found:
-            shown = {other.label: other for other in (one, alone, pooled) if other is not None}
-            title = f"{one.label} against {alone.label}"
-            words = ("better off alone", "gains")
-            tables.append(
-                paired_table(f"gains-{one.label}", title, shown, found, results.unit, words)
-            )
-    if tables:
-        yield (
-            f"{evaluated_clients(results).capitalize()}, each on its own test data: with the federation's model, with "
-            "a model that it trained alone, and with one trained on all clients' samples in one place. "
-            "The difference is the federation minus alone; below zero, the client is better off alone."
-        )
-        yield from tables
-
-
 def client_differences(ours: Frame, theirs: Frame) -> dict[str, Difference]:
     """By client, ours minus theirs [names, seeds], with Holm's correction for the number of clients."""
     both = ours.sub(theirs).loc[ours.index.intersection(theirs.index, sort=False)]
@@ -631,7 +601,6 @@ def paired_table(
     shown: Mapping[str, Method],
     found: Mapping[str, Difference],
     unit: Unit,
-    words: tuple[str, str] = ("", ""),
 ) -> Table:
     """The clients under several methods, and their differences.
 
@@ -641,15 +610,12 @@ def paired_table(
         shown: the methods by the names of their columns.
         found: by client, the difference of two of them.
         unit: of the metric.
-        words: what is remarked of a difference that is significant, below and above zero.
     """
     clients = [*found]
     columns = [Column("client", clients)]
     for name, one in shown.items():
         columns.append(Column(name, one.by_client().mean(axis=1).reindex(clients), unit.text))
     columns.append(difference_column("difference", [*found.values()], unit.signed))
-    remarks = [words[one.mean > 0] if one.is_significant else "" for one in found.values()]
-    columns.append(Column("remark", remarks))
     note = (
         "Means over the seeds. Differences are paired by seed, with their 95% interval where there are several. "
         "Intervals and significance are corrected for the number of clients (Holm)."
@@ -699,76 +665,7 @@ def _heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Ch
     )
 
 
-def other_weights(results: Results) -> Iterator[Item]:
-    """What the updates of every round would have given with other weights, for methods that evaluated them."""
-    text, signed = results.unit.text, results.unit.signed
-    for one in results.methods:
-        rows = one.of_first_seed("other_weights")
-        rows = rows[rows["tested"] == -1]
-        if rows.empty:
-            continue
-        clients = one.run.frame("clients")
-        own = clients[clients["seed"] == one.seeds[0]]
-        names = dict(zip(own["client"], client_names(own), strict=True))
-        gone = "without " + rows["without"].map(names)
-        named = rows["kind"].replace(OTHER_WEIGHTS).where(rows["kind"] != "without", gone)
-        values = rows.assign(weights=named, metric=rows["metric"].astype(float)).pivot_table(
-            "metric", "weights", "round", sort=False, dropna=False
-        )
-        last = values.columns[-1]
-        differences = values - values.loc[OTHER_WEIGHTS["chosen"]]
-        columns = [
-            Column("weights", values.index),
-            Column(results.facts.metric, values[last], text),
-            Column("difference", differences[last], signed),
-            Column("mean difference", differences.mean(axis=1), signed),
-            Column("rounds", differences.count(axis=1)),
-        ]
-        title = f"{one.label}, round {last}: what other weights would have given"
-        yield table(f"counterfactuals-{one.label}", title, columns, OTHER_WEIGHTS_NOTE)
-
-
-OTHER_WEIGHTS_NOTE = (
-    "The same updates with other weights, evaluated in the same pass as the model of the round. “Without” "
-    "leaves one client out and brings the other weights within the same bounds. Differences are to the chosen "
-    "weights: below zero, the client's updates raised the metric. The mean is over all rounds in which the candidate "
-    "could be computed. Every round starts from the model of the run itself: these are effects of single rounds, which "
-    "do not add up to a run with other weights (`clientwise run RUN --without CLIENT`)."
-)
-
-
-def contributions(results: Results) -> Iterator[Item]:
-    """The Shapley values of every method that has them, for its first seed."""
-    signed = results.unit.signed
-    for one in results.methods:
-        own = one.of_first_seed("weights")
-        known = own.reindex(columns=["shapley", "shapley_error"]).astype(float)
-        known = known.assign(name=client_names(own), round=own["round"]).dropna(subset=["shapley"])
-        if known.empty:
-            continue
-        total = known.groupby("name", sort=False)["shapley"].sum()
-        last = known[known["round"] == one.done[one.seeds[0]]].set_index("name")["shapley"]
-        squares = known["shapley_error"].pow(2).groupby(known["name"], sort=False).sum()
-        columns = [
-            Column("client", total.index),
-            Column("last round", last.reindex(total.index), signed),
-            Column("all rounds", total, signed),
-        ]
-        if squares.any():  # 0: all coalitions were evaluated
-            columns.append(Column("± error, all rounds", squares.pow(0.5), signed))
-        title = f"{one.label}: contributions to {one.run.facts.metric} (Shapley values)"
-        yield table(f"contributions-{one.label}", title, columns, CONTRIBUTIONS_NOTE)
-
-
-CONTRIBUTIONS_NOTE = (
-    "The mean gain over all orders in which clients can join; the values of a round sum to the gain of the round, "
-    "before any fine-tuning. ± is the standard error of sampling. Clients with the same data share one value. A client "
-    "whose data others have, too, seems to contribute little. The values depend on the server's samples and on the "
-    "other members. They are not payments."
-)
-
-
-# Loops, refusals, cost ----------------------------------------------------------------------------
+# Loops and refusals -------------------------------------------------------------------------------
 
 
 def priority(results: Results) -> Iterator[Item]:
@@ -841,34 +738,3 @@ def refusals(results: Results) -> Iterator[Item]:
         frame = pandas.concat(parts, ignore_index=True)
         title = "Refused updates, and rounds that changed nothing"
         yield Table("refused", title, frame[[name for name in order if name in frame]])
-
-
-COSTS: dict[str, tuple[str, Callable[[float], str]]] = {  # by column of the rounds
-    "ended": ("time on the clients' clock per round", in_time),
-    "seconds": ("seconds per round", fixed(3)),
-    "models_moved": ("bytes over the wire per round", in_bytes),
-    "evaluations": ("evaluations per round", fixed(1)),
-    "testing_rounds": ("testing rounds per round", fixed(2)),
-}
-
-
-def cost(results: Results) -> Iterator[Item]:
-    """Costs per round, and the seconds of all rounds."""
-    known = [one for one in results.methods if len(one.rounds)]
-    if not known:
-        return
-    means = Frame([one.rounds[[*COSTS]].astype(float).mean() for one in known])
-    means["models_moved"] *= [one.run.facts.model_bytes for one in known]
-    if results.has_clock:  # which goes on from round to round
-        means["ended"] = [one.curve("ended").max().sum() / len(one.rounds) for one in known]
-        means["ended"] = means["ended"].replace(0.0, math.nan)
-    total = [one.rounds["seconds"].sum() for one in known]
-    columns = [Column("method", [one.label for one in known])]
-    columns += [Column(name, means[key], text) for key, (name, text) in COSTS.items()]
-    columns.append(Column("seconds in total", total, fixed(1)))
-    note = (
-        "Bytes are models of four bytes a parameter, both ways, as a real federation would send "
-        "them. Evaluations are those the method needs, by a client or by the server; evaluations "
-        "for the report are not counted."
-    )
-    yield table("costs", "Cost of each method", columns, note)

@@ -14,7 +14,6 @@ from ...core.method import Method, Plan, accountant_of
 from ...core.objective.loss import LOSSES
 from ...core.objective.metrics import METRICS
 from ...core.objective.problem import Problem
-from ...core.other_weights import MOST_CLIENTS
 from ...core.training import TRANSFORMS, TransformDeclaration
 from ...core.types import FLOAT_BYTES, ModelSpec
 from ...core.weights.weighting import InfeasibleError
@@ -194,10 +193,6 @@ def _client_issues(
     if not plan.members(num_clients):
         yield "federation.without", "lists all clients: no client can be asked"
         return
-    if (plan.counterfactuals or plan.shapley) and plan.cohort_size > MOST_CLIENTS:
-        message = f"one more model for each of {plan.cohort_size} clients in a round: at most "
-        message += f"{MOST_CLIENTS}; ask fewer (clients_per_round)"
-        yield "evaluation.counterfactuals", message
     for index, method in enumerate(experiment.build_methods()):
         place = f"methods[{index}]"
         try:
@@ -360,7 +355,6 @@ DOUBLE_BYTES = 8
 # Copies of a model: kept beside others in one matrix; where a part computes with its update
 STACKED_COPIES = 2
 UPDATE_COPIES = 4
-COUNTERFACTUAL_COPIES = 2  # and the updates that one is made of
 KEPT_COPIES = 3  # between rounds: of the last one, of this one, and while it is renewed
 FACTOR_COPIES = 10  # of the factors of an adapted layer, in float64, with their QR decompositions
 BLOCKS = 12  # of `robust.AT_ONCE` values that a part works on at once, in float64
@@ -386,12 +380,11 @@ def round_bytes(method: Method, plan: Plan, data: FederatedData, spec: ModelSpec
     clients = plan.cohort_size if plan.asks is None else len(plan.asks)
     sums = len(folded_terms(method, plan, spec, data.samples.problem, clients))
     pairs = method.averaged_pairs(spec)  # of LoRA adapters
-    others = plan.counterfactuals or plan.shapley
     copies = 0 if sums else STACKED_COPIES
     if method.evidence or method.before or method.rule or method.memories or method.noises_mean:
         copies = UPDATE_COPIES + len(method.before)
-    if pairs or others:
-        copies = UPDATE_COPIES + len(method.before) + COUNTERFACTUAL_COPIES * others
+    if pairs:
+        copies = UPDATE_COPIES + len(method.before)
     if data.devices is not None and method.pace.keeps_late:
         copies += KEPT_COPIES
     factors = max((math.prod(a.shape) + math.prod(b.shape) for a, b in pairs), default=0)

@@ -150,11 +150,6 @@ def _of_experiment(e: Experiment) -> list[Row]:
             e.evaluation.clients_every and not e.clients_test,
         ),
         (
-            "evaluation.shapley",
-            "needs reporting samples of the server: set server_set.fraction and report_fraction",
-            e.evaluation.shapley and not (e.server_holds_samples and _reports(e)),
-        ),
-        (
             "server_set.report_fraction",
             "0 with test_fraction = 0: nothing would be measured",
             not e.clients_test and not _reports(e),
@@ -220,7 +215,6 @@ def _method_issues(place: str, settings: MethodSettings, experiment: Experiment)
 def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
     """Of settings `s`, from which the method `m` is built, in an experiment `e`."""
     training = m.training
-    other_weights = e.evaluation.counterfactuals or e.evaluation.shapley
     takes_time = e.devices or e.engine == "flower"
     yield from [
         (
@@ -289,12 +283,6 @@ def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
             "{}: the method was tuned on this seed; report other seeds",
             [seed for seed in e.seeds if seed in (s.tuned or {}).get("seeds", [])],
         ),
-        (
-            "",
-            "results of other weights (evaluation.counterfactuals, shapley) reveal single updates, and get no noise: "
-            "set them to false",
-            other_weights and m.privacy,
-        ),
     ]
     measured = {part.name for part in s.criteria}
     for key, registry, part in s.parts():
@@ -328,11 +316,7 @@ def _of_adjust(s: MethodSettings, m: Method, e: Experiment) -> list[Row]:
             "server_samples" in SERVER_STEPS.needs(s.server_step),
         ),
         ("adjust", f"evaluates on the clients' test sets: {TEST_SETS}", not e.clients_test),
-        (
-            "adjust",
-            'has no effect on equal weights: remove it, or set sampling.average = "score"',
-            m.sampling and m.sampling.averages_equally,
-        ),
+        ("adjust", "has no effect on the equal weights of drawn clients: remove it", m.sampling),
     ]
 
 
@@ -494,7 +478,7 @@ def _server_keys(settings: MethodSettings) -> list[str]:
     """The keys that need samples that the server itself holds."""
     parts = settings.parts()
     keys = [key for key, registry, part in parts if "server_samples" in registry.needs(part)]
-    keys += [key for key in ("fine_tune", "brake") if getattr(settings, key) is not None]
+    keys += ["fine_tune"] * (settings.fine_tune is not None)
     return keys + ["control"] * (settings.control == "server_only")
 
 

@@ -87,10 +87,6 @@ class MethodSettings(ConfigTable):
     """Train the aggregate on the samples the server weighs by: keys of [training], and `line_search`.
     Default: off."""
 
-    brake: Annotated[float, Field(gt=0, le=100)] | None = None
-    """Keep the old model if the new one's loss on these samples is higher by this many standard
-    errors. Typical value: 3. Default: off."""
-
     control: Control | None = None
     """No federated learning: one model of all clients' samples ("pooled"), of the samples the server
     weighs by ("server_only"), or one for each client ("alone")."""
@@ -159,7 +155,6 @@ class MethodSettings(ConfigTable):
             loss=training.changed(self.training)["loss"],
             schedule=training.schedule_of(self.training),
             control=self.control,
-            brake=self.brake,
             fine_tune=self._server_training(training),
             line_search=self.fine_tune is not None and self.fine_tune.line_search,
             pace=self.pace or Pace(),

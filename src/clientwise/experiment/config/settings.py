@@ -198,14 +198,6 @@ class EvaluationSettings(ConfigTable):
     clients_every: Count = 1
     """Rounds between evaluations on all clients' test sets. 0: never."""
 
-    counterfactuals: bool = False
-    """Also evaluate equal weights, weights by size, and the aggregate without each client
-    (docs/reports.md)."""
-
-    shapley: bool = False
-    """Also compute the Shapley value of each client: exact for up to ten clients in a round, else
-    sampled."""
-
     target: PositiveFloat | None = None
     """Value of the metric for rounds-to-target. Default: not counted."""
 

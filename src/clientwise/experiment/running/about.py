@@ -52,7 +52,7 @@ def about_method(settings: MethodSettings) -> MethodFacts:
         is_control=settings.control is not None or "simulation" in needs,
         is_available=settings.control != POOLING and "simulation" not in needs,
         trains_on_server=learns_there or "server_samples" in needs,
-        averages_equally=sampling is not None and sampling.averages_equally,
+        averages_equally=sampling is not None,
         threshold=getattr(evidence, "threshold", math.inf),
         margin=getattr(evidence, "margin", 0.0),
     )
