@@ -104,7 +104,7 @@ def test_plain_rounds_over_a_mailbox_that_disturbs(begin: Callable[..., Processe
     assert any("the approval covers 2 a round" in one for one in refused)
     answers = [sent for name in NAMES for sent in parties.answers(name).values()]
     assert max(map(len, answers)) > 1  # to one question
-    assert all(len(set(sent)) == 1 for sent in answers)  # with the same noise
+    assert all(len(set(sent)) <= 1 for sent in answers)  # with the same noise
     for name in NAMES:
         bare = parties.federation.ledger(name).released()["evaluate"]["without_noise"]
         assert (bare > 0) == (name == "south")
