@@ -135,7 +135,7 @@ def test_gradients_are_clipped_by_the_norm_of_each_client(mode: Mode, limit: flo
 
 @pytest.mark.parametrize("mode", MODES)
 def test_focal_loss_agrees_with_pytorch(mode: Mode) -> None:
-    loss = FocalLoss(1.5, (1.0, 2.0, 0.5))
+    loss = FocalLoss(gamma=1.5, class_weights=(1.0, 2.0, 0.5))
     found = trained(engine(mode), loss=loss, **FULL, learning_rate=0.5)
     expected = by_hand(lambda own: torch.optim.SGD(own, 0.5), loss)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
