@@ -29,7 +29,7 @@ from .experiment.config.tables import ConfigTable
 from .experiment.config_file import merge, read_config
 from .experiment.load import make_experiment
 from .experiment.running import runner
-from .experiment.running.lanes import Progress
+from .experiment.trackers import Progress
 from .models.modules import OwnModel, OwnNetwork
 from .record.files import plain_name
 from .registry import suggest

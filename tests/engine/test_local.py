@@ -22,7 +22,6 @@ from clientwise.core.seeding import client_keys, generator, mixed
 from clientwise.core.training import part_of
 from clientwise.core.types import LocalTraining, Task
 from clientwise.data.datasets import diabetes
-from clientwise.data.division import federate
 from clientwise.data.federated import Holdings
 from clientwise.data.partition import iid
 from clientwise.engine.device import pick_device
@@ -30,6 +29,7 @@ from clientwise.engine.local import LocalEngine
 from clientwise.errors import ClientwiseError
 from clientwise.models.networks import linear
 from clientwise.registry import Part
+from dividing import federate
 
 pytestmark = pytest.mark.bits
 

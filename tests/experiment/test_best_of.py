@@ -13,7 +13,7 @@ import clientwise as cw
 from clientwise.core.aggregation.server_step import AdamStep, BestOf, momentum_step
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part
 from clientwise.report.audit import audit

@@ -14,7 +14,7 @@ import clientwise as cw
 from clientwise.core.sampling import ByScore
 from clientwise.errors import ConfigError
 from clientwise.experiment.load import load_experiment
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.run import RunFolder
 from clientwise.report.audit import audit
 from recorded import rows

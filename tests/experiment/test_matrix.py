@@ -33,7 +33,7 @@ from clientwise.experiment.matrix.grid import (
     open_matrix,
 )
 from clientwise.experiment.matrix.runs import CellsFailedError, run_matrix
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.run import is_finished
 from clientwise.report.items import Chart, Table
 from clientwise.report.page import as_csv
@@ -355,7 +355,7 @@ def edit_origin(folder: Path, change: Callable[[dict[str, Any]], object]) -> Non
 FAULTY = """
 import os
 import clientwise as cw
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 
 class Own(Exception):
     def __init__(self, one, two):

@@ -21,7 +21,7 @@ from clientwise.experiment.checks.combinations import deployment_issues
 from clientwise.experiment.checks.describe import describe
 from clientwise.experiment.config_file import merge
 from clientwise.experiment.running import lanes
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.run import RunFolder
 from clientwise.registry import Part
 from recorded import curve, rows

@@ -23,7 +23,7 @@ import clientwise as cw
 import processes
 from clientwise.errors import RunError
 from clientwise.experiment.running import resume, runner
-from clientwise.experiment.running.lanes import Progress
+from clientwise.experiment.trackers import Progress
 from clientwise.record.database import reading
 from clientwise.record.files import locked
 from clientwise.record.run import RunFolder

@@ -32,7 +32,7 @@ from .settings import (
     ServerSet,
     Training,
 )
-from .tables import MOST_PLUGINS, ConfigTable, Count, DeviceName, Name, Seeds, refuse
+from .tables import MOST_PLUGINS, ConfigTable, DeviceName, Name, Seeds, refuse
 
 
 def _facts(attributes: dict[str, list[Fact]]) -> dict[str, list[Fact]]:
@@ -77,9 +77,6 @@ class Experiment(ConfigTable):
 
     checkpoint_seconds: NonNegativeFloat = 10.0
     """Least time between two checkpoints, in seconds. 0: a checkpoint after every round."""
-
-    keep_every: Count = 0
-    """Also keep the model of every n-th round. 0: only the last."""
 
     keep: Literal["last", "best"] = "last"
     """The model used after the run. "best": that with the lowest loss on the samples the server

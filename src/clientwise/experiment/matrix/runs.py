@@ -27,7 +27,6 @@ from ...writing import make_folder, write_atomically
 from ..build.data import build_data, load_samples
 from ..checks.against_data import validate
 from ..config.schema import Experiment
-from ..running.lanes import Progress
 from ..running.origin import change_of_machine, compare_origin, other_machine
 from ..running.resume import (
     changed_keys,
@@ -39,6 +38,7 @@ from ..running.resume import (
 )
 from ..running.runner import Stopped
 from ..running.runner import run as run_experiment
+from ..trackers import Progress
 from .grid import MATRIX_FILE, Matrix, MatrixCell, load_matrix, open_matrix
 
 log = logging.getLogger("clientwise")

@@ -34,7 +34,6 @@ MAY_CHANGE = frozenset(
         "initial_model",
         "plugin_dir",
         "checkpoint_seconds",
-        "keep_every",
         "trackers",
         "workers",
         "flower.reply_seconds",

@@ -31,8 +31,9 @@ from ..build.engine import build_engine, build_executor, lanes_that_fit
 from ..checks.against_data import validate
 from ..checks.describe import count_steps, doubts
 from ..config.schema import Experiment
+from ..trackers import Progress, Trackers
 from .about import about_method, about_model, about_run, reports_on_clients
-from .lanes import Lane, Progress, run_lanes
+from .lanes import Lane, run_lanes
 from .origin import (
     compare_origin,
     machine_facts,
@@ -53,7 +54,6 @@ from .resume import (
     new_folder,
     refuse_other_config,
 )
-from .tracking import Trackers
 
 log = logging.getLogger("clientwise")
 # Makes the engine of a lane from the embedded one and its seed.
@@ -106,7 +106,7 @@ def run(
             data = replace(data, samples=scored(experiment, data.samples))
             experiment = experiment.for_data(data.weigh)
         samples = validate(experiment, data)
-        trackers = Trackers(experiment)
+        trackers = Trackers(experiment.trackers, experiment.to_dict(), experiment.source)
         if not resume:
             with _writable(Path("runs")):
                 folder = new_folder(experiment.name) if out is None else Path(out)
