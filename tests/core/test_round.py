@@ -38,10 +38,10 @@ from clientwise.core.weights.scores import (
 )
 from clientwise.core.weights.weighting import max_scale, no_scale, sum_scale
 from clientwise.data.datasets import digits
-from clientwise.data.division import federate
 from clientwise.data.partition import iid
 from clientwise.engine.local import LocalEngine
 from clientwise.models.networks import linear, mlp
+from dividing import federate
 
 TRAINING = LocalTraining(epochs=1, batch_size=20, learning_rate=0.1)
 P1_CRITERIA = tuple(
