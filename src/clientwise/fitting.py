@@ -446,7 +446,7 @@ def _run_folder(
     if model is not None:
         experiment = experiment.with_model(OwnModel(model))
         _refuse_other_processes(experiment, "your model", "cw.parts.MODELS.register")
-    for function in experiment.functions:
+    for function in experiment.given:
         kind, name = function.split(" ", 1)
         how = HOW.get(kind, "cw.criterion")
         _refuse_other_processes(experiment, f"your {kind} {name}", how)

@@ -19,7 +19,7 @@ from .clock import Clock, Pace
 from .criteria import Criterion, Memory, make_criterion
 from .evidence import Evidence
 from .feedback import Adjustment, LossAdapter
-from .objective.loss import BALANCED, LOSSES, Loss
+from .objective.loss import BALANCED, Loss, make_loss
 from .objective.problem import Problem
 from .privacy import Accountant, LocalNoise, Privacy
 from .sampling import ByScore, poisson_sample, sample_clients, secret_sample
@@ -171,7 +171,7 @@ class Method:
         """
         if self.loss is None:
             return problem.loss
-        return LOSSES.get(self.loss.name)(label_counts, **self.loss.options)
+        return make_loss(self.loss.name, self.loss.options, label_counts)
 
     @property
     def counts_labels(self) -> bool:

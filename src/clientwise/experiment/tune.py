@@ -49,10 +49,7 @@ FIRST_SEED = 1001
 
 
 class TuneSettings(ConfigTable):
-    """A search over parameters: `clientwise tune` writes a config with the best values.
-
-    A key of a method has a list of values. See docs/compare.md.
-    """
+    """What `clientwise tune` searches: lists of values by key (docs/compare.md)."""
 
     trials: Annotated[int, Field(gt=0, le=10_000)] = 20
     """Trials of every method."""

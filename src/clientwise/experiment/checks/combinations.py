@@ -206,15 +206,16 @@ def _method_issues(place: str, settings: MethodSettings, experiment: Experiment)
         yield f"{place}.{key}", str(error)
         return
     about = (settings, method, experiment)
-    yield from _holding(place, _of_any(*about))
+    rows = list(_of_any(*about))
     if method.adjust:
-        yield from _holding(place, _of_adjust(*about))
+        rows += _of_adjust(*about)
     if method.privacy:
-        yield from _holding(place, _of_privacy(*about))
+        rows += _of_privacy(*about)
     if method.local_noise:
-        yield from _holding(place, _of_local_noise(method, experiment))
+        rows += _of_local_noise(method, experiment)
     if method.noises_mean:
-        yield from _holding(place, _of_noised_mean(*about))
+        rows += _of_noised_mean(*about)
+    yield from _holding(place, rows)
 
 
 def _of_any(s: MethodSettings, m: Method, e: Experiment) -> Iterator[Row]:
