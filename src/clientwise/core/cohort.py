@@ -46,8 +46,6 @@ class Cohort:
     ) -> None:
         """A cohort of the clients `asked`, or the part of one that is folded (`is_part`)."""
         self.asked = asked
-        self.num_clients = engine.num_clients
-        self.criteria = method.names
         self.client_ids: list[int] = []
         self.refusals: list[Refusal] = []
         self.notes: tuple[str, ...] = ()  # of the engine
@@ -186,12 +184,14 @@ class Cohort:
     def no_effect(self) -> tuple[str, ...]:
         """Criteria that are constant across the clients, except those that are so by design."""
         alike = {criterion.name for criterion in self.method.criteria if criterion.alike}
-        return tuple(name for name in without_effect(self.criteria, self.raw) if name not in alike)
+        return tuple(
+            name for name in without_effect(self.method.names, self.raw) if name not in alike
+        )
 
     @property
     def zero_for_all(self) -> tuple[str, ...]:
         """Criteria that are zero for all clients."""
-        return zero_for_all(self.criteria, self.raw) if self.client_ids else ()
+        return zero_for_all(self.method.names, self.raw) if self.client_ids else ()
 
     def without_effect_after_zero(self, priority: Sequence[str] | None) -> tuple[str, ...]:
         """A note: criteria after one that is zero have no effect in an order of priority (P1 Eq. 8)."""
