@@ -15,7 +15,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -26,9 +26,11 @@ from ...registry import NonNegativeFloat, Registry, suggest
 Quantifier = Literal["any", "at_least_half", "most", "as_many_as_possible", "all"]
 READS = "it reads"
 QUANTIFIERS = {  # Q rises from 0 to 1 between these shares of the criteria
+    "any": (0.0, 1e-9),
     "at_least_half": (0.0, 0.5),
     "most": (0.3, 0.8),
     "as_many_as_possible": (0.5, 1.0),
+    "all": (1 - 1e-9, 1.0),
 }
 
 
@@ -239,9 +241,8 @@ class Owa(Score):
     def __post_init__(self) -> None:
         if (self.weights is None) == (self.quantifier is None):
             raise ValueError("give either weights or a quantifier")
-        known = get_args(Quantifier)
-        if self.quantifier is not None and self.quantifier not in known:
-            hint = suggest(self.quantifier, known)
+        if self.quantifier is not None and self.quantifier not in QUANTIFIERS:
+            hint = suggest(self.quantifier, QUANTIFIERS)
             raise ValueError(f"unknown quantifier {self.quantifier!r}{hint}")
         if self.weights is None:
             return
@@ -257,11 +258,6 @@ class Owa(Score):
         """Weights [m] of the largest value, of the second largest, and so on."""
         if self.weights is not None:
             return torch.tensor(self.weights, dtype=torch.float64)
-        places = torch.eye(num_criteria, dtype=torch.float64)
-        if self.quantifier == "any":
-            return places[0]
-        if self.quantifier == "all":
-            return places[-1]
         low, high = QUANTIFIERS[str(self.quantifier)]
         proportion = torch.linspace(0, 1, num_criteria + 1, dtype=torch.float64)
         return ((proportion - low) / (high - low)).clip(0, 1).diff()
@@ -428,9 +424,8 @@ class Disco(Score):
 
     def __call__(self, names: Sequence[str], values: Tensor) -> Tensor:
         """See the class."""
-        size, closeness = (
-            values[:, list(names).index(name)] for name in (self.size, self.closeness)
-        )
+        columns = dict(zip(names, values.T, strict=True))
+        size, closeness = columns[self.size], columns[self.closeness]
         share = size / size.sum().clip(min=1e-300)
         return (share - self.a * (1 - closeness) + self.b).clip(min=0)
 
