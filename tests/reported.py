@@ -47,8 +47,8 @@ def printed(run: Any) -> list[str]:
 
 
 def audited(run: Any, method: str, seed: int, round_num: int) -> str:
-    """All words of the audit of a round, with its parameters."""
-    found = audit(record_of(run), method, seed, round_num, details=True)
+    """All words of the audit of a round."""
+    found = audit(record_of(run), method, seed, round_num)
     words = [
         item if isinstance(item, str) else str(item.texts())
         for item in found

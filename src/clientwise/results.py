@@ -198,8 +198,6 @@ class Run:
         method: str | None = None,
         seed: int | None = None,
         round: int | None = None,
-        *,
-        details: bool = False,
     ) -> Sentences:
         """Why a client has its share of a round's model, in at most six lines per method, the answer first.
 
@@ -208,7 +206,6 @@ class Run:
             method: the method; by default all of them.
             seed: the seed; by default the first one.
             round: the round; by default the last one in which the client took part.
-            details: whether to add how weights are computed, with all parameters.
 
         Example:
             >>> print(run.why("west").splitlines()[0])
@@ -219,7 +216,7 @@ class Run:
         texts = []
         for one in self.methods if method is None else [method]:
             number = self._first_seed(one) if seed is None else seed
-            texts.append(why(self._record, client, one, number, round, details=details))
+            texts.append(why(self._record, client, one, number, round))
         return Sentences("\n".join(texts))
 
     @property

@@ -226,7 +226,7 @@ def test_every_sentence_agrees_with_its_fields(run: RunFolder) -> None:
         )
 
 
-def test_why_has_the_answer_first_six_lines_and_parameters_on_request(run: RunFolder) -> None:
+def test_why_has_the_answer_first_and_at_most_six_lines(run: RunFolder) -> None:
     for client in [*ATTACKS, *HONEST]:
         for method in run.methods:
             one = of(run, client, ROUNDS, method)
@@ -238,9 +238,6 @@ def test_why_has_the_answer_first_six_lines_and_parameters_on_request(run: RunFo
             assert not re.search("prior|z =|influence|threshold|slack", text)
             for said in (one.by_criteria(), one.by_evidence(), *one.moves(), one.known_facts()):
                 assert said in text
-    more = why(run, "inverted", "Recommended", SEED, details=True)
-    assert more.startswith(why(run, "inverted", "Recommended", SEED))
-    assert "Evidence: significance (threshold 4.0, slack 2.0" in more
 
 
 def test_the_page_marks_hostile_clients_and_gives_the_reason_in_a_few_words(run: RunFolder) -> None:

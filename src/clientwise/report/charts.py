@@ -36,6 +36,7 @@ COLOURS = (
     "#B8A900",
 )
 DASHES = ([1, 0], [6, 2], [6, 2, 1, 2], [2, 2], [10, 3], [10, 3, 2, 3])
+PATIENCE = 300  # seconds, for all charts of a report: with little memory, drawing may never end
 MOST_BANDS = 2  # that can overlap and still be read
 # What charts are drawn by ends its whole process where it lacks memory: it has one of its own.
 PROGRAM = """
@@ -142,7 +143,13 @@ def converted(calls: Iterable[tuple[str, Any, dict[str, Any]]]) -> list[bytes]:
     with needing("report", "a chart"):
         import vl_convert  # noqa: F401
     command = [sys.executable, "-P", "-c", PROGRAM]
-    done = subprocess.run(command, input=json.dumps([*calls]).encode(), capture_output=True)
+    given = json.dumps([*calls]).encode()
+    try:
+        done = subprocess.run(command, input=given, capture_output=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise ClientwiseError(
+            f"charts cannot be drawn: not done after {PATIENCE} seconds; too little memory?"
+        ) from None
     if done.returncode:
         reason = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
         said = f" ({reason[0]})" if reason and done.returncode > 0 else ": too little memory?"
@@ -183,12 +190,6 @@ def _bars(chart: Chart, methods: list[str]) -> list[Layer]:
         "y": _field(chart.y, "nominal", sort=None, title=None),
         "tooltip": _tips(chart),
     }
-    if chart.low in chart.frame:
-        encoding |= {"x": {**encoding["x"], "field": chart.low}, "x2": {"field": chart.high}}
-    if chart.colour in chart.frame:  # side by side: steps may go back and forth
-        encoding["yOffset"] = _field(chart.colour, "nominal", sort=None)
-        encoding["color"] = _colour(chart, methods)
-        encoding["color"]["legend"]["symbolType"] = "square"
     return [{"mark": "bar", "encoding": encoding}]
 
 
