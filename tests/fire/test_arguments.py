@@ -38,7 +38,6 @@ ODD = [
     *(["check", "{config}", "--set", change] for change in (f"initial_model={LONG}", "initial_model=/dev/zero",
       "initial_model=''", "keep_every=-1", f"keep_every={DIGITS}")),
     *(["diff", *folders] for folders in ([], ["{run}"], ["{run}", LONG], ["{run}", "\udcff"])),
-    *(["runs", "{run}", *words] for words in (["--sort", "["], ["--sort", ""], ["--with", "\udcff"])),
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ A new section is a function here, and a line in `page.SECTIONS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,7 +38,7 @@ from .results import (
     shared_seeds,
     stated,
 )
-from .statistics import Difference, holm, holm_p_values, mcnemar, p_number, paired_difference
+from .statistics import Difference, holm_p_values, mcnemar, p_number, paired_difference
 
 NOTABLE = 0.002  # of the metric: what one sample is worth is said from here on
 MOST_POINTS = 200  # of a line
@@ -585,42 +585,6 @@ def jain_index(values: Series) -> float:
     if not squares or values.min() < 0:
         return math.nan
     return float(values.sum() ** 2 / (len(values) * squares))
-
-
-def client_differences(ours: Frame, theirs: Frame) -> dict[str, Difference]:
-    """By client, ours minus theirs [names, seeds], with Holm's correction for the number of clients."""
-    both = ours.sub(theirs).loc[ours.index.intersection(theirs.index, sort=False)]
-    found = {str(name): paired_difference(row, [0.0] * len(row)) for name, row in both.iterrows()}
-    known = {name: one for name, one in found.items() if one is not None}
-    return dict(zip(known, holm([*known.values()]), strict=True))
-
-
-def paired_table(
-    id: str,
-    title: str,
-    shown: Mapping[str, Method],
-    found: Mapping[str, Difference],
-    unit: Unit,
-) -> Table:
-    """The clients under several methods, and their differences.
-
-    Args:
-        id: of the table.
-        title: of the table, without the unit.
-        shown: the methods by the names of their columns.
-        found: by client, the difference of two of them.
-        unit: of the metric.
-    """
-    clients = [*found]
-    columns = [Column("client", clients)]
-    for name, one in shown.items():
-        columns.append(Column(name, one.by_client().mean(axis=1).reindex(clients), unit.text))
-    columns.append(difference_column("difference", [*found.values()], unit.signed))
-    note = (
-        "Means over the seeds. Differences are paired by seed, with their 95% interval where there are several. "
-        "Intervals and significance are corrected for the number of clients (Holm)."
-    )
-    return table(id, f"{title}{unit.in_points}", columns, note)
 
 
 # Weights ------------------------------------------------------------------------------------------
