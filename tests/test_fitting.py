@@ -744,7 +744,7 @@ def test_functions_and_scores_stand_for_names(tmp_path: Path) -> None:
     of_labels = fit_with(criteria=[labels_seen, "dataset_size"], score=both)
     assert numpy.allclose(of_labels.weights, product.weights)
     assert of_labels.facts.functions.keys() == {"criterion labels_seen", "score both"}
-    assert of_labels.config["methods"][0]["score"] == "both"
+    assert of_labels.config["methods"][0]["score"] == {"name": "both"}
     of_matrix = fit_with(criteria=["dataset_size"], score=squared)
     sizes = of_matrix.frame("clients")["num_train"].to_numpy() ** 2
     assert numpy.allclose(of_matrix.weights[2], sizes / sizes.sum())

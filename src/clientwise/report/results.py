@@ -381,6 +381,15 @@ def client_names(frame: Frame) -> Series:
     return frame["name"].astype(object).where(frame["name"].notna(), numbers)
 
 
+def at_rounds(curves: Frame, rounds: Series) -> Series:
+    """By seed, what curves [rounds, seeds] have in these rounds; NaN where that is not known."""
+    known = {
+        seed: curves[seed].get(number) if seed in curves else None
+        for seed, number in rounds.items()
+    }
+    return Series(known, dtype=float)
+
+
 def shared_seeds(one: Method, other: Method) -> list[int]:
     """The seeds that both have, on the same data."""
     data, others = one.run.facts.data, other.run.facts.data
