@@ -212,7 +212,9 @@ def test_data_says_who_would_hold_what(config: Path, tmp_path: Path) -> None:
     for client, (size, tested) in enumerate(held):
         labels = data.train.targets[data.train.slice(client)]
         cells = [str(int((labels == label).sum()) or "·") for label in range(10)]
-        assert re.search(rf"^{client} +{size} +{tested} +{' +'.join(cells)} *$", output, re.MULTILINE)
+        assert re.search(
+            rf"^{client} +{size} +{tested} +{' +'.join(cells)} *$", output, re.MULTILINE
+        )
     assert (tmp_path / "who.png").read_bytes()[:4] == b"\x89PNG"
     assert "\x1b[" not in output
 

@@ -83,7 +83,7 @@ def block(run: RunFolder, picture: Path) -> str:
     )
     chart = replace(over_time, alt=ends(metric_chart(results)))
     picture.parent.mkdir(exist_ok=True)
-    draw(chart, picture, [one.label for one in methods])
+    draw(chart, picture)
     describe(picture, chart.alt)
     quarters = {seed: slowest(run, seed) for seed in methods[0].seeds}
     last = {

@@ -368,22 +368,14 @@ class Run:
         from .report.page import report_sections
         from .report.results import Results
 
-        results = Results([self._record])
-        items = [item for found in report_sections(results).values() for item in found]
+        sections = report_sections(Results([self._record]))
+        items = [item for found in sections.values() for item in found]
         charts = {item.id: item for item in items if isinstance(item, Chart)}
         if chart not in charts:
             raise ClientwiseError(
                 f"{self._record.id}: there is no chart {chart!r}{suggest(chart, charts)}"
             )
-        methods = [one.label for one in results.methods]
-        spec = figure(charts[chart], methods)
-        # Altair moves what one points at to the top, and loses whose points those are
-        spec["params"] = [
-            {**one, "views": [layer["name"]]}
-            for layer in spec["layer"]
-            for one in layer.pop("params", [])
-        ]
-        return altair.Chart.from_dict(spec)
+        return altair.Chart.from_dict(figure(charts[chart]))
 
     def __repr__(self) -> str:
         from .report.terminal import run_text

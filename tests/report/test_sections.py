@@ -188,8 +188,7 @@ def test_a_heat_map_has_so_many_cells() -> None:
     )
     run.frames["weights"] = many
     frame = items(run)["weights-A"].frame
-    assert (frame["round"].nunique(), frame["client"].nunique()) == (100, 90)
-    assert frame["client"].iloc[0] == "from 0"
+    assert (frame["round"].nunique(), frame["client"].nunique()) == (100, 100)
 
 
 def test_a_metric_that_is_no_share_is_a_number(tmp_path: Path) -> None:

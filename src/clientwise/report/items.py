@@ -255,6 +255,7 @@ class Chart:
     x: str = "round"
     y: str = "value"
     colour: str = "method"
+    names: tuple[str, ...] = ()  # of all lines of a report: each has its colour in all charts
     low: str = "low"
     high: str = "high"
     format: str = ".3~g"  # of the values, as d3-format has it

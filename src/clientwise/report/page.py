@@ -64,9 +64,8 @@ def write_report(runs: Sequence[RunFolder], out: Path, figures: Sequence[Format]
     items = [item for own in found.values() for item in own]
     if len(runs) == 1:
         found["Weight audit"] = list(last_audits(runs[0]))
-    methods = [one.label for one in results.methods]
-    page = write_page(describe(results), found, out / "report.html", methods)
-    write_items(items, out, figures, methods)
+    page = write_page(describe(results), found, out / "report.html")
+    write_items(items, out, figures)
     return page
 
 
@@ -105,7 +104,6 @@ def write_page(
     head: Mapping[str, Any],
     found: Mapping[str, Sequence[Any]],
     path: Path,
-    methods: Sequence[str] = (),
 ) -> Path:
     """Write the page; its folder is made.
 
@@ -113,13 +111,12 @@ def write_page(
         head: see `describe`.
         found: the items of every section by its title; a title with items can be opened.
         path: of the page.
-        methods: all methods, so that each has its colour in all charts.
     """
     with needing("report", "the page"):
         import jinja2
 
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["specification"] = lambda chart: packed(chart, methods)
+    environment.filters["specification"] = packed
     scripts = [_asset("page.js")]
     missing = ""
     try:
@@ -165,7 +162,6 @@ def write_items(
     items: Iterable[Item],
     folder: Path,
     figures: Sequence[Format] = (),
-    methods: Sequence[str] = (),
 ) -> None:
     """Every table as CSV and LaTeX, and every chart in these formats."""
     used: set[str] = set()
@@ -180,7 +176,7 @@ def write_items(
             charts[_file_name(item.id, used)] = item
     for format in figures:
         make_folder(folder / "figures")
-        drawn = pictures([*charts.values()], format, methods)
+        drawn = pictures([*charts.values()], format)
         for name, content in zip(charts, drawn, strict=True):
             write_atomically(folder / "figures" / f"{name}.{format}", content)
 

@@ -246,6 +246,7 @@ def metric_chart(results: Results) -> Chart:
         "metric",
         f"{facts.metric} on {facts.reported_on}",
         frame,
+        names=results.labels,
         format=results.unit.axis,
         reference=facts.target,
         alt=ends_in_words(frame, results.unit.text),
@@ -264,6 +265,7 @@ def lines(results: Results, column: str, title: str, format: str) -> Iterator[Ch
         column,
         title,
         frame,
+        names=results.labels,
         format=format,
         logarithmic=bool(is_wide),
         alt=ends_in_words(frame, percent if "%" in format else "{:.3g}".format),
@@ -570,20 +572,17 @@ def weights(results: Results) -> Iterator[Item]:
             grids[one] = cells(own.assign(client=named, number=own["client"]), "client", "weight")
     highest = max((float(grid["weight"].max()) for grid in grids.values()), default=1.0)
     for one, grid in grids.items():
-        title = f"{one.label}: weight of every client, seed {one.seeds[0]}"
+        who = "every client" if grid["client"].nunique() < MOST_CELLS else "the first clients"
+        title = f"{one.label}: weight of {who}, seed {one.seeds[0]}"
         yield _heat_map(f"weights-{one.label}", title, grid, ".2%", highest)
 
 
 def cells(frame: Frame, rows: str, value: str) -> Frame:
-    """A heat map over the rounds: a row for each `rows`, or for several with neighbouring numbers."""
+    """A heat map over the rounds: a row for each `rows`, in the order of their numbers; of many, the first ones."""
     rounds = sorted(frame["round"].unique())
-    kept = frame[frame["round"].isin(rounds[:: -(-len(rounds) // MOST_CELLS)])]
-    size = -(-int(kept["number"].max() + 1) // MOST_CELLS)
-    if size > 1:
-        first = kept["number"] // size * size
-        kept = kept.assign(number=first, **{rows: "from " + first.astype(str)})
-    means = kept.groupby(["number", rows, "round"], as_index=False)[value].mean()
-    return means.drop(columns="number")
+    shown = frame["round"].isin(rounds[:: -(-len(rounds) // MOST_CELLS)])
+    kept = frame[shown & (frame["number"] < MOST_CELLS)]
+    return kept.sort_values(["number", "round"])[[rows, "round", value]]
 
 
 def _heat_map(id: str, title: str, frame: Frame, format: str, most: float) -> Chart:

@@ -155,7 +155,7 @@ def run_html(run: RunFolder) -> str:
     lines += [f"<div>{quoted(line)}</div>" for line in headline(results)]
     lines.append(_texts(result_table(results)).to_html(index=False))
     try:
-        (image,) = pictures([metric_chart(results)], "svg", run.methods, PAGE)
+        (image,) = pictures([metric_chart(results)], "svg", PAGE)
         source = f"data:image/svg+xml;base64,{b64encode(image).decode()}"
         lines.append(f'<img src="{source}">')
     except ClientwiseError as error:

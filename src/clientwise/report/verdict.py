@@ -105,12 +105,11 @@ def _refused(results: Results) -> Iterator[str]:
 
 def _diverged(results: Results) -> Iterator[str]:
     """Where training diverged: the score of such a method is chance."""
-    found = [one for one in results.methods if one.diverged]
+    found = [one for one in results.methods if len(one.diverged)]
     for one in found:
-        seeds = ", ".join(map(str, one.diverged))
-        loss = max(one.diverged.values())
+        seeds = ", ".join(map(str, one.diverged.index))
         yield (
-            f"{one.label} diverged (seed {seeds}): the loss in the last round is {loss:.2g}. "
+            f"{one.label} diverged (seed {seeds}): the loss in the last round is {one.diverged.max():.2g}. "
             "Its metric says nothing else."
         )
     if found:
@@ -135,7 +134,7 @@ def _against_a_constant(one: Method, results: Results) -> str | None:
     facts = one.run.facts
     guessed, metric = facts.constant_metric, one.mean_metric
     has_ended = one.last_ended == facts.rounds and one.last_round >= LEAST_ROUNDS
-    if guessed is None or metric is None or not has_ended or not one.learned or one.diverged:
+    if guessed is None or metric is None or not has_ended or not one.learned or len(one.diverged):
         return None
     gain = metric - guessed if facts.higher_is_better else guessed - metric
     error = 0.0
@@ -153,11 +152,11 @@ def _best_models(results: Results) -> Iterator[str]:
     for one in results.methods:
         losses = one.curve("held_out_loss").astype(float).replace(math.inf, math.nan)
         best: Series = losses.dropna(axis="columns", how="all").idxmin()
-        if one.stopped:
-            lowest = best[best.index.isin([*one.stopped])]
+        if len(one.stopped):
+            lowest = best[best.index.isin(one.stopped.index)]
             loss = f"was lowest in round {_by_seed(lowest)}" if len(lowest) else "was not finite"
             yield (
-                f"{one.label} stopped early, after round {_by_seed(Series(one.stopped))} of {one.run.facts.rounds}: "
+                f"{one.label} stopped early, after round {_by_seed(one.stopped)} of {one.run.facts.rounds}: "
                 f"the held-out loss {loss}."
             )
         is_kept = one.run.config.get("keep") == "best" and one.about.control != "alone"
@@ -227,7 +226,6 @@ def _comparisons(results: Results) -> Iterator[str]:
     yield from _left_out(results)
     yield from _compared(results)
     yield from _undertrained(results)
-    yield from _significantly_worse(results)
 
 
 def _verdict(results: Results) -> str:
@@ -248,7 +246,7 @@ def _verdict(results: Results) -> str:
 
 def _last_round(one: Method) -> str:
     """The round that a result is of; while a run goes on, also how many there will be."""
-    if one.stopped:  # of each seed another one
+    if len(one.stopped):  # of each seed another one
         return "its last round"
     if one.last_round < one.run.facts.rounds:
         return f"round {one.last_round:,} of {one.run.facts.rounds:,}"
@@ -335,19 +333,6 @@ def _late_gain(one: Method) -> float:
         return 0.0
     gain = float(values.iloc[-quarter:].mean() - values.iloc[-2 * quarter : -quarter].mean())
     return gain if one.run.facts.higher_is_better else -gain
-
-
-def _significantly_worse(results: Results) -> Iterator[str]:
-    """The methods that are significantly worse than the baseline."""
-    label = results.baseline.label
-    sign = 1 if results.facts.higher_is_better else -1
-    worse = []
-    for one in results.methods:
-        found = results.differences.get((one.label, label))
-        if found and found.is_significant and sign * found.mean < 0:
-            worse.append(f"{one.label} ({results.unit.signed(found.mean)}{results.unit.points})")
-    if worse:
-        yield f"Significantly worse than {label} (baseline): {', '.join(worse)}."
 
 
 # What happened to clients ------------------------------------------------------------------------
